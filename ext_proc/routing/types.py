@@ -1,0 +1,248 @@
+"""The nouns of routing: pools, endpoints, requests, readings, decisions.
+
+All are immutable values. Unknown is ``None``, never 0. Times are seconds on the caller's
+monotonic clock unless a name says otherwise; tokens are estimates where no tokenizer is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+Protocol = Literal["http", "grpc"]
+BodyMode = Literal["none", "peek", "full"]
+
+
+class EndpointKey(NamedTuple):
+    """Identity of a replica: a restarted or returned one has a new incarnation."""
+
+    id: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One replica as one pool sees it."""
+
+    key: EndpointKey
+    variant: str
+    http: str | None
+    """``ip:port`` of its HTTP port, ``None`` where it has none."""
+    grpc: str | None
+    metrics_url: str | None = None
+    capacity: float = 1.0
+    zone: str = ""
+    draining: bool = False
+    joined_unix_s: float | None = None
+    """Wall-clock time at which it joined, where its ramp starts; ``None`` = warm."""
+
+    def address(self, protocol: Protocol) -> str | None:
+        """Return the address for ``protocol``, ``None`` where the replica does not speak it."""
+        return self.http if protocol == "http" else self.grpc
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A named share of a pool."""
+
+    name: str
+    weight: int
+    model_version: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    """Header name (lower case) and value; all must match to pin a request here."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStart:
+    """Envoy's ramp: ``max(min_weight, (age / window) ** (1 / aggression))``."""
+
+    window_s: float = 0.0
+    aggression: float = 1.0
+    min_weight: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What the picker knows about one pool."""
+
+    name: str
+    models: frozenset[str] = frozenset()
+    paths: frozenset[str] = frozenset()
+    default_for_grpc: bool = False
+    default_for_paths: frozenset[str] = frozenset()
+    variants: tuple[Variant, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
+    policy: str = "prefix-affinity"
+    body: BodyMode = "peek"
+    fallbacks: int = 2
+    session_header: str = "x-session-id"
+    block_chars: int = 256
+    index_blocks: int = 100_000
+    index_ttl_s: float = 600.0
+    sequence_idle_s: float = 60.0
+    load_factor: float = 1.5
+    max_body_bytes: int = 4 * 2**20
+    slow_start: SlowStart = SlowStart()
+    per_endpoint_in_flight: int = 0
+    """Most requests in flight on one endpoint; 0 = no limit."""
+
+
+class SequenceKey(NamedTuple):
+    """Identity of a Triton sequence; the integer 1 and the string "1" are different ones."""
+
+    model: str
+    version: str
+    id: int | str
+
+
+class Form(StrEnum):
+    """How the request is spoken."""
+
+    GRPC_INFER = "grpc-infer"
+    GRPC_STREAM = "grpc-stream"
+    HTTP_INFER = "http-infer"
+    GENERATE = "generate"
+    GENERATE_STREAM = "generate-stream"
+    OPENAI = "openai"
+    OTHER = "other"
+    """Health, metadata and everything else that is not inference; never priced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a request says about itself, as far as it was read."""
+
+    form: Form
+    pool: str | None = None
+    """Named outright by a header."""
+    model: str | None = None
+    version: str | None = None
+    request_id: str | None = None
+    sequence_id: int | str | None = None
+    sequence_start: bool = False
+    sequence_end: bool = False
+    session: str | None = None
+    adapter: str | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
+    streaming: bool = False
+    max_tokens: int | None = None
+    prompt: bytes | None = None
+    """Canonical prompt bytes (UTF-8 text, or little-endian token ids), possibly only their start."""
+    prompt_is_partial: bool = False
+
+    @property
+    def is_inference(self) -> bool:
+        """Tell whether the request makes the replica work."""
+        return self.form is not Form.OTHER
+
+    @property
+    def sequence(self) -> SequenceKey | None:
+        """Return the sequence's identity, ``None`` for a stateless request."""
+        if self.sequence_id is None:
+            return None
+        return SequenceKey(self.model or "", self.version or "", self.sequence_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One decision's input."""
+
+    pool: str
+    variant: str | None
+    """The variant already drawn (by Envoy's route or a pin); ``None`` = the router draws it."""
+    protocol: Protocol
+    features: Features
+    blocks: tuple[int, ...] = ()
+    """Chained hashes of the prompt's full blocks, root first."""
+    subset: frozenset[str] | None = None
+    """``ip:port`` or bare ``ip`` entries that limit the choice; ``None`` = no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one endpoint said about itself (for one model where ``model`` is set)."""
+
+    at: float
+    """When it was read, seconds on the monotonic clock."""
+    model: str | None = None
+    queued: float | None = None
+    """Requests that wait inside the replica."""
+    running: float | None = None
+    kv_used: float | None = None
+    """Share of the KV cache in use, 0..1."""
+    kv_block_tokens: int | None = None
+    reused_blocks: float | None = None
+    """Counter of prefix blocks served from cache, where the replica exports one."""
+
+
+class Outcome(StrEnum):
+    """How a ticket ended."""
+
+    DONE = "done"
+    """The HTTP exchange ended; Envoy closed the stream."""
+    ABORTED = "aborted"
+    """The stream was lost before the exchange ended as it should."""
+    REMOVED = "removed"
+    """The endpoint left while the request ran."""
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The charge of one pick; it is settled exactly once."""
+
+    id: int
+    endpoint: EndpointKey
+    pool: str
+    work: float
+    """Estimated input tokens not cached, at least 1."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An ordered choice with its reason."""
+
+    ticket: Ticket | None
+    """``None`` for requests that are not inference."""
+    addresses: tuple[str, ...]
+    """The pick and then its fallbacks."""
+    pool: str
+    variant: str
+    reason: str
+    """Short label out of a fixed set, e.g. ``prefix``, ``least``, ``sequence``."""
+    retriable: bool = True
+    """False for sequences: their state lives in one replica."""
+    matched_blocks: int = 0
+    scores: tuple[tuple[str, float], ...] = field(default=())
+    """Endpoint id and price of each candidate, lower is better; for explanations."""
+
+
+class RefusalKind(StrEnum):
+    """Why nobody was chosen; the value is the machine-readable reason."""
+
+    NO_ENDPOINTS = "no-endpoints"
+    """503: no eligible endpoint at all."""
+    SATURATED = "saturated"
+    """429: all that are eligible are at their in-flight limit."""
+    UNKNOWN_POOL = "unknown-pool"
+    """404: no pool of that name."""
+    UNKNOWN_MODEL = "unknown-model"
+    """404: no pool serves that model in that form."""
+    UNKNOWN_VERSION = "unknown-version"
+    """404: the pool has no replica of that version."""
+    BAD_REQUEST = "bad-request"
+    """400: the body cannot be read, and only the body names the pool."""
+    TOO_LARGE = "too-large"
+    """413: the body is above the pool's bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Nobody was chosen."""
+
+    kind: RefusalKind
+    message: str
+    """One sentence for the caller."""

@@ -1,0 +1,1 @@
+"""The wire contracts of Tidegate: protobuf schemas, their generated code and the shared names."""

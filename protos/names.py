@@ -1,0 +1,118 @@
+"""The words that cross the wire: header names, metadata keys, cluster and resource names.
+
+Both services and the command line use these; nothing else is shared between the services.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+# --- Headers a client may send (documented in docs/requests.md) ---------------------------------
+
+POOL_HEADER: Final = "tidegate-pool"
+"""Names the pool outright; Envoy matches it, so it works without reading a body."""
+
+MODEL_HEADER: Final = "tidegate-model"
+"""Names the model where the path does not (gRPC streaming, OpenAI paths)."""
+
+SESSION_HEADER: Final = "x-session-id"
+"""Default header that names a session; each pool may choose another."""
+
+SEQUENCE_HEADER: Final = "tidegate-sequence-id"
+"""Names the sequence where no body is read (ModelStreamInfer)."""
+
+# --- Control headers: set by the picker, stripped from every client request by Envoy ------------
+
+CONTROL_POOL_HEADER: Final = "x-tidegate-pool"
+CONTROL_VARIANT_HEADER: Final = "x-tidegate-variant"
+DESTINATION_HEADER: Final = "x-gateway-destination-endpoint"
+DESTINATION_SERVED_KEY: Final = "x-gateway-destination-endpoint-served"
+SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
+MAX_RETRIES_HEADER: Final = "x-envoy-max-retries"
+REASON_HEADER: Final = "x-tidegate-reason"
+"""On refusals: the machine-readable reason."""
+
+SERVED_BY_HEADER: Final = "x-tidegate-served-by"
+"""Response header with the upstream's address, where the listener has ``debug_headers``."""
+
+STRIPPED_HEADERS: Final = (
+    CONTROL_POOL_HEADER,
+    CONTROL_VARIANT_HEADER,
+    DESTINATION_HEADER,
+    DESTINATION_SERVED_KEY,
+    SUBSET_KEY,
+    MAX_RETRIES_HEADER,
+)
+
+# --- Dynamic metadata ---------------------------------------------------------------------------
+
+LB_NAMESPACE: Final = "envoy.lb"
+"""Envoy's override_host policy reads the pick here."""
+
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+TIDEGATE_NAMESPACE: Final = "tidegate"
+"""``{picker: str, ticket: str}``: written with each pick, carried by access logs."""
+
+# --- Request attributes that Envoy sends with the first ext_proc message ------------------------
+
+CLUSTER_ATTRIBUTE: Final = "xds.cluster_name"
+ROUTE_ATTRIBUTE: Final = "xds.route_name"
+
+# --- xDS type URLs ------------------------------------------------------------------------------
+
+_PREFIX = "type.googleapis.com/"
+LISTENER_TYPE: Final = _PREFIX + "envoy.config.listener.v3.Listener"
+ROUTE_TYPE: Final = _PREFIX + "envoy.config.route.v3.RouteConfiguration"
+CLUSTER_TYPE: Final = _PREFIX + "envoy.config.cluster.v3.Cluster"
+ENDPOINT_TYPE: Final = _PREFIX + "envoy.config.endpoint.v3.ClusterLoadAssignment"
+RUNTIME_TYPE: Final = _PREFIX + "envoy.service.runtime.v3.Runtime"
+POOL_TYPE: Final = _PREFIX + "tidegate.fleet.v1.Pool"
+
+SHORT_TYPE: Final = {
+    CLUSTER_TYPE: "CDS",
+    ENDPOINT_TYPE: "EDS",
+    LISTENER_TYPE: "LDS",
+    ROUTE_TYPE: "RDS",
+    RUNTIME_TYPE: "RTDS",
+    POOL_TYPE: "POOL",
+}
+"""The short name of each type, for people."""
+
+# --- Node and resource names --------------------------------------------------------------------
+
+PICKER_NODE_CLUSTER: Final = "tidegate-picker"
+"""``node.cluster`` of a picker on ADS; every other node is an Envoy."""
+
+LISTENER_NAME: Final = "tidegate-ingress"
+ROUTE_CONFIG_NAME: Final = "tidegate-routes"
+PICKER_CLUSTER: Final = "tidegate-picker"
+"""Envoy's cluster of the pickers."""
+
+Protocol = Literal["http", "grpc"]
+"""How Envoy speaks to a replica."""
+
+
+class ClusterRef(NamedTuple):
+    """What a cluster's name says: one per pool, variant and protocol."""
+
+    pool: str
+    variant: str
+    protocol: Protocol
+
+    def __str__(self) -> str:
+        """Return the cluster's name, ``pool/variant/protocol``."""
+        return f"{self.pool}/{self.variant}/{self.protocol}"
+
+
+def parse_cluster(name: str) -> ClusterRef | None:
+    """Read a cluster name; ``None`` where it is not one of a pool."""
+    parts = name.split("/")
+    if len(parts) != 3 or not parts[0] or not parts[1]:  # noqa: PLR2004 - pool/variant/protocol
+        return None
+    if parts[2] == "http" or parts[2] == "grpc":  # noqa: PLR1714 - keeps the literal type
+        return ClusterRef(parts[0], parts[1], parts[2])
+    return None
+
+
+UNNAMED_ROUTE_PREFIX: Final = "unnamed/"
+"""Routes whose pool only the body names start with this: there the picker draws the pool."""

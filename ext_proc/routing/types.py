@@ -167,9 +167,12 @@ class Reading:
     at: float
     """When it was read, seconds on the monotonic clock."""
     model: str | None = None
+    version: str | None = None
     queued: float | None = None
     """Requests that wait inside the replica."""
     running: float | None = None
+    saturated: bool | None = None
+    """The engine runs as many requests as it can, so ``queued`` under-reports."""
     kv_used: float | None = None
     """Share of the KV cache in use, 0..1."""
     kv_block_tokens: int | None = None

@@ -1,0 +1,1 @@
+"""Pure: a fleet becomes the resources that Envoy and the pickers are sent."""

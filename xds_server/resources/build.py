@@ -1,0 +1,59 @@
+"""Whole sets of resources, by audience: type URL to name to serialized message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protos.names import (
+    CLUSTER_TYPE,
+    ENDPOINT_TYPE,
+    LISTENER_NAME,
+    LISTENER_TYPE,
+    PICKER_CLUSTER,
+    POOL_TYPE,
+    ROUTE_CONFIG_NAME,
+    ROUTE_TYPE,
+)
+from xds_server.resources.clusters import picker_cluster, variant_cluster
+from xds_server.resources.endpoints import assignment, picker_assignment
+from xds_server.resources.listener import listener
+from xds_server.resources.pools import pool_resource
+from xds_server.resources.routes import route_configuration
+from xds_server.resources.view import clusters_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xds_server.fleet.model import Fleet
+    from xds_server.resources.view import View
+
+    Resources = Mapping[str, Mapping[str, bytes]]
+
+
+def upstream_resources(fleet: Fleet) -> Resources:
+    """Return clusters and assignments: what Envoy can reach."""
+    clusters = {PICKER_CLUSTER: picker_cluster()}
+    assignments = {PICKER_CLUSTER: picker_assignment(fleet.pickers)}
+    for pool in fleet.pools:
+        variants = {variant.name: variant for variant in pool.variants}
+        for ref in clusters_of(pool):
+            clusters[str(ref)] = variant_cluster(pool, variants[ref.variant], ref)
+            assignments[str(ref)] = assignment(pool, ref)
+    return {CLUSTER_TYPE: clusters, ENDPOINT_TYPE: assignments}
+
+
+def front_resources(fleet: Fleet, retiring: Fleet | None = None) -> Resources:
+    """Return listener and routes: what clients can ask.
+
+    ``retiring`` is the fleet before: pickers may still choose its variants for a moment, so the
+    routes to these remain.
+    """
+    return {
+        LISTENER_TYPE: {LISTENER_NAME: listener(fleet)},
+        ROUTE_TYPE: {ROUTE_CONFIG_NAME: route_configuration(fleet, retiring)},
+    }
+
+
+def picker_resources(view: View) -> Resources:
+    """Return the pools: what pickers must know."""
+    return {POOL_TYPE: {pool.name: pool_resource(view, pool) for pool in view.fleet.pools}}

@@ -1,0 +1,286 @@
+"""A pool's variants as Envoy clusters (CDS).
+
+Source: ``envoy/config/cluster/v3/cluster.proto``. Written with ``envoy-data-plane``, whose
+messages are typed and know ``OverrideHost.selected_host_key``; clusters change rarely, so its
+slower encoding does not matter here.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from envoy_data_plane.envoy.config.cluster.v3 import (
+    CircuitBreakers,
+    CircuitBreakersThresholds,
+    CircuitBreakersThresholdsRetryBudget,
+    Cluster,
+    ClusterCommonLbConfig,
+    ClusterDiscoveryType,
+    ClusterEdsClusterConfig,
+    LoadBalancingPolicy,
+    LoadBalancingPolicyPolicy,
+    OutlierDetection,
+)
+from envoy_data_plane.envoy.config.core.v3 import (
+    AggregatedConfigSource,
+    ApiVersion,
+    ConfigSource,
+    HealthCheck,
+    HealthCheckGrpcHealthCheck,
+    HealthCheckHttpHealthCheck,
+    Http1ProtocolOptions,
+    Http2ProtocolOptions,
+    HttpProtocolOptions,
+    RuntimeDouble,
+    TypedExtensionConfig,
+)
+from envoy_data_plane.envoy.extensions.load_balancing_policies.common.v3 import SlowStartConfig
+from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request.v3 import LeastRequest
+from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host.v3 import (
+    OverrideHost,
+    OverrideHostOverrideHostSource,
+)
+from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
+    HttpProtocolOptions as UpstreamProtocolOptions,
+)
+from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
+    HttpProtocolOptionsExplicitHttpConfig,
+)
+from envoy_data_plane.envoy.type.metadata.v3 import MetadataKey, MetadataKeyPathSegment
+from envoy_data_plane.envoy.type.v3 import Int64Range, Percent
+from envoy_data_plane.google.protobuf import Any as PackedAny
+
+from protos.names import (
+    DESTINATION_HEADER,
+    DESTINATION_SERVED_KEY,
+    LB_NAMESPACE,
+    PICKER_CLUSTER,
+    ClusterRef,
+)
+
+if TYPE_CHECKING:
+    import betterproto2
+
+    from xds_server.fleet.model import Health, Pool, SlowStart, Variant
+
+_UPSTREAM_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_EDS_FETCH_TIMEOUT = timedelta(seconds=2)
+"""Caps how long a changed cluster may wait for its endpoints (Envoy's default is 15 s); the
+server pushes them right behind, so this is only a safety net."""
+
+_PICKER_MAX_STREAMS = 100_000
+"""Each HTTP request in flight holds one stream to a picker; Envoy's default bound is 1,024."""
+
+
+def ads_source(fetch_timeout: timedelta | None = None) -> ConfigSource:
+    """Return the config source that means: over the ADS stream."""
+    return ConfigSource(
+        ads=AggregatedConfigSource(),
+        resource_api_version=ApiVersion.V3,
+        initial_fetch_timeout=fetch_timeout,
+    )
+
+
+def extension(name: str, config: betterproto2.Message) -> TypedExtensionConfig:
+    """Wrap an extension's configuration."""
+    return TypedExtensionConfig(name=name, typed_config=PackedAny.pack(config))
+
+
+def _metadata_key(field: str) -> MetadataKey:
+    return MetadataKey(key=LB_NAMESPACE, path=[MetadataKeyPathSegment(key=field)])
+
+
+def _least_request(slow_start: SlowStart) -> LeastRequest:
+    if not slow_start.window:
+        return LeastRequest()
+    return LeastRequest(
+        slow_start_config=SlowStartConfig(
+            slow_start_window=timedelta(seconds=slow_start.window),
+            aggression=RuntimeDouble(
+                default_value=slow_start.aggression, runtime_key="tidegate.slow_start.aggression"
+            ),
+            min_weight_percent=Percent(value=slow_start.min_weight_percent),
+        )
+    )
+
+
+def _load_balancing(slow_start: SlowStart) -> LoadBalancingPolicy:
+    """The picker's choice first; without one, Envoy's own least request with slow start."""
+    fallback = extension(
+        "envoy.load_balancing_policies.least_request", _least_request(slow_start)
+    )
+    override = OverrideHost(
+        # Metadata, not the header: a client can send the header.
+        override_host_sources=[
+            OverrideHostOverrideHostSource(metadata=_metadata_key(DESTINATION_HEADER))
+        ],
+        selected_host_key=_metadata_key(DESTINATION_SERVED_KEY),
+        fallback_policy=LoadBalancingPolicy(
+            policies=[LoadBalancingPolicyPolicy(typed_extension_config=fallback)]
+        ),
+    )
+    return LoadBalancingPolicy(
+        policies=[
+            LoadBalancingPolicyPolicy(
+                typed_extension_config=extension(
+                    "envoy.load_balancing_policies.override_host", override
+                )
+            )
+        ]
+    )
+
+
+def probe_path(pool: Pool, variant: Variant) -> str:
+    """Return the HTTP path whose 200 means: this replica serves what the variant promises.
+
+    The readiness of the model, not of the server: a Triton that loads *any* model answers 400
+    to ``/v2/health/ready`` for the whole load.
+    """
+    if pool.health.path is not None:
+        return pool.health.path
+    if not pool.match.models:
+        return "/v2/health/ready"
+    version = f"/versions/{variant.model_version}" if variant.model_version else ""
+    return f"/v2/models/{pool.match.models[0]}{version}/ready"
+
+
+def probes_http(pool: Pool) -> bool:
+    """Tell whether every replica can be probed over HTTP; otherwise gRPC health is used."""
+    return all(endpoint.http for endpoint in pool.endpoints)
+
+
+def _health_check(health: Health, path: str | None) -> HealthCheck:
+    check = HealthCheck(
+        timeout=timedelta(seconds=health.timeout),
+        interval=timedelta(seconds=health.interval),
+        # Without traffic Envoy would probe only once a minute.
+        no_traffic_interval=timedelta(seconds=health.interval),
+        unhealthy_threshold=health.unhealthy_after,
+        healthy_threshold=health.healthy_after,
+    )
+    if path is None:
+        check.grpc_health_check = HealthCheckGrpcHealthCheck()
+    else:
+        check.http_health_check = HealthCheckHttpHealthCheck(
+            path=path, host="tidegate", expected_statuses=[Int64Range(start=200, end=201)]
+        )
+    return check
+
+
+def _protocol_options(protocol: str) -> dict[str, PackedAny]:
+    explicit = (
+        HttpProtocolOptionsExplicitHttpConfig(http2_protocol_options=Http2ProtocolOptions())
+        if protocol == "grpc"
+        else HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=Http1ProtocolOptions())
+    )
+    options = UpstreamProtocolOptions(
+        explicit_http_config=explicit,
+        # Triton counts idle connections when it shuts down, so they must not live for ever.
+        common_http_protocol_options=HttpProtocolOptions(idle_timeout=timedelta(seconds=60)),
+    )
+    return {_UPSTREAM_OPTIONS: PackedAny.pack(options)}
+
+
+def variant_cluster(pool: Pool, variant: Variant, ref: ClusterRef) -> bytes:
+    """Return the serialized ``Cluster`` of one variant and protocol."""
+    breaker = pool.circuit_breaker
+    path = probe_path(pool, variant) if probes_http(pool) else None
+    cluster = Cluster(
+        name=str(ref),
+        type=ClusterDiscoveryType.EDS,
+        eds_cluster_config=ClusterEdsClusterConfig(
+            service_name=str(ref), eds_config=ads_source(_EDS_FETCH_TIMEOUT)
+        ),
+        connect_timeout=timedelta(seconds=0.5),
+        common_lb_config=ClusterCommonLbConfig(
+            # Never spread over replicas that are known to be dead.
+            healthy_panic_threshold=Percent(value=0),
+            # Weight and health changes reach the workers at once, not after a second.
+            update_merge_window=timedelta(0),
+            ignore_new_hosts_until_first_hc=True,
+        ),
+        ignore_health_on_host_removal=True,
+        health_checks=[_health_check(pool.health, path)],
+        # 5xx alone is no proof against a replica: Triton answers a client's malformed JSON
+        # with 500. Gateway errors and failed connections are.
+        outlier_detection=OutlierDetection(
+            consecutive_gateway_failure=pool.outlier.consecutive_failures,
+            enforcing_consecutive_gateway_failure=100,
+            enforcing_consecutive_5xx=0,
+            enforcing_success_rate=0,
+            split_external_local_origin_errors=True,
+            consecutive_local_origin_failure=pool.outlier.consecutive_failures,
+            enforcing_local_origin_success_rate=0,
+            interval=timedelta(seconds=pool.outlier.interval),
+            base_ejection_time=timedelta(seconds=pool.outlier.base_ejection),
+            max_ejection_percent=pool.outlier.max_ejection_percent,
+        ),
+        circuit_breakers=CircuitBreakers(
+            thresholds=[
+                CircuitBreakersThresholds(
+                    max_connections=breaker.max_connections,
+                    max_pending_requests=breaker.max_pending,
+                    max_requests=breaker.max_requests,
+                    track_remaining=True,
+                    retry_budget=CircuitBreakersThresholdsRetryBudget(
+                        budget_percent=Percent(value=breaker.retry_budget_percent),
+                        min_retry_concurrency=3,
+                    ),
+                )
+            ]
+        ),
+        typed_extension_protocol_options=_protocol_options(ref.protocol),
+        load_balancing_policy=_load_balancing(pool.slow_start),
+    )
+    return bytes(cluster)
+
+
+def picker_cluster() -> bytes:
+    """Return the serialized ``Cluster`` of the pickers.
+
+    Its health check makes a dead or hung picker cost nothing but smartness: Envoy sees no
+    healthy host and goes on at once instead of waiting out its timeout on every request.
+    """
+    cluster = Cluster(
+        name=PICKER_CLUSTER,
+        type=ClusterDiscoveryType.EDS,
+        eds_cluster_config=ClusterEdsClusterConfig(
+            service_name=PICKER_CLUSTER, eds_config=ads_source(_EDS_FETCH_TIMEOUT)
+        ),
+        connect_timeout=timedelta(seconds=0.25),
+        common_lb_config=ClusterCommonLbConfig(
+            healthy_panic_threshold=Percent(value=0), update_merge_window=timedelta(0)
+        ),
+        health_checks=[
+            HealthCheck(
+                timeout=timedelta(seconds=1),
+                interval=timedelta(seconds=1),
+                no_traffic_interval=timedelta(seconds=1),
+                unhealthy_interval=timedelta(milliseconds=250),
+                unhealthy_threshold=2,
+                healthy_threshold=1,
+                grpc_health_check=HealthCheckGrpcHealthCheck(),
+            )
+        ],
+        circuit_breakers=CircuitBreakers(
+            thresholds=[
+                CircuitBreakersThresholds(
+                    max_connections=_PICKER_MAX_STREAMS,
+                    max_pending_requests=_PICKER_MAX_STREAMS,
+                    max_requests=_PICKER_MAX_STREAMS,
+                )
+            ]
+        ),
+        typed_extension_protocol_options=_protocol_options("grpc"),
+        load_balancing_policy=LoadBalancingPolicy(
+            policies=[
+                LoadBalancingPolicyPolicy(
+                    typed_extension_config=extension(
+                        "envoy.load_balancing_policies.least_request", LeastRequest()
+                    )
+                )
+            ]
+        ),
+    )
+    return bytes(cluster)

@@ -1,0 +1,65 @@
+"""Replicas as Envoy endpoints (EDS).
+
+Source: ``envoy/config/endpoint/v3/endpoint.proto``. Written with ``xds-protos``: assignments
+are the resources that change most and grow with the fleet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from envoy.config.core.v3 import health_check_pb2
+from envoy.config.endpoint.v3 import endpoint_pb2
+
+from protos.names import PICKER_CLUSTER, ClusterRef
+from xds_server.fleet.model import split_host_port
+from xds_server.resources.clusters import probes_http
+from xds_server.resources.view import address_of
+
+if TYPE_CHECKING:
+    from xds_server.fleet.model import Pickers, Pool
+
+_WEIGHT_SCALE = 100
+"""A capacity of 1.0 becomes this Envoy weight (an integer, at least 1)."""
+
+
+def _set_address(message: Any, address: str) -> None:
+    host, port = split_host_port(address)
+    message.socket_address.address = host
+    message.socket_address.port_value = port
+
+
+def assignment(pool: Pool, ref: ClusterRef) -> bytes:
+    """Return the serialized ``ClusterLoadAssignment`` of a variant; it may have no endpoints."""
+    message = endpoint_pb2.ClusterLoadAssignment(cluster_name=str(ref))
+    localities: dict[str, Any] = {}
+    probe_http = probes_http(pool)
+    for endpoint in pool.endpoints:
+        address = address_of(endpoint, ref.protocol)
+        if address is None or pool.variant_of(endpoint) != ref.variant:
+            continue
+        locality = localities.get(endpoint.zone)
+        if locality is None:
+            locality = localities[endpoint.zone] = message.endpoints.add()
+            locality.locality.zone = endpoint.zone
+        host = locality.lb_endpoints.add()
+        _set_address(host.endpoint.address, address)
+        if probe_http and endpoint.http is not None and endpoint.http != address:
+            # Probes speak HTTP also for the gRPC cluster: only there is a model's readiness a
+            # status code.
+            _set_address(host.endpoint.health_check_config.address, endpoint.http)
+            host.endpoint.health_check_config.port_value = split_host_port(endpoint.http)[1]
+        host.health_status = (
+            health_check_pb2.DRAINING if endpoint.draining else health_check_pb2.HEALTHY
+        )
+        host.load_balancing_weight.value = max(1, round(endpoint.capacity * _WEIGHT_SCALE))
+    return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+
+
+def picker_assignment(pickers: Pickers) -> bytes:
+    """Return the serialized ``ClusterLoadAssignment`` of the pickers."""
+    message = endpoint_pb2.ClusterLoadAssignment(cluster_name=PICKER_CLUSTER)
+    locality = message.endpoints.add()
+    for address in pickers.addresses:
+        _set_address(locality.lb_endpoints.add().endpoint.address, address)
+    return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library

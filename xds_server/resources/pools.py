@@ -1,0 +1,73 @@
+"""Pools as pickers see them: the ``Pool`` resource of ``protos/tidegate/fleet/v1/pool.proto``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protos.tidegate.fleet.v1 import pool_pb2
+from xds_server.fleet.rules import default_for_grpc, default_for_path
+
+if TYPE_CHECKING:
+    from xds_server.fleet.model import Pool
+    from xds_server.resources.view import View
+
+_BODY_MODES = {
+    "none": pool_pb2.BODY_MODE_NONE,
+    "peek": pool_pb2.BODY_MODE_PEEK,
+    "full": pool_pb2.BODY_MODE_FULL,
+}
+
+
+def pool_resource(view: View, pool: Pool) -> bytes:
+    """Return the serialized ``Pool``."""
+    fleet, routing, ramp = view.fleet, pool.routing, pool.slow_start
+    message = pool_pb2.Pool(
+        name=pool.name,
+        models=pool.match.models,
+        paths=pool.match.paths,
+        default_for=[pool_pb2.FORM_GRPC] if default_for_grpc(fleet) == pool.name else [],
+        default_for_paths=[
+            path for path in pool.match.paths if default_for_path(fleet, path) == pool.name
+        ],
+        routing=pool_pb2.Routing(
+            policy=routing.policy,
+            body=_BODY_MODES[routing.body],
+            fallbacks=routing.fallbacks,
+            session_header=routing.session_header,
+            block_chars=routing.block_chars,
+            index_blocks_per_endpoint=routing.index_blocks,
+            index_ttl_seconds=routing.index_ttl,
+            sequence_idle_seconds=routing.sequence_idle,
+            load_factor=routing.load_factor,
+            max_body_bytes=routing.max_body,
+        ),
+        slow_start=pool_pb2.SlowStart(
+            window_seconds=ramp.window,
+            aggression=ramp.aggression,
+            min_weight=ramp.min_weight_percent / 100,
+        ),
+        per_endpoint_in_flight=pool.circuit_breaker.per_endpoint_in_flight,
+    )
+    for variant in pool.variants:
+        message.variants.add(
+            name=variant.name,
+            weight=variant.weight,
+            model_version=variant.model_version or "",
+            headers=variant.match.headers,
+        )
+    for endpoint in pool.endpoints:
+        incarnation = view.incarnation(endpoint.id)
+        message.endpoints.add(
+            id=endpoint.id,
+            incarnation=incarnation.number,
+            variant=pool.variant_of(endpoint),
+            http_address=endpoint.http or "",
+            grpc_address=endpoint.grpc or "",
+            metrics_url=endpoint.metrics or "",
+            capacity=endpoint.capacity,
+            zone=endpoint.zone,
+            labels=endpoint.labels,
+            draining=endpoint.draining,
+            joined_unix_ms=incarnation.joined_unix_ms,
+        )
+    return message.SerializeToString(deterministic=True)

@@ -1,0 +1,362 @@
+"""The fleet as Envoy routes (RDS).
+
+Source: ``envoy/config/route/v3/route_components.proto``. Written with ``xds-protos``: canary
+weights live here and change often.
+
+The order is the meaning, as the first match wins:
+
+1. *picked*: the picker has named pool and variant; its headers lead straight to the cluster.
+2. *own*: what Envoy answers or forwards without a picker (health, server metadata, refusals of
+   calls that address one replica).
+3. *named*: path or a documented header names the pool. A version in the path, then a pinned
+   variant's headers, then the weighted draw of the variant.
+4. *unnamed*: only the body names the model; the picker draws pool and variant and Envoy matches
+   again. Without a picker the form's default pool takes the request.
+5. *nobody*: 404.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from envoy.config.route.v3 import route_components_pb2, route_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
+from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
+
+from protos.names import (
+    CONTROL_POOL_HEADER,
+    CONTROL_VARIANT_HEADER,
+    MODEL_HEADER,
+    POOL_HEADER,
+    ROUTE_CONFIG_NAME,
+    SERVED_BY_HEADER,
+    UNNAMED_ROUTE_PREFIX,
+    ClusterRef,
+    Protocol,
+)
+from xds_server.fleet.rules import default_for_grpc, default_for_path
+from xds_server.resources.view import PROTOCOLS, clusters_of, speaks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from xds_server.fleet.model import Fleet, Pool, Variant
+
+_GRPC_SERVICE = "/inference.GRPCInferenceService/"
+_UNARY_INFER = _GRPC_SERVICE + "ModelInfer"
+_STREAM_INFER = _GRPC_SERVICE + "ModelStreamInfer"
+_EXT_PROC = "envoy.filters.http.ext_proc"
+_RETRY_BODY_LIMIT = 1024 * 1024
+"""Bytes of a request that Envoy keeps for a retry; larger requests are sent once."""
+
+_ONE_REPLICA_HTTP = (
+    "/v2/repository",
+    "/v2/systemsharedmemory",
+    "/v2/cudasharedmemory",
+    "/v2/trace",
+    "/v2/logging",
+)
+_ONE_REPLICA_GRPC = (
+    "Repository",
+    "SystemSharedMemory",
+    "CudaSharedMemory",
+    "TraceSetting",
+    "LogSettings",
+)
+_SERVER_CALLS_GRPC = (
+    "/grpc.health.v1.Health/",
+    _GRPC_SERVICE + "ServerLive",
+    _GRPC_SERVICE + "ServerReady",
+    _GRPC_SERVICE + "ServerMetadata",
+)
+_ONE_REPLICA = (
+    '{"error":"this call addresses one replica and is not balanced; send it to the replica itself"}'
+)
+_NOBODY = '{"error":"no pool of this gateway serves this path or model"}'
+
+
+def route_configuration(fleet: Fleet, retiring: Fleet | None = None) -> bytes:
+    """Return the serialized ``RouteConfiguration`` of the whole fleet.
+
+    The clusters of ``retiring`` can still be picked, though no draw leads to them any more.
+    """
+    config = route_pb2.RouteConfiguration(name=ROUTE_CONFIG_NAME)
+    host = config.virtual_hosts.add(name="all", domains=["*"])
+    pickable = {ref: pool for pool in fleet.pools for ref in clusters_of(pool)}
+    for pool in retiring.pools if retiring is not None else ():
+        for ref in clusters_of(pool):
+            pickable.setdefault(ref, pool)
+    for ref, pool in pickable.items():
+        host.routes.extend(_picked(pool, ref))
+    host.routes.extend(_own(fleet))
+    for pool in fleet.pools:
+        host.routes.extend(_named(pool))
+    host.routes.extend(_unnamed(fleet))
+    host.routes.append(_answer("nobody", {"prefix": "/"}, 404, _NOBODY))
+    if fleet.listener.debug_headers:
+        header = config.response_headers_to_add.add()
+        header.header.key = SERVED_BY_HEADER
+        header.header.value = "%UPSTREAM_HOST%"
+    return config.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+
+
+def session_headers(fleet: Fleet) -> list[str]:
+    """Return every header of requests that routes or pickers of this fleet read, sorted."""
+    names = {pool.routing.session_header for pool in fleet.pools}
+    for pool in fleet.pools:
+        for variant in pool.variants:
+            names.update(variant.match.headers)
+    return sorted(names)
+
+
+# --- the five kinds -----------------------------------------------------------------------------
+
+
+def _picked(pool: Pool, ref: ClusterRef) -> Iterator[Any]:
+    chosen = [
+        _header_is(CONTROL_POOL_HEADER, ref.pool),
+        _header_is(CONTROL_VARIANT_HEADER, ref.variant),
+    ]
+    for suffix, path, streaming in _paths_of(ref.protocol):
+        route = _route(f"picked/{ref}{suffix}", path, chosen)
+        route.route.cluster = str(ref)
+        _forwarding(route, pool, streaming=streaming)
+        yield route
+
+
+def _own(fleet: Fleet) -> Iterator[Any]:
+    yield _answer("live", {"path": "/v2/health/live"}, 200, "")
+    http = _server_pool(fleet, "http")
+    if http is not None:
+        for path in ("/v2/health/ready", "/v2", "/v2/"):
+            yield _unpicked(f"server{path}", {"path": path}, http, "http")
+    for prefix in _ONE_REPLICA_HTTP:
+        yield _answer(f"one-replica{prefix}", {"prefix": prefix}, 403, _ONE_REPLICA)
+    grpc = _server_pool(fleet, "grpc")
+    if grpc is not None:
+        for prefix in _SERVER_CALLS_GRPC:
+            yield _unpicked(f"server{prefix}", {"prefix": prefix}, grpc, "grpc")
+    for method in _ONE_REPLICA_GRPC:
+        prefix = _GRPC_SERVICE + method
+        yield _answer(f"one-replica/{method}", {"prefix": prefix}, 403, _ONE_REPLICA)
+
+
+def _named(pool: Pool) -> Iterator[Any]:
+    for protocol in PROTOCOLS:
+        if not speaks(pool, protocol):
+            continue
+        selectors: list[tuple[str, list[Any]]] = [("pool", [_header_is(POOL_HEADER, pool.name)])]
+        if pool.match.models:
+            selectors.append(("model", [_header_in(MODEL_HEADER, pool.match.models)]))
+        for label, headers in selectors:
+            for suffix, path, streaming in _paths_of(protocol):
+                name = f"{pool.name}/{protocol}{suffix}/by-{label}"
+                yield from _drawn(name, path, headers, pool, protocol, streaming=streaming)
+    if pool.match.models and speaks(pool, "http"):
+        yield from _by_path(pool)
+
+
+def _by_path(pool: Pool) -> Iterator[Any]:
+    models = "|".join(re.escape(model) for model in pool.match.models)
+    versions: dict[str, list[Variant]] = {}
+    for variant in pool.variants:
+        if variant.model_version is not None:
+            versions.setdefault(variant.model_version, []).append(variant)
+    for version, variants in versions.items():
+        path = {"safe_regex": {"regex": f"/v2/models/({models})/versions/{version}(/.*)?"}}
+        name = f"{pool.name}/http/version-{version}"
+        yield from _weighted(name, path, [], pool, "http", variants, streaming=False)
+    path = {"safe_regex": {"regex": f"/v2/models/({models})(/.*)?"}}
+    yield from _drawn(f"{pool.name}/http", path, [], pool, "http", streaming=False)
+
+
+def _unnamed(fleet: Fleet) -> Iterator[Any]:
+    pools = {pool.name: pool for pool in fleet.pools}
+    grpc = default_for_grpc(fleet)
+    if grpc is not None:
+        pool = pools[grpc]
+        # A stream's body cannot be read before it is routed: without a header that names the
+        # pool it belongs to the default pool.
+        yield from _drawn(
+            f"{grpc}/grpc-stream/default", {"path": _STREAM_INFER}, [], pool, "grpc", streaming=True
+        )
+        for route in _drawn(
+            UNNAMED_ROUTE_PREFIX + "grpc", {"prefix": _GRPC_SERVICE}, [], pool, "grpc", streaming=False
+        ):
+            _processing(route, "peek" if pool.routing.body == "none" else pool.routing.body)
+            yield route
+    for path in dict.fromkeys(path for pool in fleet.pools for path in pool.match.paths):
+        default = default_for_path(fleet, path)
+        if default is None or not speaks(pools[default], "http"):
+            continue
+        pool = pools[default]
+        name = UNNAMED_ROUTE_PREFIX + path.lstrip("/")
+        for route in _drawn(name, {"path": path}, [], pool, "http", streaming=False):
+            _processing(route, "peek" if pool.routing.body == "none" else pool.routing.body)
+            yield route
+
+
+# --- the draw of a variant ----------------------------------------------------------------------
+
+
+def _drawn(
+    name: str,
+    path: dict[str, Any],
+    headers: list[Any],
+    pool: Pool,
+    protocol: Protocol,
+    *,
+    streaming: bool,
+) -> Iterator[Any]:
+    """Yield a route per pinned variant, then the weighted one."""
+    for variant in pool.variants:
+        if variant.match.headers:
+            pins = [_header_is(*item) for item in sorted(variant.match.headers.items())]
+            route = _route(f"{name}/{variant.name}", path, [*headers, *pins])
+            route.route.cluster = str(ClusterRef(pool.name, variant.name, protocol))
+            _forwarding(route, pool, streaming=streaming)
+            yield route
+    yield from _weighted(name, path, headers, pool, protocol, pool.variants, streaming=streaming)
+
+
+def _weighted(
+    name: str,
+    path: dict[str, Any],
+    headers: list[Any],
+    pool: Pool,
+    protocol: Protocol,
+    variants: Sequence[Variant],
+    *,
+    streaming: bool,
+) -> Iterator[Any]:
+    route = _route(name, path, headers)
+    weighted = [variant for variant in variants if variant.weight] or list(variants)
+    if len(weighted) == 1:
+        route.route.cluster = str(ClusterRef(pool.name, weighted[0].name, protocol))
+    else:
+        for variant in weighted:
+            entry = route.route.weighted_clusters.clusters.add()
+            entry.name = str(ClusterRef(pool.name, variant.name, protocol))
+            # All weights are 0 only for variants that share a pinned version: equal shares.
+            entry.weight.value = variant.weight or 1
+        # One session draws one variant; the picker does the same arithmetic where it draws.
+        route.route.weighted_clusters.use_hash_policy.value = True
+        route.route.hash_policy.add().header.header_name = pool.routing.session_header
+    _forwarding(route, pool, streaming=streaming)
+    yield route
+
+
+# --- parts of a route ---------------------------------------------------------------------------
+
+
+def _paths_of(protocol: Protocol) -> tuple[tuple[str, dict[str, Any], bool], ...]:
+    """Return (name suffix, path match, streaming) of the calls a protocol has."""
+    if protocol == "http":
+        return (("", {"prefix": "/"}, False),)
+    return (
+        ("-stream", {"path": _STREAM_INFER}, True),
+        ("", {"prefix": _GRPC_SERVICE}, False),
+    )
+
+
+def _route(name: str, path: dict[str, Any], headers: list[Any]) -> Any:
+    match = route_components_pb2.RouteMatch(headers=headers, **path)
+    if path.get("prefix") == "/" and headers:
+        # An HTTP cluster must not be handed gRPC calls.
+        match.headers.append(
+            route_components_pb2.HeaderMatcher(
+                name=":path", string_match={"prefix": "/inference."}, invert_match=True
+            )
+        )
+    return route_components_pb2.Route(name=name, match=match)
+
+
+def _header_is(name: str, value: str) -> Any:
+    return route_components_pb2.HeaderMatcher(name=name, string_match={"exact": value})
+
+
+def _header_in(name: str, values: Sequence[str]) -> Any:
+    regex = "|".join(re.escape(value) for value in values)
+    return route_components_pb2.HeaderMatcher(
+        name=name, string_match={"safe_regex": {"regex": regex}}
+    )
+
+
+def _forwarding(route: Any, pool: Pool, *, streaming: bool) -> None:
+    action = route.route
+    action.timeout.FromNanoseconds(round(pool.timeouts.request * 1e9))
+    action.idle_timeout.FromNanoseconds(round(pool.timeouts.idle * 1e9))
+    retry = action.retry_policy
+    # `reset` covers a replica that dies after it read the request; Envoy never retries once an
+    # answer has begun. A stream may carry sequences that the picker cannot see: it is repeated
+    # only where the replica cannot have read it.
+    retry.retry_on = (
+        "connect-failure,refused-stream"
+        if streaming
+        else "connect-failure,refused-stream,reset-before-request,reset,"
+        "retriable-status-codes,unavailable"
+    )
+    if not streaming:
+        retry.retriable_status_codes.append(503)
+    retry.num_retries.value = max(1, pool.routing.fallbacks)
+    retry.host_selection_retry_max_attempts = pool.routing.fallbacks + 3
+    retry.retry_host_predicate.add(
+        name="envoy.retry_host_predicates.previous_hosts"
+    ).typed_config.Pack(previous_hosts_pb2.PreviousHostsPredicate())
+    _processing(route, "none" if streaming else pool.routing.body)
+    if pool.routing.body == "full" and not streaming:
+        route.request_body_buffer_limit.value = pool.routing.max_body
+    else:
+        route.request_body_buffer_limit.value = _RETRY_BODY_LIMIT
+
+
+def _processing(route: Any, body: str) -> None:
+    """Say what the picker is sent.
+
+    In ``peek`` the picker itself asks for the first part (``mode_override``): as a mode of the
+    route, BUFFERED_PARTIAL would turn HTTP requests into chunked ones. Response trailers keep
+    the picker's stream open to the end of the exchange wherever its reply to the headers is its
+    last; after a body reply Envoy does so by itself.
+    """
+    mode = processing_mode_pb2.ProcessingMode
+    settings = ext_proc_pb2.ExtProcPerRoute()
+    settings.overrides.processing_mode.CopyFrom(
+        mode(
+            request_header_mode=mode.SEND,
+            response_header_mode=mode.SKIP,
+            request_body_mode=mode.BUFFERED if body == "full" else mode.NONE,
+            response_trailer_mode=mode.SEND,
+        )
+    )
+    route.typed_per_filter_config[_EXT_PROC].Pack(settings, deterministic=True)
+
+
+def _server_pool(fleet: Fleet, protocol: Protocol) -> Pool | None:
+    """Return the pool that answers for the server as a whole: a default one, else the first."""
+    able = [pool for pool in fleet.pools if speaks(pool, protocol)]
+    return next((pool for pool in able if pool.default), able[0] if able else None)
+
+
+def _unpicked(name: str, path: dict[str, Any], pool: Pool, protocol: Protocol) -> Any:
+    """Forward without asking the picker: any healthy replica will do."""
+    (route,) = _weighted(name, path, [], pool, protocol, pool.variants, streaming=False)
+    _without_picker(route)
+    return route
+
+
+def _answer(name: str, path: dict[str, Any], status: int, body: str) -> Any:
+    route = _route(name, path, [])
+    route.direct_response.status = status
+    if body:
+        route.direct_response.body.inline_string = body
+        header = route.response_headers_to_add.add()
+        header.header.key = "content-type"
+        header.header.value = "application/json"
+    _without_picker(route)
+    return route
+
+
+def _without_picker(route: Any) -> None:
+    off = ext_proc_pb2.ExtProcPerRoute(disabled=True)
+    route.typed_per_filter_config[_EXT_PROC].Pack(off, deterministic=True)

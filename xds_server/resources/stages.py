@@ -1,0 +1,120 @@
+"""From one fleet to the next without a failed request: make before break, across all clients.
+
+The order (five stages; one that changes nothing passes at once):
+
+1. Envoys *add*: every cluster and endpoint of both fleets; routes stay.
+2. Pickers *use*: endpoints of both fleets; draws stay as they were.
+3. Envoys *switch*: new listener and routes; ways to retiring variants remain.
+4. Pickers *stop*: the new fleet only. Then the replicas that began to drain finish their work.
+5. Envoys *remove*: the new fleet only, drained replicas marked so.
+
+So a picker never names what an Envoy does not know yet, and an Envoy never forgets what a picker
+may still name.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from xds_server.fleet.model import Match, VariantMatch
+from xds_server.protocol.snapshot import Snapshot
+from xds_server.protocol.transaction import Stage
+from xds_server.resources.build import front_resources, picker_resources, upstream_resources
+from xds_server.resources.view import View
+
+if TYPE_CHECKING:
+    from xds_server.fleet.model import Endpoint, Fleet, Pool, Variant
+
+
+def plan(old: View | None, new: View) -> tuple[Stage, ...]:
+    """Return the stages that lead from ``old`` (``None`` = nothing was published) to ``new``."""
+    target = Snapshot.of({**upstream_resources(new.fleet), **front_resources(new.fleet)})
+    pools = Snapshot.of(picker_resources(new))
+    if old is None:
+        return (Stage("add", "envoy", target), Stage("use", "picker", pools))
+    wide = widened(old.fleet, new.fleet)
+    reachable = upstream_resources(wide)
+    known = View(draws_of(wide, old.fleet), {**old.incarnations, **new.incarnations})
+    return (
+        Stage("add", "envoy", Snapshot.of({**reachable, **front_resources(old.fleet)})),
+        Stage("use", "picker", Snapshot.of(picker_resources(known))),
+        Stage(
+            "switch",
+            "envoy",
+            Snapshot.of({**reachable, **front_resources(new.fleet, retiring=old.fleet)}),
+        ),
+        Stage("stop", "picker", pools),
+        Stage(
+            "remove", "envoy", target, wait_for_drained=newly_draining(old.fleet, new.fleet)
+        ),
+    )
+
+
+def widened(old: Fleet, new: Fleet) -> Fleet:
+    """Return the new fleet together with all pools, variants and endpoints of the old one."""
+    before = {pool.name: pool for pool in old.pools}
+    pools = [_widened_pool(before.pop(pool.name, None), pool) for pool in new.pools]
+    return new.model_copy(update={"pools": (*pools, *before.values())})
+
+
+def draws_of(fleet: Fleet, old: Fleet) -> Fleet:
+    """Return ``fleet`` with the matches and weights of ``old``: what it adds draws nothing yet."""
+    before = {pool.name: pool for pool in old.pools}
+    return fleet.model_copy(
+        update={"pools": tuple(_old_draws(pool, before.get(pool.name)) for pool in fleet.pools)}
+    )
+
+
+def newly_draining(old: Fleet, new: Fleet) -> frozenset[str]:
+    """Return the ids of endpoints that drain in ``new`` and did not in ``old``."""
+    active = {e.id for pool in old.pools for e in pool.endpoints if not e.draining}
+    return frozenset(
+        e.id for pool in new.pools for e in pool.endpoints if e.draining and e.id in active
+    )
+
+
+def _widened_pool(old: Pool | None, new: Pool) -> Pool:
+    if old is None:
+        return new
+    names = {variant.name for variant in new.variants}
+    retired = tuple(variant for variant in old.variants if variant.name not in names)
+    # The same replica with another address or variant is, for Envoy, another host.
+    hosts = {_host(old, endpoint): endpoint for endpoint in old.endpoints}
+    endpoints = []
+    for endpoint in new.endpoints:
+        host = _host(new, endpoint)
+        before = hosts.pop(host, None)
+        draining = endpoint.draining and (before is None or before.draining)
+        endpoints.append(
+            endpoint.model_copy(update={"draining": draining, "variant": host[0]})
+        )
+    for host, endpoint in hosts.items():
+        endpoints.append(endpoint.model_copy(update={"variant": host[0]}))
+    return new.model_copy(
+        update={"variants": (*new.variants, *retired), "endpoints": tuple(endpoints)}
+    )
+
+
+def _host(pool: Pool, endpoint: Endpoint) -> tuple[str, str, str | None, str | None]:
+    return (pool.variant_of(endpoint), endpoint.id, endpoint.http, endpoint.grpc)
+
+
+def _old_draws(pool: Pool, old: Pool | None) -> Pool:
+    if old is None:
+        silent = tuple(_silent(variant) for variant in pool.variants)
+        return pool.model_copy(update={"match": Match(), "default": False, "variants": silent})
+    before = {variant.name: variant for variant in old.variants}
+    # Old variants first and in their order: the order is part of a session's draw.
+    added = (_silent(variant) for variant in pool.variants if variant.name not in before)
+    return pool.model_copy(
+        update={
+            "match": old.match,
+            "default": old.default,
+            "variants": tuple(chain(old.variants, added)),
+        }
+    )
+
+
+def _silent(variant: Variant) -> Variant:
+    return variant.model_copy(update={"weight": 0, "match": VariantMatch()})

@@ -1,0 +1,55 @@
+"""What is published: a fleet together with what the control server knows about its replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from protos.names import ClusterRef, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from xds_server.fleet.model import Endpoint, Fleet, Pool
+
+PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
+
+
+class Incarnation(NamedTuple):
+    """When a replica became what it is now."""
+
+    number: int
+    joined_unix_ms: int
+    """0 = it was there from the start and is warm."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One revision as clients see it."""
+
+    fleet: Fleet
+    incarnations: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    """Endpoint id to (incarnation, Unix milliseconds of joining)."""
+
+    def incarnation(self, endpoint_id: str) -> Incarnation:
+        """Return the incarnation of a replica; an unlisted one is the first, and warm."""
+        return Incarnation(*self.incarnations.get(endpoint_id, (1, 0)))
+
+
+def address_of(endpoint: Endpoint, protocol: Protocol) -> str | None:
+    """Return the endpoint's address for ``protocol``, ``None`` where it has none."""
+    return endpoint.http if protocol == "http" else endpoint.grpc
+
+
+def speaks(pool: Pool, protocol: Protocol) -> bool:
+    """Tell whether any replica of the pool speaks ``protocol``."""
+    return any(address_of(endpoint, protocol) for endpoint in pool.endpoints)
+
+
+def clusters_of(pool: Pool) -> Iterator[ClusterRef]:
+    """Yield the clusters of a pool: one per variant and protocol that its replicas speak."""
+    for protocol in PROTOCOLS:
+        if speaks(pool, protocol):
+            for variant in pool.variants:
+                yield ClusterRef(pool.name, variant.name, protocol)

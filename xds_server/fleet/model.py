@@ -34,25 +34,34 @@ def _parse_duration(value: Any) -> Any:
         found = _DURATION.fullmatch(value.strip())
         if found is None:
             raise PydanticCustomError(
-                "duration", "{value!r} is no duration; write for example 500ms, 30s or 2m", {"value": value}
+                "duration",
+                "'{value}' is no duration; write for example 500ms, 30s or 2m",
+                {"value": value[:64]},
             )
         return float(found[1]) * _UNIT_S[found[2]]
     return value
 
 
+def _to_nanoseconds(seconds: float) -> float:
+    # What is printed must read back as the same number, or an unchanged fleet would look changed.
+    return round(seconds, 9)
+
+
 def _print_duration(seconds: float) -> str:
-    milliseconds = seconds * 1000
-    if milliseconds and (seconds < 1 or not milliseconds.is_integer() or milliseconds % 1000):
-        return f"{milliseconds:g}ms"
-    return f"{seconds:g}s"
+    if seconds.is_integer():
+        return f"{int(seconds)}s"
+    return f"{seconds * 1000:.6f}".rstrip("0").rstrip(".") + "ms"
 
 
 Duration = Annotated[
     float,
     BeforeValidator(_parse_duration),
     Field(ge=0, le=86_400, allow_inf_nan=False),
+    AfterValidator(_to_nanoseconds),
     PlainSerializer(_print_duration, return_type=str),
-    WithJsonSchema({"type": ["string", "number"], "pattern": r"^\d+(\.\d+)?(ms|s|m|h)$", "minimum": 0}),
+    WithJsonSchema(
+        {"type": ["string", "number"], "pattern": r"^\d+(\.\d+)?(ms|s|m|h)$", "minimum": 0}
+    ),
 ]
 """Seconds; written as ``500ms``, ``30s``, ``2m``, ``1h`` or a bare number of seconds."""
 
@@ -80,23 +89,48 @@ def _check_host_port(address: str) -> str:
     except ValueError:
         raise PydanticCustomError(
             "host_port",
-            "{value!r} is no address; write ip:port, for example 127.0.0.1:8001 or [::1]:8001",
-            {"value": address},
+            "'{value}' is no address; write ip:port, for example 127.0.0.1:8001 or [::1]:8001",
+            {"value": address[:128]},
         ) from None
 
 
 HostPort = Annotated[str, AfterValidator(_check_host_port)]
 """``ip:port``, IPv6 in brackets, in its canonical spelling."""
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
+_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
+_ENDPOINT_ID = r"^[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,126}$"
+_HEADER_NAME = r"^[a-z0-9!#$%&'*+.^_`|~-]{1,64}$"
+_HEADER_VALUE = r"^[\x20-\x7e]{1,256}$"
+_MODEL_NAME = r"^[^/\x00-\x20]{1,128}$"
+_MODEL_VERSION = r"^[0-9]{1,18}$"
+_HTTP_PATH = r"^/[^\s?#]*$"
+_METRICS_URL = r"^http://[^\s/]+(/\S*)?$"
+
+PATTERN_MEANINGS = {
+    _NAME: "lower-case letters, digits, '.', '_' and '-', at most 63 characters",
+    _ENDPOINT_ID: "letters, digits, '.', '_', ':' and '-', at most 127 characters",
+    _HEADER_NAME: "a header name in lower case, at most 64 characters",
+    _HEADER_VALUE: "printable ASCII, 1 to 256 characters",
+    _MODEL_NAME: "a model name without '/' and white space, at most 128 characters",
+    _MODEL_VERSION: 'a version number in quotes, such as "1"',
+    _HTTP_PATH: "a path that starts with '/' and has neither query nor white space",
+    _METRICS_URL: "an http URL, such as http://127.0.0.1:8002/metrics",
+}
+"""What each pattern asks for, in words for error messages."""
+
+Name = Annotated[str, Field(pattern=_NAME)]
 """Lower-case letters, digits, ``.``, ``_`` and ``-``; at most 63 characters."""
 
-EndpointId = Annotated[str, Field(pattern=r"^[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,126}$")]
-HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]{1,64}$")]
+EndpointId = Annotated[str, Field(pattern=_ENDPOINT_ID)]
+HeaderName = Annotated[str, Field(pattern=_HEADER_NAME)]
 """A header name in lower case, as HTTP/2 writes it."""
 
-ModelName = Annotated[str, Field(pattern=r"^[^/\x00-\x20]{1,128}$")]
-HttpPath = Annotated[str, Field(pattern=r"^/[^\s?#]*$", max_length=256)]
+HeaderValue = Annotated[str, Field(pattern=_HEADER_VALUE)]
+ModelName = Annotated[str, Field(pattern=_MODEL_NAME)]
+HttpPath = Annotated[str, Field(pattern=_HTTP_PATH, max_length=256)]
+Label = Annotated[str, Field(max_length=128)]
+RESERVED_HEADER_PREFIXES = ("x-tidegate-", "x-gateway-", "x-envoy-")
+"""Envoy strips these from client requests, so nothing may depend on them."""
 
 
 class Strict(BaseModel):
@@ -117,16 +151,17 @@ class Match(Strict):
 class VariantMatch(Strict):
     """What pins a request to a variant."""
 
-    headers: dict[HeaderName, Annotated[str, Field(min_length=1, max_length=256)]] = {}
+    headers: dict[HeaderName, HeaderValue] = {}
     """All of these request headers must have exactly these values."""
 
     @model_validator(mode="after")
     def _reserved(self) -> Self:
         for name in self.headers:
-            if name.startswith(("x-tidegate-", "x-gateway-", "x-envoy-")):
+            if name.startswith(RESERVED_HEADER_PREFIXES):
                 raise PydanticCustomError(
                     "reserved_header",
-                    "header {name!r} is reserved and stripped from client requests; choose another name",
+                    "header '{name}' is reserved and stripped from client requests; "
+                    "choose another name",
                     {"name": name},
                 )
         return self
@@ -138,7 +173,7 @@ class Variant(Strict):
     name: Name
     weight: Annotated[int, Field(ge=0, le=MAX_WEIGHT_SUM)] = 1
     """Relative share of the requests that nothing pins; 0 = none."""
-    model_version: Annotated[str, Field(pattern=r"^[0-9]{1,18}$")] | None = None
+    model_version: Annotated[str, Field(pattern=_MODEL_VERSION)] | None = None
     """The model version that these replicas serve. Requests are never rewritten."""
     match: VariantMatch = VariantMatch()
 
@@ -147,19 +182,22 @@ class Endpoint(Strict):
     """One replica."""
 
     id: EndpointId = ""
-    """Name of the replica, the same in each pool it serves; its gRPC or else HTTP address if omitted."""
+    """Name of the replica, the same in each pool it serves; if omitted, its gRPC or else HTTP
+    address."""
     http: HostPort | None = None
     """Address of its HTTP port."""
     grpc: HostPort | None = None
     """Address of its gRPC port."""
-    metrics: Annotated[str, Field(pattern=r"^http://[^\s/]+(/\S*)?$", max_length=512)] | None = None
+    metrics: Annotated[str, Field(pattern=_METRICS_URL, max_length=512)] | None = None
     """URL of its Prometheus page."""
     variant: Name | None = None
     """Its variant; the pool's first if omitted."""
     capacity: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
     """Relative strength; 2.0 takes twice the load of 1.0."""
-    zone: str = ""
-    labels: dict[str, str] = {}
+    zone: Label = ""
+    """Where it stands; a label for people and metrics."""
+    labels: Annotated[dict[Label, Label], Field(max_length=64)] = {}
+    """Free key-value pairs, carried to the pickers."""
     draining: bool = False
     """Takes no new work."""
 
@@ -177,11 +215,14 @@ class Endpoint(Strict):
         return self
 
 
+BodyMode = Literal["none", "peek", "full"]
+
+
 class Routing(Strict):
     """How the picker chooses."""
 
     policy: Literal["prefix-affinity", "least-in-flight", "round-robin"] = "prefix-affinity"
-    body: Literal["none", "peek", "full"] = "peek"
+    body: BodyMode = "peek"
     """How much of a request's body the picker reads: nothing, a bounded first part, or all."""
     fallbacks: Annotated[int, Field(ge=0, le=8)] = 2
     """Further endpoints behind the pick, which Envoy's retries walk."""
@@ -198,6 +239,9 @@ class Routing(Strict):
     `max_sequence_idle_microseconds`."""
     load_factor: Annotated[float, Field(ge=1, le=100)] = 1.5
     """The cached replica is chosen while its load is at most this factor above the mean."""
+    peek_bytes: Annotated[int, Field(ge=4096, le=16 * 2**20)] = 65_536
+    """In body mode `peek`: about how much of a body the picker reads, and the largest body that
+    Envoy can send again to another replica."""
     max_body: Annotated[int, Field(ge=1024, le=256 * 2**20)] = 4 * 2**20
     """Bytes; in body mode `full` a larger request is refused with 413."""
 
@@ -227,8 +271,10 @@ class Outlier(Strict):
     """Envoy's passive ejection."""
 
     consecutive_failures: Annotated[int, Field(ge=1, le=1000)] = 3
-    interval: Duration = 5.0
-    base_ejection: Duration = 10.0
+    """Failures in a row (5xx, resets, refused connections) that eject a replica."""
+    interval: Annotated[Duration, Field(gt=0)] = 5.0
+    base_ejection: Annotated[Duration, Field(gt=0)] = 10.0
+    """Length of the first ejection; each further one is longer by this."""
     max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = 50
 
 

@@ -41,14 +41,14 @@ from xds_server.resources.view import PROTOCOLS, clusters_of, speaks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from xds_server.fleet.model import Fleet, Pool, Variant
+    from xds_server.fleet.model import BodyMode, Fleet, Pool, Routing, Variant
 
 _GRPC_SERVICE = "/inference.GRPCInferenceService/"
 _UNARY_INFER = _GRPC_SERVICE + "ModelInfer"
 _STREAM_INFER = _GRPC_SERVICE + "ModelStreamInfer"
 _EXT_PROC = "envoy.filters.http.ext_proc"
 _RETRY_BODY_LIMIT = 1024 * 1024
-"""Bytes of a request that Envoy keeps for a retry; larger requests are sent once."""
+"""Bytes of a request that Envoy keeps for a retry where the picker reads no body."""
 
 _ONE_REPLICA_HTTP = (
     "/v2/repository",
@@ -184,7 +184,7 @@ def _unnamed(fleet: Fleet) -> Iterator[Any]:
         for route in _drawn(
             UNNAMED_ROUTE_PREFIX + "grpc", {"prefix": _GRPC_SERVICE}, [], pool, "grpc", streaming=False
         ):
-            _processing(route, "peek" if pool.routing.body == "none" else pool.routing.body)
+            _processing(route, pool.routing, _at_least_peek(pool.routing.body))
             yield route
     for path in dict.fromkeys(path for pool in fleet.pools for path in pool.match.paths):
         default = default_for_path(fleet, path)
@@ -193,7 +193,7 @@ def _unnamed(fleet: Fleet) -> Iterator[Any]:
         pool = pools[default]
         name = UNNAMED_ROUTE_PREFIX + path.lstrip("/")
         for route in _drawn(name, {"path": path}, [], pool, "http", streaming=False):
-            _processing(route, "peek" if pool.routing.body == "none" else pool.routing.body)
+            _processing(route, pool.routing, _at_least_peek(pool.routing.body))
             yield route
 
 
@@ -304,15 +304,14 @@ def _forwarding(route: Any, pool: Pool, *, streaming: bool) -> None:
     retry.retry_host_predicate.add(
         name="envoy.retry_host_predicates.previous_hosts"
     ).typed_config.Pack(previous_hosts_pb2.PreviousHostsPredicate())
-    _processing(route, "none" if streaming else pool.routing.body)
-    if pool.routing.body == "full" and not streaming:
-        route.request_body_buffer_limit.value = pool.routing.max_body
-    else:
-        route.request_body_buffer_limit.value = _RETRY_BODY_LIMIT
+    _processing(route, pool.routing, "none" if streaming else pool.routing.body)
 
 
-def _processing(route: Any, body: str) -> None:
-    """Say what the picker is sent.
+def _processing(route: Any, routing: Routing, body: BodyMode) -> None:
+    """Say what the picker is sent, and how much of a request Envoy keeps.
+
+    One limit bounds both what Envoy collects for the picker and what it keeps for a retry: a
+    larger request is sent once (in ``full`` it is refused with 413).
 
     In ``peek`` the picker itself asks for the first part (``mode_override``): as a mode of the
     route, BUFFERED_PARTIAL would turn HTTP requests into chunked ones. Response trailers keep
@@ -330,6 +329,15 @@ def _processing(route: Any, body: str) -> None:
         )
     )
     route.typed_per_filter_config[_EXT_PROC].Pack(settings, deterministic=True)
+    route.request_body_buffer_limit.value = {
+        "none": _RETRY_BODY_LIMIT,
+        "peek": routing.peek_bytes,
+        "full": routing.max_body,
+    }[body]
+
+
+def _at_least_peek(body: BodyMode) -> BodyMode:
+    return "peek" if body == "none" else body
 
 
 def _server_pool(fleet: Fleet, protocol: Protocol) -> Pool | None:

@@ -35,7 +35,7 @@ def plan(old: View | None, new: View) -> tuple[Stage, ...]:
         return (Stage("add", "envoy", target), Stage("use", "picker", pools))
     wide = widened(old.fleet, new.fleet)
     reachable = upstream_resources(wide)
-    known = View(draws_of(wide, old.fleet), {**old.incarnations, **new.incarnations})
+    known = View(draws_of(wide, old.fleet), {**new.incarnations, **old.incarnations})
     return (
         Stage("add", "envoy", Snapshot.of({**reachable, **front_resources(old.fleet)})),
         Stage("use", "picker", Snapshot.of(picker_resources(known))),
@@ -59,7 +59,11 @@ def widened(old: Fleet, new: Fleet) -> Fleet:
 
 
 def draws_of(fleet: Fleet, old: Fleet) -> Fleet:
-    """Return ``fleet`` with the matches and weights of ``old``: what it adds draws nothing yet."""
+    """Return the widened ``fleet`` as pickers first see it.
+
+    Matches and weights are those of ``old``: what the fleet adds draws nothing yet. A replica
+    that moves to another address or variant stays, for pickers, where it was.
+    """
     before = {pool.name: pool for pool in old.pools}
     return fleet.model_copy(
         update={"pools": tuple(_old_draws(pool, before.get(pool.name)) for pool in fleet.pools)}
@@ -107,11 +111,17 @@ def _old_draws(pool: Pool, old: Pool | None) -> Pool:
     before = {variant.name: variant for variant in old.variants}
     # Old variants first and in their order: the order is part of a session's draw.
     added = (_silent(variant) for variant in pool.variants if variant.name not in before)
+    was = {_host(old, endpoint) for endpoint in old.endpoints}
+    by_id: dict[str, Endpoint] = {}
+    for endpoint in pool.endpoints:
+        if endpoint.id not in by_id or _host(pool, endpoint) in was:
+            by_id[endpoint.id] = endpoint
     return pool.model_copy(
         update={
             "match": old.match,
             "default": old.default,
             "variants": tuple(chain(old.variants, added)),
+            "endpoints": tuple(by_id.values()),
         }
     )
 

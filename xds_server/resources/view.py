@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from protos.names import ClusterRef, Protocol
@@ -29,7 +28,7 @@ class View:
     """One revision as clients see it."""
 
     fleet: Fleet
-    incarnations: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    incarnations: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Endpoint id to (incarnation, Unix milliseconds of joining)."""
 
     def incarnation(self, endpoint_id: str) -> Incarnation:

@@ -1,0 +1,47 @@
+"""The running sum of each sequence."""
+
+import os
+from collections import OrderedDict
+
+import numpy as np
+
+# Only Triton's stub process has this module.
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+
+MAX_SEQUENCES = 4096
+"""Triton reaps idle sequences without telling the model; the oldest totals are dropped here."""
+
+
+class TritonPythonModel:
+    """The class that Triton's Python backend looks for."""
+
+    def initialize(self, args):  # noqa: ARG002 - Triton's signature
+        """Start with no sequence."""
+        self._totals = OrderedDict()
+        self._replica = np.array(
+            [os.environ.get("TIDEGATE_REPLICA", "").encode()], dtype=np.object_
+        )
+
+    def execute(self, requests):
+        """Add each request's value to its sequence."""
+        return [self._add(request) for request in requests]
+
+    def _add(self, request):
+        sequence = request.correlation_id()
+        value = int(_first(request, "value"))
+        total = (0 if _first(request, "START") else self._totals.pop(sequence, 0)) + value
+        if _first(request, "END"):
+            self._totals.pop(sequence, None)
+        else:
+            self._totals[sequence] = total
+            if len(self._totals) > MAX_SEQUENCES:
+                self._totals.popitem(last=False)
+        # INT32 as the protocol has it: the sum wraps like a machine's.
+        wrapped = np.array([total], dtype=np.int64).astype(np.int32)
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor("total", wrapped), pb_utils.Tensor("replica", self._replica)]
+        )
+
+
+def _first(request, name):
+    return pb_utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1)[0]

@@ -1,0 +1,27 @@
+"""Where the files beside the code are: the Envoy bootstrap and the demo's models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+class MissingAssetError(FileNotFoundError):
+    """The installation lacks a file it should have brought."""
+
+
+def asset(name: str) -> Path:
+    """Return the path of ``envoy`` or ``models``, or of something inside them.
+
+    A wheel carries them in ``tidegate/assets``; in a checkout they lie at its root.
+
+    Raises:
+        MissingAssetError: it is in neither place.
+    """
+    places = (_PACKAGE / "assets" / name, _PACKAGE.parent / name)
+    for place in places:
+        if place.exists():
+            return place
+    looked = " nor ".join(str(place) for place in places)
+    raise MissingAssetError(f"{name!r} is neither at {looked}; reinstall tidegate")

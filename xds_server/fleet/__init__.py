@@ -1,0 +1,1 @@
+"""The desired state: its model, its rules, its changes and its revisions."""

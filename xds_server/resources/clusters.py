@@ -107,9 +107,7 @@ def _least_request(slow_start: SlowStart) -> LeastRequest:
 
 def _load_balancing(slow_start: SlowStart) -> LoadBalancingPolicy:
     """The picker's choice first; without one, Envoy's own least request with slow start."""
-    fallback = extension(
-        "envoy.load_balancing_policies.least_request", _least_request(slow_start)
-    )
+    fallback = extension("envoy.load_balancing_policies.least_request", _least_request(slow_start))
     override = OverrideHost(
         # Metadata, not the header: a client can send the header.
         override_host_sources=[

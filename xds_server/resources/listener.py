@@ -107,9 +107,7 @@ def listener(fleet: Fleet) -> bytes:
                     _external_processor(fleet.pickers, session_headers(fleet))
                 ),
             ),
-            HttpFilter(
-                name="envoy.filters.http.router", typed_config=PackedAny.pack(Router())
-            ),
+            HttpFilter(name="envoy.filters.http.router", typed_config=PackedAny.pack(Router())),
         ],
     )
     message = Listener(

@@ -182,7 +182,12 @@ def _unnamed(fleet: Fleet) -> Iterator[Any]:
             f"{grpc}/grpc-stream/default", {"path": _STREAM_INFER}, [], pool, "grpc", streaming=True
         )
         for route in _drawn(
-            UNNAMED_ROUTE_PREFIX + "grpc", {"prefix": _GRPC_SERVICE}, [], pool, "grpc", streaming=False
+            UNNAMED_ROUTE_PREFIX + "grpc",
+            {"prefix": _GRPC_SERVICE},
+            [],
+            pool,
+            "grpc",
+            streaming=False,
         ):
             _processing(route, pool.routing, _at_least_peek(pool.routing.body))
             yield route

@@ -45,9 +45,7 @@ def plan(old: View | None, new: View) -> tuple[Stage, ...]:
             Snapshot.of({**reachable, **front_resources(new.fleet, retiring=old.fleet)}),
         ),
         Stage("stop", "picker", pools),
-        Stage(
-            "remove", "envoy", target, wait_for_drained=newly_draining(old.fleet, new.fleet)
-        ),
+        Stage("remove", "envoy", target, wait_for_drained=newly_draining(old.fleet, new.fleet)),
     )
 
 
@@ -90,9 +88,7 @@ def _widened_pool(old: Pool | None, new: Pool) -> Pool:
         host = _host(new, endpoint)
         before = hosts.pop(host, None)
         draining = endpoint.draining and (before is None or before.draining)
-        endpoints.append(
-            endpoint.model_copy(update={"draining": draining, "variant": host[0]})
-        )
+        endpoints.append(endpoint.model_copy(update={"draining": draining, "variant": host[0]}))
     for host, endpoint in hosts.items():
         endpoints.append(endpoint.model_copy(update={"variant": host[0]}))
     return new.model_copy(

@@ -1,0 +1,225 @@
+"""Routes: the order in which they match, and what each does."""
+
+from __future__ import annotations
+
+import re
+
+from envoy.config.route.v3 import route_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
+from support.fleets import endpoint, fleet, pool
+
+from xds_server.resources.routes import route_configuration
+
+MODE = processing_mode_pb2.ProcessingMode
+
+
+def parse(data: bytes):
+    """Return the routes of a serialized configuration, by name, in order."""
+    config = route_pb2.RouteConfiguration.FromString(data)
+    return {route.name: route for route in config.virtual_hosts[0].routes}
+
+
+def processing(route):
+    """Return the route's settings of the picker."""
+    settings = ext_proc_pb2.ExtProcPerRoute()
+    route.typed_per_filter_config["envoy.filters.http.ext_proc"].Unpack(settings)
+    return settings
+
+
+def matches(route, path: str, headers: dict[str, str]) -> bool:
+    """Match as Envoy does, for the matchers that are used here."""
+    match = route.match
+    kind = match.WhichOneof("path_specifier")
+    if kind == "prefix" and not path.startswith(match.prefix):
+        return False
+    if kind == "path" and path != match.path:
+        return False
+    if kind == "safe_regex" and not re.fullmatch(match.safe_regex.regex, path):
+        return False
+    for header in match.headers:
+        value = path if header.name == ":path" else headers.get(header.name)
+        how = header.string_match
+        kind = how.WhichOneof("match_pattern")
+        found = value is not None and (
+            (kind == "exact" and value == how.exact)
+            or (kind == "prefix" and value.startswith(how.prefix))
+            or (kind == "safe_regex" and re.fullmatch(how.safe_regex.regex, value) is not None)
+        )
+        if found == header.invert_match:
+            return False
+    return True
+
+
+def first(data: bytes, path: str, **headers: str) -> str:
+    """Return the name of the route that takes a request."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return next(name for name, route in parse(data).items() if matches(route, path, named))
+
+
+MODELS = "/v2/models/llm-model"
+GRPC = "/inference.GRPCInferenceService/"
+
+
+def test_every_route_has_a_name_of_its_own() -> None:
+    """Names tell routes apart in logs and in the picker."""
+    data = route_configuration(fleet(pool("a", default=True), pool("b", endpoints=[endpoint(4)])))
+    config = route_pb2.RouteConfiguration.FromString(data)
+    names = [route.name for route in config.virtual_hosts[0].routes]
+    assert len(set(names)) == len(names)
+
+
+def test_a_path_with_the_model_draws_the_variant_by_weight() -> None:
+    """A path names the pool, and its weights are the canary split."""
+    data = route_configuration(fleet())
+    route = parse(data)[first(data, MODELS + "/infer")]
+    weights = {entry.name: entry.weight.value for entry in route.route.weighted_clusters.clusters}
+    assert weights == {"llm/stable/http": 90, "llm/canary/http": 10}
+    assert route.route.weighted_clusters.use_hash_policy.value
+    assert route.route.hash_policy[0].header.header_name == "x-session-id"
+
+
+def test_a_version_in_the_path_comes_before_the_weights() -> None:
+    """A request that names version 2 goes to the variant that serves it, whatever the weights."""
+    data = route_configuration(fleet())
+    route = parse(data)[first(data, MODELS + "/versions/2/infer")]
+    assert route.route.cluster == "llm/canary/http"
+
+
+def test_a_model_whose_name_begins_alike_is_another_model() -> None:
+    """Names are matched whole."""
+    assert first(route_configuration(fleet()), MODELS + "-large/infer") == "nobody"
+
+
+def test_a_dot_in_a_model_name_is_no_wildcard() -> None:
+    """Model names are escaped in patterns."""
+    data = route_configuration(fleet(pool(match={"models": ["m.1"]})))
+    assert first(data, "/v2/models/m.1/infer") == "llm/http"
+    assert first(data, "/v2/models/mx1/infer") == "nobody"
+
+
+def test_a_pinned_variant_comes_before_the_weights() -> None:
+    """The headers of an A/B match lead to their variant."""
+    variants = [
+        {"name": "stable", "weight": 1},
+        {"name": "canary", "weight": 1, "match": {"headers": {"x-ab": "b"}}},
+    ]
+    data = route_configuration(fleet(pool(variants=variants)))
+    assert parse(data)[first(data, MODELS, x_ab="b")].route.cluster == "llm/canary/http"
+    assert first(data, MODELS, x_ab="a") == "llm/http"
+
+
+def test_a_header_names_the_pool_of_a_stream() -> None:
+    """tidegate-pool and tidegate-model route a stream, whose body is never read."""
+    data = route_configuration(
+        fleet(pool("a", default=True), pool("b", endpoints=[endpoint(4), endpoint(5)]))
+    )
+    assert first(data, GRPC + "ModelStreamInfer", tidegate_pool="b") == "b/grpc-stream/by-pool"
+    assert first(data, GRPC + "ModelStreamInfer", tidegate_model="b-model") == (
+        "b/grpc-stream/by-model"
+    )
+    assert first(data, GRPC + "ModelStreamInfer") == "a/grpc-stream/default"
+
+
+def test_only_the_body_names_the_pool_of_a_grpc_call() -> None:
+    """ModelInfer without headers goes to the picker on an unnamed route to the default pool."""
+    data = route_configuration(
+        fleet(pool("a"), pool("b", default=True, endpoints=[endpoint(4), endpoint(5)]))
+    )
+    name = first(data, GRPC + "ModelInfer")
+    assert name == "unnamed/grpc"
+    clusters = parse(data)[name].route.weighted_clusters.clusters
+    assert [entry.name for entry in clusters] == ["b/stable/grpc", "b/canary/grpc"]
+
+
+def test_what_the_picker_chose_comes_first() -> None:
+    """The picker's headers lead straight to the cluster, for each protocol its own."""
+    data = route_configuration(fleet())
+    chosen = {"x_tidegate_pool": "llm", "x_tidegate_variant": "canary"}
+    name = first(data, GRPC + "ModelInfer", **chosen)
+    assert parse(data)[name].route.cluster == "llm/canary/grpc"
+    name = first(data, MODELS + "/infer", **chosen)
+    assert parse(data)[name].route.cluster == "llm/canary/http"
+
+
+def test_retiring_variants_stay_pickable() -> None:
+    """A picker that has not heard yet may still name what the new fleet dropped."""
+    one = pool(variants=[{"name": "stable"}], endpoints=[endpoint(1), endpoint(2)])
+    data = route_configuration(fleet(one), retiring=fleet())
+    chosen = {"x_tidegate_pool": "llm", "x_tidegate_variant": "canary"}
+    assert first(data, GRPC + "ModelInfer", **chosen) == "picked/llm/canary/grpc"
+    assert first(data, MODELS) == "llm/http"
+
+
+def test_calls_to_one_replica_are_refused() -> None:
+    """Loading a model through a balancer would load it somewhere."""
+    data = route_configuration(fleet())
+    for path in ("/v2/repository/models/m/load", "/v2/logging", GRPC + "RepositoryModelLoad"):
+        assert parse(data)[first(data, path)].direct_response.status == 403
+
+
+def test_an_unknown_path_is_nobodys() -> None:
+    """What no pool serves is answered with 404 by Envoy itself."""
+    data = route_configuration(fleet())
+    assert parse(data)[first(data, "/v2/models/other/infer")].direct_response.status == 404
+
+
+def test_streams_are_never_collected() -> None:
+    """A buffered ModelStreamInfer would hang, so its routes read no body in any mode."""
+    for body in ("none", "peek", "full"):
+        data = route_configuration(fleet(pool(routing={"body": body})))
+        for name, route in parse(data).items():
+            if "stream" in name:
+                mode = processing(route).overrides.processing_mode
+                assert mode.request_body_mode == MODE.NONE
+                assert "reset" not in route.route.retry_policy.retry_on.split(",")
+
+
+def test_full_collects_the_body_up_to_its_bound() -> None:
+    """In full mode Envoy collects the whole body, and the bound is the route's."""
+    data = route_configuration(fleet(pool(routing={"body": "full", "max_body": 5000})))
+    route = parse(data)["llm/http"]
+    assert processing(route).overrides.processing_mode.request_body_mode == MODE.BUFFERED
+    assert route.request_body_buffer_limit.value == 5000
+
+
+def test_an_unnamed_route_reads_the_body_even_of_a_pool_that_reads_none() -> None:
+    """Before the pool is known its setting cannot apply; the limit is that of peek."""
+    data = route_configuration(fleet(pool(routing={"body": "none", "peek_bytes": 8192})))
+    assert parse(data)["unnamed/grpc"].request_body_buffer_limit.value == 8192
+    assert parse(data)["llm/http"].request_body_buffer_limit.value == 1024 * 1024
+
+
+def test_every_picked_route_keeps_the_stream_open_to_the_end() -> None:
+    """Response trailers are sent, so a picker's stream lasts as long as the exchange."""
+    for route in parse(route_configuration(fleet())).values():
+        settings = processing(route)
+        if not settings.disabled:
+            assert settings.overrides.processing_mode.response_trailer_mode == MODE.SEND
+
+
+def test_retries_walk_the_list() -> None:
+    """As many retries as fallbacks, never to a host that was tried."""
+    data = route_configuration(fleet(pool(routing={"fallbacks": 3})))
+    retry = parse(data)["llm/http"].route.retry_policy
+    assert retry.num_retries.value == 3
+    assert retry.host_selection_retry_max_attempts >= 4
+    assert retry.retry_host_predicate[0].name == "envoy.retry_host_predicates.previous_hosts"
+    assert "reset" in retry.retry_on.split(",")
+
+
+def test_a_pool_without_http_has_no_http_routes() -> None:
+    """No route leads to a cluster that does not exist."""
+    grpc_only = [{"id": "g", "grpc": "127.0.0.1:8001"}]
+    data = route_configuration(fleet(pool(endpoints=grpc_only)))
+    assert first(data, MODELS) == "nobody"
+    assert "server/v2" not in parse(data)
+
+
+def test_the_served_replica_is_shown_only_on_demand() -> None:
+    """Addresses of replicas are not told to clients by default."""
+    quiet = route_pb2.RouteConfiguration.FromString(route_configuration(fleet()))
+    loud = route_pb2.RouteConfiguration.FromString(
+        route_configuration(fleet(listener={"debug_headers": True}))
+    )
+    assert not quiet.response_headers_to_add
+    assert loud.response_headers_to_add[0].header.value == "%UPSTREAM_HOST%"

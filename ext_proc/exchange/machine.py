@@ -1,0 +1,340 @@
+"""One HTTP exchange: when to decide, on what, and what to answer.
+
+Law:
+
+1. Each `Head`, `Body`, `Trailers` and `Response` is answered by exactly one action, in its own
+   kind, or by one `Refuse`; only a duplex chunk that is too large for one message is answered by
+   several. `Lost` and `Stopped` are answered by none.
+2. There is at most one decision, and its reply is the only one with a pick. It falls at the head,
+   unless the body can tell more: the request has one, its form is a unary inference, and its pool
+   reads bodies or is not known yet. Then it falls at the first body message, which in the
+   buffered modes is the only one. Where the proxy announced chunks (streamed, duplex) waiting
+   would be too late or would hold the request back, so the decision falls at the head.
+3. The pool is the one of the route's cluster. On an unnamed route it is the one that the request
+   names (header, model), else the form's default one.
+4. The reply clears the route cache if, and only if, the pool or variant decided on is not the one
+   of the route's cluster: clearing otherwise would draw the canary again.
+5. What cannot be read costs its own smartness only: where the pool is known the request goes on
+   by what is known, and the replica's own error reaches the caller. Where only the body names the
+   pool, it is a bad request.
+6. Not knowing is no refusal: without any pool, or for a cluster that is not one of a known pool,
+   the proxy goes on by itself (a pass).
+7. The ticket settles exactly once, at the end of the stream: done where the reply with the pick
+   was handed over, however the stream ended after that; aborted where it was not; shutdown where
+   the picker stops first.
+8. An illegal event raises `IllegalEventError` and changes nothing.
+
+======== ======================= ========================= ====================== ==============
+state    Head                    Body, Trailers            Response               Lost, Stopped
+======== ======================= ========================= ====================== ==============
+NEW      decide -> DECIDED,      illegal                   illegal                -> OVER
+         or ask -> WAITING
+WAITING  illegal                 body: decide -> DECIDED   a pass -> DECIDED      -> OVER
+                                 trailers: a pass
+DECIDED  illegal                 an empty reply (an echo   an empty reply (an     settle -> OVER
+                                 in duplex)                echo in duplex)
+OVER     illegal                 illegal                   illegal                illegal
+======== ======================= ========================= ====================== ==============
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ext_proc.exchange.actions import (
+    Ask,
+    Refuse,
+    ReplyBody,
+    ReplyHead,
+    ReplyResponse,
+    ReplyTrailers,
+)
+from ext_proc.exchange.events import (
+    Body,
+    BodySending,
+    Head,
+    Lost,
+    ResponsePart,
+    Stopped,
+    Trailers,
+)
+from ext_proc.exchange.refusals import refuse, too_large
+from ext_proc.exchange.replies import echoes, write_pick
+from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head, session_of
+from ext_proc.routing.types import (
+    Decision,
+    Features,
+    Form,
+    Outcome,
+    Pool,
+    Refusal,
+    RefusalKind,
+    Request,
+    Ticket,
+)
+from protos.names import (
+    UNNAMED_ROUTE_PREFIX,
+    ClusterRef,
+    parse_cluster,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ext_proc.exchange.actions import Action, Pick
+    from ext_proc.exchange.events import Event, Response
+    from ext_proc.routing.types import Protocol as Spoken
+
+_READABLE: Final = frozenset(
+    {Form.GRPC_INFER, Form.HTTP_INFER, Form.GENERATE, Form.GENERATE_STREAM, Form.OPENAI}
+)
+"""Unary inference. A stream's body cannot be waited for: its client may wait for us."""
+
+_EMPTY_HEAD: Final = ReplyHead()
+_ASK_FIRST_PART: Final = ReplyHead(ask=Ask.FIRST_PART)
+_EMPTY_BODY: Final = ReplyBody()
+_EMPTY_TRAILERS: Final = ReplyTrailers()
+_EMPTY_RESPONSE: Final = {part: ReplyResponse(part) for part in ResponsePart}
+
+
+class IllegalEventError(Exception):
+    """An event that the state does not allow; nothing has changed."""
+
+
+class State(Enum):
+    """Where the exchange stands."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    """For the body, to decide on it."""
+    DECIDED = "decided"
+    """Picked, refused or passed."""
+    OVER = "over"
+
+
+class Chooser(Protocol):
+    """What an exchange needs of the router."""
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """The pools by name."""
+
+    def pool_for(self, features: Features, path: str, protocol: Spoken) -> str | Refusal:
+        """Name the pool of a request whose route does not."""
+
+    def decide(self, request: Request, now: float, unix_now: float) -> Decision | Refusal:
+        """Choose, and charge the choice."""
+
+    def settle(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
+        """Take the charge back; tell whether it was still open."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a request before the decision."""
+
+    head: Head
+    ref: ClusterRef
+    features: Features
+    pool: Pool | None
+
+
+class Exchange:
+    """The state machine of one exchange; the law is above.
+
+    Args:
+        chooser: The router.
+    """
+
+    __slots__ = (
+        "_chooser",
+        "_duplex_request",
+        "_duplex_response",
+        "_ticket",
+        "_waiting",
+        "passed",
+        "state",
+        "unreadable",
+    )
+
+    def __init__(self, chooser: Chooser) -> None:
+        self._chooser = chooser
+        self._duplex_request = False
+        self._duplex_response = False
+        self._ticket: Ticket | None = None
+        self._waiting: _Known | None = None
+        """Set exactly in state WAITING."""
+        self.state = State.NEW
+        self.passed: str | None = None
+        """Why nobody was chosen although nothing was refused; ``None`` otherwise."""
+        self.unreadable: str | None = None
+        """What was wrong with a body that could not be read; ``None`` otherwise."""
+
+    def on(self, event: Event, now: float, unix_now: float) -> tuple[Action, ...]:
+        """Take one event and return the replies to write, in order.
+
+        Args:
+            event: What happened.
+            now: Seconds on the monotonic clock.
+            unix_now: Wall-clock seconds.
+
+        Raises:
+            IllegalEventError: The state does not allow the event; nothing has changed.
+        """
+        if not self._legal(event):
+            raise IllegalEventError(f"{type(event).__name__} in state {self.state.value}")
+        if isinstance(event, Head):
+            return (self._on_head(event, now, unix_now),)
+        if isinstance(event, Lost | Stopped):
+            self._settle(event, now)
+            return ()
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            if isinstance(event, Body):
+                return (self._on_body(waiting, event, now, unix_now),)
+            # No body message will come. A reply to trailers cannot carry a pick, and a response
+            # means that the proxy answered by itself.
+            self._pass("no-body")
+        return self._go_on(event)
+
+    def _go_on(self, event: Body | Trailers | Response) -> tuple[Action, ...]:
+        if isinstance(event, Body):
+            if self._duplex_request:
+                return tuple(ReplyBody(echo=echo) for echo in echoes(event))
+            return (_EMPTY_BODY,)
+        if isinstance(event, Trailers):
+            return (_EMPTY_TRAILERS,)
+        if self._duplex_response and event.part is ResponsePart.BODY:
+            return tuple(ReplyResponse(event.part, echo) for echo in echoes(event))
+        return (_EMPTY_RESPONSE[event.part],)
+
+    def _legal(self, event: Event) -> bool:
+        if self.state is State.NEW:
+            return isinstance(event, Head | Lost | Stopped)
+        return self.state is not State.OVER and not isinstance(event, Head)
+
+    # --- the request --------------------------------------------------------------------------
+
+    def _on_head(self, head: Head, now: float, unix_now: float) -> Action:
+        self._duplex_request = head.request_body is BodySending.DUPLEX
+        self._duplex_response = head.response_body is BodySending.DUPLEX
+        known = self._locate(head)
+        if isinstance(known, str):
+            return self._pass(known)
+        features, sent = known.features, head.request_body
+        readable = not head.end_of_stream and features.form in _READABLE
+        if known.pool is None and (
+            features.pool is not None or features.model is not None or not readable
+        ):
+            found = self._find_pool(known)
+            if isinstance(found, Refusal):
+                return self._refuse(known, found)
+        if (
+            readable
+            and (known.pool is None or known.pool.body != "none")
+            and sent in {BodySending.NONE, BodySending.BUFFERED}
+        ):
+            self.state = State.WAITING
+            self._waiting = known
+            return _ASK_FIRST_PART if sent is BodySending.NONE else _EMPTY_HEAD
+        decided = self._decide(known, head.subset, now, unix_now)
+        if isinstance(decided, Refuse):
+            return decided
+        # A buffered body that nobody reads would only delay the request; a stream's never ends.
+        unwanted = sent is BodySending.BUFFERED and not head.end_of_stream
+        return ReplyHead(decided, Ask.NOTHING if unwanted else None)
+
+    def _locate(self, head: Head) -> _Known | str:
+        """Read the head and the route; a string says why the proxy must go on by itself."""
+        pools = self._chooser.pools
+        if not pools:
+            return "no-pools"
+        ref = parse_cluster(head.cluster) if head.cluster else None
+        if ref is None:
+            return "no-cluster"
+        unnamed = head.route is not None and head.route.startswith(UNNAMED_ROUTE_PREFIX)
+        pool = None if unnamed else pools.get(ref.pool)
+        if pool is None and not unnamed:
+            return "unknown-cluster"
+        return _Known(head, ref, read_head(head.method, head.path, head.headers), pool)
+
+    def _on_body(self, known: _Known, body: Body, now: float, unix_now: float) -> Action:
+        head = known.head
+        if known.pool is not None and (refusal := too_large(body, known.pool)):
+            return self._refuse(known, refusal)
+        try:
+            known.features = read_body(
+                known.features, head.headers, body.chunk, complete=body.end_of_stream
+            )
+        except BadRequest as error:
+            self.unreadable = str(error)
+            if known.pool is None:
+                return self._refuse(known, Refusal(RefusalKind.BAD_REQUEST, str(error)))
+        if known.pool is None:
+            found = self._find_pool(known)
+            refusal = found if isinstance(found, Refusal) else too_large(body, found)
+            if refusal is not None:
+                return self._refuse(known, refusal)
+        subset = head.subset if body.subset is None else body.subset
+        decided = self._decide(known, subset, now, unix_now)
+        return decided if isinstance(decided, Refuse) else ReplyBody(decided)
+
+    # --- the decision -------------------------------------------------------------------------
+
+    def _find_pool(self, known: _Known) -> Pool | Refusal:
+        """Fill in the pool that the request names, or the form's default one."""
+        found = self._chooser.pool_for(known.features, known.head.path, known.ref.protocol)
+        if isinstance(found, Refusal):
+            return found
+        known.pool = self._chooser.pools[found]
+        return known.pool
+
+    def _decide(
+        self, known: _Known, subset: frozenset[str] | None, now: float, unix_now: float
+    ) -> Pick | Refuse:
+        pool = known.pool or self._find_pool(known)
+        if isinstance(pool, Refusal):
+            return self._refuse(known, pool)
+        head, ref, features = known.head, known.ref, known.features
+        session = session_of(features, head.headers, pool.session_header)
+        if session != features.session:
+            features = replace(features, session=session)
+        blocks = prompt_blocks(features, pool.block_chars)
+        request = Request(
+            pool=pool.name,
+            variant=ref.variant if pool.name == ref.pool else None,
+            protocol=ref.protocol,
+            features=features,
+            blocks=blocks,
+            subset=subset,
+            headers=head.headers,
+        )
+        decision = self._chooser.decide(request, now, unix_now)
+        if isinstance(decision, Refusal):
+            return self._refuse(known, decision)
+        self.state = State.DECIDED
+        self._ticket = decision.ticket
+        return write_pick(decision, ref, features, len(blocks), pool.block_chars)
+
+    def _refuse(self, known: _Known, refusal: Refusal) -> Refuse:
+        self.state = State.DECIDED
+        return refuse(refusal, known.features.form, known.head.headers)
+
+    def _pass(self, why: str) -> ReplyHead:
+        self.state = State.DECIDED
+        self.passed = why
+        return _EMPTY_HEAD
+
+    def _settle(self, event: Lost | Stopped, now: float) -> None:
+        self.state = State.OVER
+        self._waiting = None
+        ticket, self._ticket = self._ticket, None
+        if ticket is None:
+            return
+        if isinstance(event, Stopped):
+            outcome = Outcome.SHUTDOWN
+        else:
+            outcome = Outcome.DONE if event.clean else Outcome.ABORTED
+        self._chooser.settle(ticket, outcome, now)

@@ -1,0 +1,81 @@
+"""A refusal in its caller's dialect: Triton's JSON, OpenAI's error object, or a gRPC status.
+
+Sources: Triton's HTTP error shape (``{"error": "..."}``, KServe v2), OpenAI's error object,
+and the gRPC status codes (``grpc/grpc: doc/statuscodes.md``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import orjson
+
+from ext_proc.exchange.actions import Refuse
+from ext_proc.routing.types import Form, Refusal, RefusalKind
+from protos.names import REASON_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ext_proc.exchange.events import Body
+    from ext_proc.routing.types import Pool
+
+
+class _Status(NamedTuple):
+    http: int
+    grpc: int
+    openai: str
+
+
+_STATUS: Final[Mapping[RefusalKind, _Status]] = {
+    RefusalKind.BAD_REQUEST: _Status(400, 3, "invalid_request_error"),
+    RefusalKind.UNKNOWN_POOL: _Status(404, 5, "invalid_request_error"),
+    RefusalKind.UNKNOWN_MODEL: _Status(404, 5, "invalid_request_error"),
+    RefusalKind.UNKNOWN_VERSION: _Status(404, 5, "invalid_request_error"),
+    RefusalKind.TOO_LARGE: _Status(413, 8, "invalid_request_error"),
+    RefusalKind.SATURATED: _Status(429, 8, "rate_limit_error"),
+    RefusalKind.NO_ENDPOINTS: _Status(503, 14, "server_error"),
+}
+_RETRY_AFTER: Final = frozenset({RefusalKind.SATURATED, RefusalKind.NO_ENDPOINTS})
+_RETRY_AFTER_S: Final = "1"
+_GRPC_CONTENT: Final = "application/grpc"
+
+
+def speaks_grpc(headers: Mapping[str, str]) -> bool:
+    """Tell whether the caller expects a gRPC status (its content type says so)."""
+    return headers.get("content-type", "").startswith(_GRPC_CONTENT)
+
+
+def refuse(refusal: Refusal, form: Form, headers: Mapping[str, str]) -> Refuse:
+    """Write ``refusal`` for a caller that spoke ``form``."""
+    status = _STATUS[refusal.kind]
+    reason = refusal.kind.value
+    extra = [(REASON_HEADER, reason)]
+    if refusal.kind in _RETRY_AFTER:
+        extra.append(("retry-after", _RETRY_AFTER_S))
+    if speaks_grpc(headers):
+        return Refuse(status.http, status.grpc, reason, refusal.message.encode(), tuple(extra))
+    extra.append(("content-type", "application/json"))
+    if form is Form.OPENAI:
+        document: object = {
+            "error": {
+                "message": refusal.message,
+                "type": status.openai,
+                "param": None,
+                "code": reason,
+            }
+        }
+    else:
+        document = {"error": refusal.message}
+    return Refuse(status.http, None, reason, orjson.dumps(document), tuple(extra))
+
+
+def too_large(body: Body, pool: Pool) -> Refusal | None:
+    """Hold the bound of pools that read whole bodies; a first part is bounded by the proxy."""
+    if pool.body != "full" or len(body.chunk) <= pool.max_body_bytes:
+        return None
+    return Refusal(
+        RefusalKind.TOO_LARGE,
+        f"the body has more than the {pool.max_body_bytes} bytes"
+        f" that pool {pool.name!r} reads (routing.max_body)",
+    )

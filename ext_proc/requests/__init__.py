@@ -1,0 +1,12 @@
+"""Bytes to meaning: what a request says about itself. Pure; unknown stays ``None``.
+
+``read_head`` reads method, path and headers and never raises. ``read_body`` fills in what only
+the body says, from the whole body or from its first part, and raises nothing but ``BadRequest``.
+"""
+
+from ext_proc.requests.blocks import prompt_blocks
+from ext_proc.requests.body import read_body, session_of
+from ext_proc.requests.errors import BadRequest
+from ext_proc.requests.head import read_head
+
+__all__ = ["BadRequest", "prompt_blocks", "read_body", "read_head", "session_of"]

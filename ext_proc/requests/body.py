@@ -1,0 +1,68 @@
+"""Body to features: picks the reader of the form and undoes HTTP's content coding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.requests import values
+from ext_proc.requests.generate import read_generate
+from ext_proc.requests.grpc_infer import read_grpc
+from ext_proc.requests.http_infer import read_infer
+from ext_proc.requests.inflate import inflate, is_supported
+from ext_proc.requests.openai import read_openai
+from ext_proc.routing.types import Features, Form
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_GRPC_FORMS: Final = frozenset({Form.GRPC_INFER, Form.GRPC_STREAM})
+
+
+def read_body(
+    features: Features,
+    headers: Mapping[str, str],
+    body: bytes | memoryview,
+    *,
+    complete: bool,
+) -> Features:
+    """Fill in what only the body says.
+
+    Args:
+        features: What ``read_head`` said.
+        headers: Names in lower case.
+        body: The body, or its first part; it is not kept, and large tensors are not copied.
+        complete: Whether ``body`` is all of it. Of a first part is read what is there.
+
+    Returns:
+        The features with all that could be read; unchanged where the body says nothing to a router
+        (no inference, or a content coding other than gzip and deflate).
+
+    Raises:
+        BadRequest: The bytes cannot be a request of that form.
+    """
+    if features.form is Form.OTHER:
+        return features
+    if features.form in _GRPC_FORMS:
+        return read_grpc(features, headers, body, complete=complete)
+    coding = headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        if not is_supported(coding):
+            return features
+        body, whole = inflate(body, complete=complete, place="the request body")
+        complete = complete and whole
+    if features.form is Form.HTTP_INFER:
+        return read_infer(features, headers, body, complete=complete)
+    if features.form is Form.OPENAI:
+        return read_openai(features, body, complete=complete)
+    return read_generate(features, body, complete=complete)
+
+
+def session_of(features: Features, headers: Mapping[str, str], session_header: str) -> str | None:
+    """Return the request's session: the header's, or else the body's (OpenAI's ``user``).
+
+    Args:
+        features: What was read so far.
+        headers: Names in lower case.
+        session_header: The pool's session header, in lower case.
+    """
+    return values.session(headers.get(session_header)) or features.session

@@ -1,0 +1,103 @@
+"""Method, path and headers to features: what is known before any body.
+
+Nothing here raises: what cannot be read is unknown, and a path that is no inference is ``OTHER``.
+Paths follow the KServe v2 protocol with Triton's extensions (server: ``src/http_server.cc``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+from ext_proc.requests.values import MAX_NAME_CHARS
+from ext_proc.routing.types import Features, Form
+from protos.names import MODEL_HEADER, POOL_HEADER, SEQUENCE_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GRPC_SERVICE: Final = "/inference.GRPCInferenceService/"
+MAX_PATH_CHARS: Final = 4096
+
+_MODEL_PATH: Final = re.compile(
+    r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]{1,18}))?(?:/(?P<verb>[a-z_]+))?",
+)
+_ALL_STATS: Final = "/v2/models/stats"
+_VERBS: Final = {
+    "infer": Form.HTTP_INFER,
+    "generate": Form.GENERATE,
+    "generate_stream": Form.GENERATE_STREAM,
+}
+_METHODS: Final = {"ModelInfer": Form.GRPC_INFER, "ModelStreamInfer": Form.GRPC_STREAM}
+_OPENAI_ENDINGS: Final = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+_STREAMING: Final = frozenset({Form.GRPC_STREAM, Form.GENERATE_STREAM})
+
+_TIMEOUT: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
+_TIMEOUT_UNIT_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_MAX_INT64_DIGITS: Final = 19
+
+
+def read_head(method: str, path: str, headers: Mapping[str, str]) -> Features:
+    """Read what method, path and headers say.
+
+    Args:
+        method: The HTTP method, upper case.
+        path: The ``:path``, possibly with a query string.
+        headers: Names in lower case.
+
+    Returns:
+        The features; ``Form.OTHER`` for all that is no inference (its model is kept where the path
+        names one, as in ``/v2/models/M/config``). The model of a header is replaced by the body's,
+        where that names one.
+    """
+    form, model, version = _read_path(method, path)
+    return Features(
+        form=form,
+        pool=_name(headers.get(POOL_HEADER)),
+        model=model or _name(headers.get(MODEL_HEADER)),
+        version=version,
+        sequence_id=_sequence(headers.get(SEQUENCE_HEADER)),
+        timeout_s=_timeout(headers.get("grpc-timeout")),
+        streaming=form in _STREAMING,
+    )
+
+
+def _read_path(method: str, path: str) -> tuple[Form, str | None, str | None]:
+    if len(path) > MAX_PATH_CHARS:
+        return Form.OTHER, None, None
+    bare = path.partition("?")[0]
+    posted = method == "POST"
+    if bare.startswith(GRPC_SERVICE):
+        called = _METHODS.get(bare[len(GRPC_SERVICE) :], Form.OTHER)
+        return called if posted else Form.OTHER, None, None
+    found = _MODEL_PATH.fullmatch(bare)
+    if found is not None:
+        verb = _VERBS.get(found["verb"] or "", Form.OTHER)
+        if bare == _ALL_STATS:
+            return Form.OTHER, None, None
+        model = _name(unquote(found["model"]))
+        return verb if posted else Form.OTHER, model, found["version"]
+    if posted and bare.endswith(_OPENAI_ENDINGS):
+        return Form.OPENAI, None, None
+    return Form.OTHER, None, None
+
+
+def _name(value: str | None) -> str | None:
+    return value if value and len(value) <= MAX_NAME_CHARS else None
+
+
+def _sequence(value: str | None) -> int | str | None:
+    """Read a sequence id as Triton reads it in JSON: an unsigned integer, or else a text."""
+    text = _name(value)
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit() and len(text) <= _MAX_INT64_DIGITS:
+        return int(text) or None
+    return text
+
+
+def _timeout(value: str | None) -> float | None:
+    """Read ``grpc-timeout`` (gRPC over HTTP/2: at most eight digits and a unit) as seconds."""
+    found = _TIMEOUT.fullmatch(value) if value else None
+    return None if found is None else int(found[1]) * _TIMEOUT_UNIT_S[found[2]]

@@ -1,0 +1,140 @@
+"""OpenAI's completions, chat completions and embeddings.
+
+The body names the model. A prompt is a text, texts, token ids or arrays of them; a chat is put into
+canonical bytes message by message, so that a conversation that grows keeps its prefix. The chat
+template is applied by the replica and unknown here; equal canonical bytes give equal templates'
+output as long as tools and template options are equal too, which are not part of the bytes.
+
+Each message is written as its content and then its role and other members, whatever their order in
+the JSON; of a message in which the cut fell only the content is written. So the prompt of a body
+that was read in part is always a prefix of the whole body's prompt.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import xxhash
+
+from ext_proc.requests import values
+from ext_proc.requests.errors import BadRequest
+from ext_proc.requests.generate import joined
+from ext_proc.requests.json_prefix import Document, read_object
+
+if TYPE_CHECKING:
+    from ext_proc.routing.types import Features
+
+MAX_MESSAGES: Final = 4096
+
+_ROLE_MARK: Final = b"\x1f"
+_MESSAGE_END: Final = b"\x1e"
+_PART_END: Final = b"\x1d"
+_MEDIA_MARK: Final = b"\x1c"
+_PLACE: Final = "the OpenAI request"
+
+
+def read_openai(features: Features, body: bytes | memoryview, *, complete: bool) -> Features:
+    """Read the body of a completion, chat completion or embeddings request.
+
+    Raises:
+        BadRequest: It is no JSON object, or its model is no text.
+    """
+    document = read_object(body, complete=complete, place=_PLACE)
+    members = document.members
+    prompt, partial = _prompt(document)
+    limit = values.positive(members.get("max_completion_tokens"))
+    return replace(
+        features,
+        model=values.name(members.get("model"), "`model`") or features.model,
+        session=values.session(members.get("user")),
+        streaming=members.get("stream") is True,
+        max_tokens=limit or values.positive(members.get("max_tokens")),
+        prompt=prompt,
+        prompt_is_partial=partial,
+    )
+
+
+def _prompt(document: Document) -> tuple[bytes | None, bool]:
+    members = document.members
+    if "messages" in members:
+        return _chat(members["messages"], cut=document.is_cut("messages"))
+    for key in ("prompt", "input"):
+        if key in members:
+            cut = document.is_cut(key)
+            text = joined(members[key], cut=cut) if members[key] != [] else (None, False)
+            return _tokens(members[key], cut=cut) if text[0] is None else text
+    return None, False
+
+
+def _tokens(value: object, *, cut: bool) -> tuple[bytes | None, bool]:
+    """Return token ids as little-endian 32-bit integers; arrays of a batch one after the other."""
+    if not isinstance(value, list) or not value:
+        return None, False
+    flat: list[Any] = []
+    for item in value:
+        flat.extend(item if isinstance(item, list) else (item,))
+    most = values.MAX_PROMPT_BYTES // 4
+    try:
+        packed = struct.pack(f"<{min(len(flat), most)}I", *flat[:most])
+    except struct.error:
+        return None, False
+    return packed, cut or len(flat) > most
+
+
+def _chat(messages: object, *, cut: bool) -> tuple[bytes | None, bool]:
+    if not isinstance(messages, list):
+        raise BadRequest(f"`messages` must be an array, not {values.json_type(messages)}")
+    if len(messages) > MAX_MESSAGES:
+        raise BadRequest(f"the request has more than {MAX_MESSAGES} messages; send fewer")
+    text = bytearray()
+    last = len(messages) - 1
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            place = f"`messages[{index}]`"
+            raise BadRequest(f"{place} must be an object, not {values.json_type(message)}")
+        _write_message(text, message, cut=cut and index == last)
+        if len(text) > values.MAX_PROMPT_BYTES:
+            return bytes(text[: values.MAX_PROMPT_BYTES]), True
+    return bytes(text), cut
+
+
+def _write_message(text: bytearray, message: dict[str, Any], *, cut: bool) -> None:
+    content = message.get("content")
+    if isinstance(content, str):
+        text += content.encode()
+    elif isinstance(content, list):
+        _write_parts(text, content, cut=cut)
+    if cut:
+        return
+    role = message.get("role")
+    text += _ROLE_MARK
+    text += role.encode() if isinstance(role, str) else b""
+    others = {key: message[key] for key in message if key not in ("content", "role")}
+    if others:
+        text += _MEDIA_MARK + _digest(others)
+    text += _MESSAGE_END
+
+
+def _write_parts(text: bytearray, parts: list[Any], *, cut: bool) -> None:
+    """Write texts as they are, and everything else (images, audio) as a digest."""
+    last = len(parts) - 1
+    for index, part in enumerate(parts):
+        ends_here = cut and index == last
+        words = part.get("text") if isinstance(part, dict) else part
+        if isinstance(words, str):
+            text += words.encode()
+        elif not ends_here:
+            text += _MEDIA_MARK + _digest(part)
+        if not ends_here:
+            text += _PART_END
+
+
+def _digest(value: object) -> bytes:
+    try:
+        canonical = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        raise BadRequest("a message of the request nests too deep; send it flatter") from None
+    return xxhash.xxh3_128_digest(canonical)

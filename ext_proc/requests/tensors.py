@@ -1,0 +1,217 @@
+"""What the input tensors of an inference request say, whatever protocol carried them.
+
+Triton's language-model backends agree on few names (vllm_backend ``text_input``, ``prompt``;
+tensorrtllm_backend ``text_input``, ``QUERY``, ``input_ids``, ``request_output_len``,
+``lora_task_id``); only tensors of these names are read, and of those only the first bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from ext_proc.requests.errors import BadRequest
+from ext_proc.requests.values import MAX_PROMPT_BYTES, CutText, label, positive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ext_proc.routing.types import Features
+
+TEXT_INPUTS: Final = ("text_input", "prompt", "QUERY")
+TOKEN_INPUT: Final = "input_ids"  # noqa: S105 - a tensor's name
+LENGTH_INPUTS: Final = ("max_tokens", "request_output_len")
+ADAPTER_INPUT: Final = "lora_task_id"
+SAMPLING_INPUT: Final = "sampling_parameters"
+READ_INPUTS: Final = frozenset(
+    (*TEXT_INPUTS, TOKEN_INPUT, *LENGTH_INPUTS, ADAPTER_INPUT, SAMPLING_INPUT)
+)
+"""Names of the tensors that say something to a router."""
+
+MAX_ELEMENTS: Final = 4096
+"""Elements of a BYTES tensor that are read."""
+
+MAX_SAMPLING_BYTES: Final = 65_536
+"""Larger ``sampling_parameters`` are not read."""
+
+SEPARATOR: Final = b"\0"
+"""Between the prompts of a batch."""
+
+_INTEGERS: Final = {
+    "INT32": struct.Struct("<i"),
+    "UINT32": struct.Struct("<I"),
+    "INT64": struct.Struct("<q"),
+    "UINT64": struct.Struct("<Q"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input whose name is one of ``READ_INPUTS``."""
+
+    name: str
+    datatype: str
+    data: bytes | memoryview
+    """In Triton's raw layout: little-endian, a BYTES element behind its 4-byte length."""
+    whole: bool = True
+    """``data`` is all of it."""
+
+
+def read_tensors(features: Features, tensors: Iterable[Tensor]) -> Features:
+    """Fill in prompt, token limit and adapter from the inputs.
+
+    Raises:
+        BadRequest: A BYTES tensor's lengths do not fit its data.
+    """
+    by_name = {tensor.name: tensor for tensor in tensors}
+    if not by_name:
+        return features
+    prompt, partial = _prompt(by_name)
+    sampling = _sampling(by_name.get(SAMPLING_INPUT))
+    limit = positive(sampling.get("max_tokens"))
+    for name in LENGTH_INPUTS:
+        if name in by_name:
+            limit = positive(_integer(by_name[name])) or limit
+    adapter = label(sampling.get("lora_name"))
+    if ADAPTER_INPUT in by_name:
+        task = _integer(by_name[ADAPTER_INPUT])
+        adapter = adapter if task is None else str(task)
+    return replace(
+        features,
+        prompt=prompt,
+        prompt_is_partial=partial,
+        max_tokens=limit or features.max_tokens,
+        adapter=adapter or features.adapter,
+    )
+
+
+def from_json(name: str, datatype: str, data: list[Any], *, whole: bool) -> Tensor | None:
+    """Turn a tensor of the JSON form, flat or nested, into the raw layout.
+
+    Returns:
+        The tensor; ``None`` where its datatype says nothing to a router.
+
+    Raises:
+        BadRequest: An element does not fit the datatype.
+    """
+    if datatype == "BYTES":
+        return _texts_from_json(name, data, whole=whole)
+    integer = _INTEGERS.get(datatype)
+    if integer is None:
+        return None
+    most = MAX_PROMPT_BYTES // integer.size
+    numbers = list(islice(_flat(data), most + 1))
+    whole = whole and len(numbers) <= most
+    del numbers[most:]
+    try:
+        raw = struct.pack(f"<{len(numbers)}{integer.format[1:]}", *numbers)
+    except struct.error:
+        raise BadRequest(
+            f"the elements of the {datatype} input {name!r} must be integers of that size"
+        ) from None
+    return Tensor(name, datatype, raw, whole)
+
+
+def _texts_from_json(name: str, data: list[Any], *, whole: bool) -> Tensor:
+    raw = bytearray()
+    for element in islice(_flat(data), MAX_ELEMENTS):
+        if not isinstance(element, str):
+            raise BadRequest(f"an element of the BYTES input {name!r} must be a string")
+        text = element.encode()
+        # A text whose end was cut keeps a length beyond its data, as a cut raw tensor does.
+        raw += struct.pack("<I", len(text) + isinstance(element, CutText)) + text
+        if len(raw) > MAX_PROMPT_BYTES:
+            whole = False
+            break
+    return Tensor(name, "BYTES", bytes(raw), whole)
+
+
+def _flat(data: list[Any]) -> Iterable[Any]:
+    """Walk nested lists in row-major order, without recursion."""
+    stack = [iter(data)]
+    while stack:
+        for element in stack[-1]:
+            if isinstance(element, list):
+                stack.append(iter(element))
+                break
+            yield element
+        else:
+            stack.pop()
+
+
+def _prompt(by_name: dict[str, Tensor]) -> tuple[bytes | None, bool]:
+    for name in TEXT_INPUTS:
+        tensor = by_name.get(name)
+        if tensor is not None and tensor.datatype == "BYTES":
+            return _join(tensor)
+    tensor = by_name.get(TOKEN_INPUT)
+    if tensor is None or tensor.datatype not in _INTEGERS:
+        return None, False
+    width = _INTEGERS[tensor.datatype].size
+    kept = min(len(tensor.data), MAX_PROMPT_BYTES)
+    partial = not tensor.whole or kept < len(tensor.data)
+    return bytes(tensor.data[: kept - kept % width]), partial
+
+
+def _join(tensor: Tensor) -> tuple[bytes, bool]:
+    """Return the texts of a BYTES tensor, separated, and whether something is missing."""
+    texts, missing = elements(tensor)
+    joined = SEPARATOR.join(texts)
+    return joined[:MAX_PROMPT_BYTES], missing or len(joined) > MAX_PROMPT_BYTES
+
+
+def elements(tensor: Tensor) -> tuple[list[bytes], bool]:
+    """Return the elements of a BYTES tensor within bounds, and whether something is missing.
+
+    Raises:
+        BadRequest: A length does not fit the data, although the tensor is whole.
+    """
+    texts: list[bytes] = []
+    data, position, size = tensor.data, 0, 0
+    end = len(data)
+    while position + 4 <= end and len(texts) < MAX_ELEMENTS and size <= MAX_PROMPT_BYTES:
+        length = int.from_bytes(data[position : position + 4], "little")
+        position += 4
+        available = min(length, end - position)
+        kept = min(available, MAX_PROMPT_BYTES)
+        texts.append(bytes(data[position : position + kept]))
+        size += kept
+        if available < length and tensor.whole:
+            raise BadRequest(
+                f"an element of the BYTES input {tensor.name!r} says {length} bytes, "
+                f"but {available} are left; send each element behind its 4-byte length"
+            )
+        position += length
+    return texts, not tensor.whole or position != end
+
+
+def _integer(tensor: Tensor) -> int | None:
+    """Return the first element of an integer tensor, ``None`` where it was not read."""
+    layout = _INTEGERS.get(tensor.datatype)
+    if layout is None or len(tensor.data) < layout.size:
+        return None
+    value: int = layout.unpack_from(tensor.data)[0]
+    return value
+
+
+def _sampling(tensor: Tensor | None) -> dict[str, Any]:
+    """Return vLLM's ``sampling_parameters`` (JSON in a BYTES tensor), empty where unreadable."""
+    if tensor is None or tensor.datatype != "BYTES" or len(tensor.data) > MAX_SAMPLING_BYTES:
+        return {}
+    texts, _ = elements(tensor)
+    return sampling_parameters(texts[0] if texts else b"")
+
+
+def sampling_parameters(text: bytes | str) -> dict[str, Any]:
+    """Read a JSON object that only informs; empty where it is none or too long."""
+    if len(text) > MAX_SAMPLING_BYTES:
+        return {}
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}

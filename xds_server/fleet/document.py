@@ -1,0 +1,279 @@
+"""Reads YAML (and so JSON) into plain values that remember their lines.
+
+Laws:
+
+1. Only plain data: mappings with text keys, lists, text, numbers, booleans and null. Tags are
+   refused, so no document can name a Python object.
+2. Scalars follow the YAML 1.2 core schema: ``on``, ``no`` and ``12:30`` are text.
+3. A key appears once in a mapping; ``<<`` merges as usual.
+4. Size, depth and the number of values after aliases are bounded; at a bound the document is
+   refused, never cut.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_BYTES = 4 * 2**20
+MAX_DEPTH = 32
+MAX_VALUES = 400_000
+"""Values in a document, each alias counted as often as it is used."""
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where the wheel has it
+
+_NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_TRUE = frozenset({"true", "True", "TRUE"})
+_FALSE = frozenset({"false", "False", "FALSE"})
+_INT = re.compile(r"[-+]?[0-9]{1,400}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_SPECIAL = {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
+
+Scalar = str | int | float | bool | None
+
+
+class DocumentError(ValueError):
+    """The text is no usable document.
+
+    Attributes:
+        line: Line of the fault, from 1; ``None`` where it concerns the whole text.
+        reason: What is wrong and what to write.
+    """
+
+    def __init__(self, line: int | None, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+        self.reason = reason
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A value and the line where it starts."""
+
+    line: int
+    value: Scalar | list[Node] | dict[str, Node]
+    size: int = 1
+    """Values in it, itself included."""
+
+    def plain(self) -> Any:
+        """Return the value without its lines."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def closest(self, location: Sequence[str | int]) -> Node:
+        """Return the node at ``location``, or the deepest one on the way there."""
+        node = self
+        for part in location:
+            child = node.child(part)
+            if child is None:
+                break
+            node = child
+        return node
+
+    def child(self, part: str | int) -> Node | None:
+        """Return what stands at a key or position, ``None`` where nothing does."""
+        if isinstance(self.value, dict) and isinstance(part, str):
+            return self.value.get(part)
+        if isinstance(self.value, list) and isinstance(part, int) and part < len(self.value):
+            return self.value[part]
+        return None
+
+    def holds(self, location: Sequence[str | int]) -> bool:
+        """Tell whether something was written at ``location``."""
+        parent = self.closest(location[:-1])
+        return parent is not self.closest(location)
+
+
+def read(text: str) -> Node:
+    """Read one document.
+
+    Raises:
+        DocumentError: It is none, or it is above a bound.
+    """
+    if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
+        raise DocumentError(None, f"the text is larger than {MAX_BYTES // 2**20} MiB; split it")
+    if text.lstrip()[:1] == "{":
+        # JSON allows tabs between its tokens (never inside text), YAML does not.
+        text = text.replace("\t", " ")
+    try:
+        builder = _Builder()
+        for event in yaml.parse(text, Loader=_LOADER):
+            builder.take(event)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise DocumentError(mark.line + 1 if mark else None, f"this is no YAML: {what}") from None
+    except yaml.YAMLError as error:
+        first_line = str(error).partition("\n")[0]
+        raise DocumentError(None, f"this is no YAML: {first_line}") from None
+    if builder.root is None:
+        raise DocumentError(None, "the text is empty; write at least `pools:`")
+    return builder.root
+
+
+@dataclass(slots=True)
+class _Open:
+    """A mapping or list whose end has not come yet."""
+
+    node: Node
+    anchor: str | None
+    key: str | None = None
+    key_line: int = 0
+    merged: list[Node] | None = None
+
+
+class _Builder:
+    """Turns parser events into nodes without recursion."""
+
+    def __init__(self) -> None:
+        self.root: Node | None = None
+        self._anchors: dict[str, Node | None] = {}
+        self._stack: list[_Open] = []
+        self._total = 0
+
+    def take(self, event: Any) -> None:
+        """Follow one event of PyYAML's parser."""
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.DocumentStartEvent):
+            if self.root is not None:
+                raise DocumentError(line, "a second document starts here; keep one of them")
+        elif isinstance(event, yaml.CollectionStartEvent):
+            self._open(event, line)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            done = self._stack.pop()
+            self._place(_close(done), done.anchor, line, values=1)
+        elif isinstance(event, yaml.ScalarEvent):
+            node = Node(line, _scalar(event, line))
+            self._place(node, event.anchor, line, values=1, is_plain=event.implicit[0])
+        elif isinstance(event, yaml.AliasEvent):
+            node = _aliased(self._anchors, event.anchor or "", line)
+            if len(self._stack) + _depth(node) > MAX_DEPTH:
+                raise DocumentError(line, f"nested more than {MAX_DEPTH} deep")
+            self._place(node, None, line, values=node.size)
+
+    def _open(self, event: Any, line: int) -> None:
+        _refuse_tag(event, line, allowed=())
+        if len(self._stack) == MAX_DEPTH:
+            raise DocumentError(line, f"nested more than {MAX_DEPTH} deep")
+        if event.anchor is not None:
+            self._anchors[event.anchor] = None
+        value: list[Node] | dict[str, Node] = {}
+        if isinstance(event, yaml.SequenceStartEvent):
+            value = []
+        self._stack.append(_Open(Node(line, value), event.anchor))
+
+    def _place(
+        self, node: Node, anchor: str | None, line: int, *, values: int, is_plain: bool = False
+    ) -> None:
+        self._total += values
+        if self._total > MAX_VALUES:
+            raise DocumentError(line, f"more than {MAX_VALUES} values (aliases counted); split it")
+        if anchor is not None:
+            self._anchors[anchor] = node
+        if self._stack:
+            _add(self._stack[-1], node, line, is_plain=is_plain)
+        else:
+            self.root = node
+
+
+def _aliased(anchors: dict[str, Node | None], name: str, line: int) -> Node:
+    if name not in anchors:
+        raise DocumentError(line, f"alias *{name} has no anchor &{name} before it")
+    node = anchors[name]
+    if node is None:
+        raise DocumentError(line, f"alias *{name} contains itself")
+    return node
+
+
+def _depth(node: Node) -> int:
+    if isinstance(node.value, dict):
+        return 1 + max(map(_depth, node.value.values()), default=0)
+    if isinstance(node.value, list):
+        return 1 + max(map(_depth, node.value), default=0)
+    return 0
+
+
+def _add(parent: _Open, node: Node, line: int, *, is_plain: bool) -> None:
+    container = parent.node.value
+    if isinstance(container, list):
+        container.append(node)
+        return
+    if not isinstance(container, dict):
+        raise TypeError(container)
+    if parent.key is not None:
+        _set(parent, container, node)
+        return
+    key = node.value
+    if isinstance(key, list | dict):
+        raise DocumentError(line, "a key must be text")
+    if not isinstance(key, str):
+        raise DocumentError(line, f'a key must be text; write "{_spelled(key)}" in quotes')
+    if key in container:
+        raise DocumentError(
+            line,
+            f"key '{key}' is already given in line {container[key].line}; keep one of them",
+        )
+    if key == "<<" and is_plain:
+        parent.merged = []
+    parent.key, parent.key_line = key, line
+
+
+def _set(parent: _Open, container: dict[str, Node], node: Node) -> None:
+    key, parent.key = parent.key or "", None
+    if key == "<<" and parent.merged is not None:
+        sources = node.value if isinstance(node.value, list) else [node]
+        for source in sources:
+            if not isinstance(source.value, dict):
+                raise DocumentError(parent.key_line, "`<<` merges mappings only")
+            parent.merged.append(source)
+        return
+    container[key] = node
+
+
+def _close(done: _Open) -> Node:
+    container = done.node.value
+    if isinstance(container, dict):
+        for source in done.merged or ():
+            if isinstance(source.value, dict):
+                for key, node in source.value.items():
+                    container.setdefault(key, node)
+        done.node.size = 1 + sum(node.size for node in container.values())
+    elif isinstance(container, list):
+        done.node.size = 1 + sum(node.size for node in container)
+    return done.node
+
+
+def _refuse_tag(event: Any, line: int, allowed: tuple[str, ...]) -> None:
+    if event.tag is not None and event.tag not in allowed:
+        raise DocumentError(line, f"tag {event.tag!r} is not accepted; write plain values")
+
+
+def _scalar(event: Any, line: int) -> Scalar:
+    _refuse_tag(event, line, allowed=("tag:yaml.org,2002:str", "!"))
+    text: str = event.value
+    if not event.implicit[0]:
+        return text
+    if text in _NULL:
+        return None
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return _SPECIAL.get(text.lower(), text)
+
+
+def _spelled(value: Scalar) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,186 @@
+"""Fleet files: text to a valid ``Fleet``, or every fault with its line and its fix."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from xds_server.fleet import document, rules
+from xds_server.fleet.model import PATTERN_MEANINGS, Fleet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pydantic_core import ErrorDetails
+
+    from xds_server.fleet.rules import Location
+
+MAX_FAULTS = 20
+"""Faults listed of one file; further ones are counted."""
+
+_SHOWN_CHARS = 60
+
+
+class Fault(NamedTuple):
+    """One thing wrong with a fleet."""
+
+    source: str
+    line: int | None
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        """Return ``fleet.yaml:12: pools[0].name: reason``."""
+        where = self.source if self.line is None else f"{self.source}:{self.line}"
+        return f"{where}: {self.path}: {self.reason}" if self.path else f"{where}: {self.reason}"
+
+
+class FleetError(ValueError):
+    """A fleet that cannot be used; its text has one line per fault.
+
+    Attributes:
+        faults: At most ``MAX_FAULTS`` of them.
+        omitted: How many more there are.
+    """
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        every = list(faults)
+        self.faults = tuple(every[:MAX_FAULTS])
+        self.omitted = len(every) - len(self.faults)
+        lines = [str(fault) for fault in self.faults]
+        if self.omitted:
+            lines.append(f"... and {self.omitted} more")
+        super().__init__("\n".join(lines))
+
+
+def load_text(text: str, source: str = "fleet") -> Fleet:
+    """Read a fleet file.
+
+    Args:
+        text: YAML or JSON.
+        source: Name of the text in error messages.
+
+    Raises:
+        FleetError: It is no valid fleet; every fault is told at once.
+    """
+    try:
+        root = document.read(text)
+    except document.DocumentError as error:
+        raise FleetError([Fault(source, error.line, "", error.reason)]) from None
+    try:
+        fleet = Fleet.model_validate(root.plain())
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        raise FleetError(
+            Fault(source, root.closest(at).line, rules.spell(at) if at else "", reason)
+            for at, reason in _field_faults(details, root)
+        ) from None
+    check(fleet, source, root)
+    return fleet
+
+
+def check(fleet: Fleet, source: str = "fleet", root: document.Node | None = None) -> None:
+    """Hold a fleet to the rules.
+
+    Args:
+        fleet: What to judge.
+        source: Its name in error messages.
+        root: The document it was read from, for line numbers.
+
+    Raises:
+        FleetError: It breaks rules; all are told at once.
+    """
+    problems = rules.problems(fleet)
+    if problems:
+        raise FleetError(
+            Fault(source, root.closest(p.location).line if root else None, p.path, p.message)
+            for p in problems
+        )
+
+
+def _field_faults(
+    details: Sequence[ErrorDetails], root: document.Node
+) -> list[tuple[Location, str]]:
+    faults = []
+    for detail in details:
+        at = detail["loc"]
+        if at and at[-1] == "[key]":
+            at = at[:-1]
+        follows = at[-1:] == ("id",) and not root.holds(at)
+        if follows and any(d["loc"][:4] == at[:4] and d["loc"] != at for d in details):
+            continue  # an omitted id is the address, whose own fault is told
+        if detail["type"] == "too_short" and detail["input"]:
+            continue  # its entries are faulty, which is told of each
+        faults.append((at, _reason(detail, at)))
+    return faults
+
+
+_OWN_WORDS = frozenset({"duration", "host_port", "reserved_header", "no_address"})
+"""Error types whose message the model itself wrote."""
+
+_SHAPES = {
+    "model_type": "{value} stands where a mapping belongs; write `key: value` lines",
+    "dict_type": "{value} stands where a mapping belongs; write `key: value` lines",
+    "tuple_type": "{value} stands where a list belongs; write `- ...` lines or [...]",
+    "too_short": "empty; write at least one entry",
+    "literal_error": "{value} is none of {expected}",
+    "missing": "missing; write `{field}:` here",
+}
+
+
+def _reason(detail: ErrorDetails, at: Location) -> str:
+    kind, context, value = detail["type"], detail.get("ctx", {}), _shown(detail["input"])
+    if kind in _OWN_WORDS:
+        return detail["msg"]
+    if kind in _SHAPES:
+        return _SHAPES[kind].format(
+            value=value, field=at[-1] if at else "", expected=context.get("expected")
+        )
+    if kind == "extra_forbidden":
+        return _unknown_field(at)
+    if kind == "string_pattern_mismatch":
+        return f"{value} does not fit; write {PATTERN_MEANINGS[context['pattern']]}"
+    if kind == "string_type" and isinstance(detail["input"], bool | int | float):
+        return f'{value} without quotes is no text; write "{value}" in quotes'
+    message = detail["msg"]
+    return f"{value}: {message[:1].lower()}{message[1:]}"
+
+
+def _unknown_field(at: Location) -> str:
+    known = list(_model_at(at[:-1]).model_fields)
+    close = difflib.get_close_matches(str(at[-1]), known, 1)
+    if close:
+        return f"unknown field; did you mean '{close[0]}'?"
+    return f"unknown field; known are {', '.join(known)}"
+
+
+def _model_at(location: Location) -> type[BaseModel]:
+    model: type[BaseModel] = Fleet
+    for part in location:
+        if isinstance(part, str) and part in model.model_fields:
+            model = next(_models_in(model.model_fields[part].annotation), model)
+    return model
+
+
+def _models_in(annotation: Any) -> typing.Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    text = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+    return f"'{text}'" if isinstance(value, str) else text

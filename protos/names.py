@@ -106,12 +106,11 @@ class ClusterRef(NamedTuple):
 
 def parse_cluster(name: str) -> ClusterRef | None:
     """Read a cluster name; ``None`` where it is not one of a pool."""
-    parts = name.split("/")
-    if len(parts) != 3 or not parts[0] or not parts[1]:  # noqa: PLR2004 - pool/variant/protocol
-        return None
-    if parts[2] == "http" or parts[2] == "grpc":  # noqa: PLR1714 - keeps the literal type
-        return ClusterRef(parts[0], parts[1], parts[2])
-    return None
+    match name.split("/"):
+        case [str(pool), str(variant), "http" | "grpc" as protocol] if pool and variant:
+            return ClusterRef(pool, variant, protocol)
+        case _:
+            return None
 
 
 UNNAMED_ROUTE_PREFIX: Final = "unnamed/"

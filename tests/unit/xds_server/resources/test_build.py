@@ -59,7 +59,7 @@ def test_readiness_is_probed_per_model_and_version() -> None:
 
 
 def test_replicas_without_http_are_probed_over_grpc() -> None:
-    """gRPC health is what remains when there is no HTTP port."""
+    """GRPC health is what remains when there is no HTTP port."""
     only = [{"id": "g", "grpc": "127.0.0.1:8001"}]
     check = clusters(fleet(pool(endpoints=only)))["llm/stable/grpc"].health_checks[0]
     assert check.WhichOneof("health_checker") == "grpc_health_check"

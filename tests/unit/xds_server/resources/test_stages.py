@@ -9,12 +9,12 @@ from envoy.config.route.v3 import route_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fleets import endpoint, fleet, pool
+from xds_server.protocol.snapshot import Snapshot
 
 from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, POOL_TYPE, ROUTE_CONFIG_NAME, ROUTE_TYPE
 from protos.tidegate.fleet.v1 import pool_pb2
 from xds_server.fleet.model import Fleet
 from xds_server.fleet.rules import problems
-from xds_server.protocol.snapshot import Snapshot
 from xds_server.resources.stages import newly_draining, plan, widened
 from xds_server.resources.view import View
 

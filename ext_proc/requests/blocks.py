@@ -2,8 +2,8 @@
 
 The hash of a block covers all blocks before it, so two prompts share their first ``n`` hashes
 exactly if they share their first ``n`` blocks; vLLM and TensorRT-LLM chain the hashes of their KV
-blocks in the same way. Blocks are salted by model and adapter, as a KV cache is valid for one pair only.
-Only full blocks count: a prompt that grows keeps all its hashes.
+blocks in the same way. Blocks are salted by model and adapter, as a KV cache is valid for one pair
+only. Only full blocks count: a prompt that grows keeps all its hashes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """KServe's ``ModelInferRequest`` in its gRPC frame (package ``inference``).
 
 Field numbers follow triton-inference-server/common: ``protobuf/grpc_service.proto``. Fields may
-come in any order; serialisers write them by number, so the first part of a message usually names the
-model, its parameters and its inputs, and the tensors' bulk follows.
+come in any order; serialisers write them by number, so the first part of a message usually names
+the model, its parameters and its inputs, and the tensors' bulk follows.
 """
 
 from __future__ import annotations

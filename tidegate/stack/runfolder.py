@@ -45,7 +45,7 @@ class RunFolder:
         _prune(base)
         path = Path(tempfile.mkdtemp(prefix=time.strftime("run-%Y%m%d-%H%M%S-"), dir=base))
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_SH)
         (path / "logs").mkdir()
         return cls(path, lock)
 
@@ -89,6 +89,21 @@ def default_parent() -> Path:
     return root / f"tidegate-{os.getuid()}"
 
 
+def is_live(run: Path) -> bool:
+    """Tell whether the run of this folder still holds it."""
+    try:
+        lock = os.open(run / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def _private(parent: Path) -> Path:
     if any(map(str.isspace, str(parent))):
         raise ValueError(f"{str(parent)!r} has a space; Triton's Python models need a path without")
@@ -107,16 +122,5 @@ def _prune(base: Path) -> None:
         reverse=True,
     )
     for path in runs[KEEP - 1 :]:
-        try:
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
+        if not is_live(path):
             shutil.rmtree(path, ignore_errors=True)
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue  # its run still lives
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-        finally:
-            os.close(lock)

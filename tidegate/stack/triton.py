@@ -11,11 +11,12 @@ import os
 import sys
 import sysconfig
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tidegate.stack.assets import asset
-from tidegate.stack.envoy import DemoExtraMissingError
+from tidegate.stack.assets import DemoExtraMissingError, asset
+from tidegate.stack.runfolder import is_live
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -107,13 +108,25 @@ def find_triton() -> TritonInstallation:
 
 def shared_memory_prefix(run: RunFolder, name: str) -> str:
     """Return a prefix for the replica's shared memory that no other replica uses."""
-    return f"tg-{run.path.name.removeprefix('run-')}-{name}-"
+    return f"{_shm_of(run.path.parent)}{run.path.name}.{name}."
 
 
 def remove_shared_memory(run: RunFolder, name: str, folder: Path = SHARED_MEMORY) -> None:
     """Remove what a killed replica left in shared memory."""
     for region in folder.glob(f"{shared_memory_prefix(run, name)}*"):
         region.unlink(missing_ok=True)
+
+
+def sweep_shared_memory(runs: Path, folder: Path = SHARED_MEMORY) -> None:
+    """Remove the regions of runs below ``runs`` that no longer live.
+
+    A run that was itself killed could not clean up.
+    """
+    ours = _shm_of(runs)
+    for region in folder.glob(f"{ours}run-*.*"):
+        run = runs / region.name.removeprefix(ours).partition(".")[0]
+        if region.stat().st_uid == os.getuid() and not is_live(run):
+            region.unlink(missing_ok=True)
 
 
 def prepare_backends(run: RunFolder, installation: TritonInstallation) -> Path:
@@ -194,3 +207,8 @@ def triton_environment(
         "TIDEGATE_REPLICA": replica.name,
         **extra,
     }
+
+
+def _shm_of(runs: Path) -> str:
+    # Run folders of different parents may bear one name.
+    return f"tidegate-{blake2b(str(runs).encode(), digest_size=4).hexdigest()}-"

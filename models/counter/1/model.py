@@ -1,12 +1,15 @@
 """The running sum of each sequence."""
 
+from __future__ import annotations
+
 import os
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 
 # Only Triton's stub process has this module.
-import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+import triton_python_backend_utils as pb_utils
 
 MAX_SEQUENCES = 4096
 """Triton reaps idle sequences without telling the model; the oldest totals are dropped here."""
@@ -15,18 +18,18 @@ MAX_SEQUENCES = 4096
 class TritonPythonModel:
     """The class that Triton's Python backend looks for."""
 
-    def initialize(self, args):  # noqa: ARG002 - Triton's signature
+    def initialize(self, args: dict[str, str]) -> None:  # noqa: ARG002 - Triton's signature
         """Start with no sequence."""
-        self._totals = OrderedDict()
+        self._totals: OrderedDict[int | str, int] = OrderedDict()
         self._replica = np.array(
             [os.environ.get("TIDEGATE_REPLICA", "").encode()], dtype=np.object_
         )
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
         """Add each request's value to its sequence."""
         return [self._add(request) for request in requests]
 
-    def _add(self, request):
+    def _add(self, request: Any) -> Any:
         sequence = request.correlation_id()
         value = int(_first(request, "value"))
         total = (0 if _first(request, "START") else self._totals.pop(sequence, 0)) + value
@@ -43,5 +46,5 @@ class TritonPythonModel:
         )
 
 
-def _first(request, name):
+def _first(request: Any, name: str) -> Any:
     return pb_utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1)[0]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 # Only Triton's stub process has this module.
-import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+import triton_python_backend_utils as pb_utils
 
 from toyllm.engine import Engine, FullError, Token, TooLargeError
 from toyllm.gauges import Gauges
@@ -93,7 +93,7 @@ class ToyModel:
         prompt = _scalar(request, "text_input", b"")
         text = prompt.decode("utf-8", "replace") if isinstance(prompt, bytes) else str(prompt)
         max_tokens = int(_scalar(request, "max_tokens", DEFAULT_MAX_TOKENS))
-        stream = bool(_scalar(request, "stream", False))  # noqa: FBT003 - a tensor's default
+        stream = bool(_scalar(request, "stream", False))
         with self._wake:
             key = self._next_key
             self._engine.submit(key, text, max_tokens)

@@ -39,7 +39,7 @@ class Token(NamedTuple):
 
     key: int
     text: str
-    index: int
+    position: int
     last: bool
     input_tokens: int
     cached_tokens: int

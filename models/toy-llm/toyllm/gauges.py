@@ -91,7 +91,7 @@ class Gauges:
 
         Whoever has an answer in hand then finds it counted.
         """
-        if token.index == 0:
+        if token.position == 0:
             self._counters["toy_llm_prompt_tokens_total"].increment(token.input_tokens)
             self._counters["toy_llm_reused_tokens_total"].increment(token.cached_tokens)
         if token.last:

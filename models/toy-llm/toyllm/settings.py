@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,11 +57,12 @@ def read_settings(parameters: Mapping[str, str], environment: Mapping[str, str])
         ValueError: a value is no number or out of range, or a parameter is unknown; the text
             names it.
     """
-    known = {field.name: type(field.default) for field in fields(Settings)}
+    defaults = asdict(Settings())
+    known: dict[str, type[float]] = {name: type(value) for name, value in defaults.items()}
     unknown = sorted(set(parameters) - set(known))
     if unknown:
         raise ValueError(f"unknown parameter {unknown[0]!r}; known are {', '.join(known)}")
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for name, kind in known.items():
         text = environment.get(ENVIRONMENT_PREFIX + name.upper(), parameters.get(name))
         if text is None:
@@ -70,4 +71,4 @@ def read_settings(parameters: Mapping[str, str], environment: Mapping[str, str])
             values[name] = kind(text)
         except ValueError:
             raise ValueError(f"{name} is {text!r}; it must be a number ({kind.__name__})") from None
-    return Settings(**values)  # type: ignore[arg-type] - each value was made by its field's type
+    return Settings(**values)

@@ -1,13 +1,16 @@
 """A classifier in small: a fixed projection of the image, and a cost per batch and per image."""
 
+from __future__ import annotations
+
 import json
 import os
 import time
+from typing import Any
 
 import numpy as np
 
 # Only Triton's stub process has this module.
-import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+import triton_python_backend_utils as pb_utils
 
 CLASSES = 4
 
@@ -15,20 +18,20 @@ CLASSES = 4
 class TritonPythonModel:
     """The class that Triton's Python backend looks for."""
 
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         """Read the costs (milliseconds)."""
         parameters = json.loads(args["model_config"]).get("parameters", {})
         self._batch_s = _cost_ms(parameters, "batch_ms") / 1000
         self._image_s = _cost_ms(parameters, "image_ms") / 1000
         self._replica = os.environ.get("TIDEGATE_REPLICA", "").encode()
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
         """Score one dynamic batch."""
         images = [pb_utils.get_input_tensor_by_name(r, "image").as_numpy() for r in requests]
         time.sleep(self._batch_s + self._image_s * sum(len(batch) for batch in images))
         return [self._answer(batch) for batch in images]
 
-    def _answer(self, batch):
+    def _answer(self, batch: Any) -> Any:
         # The mean brightness of four horizontal bands, as probabilities.
         bands = batch.reshape(len(batch), 3, CLASSES, -1).mean(axis=(1, 3))
         weights = np.exp(bands - bands.max(axis=1, keepdims=True))
@@ -39,7 +42,7 @@ class TritonPythonModel:
         )
 
 
-def _cost_ms(parameters, name):
+def _cost_ms(parameters: dict[str, dict[str, str]], name: str) -> float:
     text = os.environ.get(f"VISION_{name.upper()}", parameters[name]["string_value"])
     cost = float(text)
     if not 0 <= cost <= 60_000:  # noqa: PLR2004 - a minute; more is a typing error

@@ -1,0 +1,236 @@
+"""The toy model's scheduler."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from toyllm.engine import Engine, FullError, Token, TooLargeError
+from toyllm.settings import Settings
+
+BLOCK = "x" * 64
+
+
+def engine(**changes) -> Engine:
+    """Return an engine with round costs: 1 ms per prompt token, 10 + 1 per running to decode."""
+    values = {
+        "prefill_us_per_token": 1000.0,
+        "decode_ms_base": 10.0,
+        "decode_ms_per_running": 1.0,
+        "chunk_tokens": 64,
+        "cache_blocks": 64,
+        **changes,
+    }
+    return Engine(Settings(**values), "1")
+
+
+def run(subject: Engine) -> list[Token]:
+    """Run until idle and return all tokens."""
+    tokens: list[Token] = []
+    while not subject.idle:
+        tokens += subject.step().tokens
+    return tokens
+
+
+def test_a_request_gets_as_many_tokens_as_it_asked_for():
+    """The last token, and only it, is marked."""
+    subject = engine()
+    subject.submit(7, "hello", 3)
+    tokens = run(subject)
+    assert [(token.key, token.position, token.last) for token in tokens] == [
+        (7, 0, False),
+        (7, 1, False),
+        (7, 2, True),
+    ]
+
+
+def test_with_nothing_to_do_an_iteration_is_free():
+    """An idle engine takes no time and counts no iteration."""
+    subject = engine()
+    assert subject.step() == (0.0, ())
+    assert subject.load().iterations == 0
+
+
+def test_prefill_costs_per_uncached_token():
+    """The first iteration of a short prompt is its prefill."""
+    subject = engine()
+    subject.submit(1, BLOCK * 2, 1)
+    assert subject.step().seconds == pytest.approx(0.032)
+
+
+def test_decode_costs_a_base_and_a_share_per_running_request():
+    """Larger batches make each iteration slower, as on a real device."""
+    subject = engine()
+    subject.submit(1, "a", 5)
+    subject.submit(2, "b", 5)
+    subject.step()
+    assert subject.step().seconds == pytest.approx(0.012)
+
+
+def test_time_scale_multiplies_all_costs():
+    """A tenth of the scale is a tenth of the time."""
+    subject = engine(time_scale=0.1)
+    subject.submit(1, BLOCK * 2, 1)
+    assert subject.step().seconds == pytest.approx(0.0032)
+
+
+def test_a_repeated_prompt_is_prefilled_from_the_cache():
+    """Only the uncached rest is computed, and the tokens say how much was cached."""
+    subject = engine()
+    subject.submit(1, BLOCK * 3 + "tail", 1)
+    run(subject)
+    subject.submit(2, BLOCK * 3 + "tail", 1)
+    iteration = subject.step()
+    assert iteration.seconds == pytest.approx(0.001)
+    assert (iteration.tokens[0].input_tokens, iteration.tokens[0].cached_tokens) == (49, 48)
+
+
+def test_at_least_one_prompt_token_is_computed():
+    """A prompt that is cached to its end still needs a last step to yield a token."""
+    subject = engine()
+    subject.submit(1, BLOCK * 2, 1)
+    run(subject)
+    subject.submit(2, BLOCK * 2, 1)
+    assert run(subject)[0].cached_tokens == 16
+
+
+def test_generated_tokens_join_the_cache():
+    """The next turn of a conversation reuses the answer before it."""
+    subject = engine()
+    subject.submit(1, BLOCK, 32)
+    answer = "".join(token.text for token in run(subject))
+    subject.submit(2, BLOCK + answer + "and now?", 1)
+    assert run(subject)[0].cached_tokens == 48
+
+
+def test_running_requests_decode_while_a_long_prompt_is_prefilled():
+    """Prefill is cut in chunks, each beside a decode step."""
+    subject = engine()
+    subject.submit(1, "a", 100)
+    subject.step()
+    subject.submit(2, BLOCK * 8, 1)
+    keys = [token.key for _ in range(2) for token in subject.step().tokens]
+    assert keys == [1, 1, 2]
+
+
+def test_prefill_is_first_come_first_served_within_a_chunk():
+    """What one prompt leaves of a chunk goes to the next."""
+    subject = engine()
+    subject.submit(1, BLOCK * 3, 1)
+    subject.submit(2, "b" * 64 * 3, 1)
+    assert [token.key for token in subject.step().tokens] == [1]
+    assert [token.key for token in subject.step().tokens] == [2]
+
+
+def test_requests_wait_for_a_batch_slot():
+    """No more run than there are slots."""
+    subject = engine(max_running=2)
+    for key in range(3):
+        subject.submit(key, "a", 2)
+    subject.step()
+    load = subject.load()
+    assert (load.active, load.scheduled, load.waiting, load.max_requests) == (3, 2, 1, 2)
+
+
+def test_requests_wait_for_memory_in_order():
+    """The first that does not fit holds the others back, so that it is never starved."""
+    subject = engine(cache_blocks=8)
+    subject.submit(1, BLOCK * 5, 1)
+    subject.submit(2, "b" * 64 * 5, 1)
+    subject.submit(3, "c", 1)
+    subject.step()
+    assert subject.load().waiting == 2
+    assert [token.key for token in run(subject) if token.last] == [1, 2, 3]
+
+
+def test_an_empty_prompt_is_answered():
+    """There is nothing to compute, but there is a first token."""
+    subject = engine()
+    subject.submit(1, "", 2)
+    assert [token.input_tokens for token in run(subject)] == [0, 0]
+
+
+def test_cancelling_a_running_request_frees_its_blocks():
+    """A client that went away holds nothing."""
+    subject = engine()
+    subject.submit(1, BLOCK, 100)
+    subject.step()
+    assert subject.cancel(1)
+    assert (subject.load().used_blocks, subject.idle) == (0, True)
+
+
+def test_cancelling_a_waiting_request_takes_it_out_of_the_queue():
+    """It never runs."""
+    subject = engine(max_running=1)
+    subject.submit(1, "a", 1)
+    subject.submit(2, "b", 1)
+    assert subject.cancel(2)
+    assert [token.key for token in run(subject)] == [1]
+
+
+def test_cancelling_something_unknown_is_told():
+    """It changes nothing."""
+    assert not engine().cancel(5)
+
+
+def test_a_request_larger_than_the_cache_is_refused():
+    """The error says how much it needs and how much there is."""
+    with pytest.raises(TooLargeError, match=r"need 65 cache blocks .* has 64"):
+        engine().submit(1, BLOCK * 64, 1)
+
+
+def test_a_request_that_just_fits_is_accepted():
+    """The bound itself is allowed."""
+    subject = engine()
+    subject.submit(1, BLOCK * 63, 16)
+    assert len(run(subject)) == 16
+
+
+@pytest.mark.parametrize("max_tokens", [0, -1, 4097])
+def test_max_tokens_outside_its_range_is_refused(max_tokens):
+    """The error names the range."""
+    with pytest.raises(TooLargeError, match="1 to 4096"):
+        engine().submit(1, "a", max_tokens)
+
+
+def test_the_queue_is_bounded():
+    """One more than the bound is refused and changes nothing."""
+    subject = engine(max_waiting=2)
+    subject.submit(1, "a", 1)
+    subject.submit(2, "a", 1)
+    with pytest.raises(FullError):
+        subject.submit(3, "a", 1)
+    assert subject.load().waiting == 2
+
+
+def test_the_gauges_of_a_prefilling_request():
+    """A request whose prompt is not done counts as context; its blocks are all set aside."""
+    subject = engine()
+    subject.submit(1, BLOCK * 10, 16)
+    subject.step()
+    load = subject.load()
+    assert (load.context, load.used_blocks, load.free_blocks, load.max_blocks) == (1, 11, 53, 64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.text("ab", max_size=400), st.integers(1, 40), st.integers(0, 30)),
+        max_size=20,
+    )
+)
+def test_every_request_ends_exactly_once(requests):
+    """Whatever is asked and cancelled, each request ends once and no block is lost."""
+    subject = engine(cache_blocks=16, max_running=3)
+    ended: list[int] = []
+    accepted = set()
+    for key, (prompt, max_tokens, _) in enumerate(requests):
+        subject.submit(key, prompt, max_tokens)
+        accepted.add(key)
+    for step in range(10_000):
+        for key, (_, _, cancel_at) in enumerate(requests):
+            if cancel_at == step and key % 3 == 0 and subject.cancel(key):
+                ended.append(key)
+        if subject.idle:
+            break
+        ended += [token.key for token in subject.step().tokens if token.last]
+    assert sorted(ended) == sorted(accepted)
+    assert subject.load().used_blocks == 0

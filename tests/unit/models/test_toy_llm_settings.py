@@ -1,0 +1,38 @@
+"""The toy model's settings."""
+
+import pytest
+from toyllm.settings import Settings, read_settings
+
+
+def test_without_anything_the_defaults_hold():
+    """An empty configuration is a valid one."""
+    assert read_settings({}, {}) == Settings()
+
+
+def test_parameters_are_read_by_their_type():
+    """Whole numbers stay whole."""
+    settings = read_settings({"cache_blocks": "12", "time_scale": "0.5"}, {})
+    assert (settings.cache_blocks, settings.time_scale) == (12, 0.5)
+
+
+def test_the_environment_wins():
+    """A replica can differ from the shared configuration."""
+    settings = read_settings({"cache_blocks": "12"}, {"TOY_LLM_CACHE_BLOCKS": "99"})
+    assert settings.cache_blocks == 99
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"cache_blocks": "many"}, "cache_blocks is 'many'"),
+        ({"cache_blocks": "0"}, "cache_blocks is 0"),
+        ({"time_scale": "-1"}, "time_scale is -1"),
+        ({"time_scale": "nan"}, "time_scale is nan"),
+        ({"stats_period_ms": "0"}, "stats_period_ms is 0"),
+        ({"cache_block": "1"}, "unknown parameter 'cache_block'"),
+    ],
+)
+def test_a_bad_value_is_named(parameters, message):
+    """The model does not load, and its error says which value is wrong."""
+    with pytest.raises(ValueError, match=message):
+        read_settings(parameters, {})

@@ -1,0 +1,111 @@
+"""The fleet of the local stack, as the mapping that its fleet file holds. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidegate.stack.triton import TritonReplica
+
+FleetChange = Callable[[dict[str, Any]], dict[str, Any] | None] | Mapping[str, Any]
+"""What a caller wants different.
+
+Either a function that gets the fleet and returns another one (or changes it in place), or a
+mapping that is merged into it; there ``pools`` maps a pool's name to its part:
+``{"pools": {"llm": {"routing": {"policy": "round-robin"}}}}``.
+"""
+
+STABLE_VERSION: Final = "1"
+CANARY_VERSION: Final = "2"
+LLM_MODEL: Final = "toy-llm"
+POOL_OF: Final = {LLM_MODEL: "llm", "vision": "vision", "counter": "counter"}
+"""Model to the pool that serves it."""
+
+
+def build_fleet(
+    replicas: Sequence[TritonReplica],
+    *,
+    listener: str,
+    pickers: Sequence[str],
+    models: Sequence[str],
+    body: str = "peek",
+    change: FleetChange | None = None,
+) -> dict[str, Any]:
+    """Return the fleet: one pool per model over the same replicas.
+
+    Args:
+        replicas: what runs; each pool takes those that serve its model.
+        listener: ``ip:port`` on which Envoy listens.
+        pickers: ``ip:port`` of each picker.
+        models: which models get a pool.
+        body: how much of a body the picker reads.
+        change: what is to be different.
+    """
+    pools = [_pool(model, replicas, body) for model in models]
+    default = next((pool for pool in pools if pool["name"] == "llm"), pools[0])
+    default["default"] = True
+    fleet: dict[str, Any] = {
+        "listener": {"address": listener, "debug_headers": True},
+        "pickers": {"addresses": list(pickers)},
+        "pools": pools,
+    }
+    return apply_change(fleet, change)
+
+
+def apply_change(fleet: dict[str, Any], change: FleetChange | None) -> dict[str, Any]:
+    """Return ``fleet`` with a caller's change.
+
+    Raises:
+        KeyError: the change names a pool that is not there.
+    """
+    if change is None:
+        return fleet
+    if callable(change):
+        changed = change(fleet)
+        return fleet if changed is None else changed
+    merged = _merge(fleet, {key: value for key, value in change.items() if key != "pools"})
+    by_name = {pool["name"]: index for index, pool in enumerate(merged["pools"])}
+    for name, part in change.get("pools", {}).items():
+        index = by_name[name]
+        merged["pools"][index] = _merge(merged["pools"][index], part)
+    return merged
+
+
+def _pool(model: str, replicas: Sequence[TritonReplica], body: str) -> dict[str, Any]:
+    is_llm = model == LLM_MODEL
+    variants: list[dict[str, Any]] = [
+        {"name": "stable", "weight": 100, "model_version": STABLE_VERSION}
+    ]
+    if is_llm:
+        variants.append({"name": "canary", "weight": 0, "model_version": CANARY_VERSION})
+    return {
+        "name": POOL_OF[model],
+        "match": {"models": [model]},
+        "variants": variants,
+        "endpoints": [
+            {
+                "id": replica.name,
+                "http": replica.http,
+                "grpc": replica.grpc,
+                "metrics": replica.metrics_url,
+                "variant": replica.variant if is_llm else "stable",
+            }
+            for replica in replicas
+            if model in replica.models
+        ],
+        "routing": {"policy": "prefix-affinity" if is_llm else "least-in-flight", "body": body},
+        "health": {"interval": "1s", "timeout": "1s", "unhealthy_after": 2, "healthy_after": 1},
+    }
+
+
+def _merge(base: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    merged = copy.deepcopy(dict(base))
+    for key, value in part.items():
+        old = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, Mapping)
+        merged[key] = _merge(old, value) if both and old is not None else copy.deepcopy(value)
+    return merged

@@ -1,0 +1,394 @@
+"""The whole system on this machine: Tritons, control server, picker and Envoy.
+
+Used by ``tidegate demo``, ``tidegate up`` and the end-to-end tests.
+
+Laws:
+
+* Everything listens on 127.0.0.1 on ports held for the stack's life, so a killed service comes
+  back on its old address.
+* ``async with`` returns when requests are really served: each model ready, Envoy listening, all
+  resources acknowledged by Envoy and picker, and one inference answered through Envoy.
+* Leaving it ends every child it started, whatever happened. Tritons given to it stay.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import aiohttp
+import yaml
+
+from tidegate.stack.envoy import (
+    XdsProtocol,
+    envoy_binary,
+    envoy_command,
+    envoy_environment,
+    render_bootstrap,
+)
+from tidegate.stack.fleet import POOL_OF, FleetChange, build_fleet
+from tidegate.stack.ports import HeldPorts
+from tidegate.stack.probes import inference_through, status_synced
+from tidegate.stack.processes import Crash, Supervisor, first_crash
+from tidegate.stack.runfolder import RunFolder
+from tidegate.stack.triton import MODELS, TritonReplica
+from tidegate.stack.tritons import Tritons
+from tidegate.stack.waiting import http_ok, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+READY_TIMEOUT_S: Final = 30.0
+"""How long each service may take to become ready."""
+PICKER_ID: Final = "picker-1"
+ENVOY_ID: Final = "envoy-1"
+ENVOY_CLUSTER: Final = "tidegate"
+
+CONTROL_SERVER: Final = "control-server"
+PICKER: Final = "picker"
+ENVOY: Final = "envoy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Where the parts listen, each ``ip:port``."""
+
+    listener: str
+    """Envoy, for clients: HTTP and gRPC on one port."""
+    ads: str
+    admin: str
+    """The control server's admin gRPC."""
+    control_metrics: str
+    picker: str
+    picker_metrics: str
+    envoy_admin: str
+
+    @classmethod
+    def free(cls, ports: HeldPorts) -> Self:
+        """Return addresses that are free now and stay held."""
+        return cls(
+            listener=ports.address(),
+            ads=ports.address(),
+            admin=ports.address(),
+            control_metrics=ports.address(),
+            picker=ports.address(),
+            picker_metrics=ports.address(),
+            envoy_admin=ports.address(),
+        )
+
+
+class LocalStack:
+    """One running system; an async context manager.
+
+    Args:
+        replicas: how many Tritons to start (the last of several is the canary), or replicas that
+            run already and are only routed to.
+        tritons: a started set to use instead; it stays when the stack ends.
+        models: which models the replicas serve and the fleet has pools for.
+        protocol: how Envoy speaks to the control server.
+        body: how much of a body the picker reads: ``none``, ``peek`` or ``full``.
+        time_scale: factor on the language model's times; 0.1 = ten times faster.
+        model_env: more environment for the Tritons started here.
+        fleet: what the fleet is to have different, see ``FleetChange``.
+        fleet_file: a fleet file of the user's, used as it is and watched; ``replicas`` then only
+            tells what is probed. Its listener and pickers must equal those of ``addresses``.
+        addresses: where to listen; free ports by default.
+        state: folder for the control server's revisions; one in the run folder by default.
+        concurrency: Envoy's worker threads.
+        on_progress: told ``(step, detail)`` while the parts become ready.
+    """
+
+    def __init__(
+        self,
+        *,
+        replicas: int | Sequence[TritonReplica] = 3,
+        tritons: Tritons | None = None,
+        models: Sequence[str] = MODELS,
+        protocol: XdsProtocol = "delta",
+        body: str = "peek",
+        time_scale: float = 1.0,
+        model_env: Mapping[str, str] | None = None,
+        fleet: FleetChange | None = None,
+        fleet_file: Path | None = None,
+        addresses: Addresses | None = None,
+        state: Path | None = None,
+        concurrency: int = 2,
+        on_progress: Callable[[str, str], None] | None = None,
+    ) -> None:
+        unknown = [model for model in models if model not in POOL_OF]
+        if unknown or not models:
+            raise ValueError(f"models {list(models)}: choose some of {', '.join(POOL_OF)}")
+        self._wanted = replicas
+        self._tritons = tritons
+        self._models = tuple(models)
+        self._protocol: XdsProtocol = protocol
+        self._body = body
+        self._model_env = {"TOY_LLM_TIME_SCALE": str(time_scale), **(model_env or {})}
+        self._change = fleet
+        self._given_fleet = fleet_file
+        self._given_addresses = addresses
+        self._state = state
+        self._concurrency = concurrency
+        self._on_progress = on_progress
+        self._exit = AsyncExitStack()
+        self._replicas: tuple[TritonReplica, ...] = ()
+
+    async def __aenter__(self) -> Self:
+        """Start everything and wait until it serves.
+
+        Raises:
+            DemoExtraMissingError: Envoy or Triton is not installed.
+            CrashError: a child crashed; shows the end of its log.
+            StackError: something was not ready in time; says what was missing.
+        """
+        binary = envoy_binary()
+        async with AsyncExitStack() as exit_:
+            self._run = exit_.enter_context(RunFolder.create())
+            ports = exit_.enter_context(HeldPorts())
+            self._addresses = self._given_addresses or Addresses.free(ports)
+            self._http = await exit_.enter_async_context(aiohttp.ClientSession())
+            await self._enter_replicas(exit_)
+            self._supervisor = Supervisor(self._run.logs)
+            exit_.push_async_callback(self._supervisor.stop)
+            self._fleet_file = self._given_fleet or self.write_fleet(
+                build_fleet(
+                    self._replicas,
+                    listener=self._addresses.listener,
+                    pickers=(self._addresses.picker,),
+                    models=self._models,
+                    body=self._body,
+                    change=self._change,
+                )
+            )
+            await self._launch_control_server()
+            await self._launch_picker()
+            await self._launch_envoy(binary)
+            await self._wait_ready()
+            self._exit = exit_.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop everything that was started here."""
+        await self._exit.aclose()
+
+    # --- Where things are ---------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> Addresses:
+        """All addresses."""
+        return self._addresses
+
+    @property
+    def http_address(self) -> str:
+        """``ip:port`` of Envoy's listener."""
+        return self._addresses.listener
+
+    @property
+    def http_url(self) -> str:
+        """URL of Envoy's listener, without a slash at its end."""
+        return f"http://{self._addresses.listener}"
+
+    @property
+    def grpc_address(self) -> str:
+        """``ip:port`` for gRPC clients: the same listener."""
+        return self._addresses.listener
+
+    @property
+    def envoy_admin(self) -> str:
+        """``ip:port`` of Envoy's admin page."""
+        return self._addresses.envoy_admin
+
+    @property
+    def admin_address(self) -> str:
+        """``ip:port`` of the control server's admin gRPC."""
+        return self._addresses.admin
+
+    @property
+    def picker_metrics(self) -> str:
+        """``ip:port`` of the picker's ``/metrics`` and ``/debug/state``."""
+        return self._addresses.picker_metrics
+
+    @property
+    def control_metrics(self) -> str:
+        """``ip:port`` of the control server's ``/metrics``."""
+        return self._addresses.control_metrics
+
+    @property
+    def replicas(self) -> tuple[TritonReplica, ...]:
+        """The replicas."""
+        return self._replicas
+
+    @property
+    def tritons(self) -> Tritons | None:
+        """The set of Tritons behind the stack, ``None`` where only endpoints were given."""
+        return self._tritons
+
+    @property
+    def fleet_file(self) -> Path:
+        """The fleet file that the control server watches."""
+        return self._fleet_file
+
+    @property
+    def run(self) -> RunFolder:
+        """The run folder; its logs are in ``run.logs``."""
+        return self._run
+
+    # --- Acting on it -------------------------------------------------------------------------
+
+    def read_fleet(self) -> dict[str, Any]:
+        """Return the fleet file's content."""
+        fleet: dict[str, Any] = yaml.safe_load(self._fleet_file.read_text("utf-8"))
+        return fleet
+
+    def write_fleet(self, fleet: Mapping[str, Any]) -> Path:
+        """Write the run's fleet file at once and return its path."""
+        return self._run.write("fleet.yaml", yaml.safe_dump(dict(fleet), sort_keys=False))
+
+    async def kill_replica(self, name: str) -> None:
+        """SIGKILL a replica's whole process group and wait until it is gone."""
+        await self._own_tritons().kill(name)
+
+    async def restart_replica(self, name: str) -> None:
+        """Start a replica again on its addresses; returns when its models are ready."""
+        await self._own_tritons().restart(name)
+
+    async def kill_picker(self) -> None:
+        """SIGKILL the picker."""
+        await self._supervisor.kill(PICKER)
+
+    async def start_picker(self) -> None:
+        """Start the killed picker again; returns when it has its pools."""
+        await self._supervisor.restart(PICKER)
+        await self._wait(self._picker_ready, "the picker")
+
+    async def kill_control_server(self) -> None:
+        """SIGKILL the control server."""
+        await self._supervisor.kill(CONTROL_SERVER)
+
+    async def start_control_server(self) -> None:
+        """Start the killed control server again; returns when its clients are in sync."""
+        await self._supervisor.restart(CONTROL_SERVER)
+        await self.wait_synced()
+
+    async def wait_synced(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait until Envoy and the running picker have acknowledged all they subscribed to."""
+        await self._wait(self._synced, "the control server's clients", timeout_s)
+
+    async def crashed(self) -> Crash:
+        """Wait until a child ends unasked; what was killed through the stack does not count."""
+        return await first_crash(self._supervisors())
+
+    # --- Inside -------------------------------------------------------------------------------
+
+    async def _enter_replicas(self, exit_: AsyncExitStack) -> None:
+        if self._tritons is None and isinstance(self._wanted, int) and self._given_fleet is None:
+            self._tritons = await exit_.enter_async_context(
+                Tritons(
+                    self._wanted,
+                    models=self._models,
+                    env=self._model_env,
+                    run=self._run,
+                    on_progress=self._on_progress,
+                )
+            )
+        if self._tritons is not None:
+            self._replicas = self._tritons.replicas
+        elif not isinstance(self._wanted, int):
+            self._replicas = tuple(self._wanted)
+
+    async def _launch_control_server(self) -> None:
+        state = self._state or self._run.path / "state"
+        state.mkdir(parents=True, exist_ok=True)
+        addresses = self._addresses
+        await self._launch_service(
+            CONTROL_SERVER,
+            "xds_server",
+            *("--fleet", str(self._fleet_file)),
+            *("--ads", addresses.ads),
+            *("--admin", addresses.admin),
+            *("--metrics", addresses.control_metrics),
+            *("--state", str(state)),
+        )
+
+    async def _launch_picker(self) -> None:
+        addresses = self._addresses
+        await self._launch_service(
+            PICKER,
+            "ext_proc",
+            *("--listen", addresses.picker),
+            *("--xds", addresses.ads),
+            *("--metrics", addresses.picker_metrics),
+            *("--id", PICKER_ID),
+        )
+
+    async def _launch_service(self, name: str, module: str, *flags: str) -> None:
+        await self._supervisor.start(
+            name, (sys.executable, "-m", module, *flags), service_environment()
+        )
+
+    async def _launch_envoy(self, binary: Path) -> None:
+        bootstrap = render_bootstrap(
+            ENVOY_ID,
+            ENVOY_CLUSTER,
+            self._addresses.ads,
+            self._addresses.envoy_admin,
+            self._protocol,
+        )
+        config = self._run.write("envoy.yaml", bootstrap)
+        command = envoy_command(binary, config, self._concurrency)
+        await self._supervisor.start(ENVOY, command, envoy_environment())
+
+    async def _wait_ready(self) -> None:
+        await self._wait(self._synced, "the control server's clients")
+        self._progress("control server", f"admin at {self._addresses.admin}, all in sync")
+        await self._wait(self._picker_ready, "the picker")
+        self._progress("picker", f"metrics at {self._addresses.picker_metrics}")
+        await self._wait(
+            lambda: http_ok(self._http, f"http://{self._addresses.envoy_admin}/ready"), "Envoy"
+        )
+        self._progress("envoy", f"admin at {self._addresses.envoy_admin}")
+        if self._replicas:
+            model = self._models[0]
+            await self._wait(
+                lambda: inference_through(self._http, self.http_url, model),
+                "an inference through Envoy",
+            )
+        self._progress("ready", f"HTTP and gRPC at {self._addresses.listener}")
+
+    async def _synced(self) -> str | None:
+        kinds = {"envoy"} | ({"picker"} if self._supervisor.running(PICKER) else set())
+        return await status_synced(self._addresses.admin, kinds)
+
+    async def _picker_ready(self) -> str | None:
+        missing = await http_ok(self._http, f"http://{self._addresses.picker_metrics}/healthz")
+        if missing is None and self._supervisor.running(CONTROL_SERVER):
+            missing = await status_synced(self._addresses.admin, {"picker"})
+        return missing
+
+    async def _wait(self, look: Any, what: str, timeout_s: float = READY_TIMEOUT_S) -> None:
+        await wait_until(look, what, timeout_s=timeout_s, supervisors=self._supervisors())
+
+    def _supervisors(self) -> tuple[Supervisor, ...]:
+        if self._tritons is None:
+            return (self._supervisor,)
+        return (self._supervisor, self._tritons.supervisor)
+
+    def _own_tritons(self) -> Tritons:
+        if self._tritons is None:
+            raise ValueError("this stack routes to replicas that it did not start")
+        return self._tritons
+
+    def _progress(self, step: str, detail: str) -> None:
+        if self._on_progress is not None:
+            self._on_progress(step, detail)
+
+
+def service_environment() -> dict[str, str]:
+    """Return the environment of our services: ours, with our code found from any folder."""
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}

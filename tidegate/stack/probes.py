@@ -1,0 +1,115 @@
+"""What "ready" means for the parts: looks that return what is still missing, or ``None``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import grpc
+
+from protos.tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
+from tidegate.stack.waiting import LOOK_TIMEOUT_S, StackError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+REQUIRED_TYPES: Final = {"envoy": ("CDS", "EDS", "LDS", "RDS"), "picker": ("POOL",)}
+"""What each kind of client must have acknowledged before it serves."""
+
+_SETTLED_STATES: Final = ("SYNCED", "NOT_SENT")
+_PROBES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "toy-llm": ("generate", {"text_input": "ready?", "max_tokens": 1}),
+    "vision": (
+        "infer",
+        {
+            "inputs": [
+                {
+                    "name": "image",
+                    "datatype": "FP32",
+                    "shape": [1, 3, 32, 32],
+                    "data": [0.0] * 3072,
+                }
+            ]
+        },
+    ),
+    "counter": (
+        "infer",
+        {
+            "parameters": {
+                "sequence_id": "ready?",
+                "sequence_start": True,
+                "sequence_end": True,
+            },
+            "inputs": [{"name": "value", "datatype": "INT32", "shape": [1], "data": [0]}],
+        },
+    ),
+}
+
+
+async def status_synced(admin: str, kinds: Collection[str]) -> str | None:
+    """Look whether a client of each kind is connected and has acknowledged everything.
+
+    Args:
+        admin: ``ip:port`` of the control server's admin gRPC.
+        kinds: out of ``envoy`` and ``picker``.
+
+    Raises:
+        StackError: a client rejected something; waiting longer would not help.
+    """
+    async with grpc.aio.insecure_channel(admin) as channel:
+        stub: Any = admin_pb2_grpc.AdminStub(channel)
+        try:
+            status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=LOOK_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return f"admin at {admin}: {error.code().name}"
+    return missing_of(status, kinds)
+
+
+def missing_of(status: admin_pb2.GetStatusResponse, kinds: Collection[str]) -> str | None:
+    """Tell what a status still lacks; ``None`` when all is in sync.
+
+    Raises:
+        StackError: a client rejected something.
+    """
+    if status.file_error:
+        raise StackError(f"the fleet file is not in force: {status.file_error}")
+    for client in status.clients:
+        for held in client.types:
+            if held.state == "NACKED":
+                raise StackError(f"{client.node} rejected {held.type}: {held.message}")
+    if not status.settled:
+        return "a change is under way"
+    for kind in sorted(kinds):
+        clients = [client for client in status.clients if client.kind == kind]
+        if not clients:
+            return f"no {kind} is connected"
+        for client in clients:
+            missing = _missing_at(client)
+            if missing is not None:
+                return missing
+    return None
+
+
+def _missing_at(client: admin_pb2.ClientStatus) -> str | None:
+    states = {held.type: held.state for held in client.types}
+    for name in REQUIRED_TYPES[client.kind]:
+        if states.get(name) != "SYNCED":
+            return f"{client.node}: {name} is {states.get(name, 'not subscribed')}"
+    for name, state in states.items():
+        if state not in _SETTLED_STATES:
+            return f"{client.node}: {name} is {state}"
+    return None
+
+
+async def inference_through(session: aiohttp.ClientSession, url: str, model: str) -> str | None:
+    """Look whether ``model`` answers a request sent to ``url``."""
+    verb, body = _PROBES[model]
+    target = f"{url}/v2/models/{model}/{verb}"
+    try:
+        timeout = aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S)
+        async with session.post(target, json=body, timeout=timeout) as answer:
+            if answer.status == 200:  # noqa: PLR2004 - HTTP OK
+                return None
+            return f"{target} answers {answer.status}: {(await answer.text())[:200]}"
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        return f"{target}: {error or type(error).__name__}"

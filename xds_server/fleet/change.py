@@ -1,0 +1,149 @@
+"""Changes to a fleet at run time, and how they meet an edited fleet file.
+
+Every function returns a new fleet and leaves its arguments alone. None of them judges the
+result: ``xds_server.fleet.rules`` does.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from xds_server.fleet.model import MAX_WEIGHT_SUM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from xds_server.fleet.model import Endpoint, Fleet, Pool
+
+
+class UnknownName(ValueError):  # noqa: N818 - reads as the sentence it is: raise UnknownName(...)
+    """Something was named that the fleet does not have."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = list(known)
+        close = difflib.get_close_matches(name, names, 1)
+        if close:
+            hint = f"did you mean '{close[0]}'?"
+        elif names:
+            hint = f"there are {', '.join(sorted(names)[:10])}"
+        else:
+            hint = "there are none"
+        super().__init__(f"no {kind} '{name[:128]}'; {hint}")
+
+
+class BadChange(ValueError):  # noqa: N818 - as above
+    """A change that cannot be made, whatever the fleet is."""
+
+
+def set_weights(fleet: Fleet, pool: str, weights: Mapping[str, int]) -> Fleet:
+    """Return the fleet with other weights; variants not named keep theirs.
+
+    Raises:
+        UnknownName: No such pool or variant.
+        BadChange: No weights, or one out of range.
+    """
+    if not weights:
+        raise BadChange("no weights given; write for example stable=90 canary=10")
+    for name, weight in weights.items():
+        if not 0 <= weight <= MAX_WEIGHT_SUM:
+            raise BadChange(f"weight {weight} of '{name}' is not between 0 and {MAX_WEIGHT_SUM}")
+    current = _find_pool(fleet, pool)
+    known = [variant.name for variant in current.variants]
+    for name in weights:
+        if name not in known:
+            raise UnknownName(f"variant of pool '{pool}'", name, known)
+    return _with_pools(fleet, lambda p: _with_weights(p, weights) if p.name == current.name else p)
+
+
+def set_draining(fleet: Fleet, endpoint: str, draining: bool) -> Fleet:
+    """Return the fleet with one replica draining, or no longer.
+
+    Args:
+        fleet: The fleet to start from.
+        endpoint: An endpoint id, meant in every pool that holds it, or ``pool/id``.
+        draining: Whether it takes no new work.
+
+    Raises:
+        UnknownName: No such endpoint or pool.
+    """
+    pool_name, slash, wanted = endpoint.rpartition("/")
+    pools = (_find_pool(fleet, pool_name),) if slash else fleet.pools
+    known = dict.fromkeys(e.id for pool in pools for e in pool.endpoints)
+    if wanted not in known:
+        kind = f"endpoint of pool '{pool_name}'" if slash else "endpoint"
+        raise UnknownName(kind, wanted, known)
+    meant = {pool.name for pool in pools}
+    return _with_pools(
+        fleet,
+        lambda p: _with_draining(p, {wanted: draining}) if p.name in meant else p,
+    )
+
+
+def merge(last_file: Fleet | None, new_file: Fleet, live: Fleet) -> Fleet:
+    """Return what an edited fleet file makes of the live fleet.
+
+    The file wins, except where operators changed something at run time that the edit did not
+    touch: a pool's weights (as a whole, since one weight means nothing without the others) and
+    whether an endpoint drains.
+
+    Args:
+        last_file: The file as it was when last taken over; ``None`` if it never was.
+        new_file: The file as it is now.
+        live: The fleet in force.
+    """
+    if last_file is None:
+        return new_file
+    before = {pool.name: pool for pool in last_file.pools}
+    now = {pool.name: pool for pool in live.pools}
+
+    def merged(pool: Pool) -> Pool:
+        old, current = before.get(pool.name), now.get(pool.name)
+        if old is None or current is None:
+            return pool
+        if _weights(pool) == _weights(old) and _weights(current).keys() == _weights(pool).keys():
+            pool = _with_weights(pool, _weights(current))
+        written, edited = _draining(old), _draining(pool)
+        kept = {
+            endpoint: state
+            for endpoint, state in _draining(current).items()
+            if endpoint in edited and written.get(endpoint) == edited[endpoint]
+        }
+        return _with_draining(pool, kept)
+
+    return _with_pools(new_file, merged)
+
+
+def _find_pool(fleet: Fleet, name: str) -> Pool:
+    for pool in fleet.pools:
+        if pool.name == name:
+            return pool
+    raise UnknownName("pool", name, (pool.name for pool in fleet.pools))
+
+
+def _with_pools(fleet: Fleet, change: Callable[[Pool], Pool]) -> Fleet:
+    return fleet.model_copy(update={"pools": tuple(change(pool) for pool in fleet.pools)})
+
+
+def _weights(pool: Pool) -> dict[str, int]:
+    return {variant.name: variant.weight for variant in pool.variants}
+
+
+def _draining(pool: Pool) -> dict[str, bool]:
+    return {endpoint.id: endpoint.draining for endpoint in pool.endpoints}
+
+
+def _with_weights(pool: Pool, weights: Mapping[str, int]) -> Pool:
+    variants = tuple(
+        variant.model_copy(update={"weight": weights.get(variant.name, variant.weight)})
+        for variant in pool.variants
+    )
+    return pool.model_copy(update={"variants": variants})
+
+
+def _with_draining(pool: Pool, states: Mapping[str, bool]) -> Pool:
+    def changed(endpoint: Endpoint) -> Endpoint:
+        state = states.get(endpoint.id, endpoint.draining)
+        return endpoint.model_copy(update={"draining": state})
+
+    return pool.model_copy(update={"endpoints": tuple(map(changed, pool.endpoints))})

@@ -1,0 +1,128 @@
+"""What differs between two fleets, one line each, for people and the revision history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pydantic import BaseModel
+
+    from xds_server.fleet.model import Endpoint, Fleet, Pool
+
+MAX_LINES = 200
+"""Lines kept of one difference; the rest is counted in a last line."""
+
+
+def diff(old: Fleet | None, new: Fleet) -> tuple[str, ...]:
+    """Return the differences, in the order of the new fleet; empty = there are none.
+
+    Args:
+        old: The fleet before; ``None`` if there was none.
+        new: The fleet after.
+    """
+    lines = list(_lines(old, new))
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES - 1 :] = [f"... and {len(lines) - MAX_LINES + 1} more"]
+    return tuple(lines)
+
+
+def _lines(old: Fleet | None, new: Fleet) -> Iterator[str]:
+    if old is None:
+        for pool in new.pools:
+            yield _added_pool(pool)
+        return
+    yield from _fields("listener", old.listener, new.listener)
+    yield from _fields("pickers", old.pickers, new.pickers)
+    before = {pool.name: pool for pool in old.pools}
+    for pool in new.pools:
+        known = before.pop(pool.name, None)
+        yield from [_added_pool(pool)] if known is None else _pool(known, pool)
+    for pool in before.values():
+        yield f"pool {pool.name} removed"
+    yield from _order("pools", [p.name for p in old.pools], [p.name for p in new.pools])
+
+
+def _added_pool(pool: Pool) -> str:
+    count = len(pool.endpoints)
+    return f"pool {pool.name} added ({count} endpoint{'' if count == 1 else 's'})"
+
+
+def _pool(old: Pool, new: Pool) -> Iterator[str]:
+    where = f"pool {new.name}:"
+    yield from _fields(where, old, new, skip=("variants", "endpoints"))
+    variants = {variant.name: variant for variant in old.variants}
+    for variant in new.variants:
+        known = variants.pop(variant.name, None)
+        if known is None:
+            yield f"{where} variant {variant.name} added (weight {variant.weight})"
+        else:
+            yield from _fields(f"{where} variant {variant.name}", known, variant)
+    for name in variants:
+        yield f"{where} variant {name} removed"
+    yield from _order(
+        f"{where} variants", [v.name for v in old.variants], [v.name for v in new.variants]
+    )
+    endpoints = {endpoint.id: endpoint for endpoint in old.endpoints}
+    for endpoint in new.endpoints:
+        before = endpoints.pop(endpoint.id, None)
+        if before is None:
+            yield f"{where} endpoint {endpoint.id} added ({_summary(new, endpoint)})"
+            continue
+        was, now = old.variant_of(before), new.variant_of(endpoint)
+        if was != now:
+            yield f"{where} endpoint {endpoint.id} variant {was} -> {now}"
+        yield from _fields(f"{where} endpoint {endpoint.id}", before, endpoint, skip=("variant",))
+    for name in endpoints:
+        yield f"{where} endpoint {name} removed"
+    yield from _order(
+        f"{where} endpoints", [e.id for e in old.endpoints], [e.id for e in new.endpoints]
+    )
+
+
+def _summary(pool: Pool, endpoint: Endpoint) -> str:
+    return f"{endpoint.grpc or endpoint.http}, {pool.variant_of(endpoint)}"
+
+
+def _order(what: str, old: list[str], new: list[str]) -> Iterator[str]:
+    both = set(old) & set(new)
+    if [name for name in old if name in both] != [name for name in new if name in both]:
+        yield f"{what} reordered"
+
+
+def _fields(
+    where: str, old: BaseModel, new: BaseModel, skip: tuple[str, ...] = ()
+) -> Iterator[str]:
+    if old == new:
+        return
+    was, now = old.model_dump(mode="json"), new.model_dump(mode="json")
+    for name in type(new).model_fields:
+        if name not in skip:
+            yield from _values(f"{where} {name}", was[name], now[name])
+
+
+def _values(where: str, old: Any, new: Any) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        yield from _mappings(where, old, new)
+    elif isinstance(old, list) and isinstance(new, list) and sorted(old) != sorted(new):
+        added = [f"+{value}" for value in new if value not in old]
+        removed = [f"-{value}" for value in old if value not in new]
+        yield f"{where} {' '.join([*added, *removed])}"
+    elif old != new:
+        yield f"{where} {_word(old)} -> {_word(new)}"
+
+
+def _mappings(where: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for key in {**old, **new}:
+        yield from _values(f"{where}.{key}", old.get(key), new.get(key))
+
+
+def _word(value: Any) -> str:
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
+    return str(value)

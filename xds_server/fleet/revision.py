@@ -1,0 +1,93 @@
+"""Revisions: the numbered states of a fleet, and when each replica became what it is.
+
+Laws:
+
+1. Revision numbers start at 1 and rise by one; a revision never changes.
+2. A replica's incarnation is the number of the revision that brought it in: so no two lives of
+   one id share a number, and nothing about departed replicas has to be remembered.
+3. A replica that another address answers for is another one.
+4. The replicas of the first revision were there before: they joined at 0, which is *warm*.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xds_server.fleet.model import Fleet
+
+Incarnations = dict[str, tuple[int, int]]
+"""Endpoint id to (incarnation, Unix milliseconds of joining; 0 = warm)."""
+
+MAX_AUTHOR_CHARS = 128
+MAX_REASON_CHARS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One state of the fleet, and who wanted it why."""
+
+    number: int
+    at_unix_ms: int
+    author: str
+    reason: str
+    changes: tuple[str, ...]
+    """What differs from the revision before, one line each."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """The fleet file as it was last taken over."""
+
+    text_hash: str
+    fleet: Fleet
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that outlives a restart, as of the newest revision."""
+
+    revision: Revision
+    fleet: Fleet
+    incarnations: Mapping[str, tuple[int, int]]
+    file: FileState | None
+    """``None`` if the fleet never came from a file."""
+
+
+def text_hash(text: str) -> str:
+    """Return what tells two file contents apart."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def next_incarnations(
+    old: Fleet | None,
+    known: Mapping[str, tuple[int, int]],
+    new: Fleet,
+    number: int,
+    now_unix_ms: int,
+) -> Incarnations:
+    """Return the incarnations of the new fleet's replicas.
+
+    Args:
+        old: The fleet before; ``None`` for the first.
+        known: Incarnations of ``old``.
+        new: The fleet after.
+        number: Number of the revision that makes the step.
+        now_unix_ms: Time of the step, Unix milliseconds.
+    """
+    addresses = {} if old is None else _addresses(old)
+    joined = 0 if old is None else now_unix_ms
+    return {
+        endpoint: known[endpoint]
+        if endpoint in known and addresses.get(endpoint) == here
+        else (number, joined)
+        for endpoint, here in _addresses(new).items()
+    }
+
+
+def _addresses(fleet: Fleet) -> dict[str, tuple[str | None, str | None]]:
+    return {e.id: (e.http, e.grpc) for pool in fleet.pools for e in pool.endpoints}

@@ -1,0 +1,283 @@
+"""Keeps revisions in SQLite.
+
+Laws:
+
+1. A revision, its replicas' incarnations and the state of the fleet file are written in one
+   transaction, flushed to disk before ``append`` returns.
+2. One process owns the database; a second one is refused.
+3. History is bounded: the newest ``MAX_REVISIONS``, and of these no more than
+   ``MAX_HISTORY_BYTES``; the newest revision is always kept.
+4. Whatever is wrong with the database is one ``StoreError`` that names the file and the fix.
+
+Calls block: asynchronous code makes them in a worker thread. They may come from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from xds_server.fleet.model import Fleet
+from xds_server.fleet.revision import FileState, Revision, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MAX_REVISIONS = 1000
+MAX_HISTORY_BYTES = 256 * 2**20
+FILE_NAME = "tidegate.db"
+
+_VERSION = 1
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS revisions (
+  number INTEGER PRIMARY KEY,
+  at_unix_ms INTEGER NOT NULL,
+  author TEXT NOT NULL,
+  reason TEXT NOT NULL,
+  changes TEXT NOT NULL,
+  fleet TEXT NOT NULL,
+  size INTEGER NOT NULL,
+  file_hash TEXT
+) STRICT;
+CREATE TABLE IF NOT EXISTS latest (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+PRAGMA user_version = {_VERSION};
+"""
+_PRUNE = """
+DELETE FROM revisions WHERE number IN (
+  SELECT number FROM (
+    SELECT number,
+           row_number() OVER (ORDER BY number DESC) AS place,
+           sum(size) OVER (ORDER BY number DESC) AS total
+    FROM revisions
+  ) WHERE place > 1 AND (place > ? OR total > ?)
+)
+"""
+
+
+class StoreError(RuntimeError):
+    """The database cannot be used."""
+
+
+class UnknownRevision(LookupError):  # noqa: N818 - reads as the sentence it is
+    """There is no such revision, or no longer."""
+
+
+class Store:
+    """Revisions on disk, or in memory.
+
+    Args:
+        folder: Where the database is; made if missing. ``None`` = in memory only.
+        max_revisions: Bound of the history.
+        max_bytes: The same in bytes of fleets.
+
+    Raises:
+        StoreError: The database is damaged, in use, or cannot be made.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        max_revisions: int = MAX_REVISIONS,
+        max_bytes: int = MAX_HISTORY_BYTES,
+    ) -> None:
+        self._bounds = (max_revisions, max_bytes)
+        self._lock = threading.Lock()
+        self._name = "the in-memory store" if folder is None else str(folder / FILE_NAME)
+        self._db: sqlite3.Connection | None = None
+        with self._explained():
+            if folder is not None:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            target = ":memory:" if folder is None else folder / FILE_NAME
+            self._db = sqlite3.connect(
+                target, timeout=1.0, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._prepare(self._db)
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        # EXCLUSIVE before WAL: one owner, and no shared-memory file beside the database.
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        version: int = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > _VERSION:
+            raise StoreError(
+                f"{self._name} was written by a newer Tidegate (format {version}); "
+                "use that one, or another --state folder"
+            )
+        db.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} COMMIT;")
+        verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+
+    def close(self) -> None:
+        """Close the database; closing twice is fine."""
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+    def latest(self) -> State | None:
+        """Return the newest state; ``None`` if nothing was ever stored.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        with self._lock, self._explained():
+            rows = self._rows("SELECT * FROM revisions ORDER BY number DESC LIMIT 1")
+            if not rows:
+                return None
+            row = rows[0]
+            values = dict(self._rows("SELECT key, value FROM latest"))
+            file = values.get("file")
+            return State(
+                revision=_revision(row),
+                fleet=self._fleet(row[5], row[0]),
+                incarnations={
+                    name: (number, joined)
+                    for name, (number, joined) in json.loads(values["incarnations"]).items()
+                },
+                file=None if file is None else self._file(file, row[0]),
+            )
+
+    def append(self, state: State) -> None:
+        """Store a new revision.
+
+        Raises:
+            StoreError: It was not stored; nothing has changed.
+        """
+        revision, file = state.revision, state.file
+        fleet = state.fleet.model_dump_json()
+        with self._lock, self._explained(), self._transaction() as db:
+            db.execute(
+                "INSERT INTO revisions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    revision.number,
+                    revision.at_unix_ms,
+                    revision.author,
+                    revision.reason,
+                    json.dumps(revision.changes),
+                    fleet,
+                    len(fleet),
+                    None if file is None else file.text_hash,
+                ),
+            )
+            self._put(db, "incarnations", json.dumps(state.incarnations))
+            self._put_file(db, file)
+            db.execute(_PRUNE, self._bounds)
+
+    def remember_file(self, file: FileState) -> None:
+        """Store that the fleet file was taken over without changing the fleet.
+
+        Raises:
+            StoreError: It was not stored.
+        """
+        with self._lock, self._explained(), self._transaction() as db:
+            self._put_file(db, file)
+
+    def revisions(self, limit: int) -> tuple[Revision, ...]:
+        """Return at most ``limit`` revisions, newest first.
+
+        Raises:
+            StoreError: They cannot be read.
+        """
+        with self._lock, self._explained():
+            rows = self._rows("SELECT * FROM revisions ORDER BY number DESC LIMIT ?", limit)
+            return tuple(map(_revision, rows))
+
+    def fleet(self, number: int) -> Fleet:
+        """Return the fleet of a revision.
+
+        Raises:
+            UnknownRevision: There is none of that number, or no longer.
+            StoreError: It cannot be read.
+        """
+        with self._lock, self._explained():
+            # SQLite's integers are signed 64-bit; beyond that there is surely no revision.
+            rows = self._rows("SELECT fleet FROM revisions WHERE number = ?", min(number, 2**62))
+            if not rows:
+                bounds = self._rows("SELECT min(number), max(number) FROM revisions")[0]
+                kept = (
+                    "none is stored" if bounds[0] is None else f"kept are {bounds[0]}-{bounds[1]}"
+                )
+                raise UnknownRevision(f"no revision {number}; {kept}")
+            return self._fleet(rows[0][0], number)
+
+    def _rows(self, query: str, *arguments: int) -> list[Any]:
+        return self._open().execute(query, arguments).fetchall()
+
+    def _open(self) -> sqlite3.Connection:
+        if self._db is None:
+            raise StoreError(f"{self._name} is closed")
+        return self._db
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        db = self._open()
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+    @staticmethod
+    def _put(db: sqlite3.Connection, key: str, value: str) -> None:
+        db.execute("INSERT OR REPLACE INTO latest VALUES (?, ?)", (key, value))
+
+    def _put_file(self, db: sqlite3.Connection, file: FileState | None) -> None:
+        if file is not None:
+            fleet = file.fleet.model_dump_json()
+            self._put(db, "file", json.dumps({"text_hash": file.text_hash, "fleet": fleet}))
+
+    def _file(self, text: str, number: int) -> FileState:
+        value = json.loads(text)
+        return FileState(value["text_hash"], self._fleet(value["fleet"], number))
+
+    def _fleet(self, text: str, number: int) -> Fleet:
+        try:
+            return Fleet.model_validate_json(text)
+        except ValidationError as error:
+            raise StoreError(
+                f"revision {number} in {self._name} is no valid fleet for this Tidegate "
+                f"({error.error_count()} errors); apply a newer revision, or start with another "
+                "--state folder"
+            ) from None
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn whatever the database raises into one sentence."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                raise StoreError(
+                    f"{self._name} is in use by another control server; stop that one, "
+                    "or use another --state folder"
+                ) from None
+            raise StoreError(
+                f"{self._name} cannot be used: {error}; check the folder's rights and free space"
+            ) from None
+        except (sqlite3.DatabaseError, KeyError, json.JSONDecodeError) as error:
+            raise StoreError(
+                f"{self._name} is damaged ({error}); move it away and start again: "
+                "the fleet file becomes revision 1"
+            ) from None
+        except OSError as error:
+            raise StoreError(f"{self._name} cannot be made: {error.strerror}") from None
+
+
+def _revision(row: Any) -> Revision:
+    return Revision(row[0], row[1], row[2], row[3], tuple(json.loads(row[4])))

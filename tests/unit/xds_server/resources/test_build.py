@@ -11,7 +11,6 @@ from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2
 from envoy.extensions.filters.network.http_connection_manager.v3 import (
     http_connection_manager_pb2,
 )
-from support.fleets import endpoint, fleet, pool
 
 from protos.names import (
     CLUSTER_TYPE,
@@ -21,6 +20,7 @@ from protos.names import (
     ClusterRef,
 )
 from protos.tidegate.fleet.v1 import pool_pb2
+from support.fleets import endpoint, fleet, pool
 from xds_server.fleet.model import Fleet
 from xds_server.resources.build import picker_resources, upstream_resources
 from xds_server.resources.endpoints import assignment

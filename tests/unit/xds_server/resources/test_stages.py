@@ -6,22 +6,23 @@ from typing import NamedTuple
 
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.config.route.v3 import route_pb2
+from google.protobuf import any_pb2
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fleets import endpoint, fleet, pool
-from xds_server.protocol.snapshot import Snapshot
 
 from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, POOL_TYPE, ROUTE_CONFIG_NAME, ROUTE_TYPE
 from protos.tidegate.fleet.v1 import pool_pb2
+from support.fleets import endpoint, fleet, pool
 from xds_server.fleet.model import Fleet
 from xds_server.fleet.rules import problems
+from xds_server.protocol.snapshot import Snapshot
 from xds_server.resources.stages import newly_draining, plan, widened
 from xds_server.resources.view import View
 
 
 def body(snapshot: Snapshot, type_url: str, name: str) -> bytes:
     """Return one resource's message bytes."""
-    return snapshot.resources(type_url)[name].body
+    return any_pb2.Any.FromString(snapshot.resources(type_url)[name].any).value
 
 
 def names(snapshot: Snapshot, type_url: str) -> set[str]:

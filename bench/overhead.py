@@ -1,0 +1,271 @@
+"""What the picker costs: Envoy alone against Envoy with a picker, in one run.
+
+    python bench/overhead.py [--seconds 3] [--rounds 3] [--connections 1 8] [--body 2048]
+
+Starts the real control server, picker and Envoy in front of three instant upstreams (an Envoy
+that answers by itself) and sends HTTP requests in a closed loop: to a route without a picker and
+to a pool in each body mode, in turn, several rounds. Prints requests/s, latency p50/p99, what the
+picker adds to them, CPU per request of Envoy and picker, and the memory of each process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
+from tidegate.stack.local import ENVOY, PICKER, LocalStack
+from tidegate.stack.ports import HeldPorts
+from tidegate.stack.processes import Supervisor
+from tidegate.stack.runfolder import RunFolder
+from tidegate.stack.triton import TritonReplica
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+UPSTREAMS = 3
+POOL_MODES = {"vision": "none", "llm": "peek", "counter": "full"}
+TARGETS = {
+    "envoy alone": "/v2/health/ready",
+    "none": "/v2/models/vision/generate",
+    "peek": "/v2/models/toy-llm/generate",
+    "full": "/v2/models/counter/generate",
+}
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def upstream_bootstrap(addresses: list[str]) -> dict[str, Any]:
+    """Return an Envoy that answers 200 to everything on each address."""
+
+    def listener(address: str) -> dict[str, Any]:
+        host, _, port = address.rpartition(":")
+        prefix = "type.googleapis.com/envoy.extensions.filters"
+        return {
+            "name": address,
+            "address": {"socket_address": {"address": host, "port_value": int(port)}},
+            "filter_chains": [
+                {
+                    "filters": [
+                        {
+                            "name": "envoy.filters.network.http_connection_manager",
+                            "typed_config": {
+                                "@type": f"{prefix}.network.http_connection_manager.v3."
+                                "HttpConnectionManager",
+                                "stat_prefix": "upstream",
+                                "route_config": {
+                                    "virtual_hosts": [
+                                        {
+                                            "name": "all",
+                                            "domains": ["*"],
+                                            "routes": [
+                                                {
+                                                    "match": {"prefix": "/"},
+                                                    "direct_response": {
+                                                        "status": 200,
+                                                        "body": {"inline_string": "{}"},
+                                                    },
+                                                }
+                                            ],
+                                        }
+                                    ]
+                                },
+                                "http_filters": [
+                                    # Read the whole request first, as a replica would.
+                                    {
+                                        "name": "envoy.filters.http.buffer",
+                                        "typed_config": {
+                                            "@type": f"{prefix}.http.buffer.v3.Buffer",
+                                            "max_request_bytes": 2**26,
+                                        },
+                                    },
+                                    {
+                                        "name": "envoy.filters.http.router",
+                                        "typed_config": {
+                                            "@type": f"{prefix}.http.router.v3.Router"
+                                        },
+                                    },
+                                ],
+                            },
+                        }
+                    ]
+                }
+            ],
+        }
+
+    return {"static_resources": {"listeners": [listener(address) for address in addresses]}}
+
+
+@asynccontextmanager
+async def instant_upstreams() -> AsyncIterator[list[TritonReplica]]:
+    """Run the upstreams; they look like replicas that answer at once."""
+    with RunFolder.create() as run, HeldPorts() as ports:
+        addresses = [ports.address() for _ in range(UPSTREAMS)]
+        config = run.write("upstream.json", json.dumps(upstream_bootstrap(addresses)))
+        supervisor = Supervisor(run.logs)
+        await supervisor.start(
+            "upstreams", envoy_command(envoy_binary(), config, 1), envoy_environment()
+        )
+        try:
+            yield [
+                TritonReplica(
+                    name=f"u{number}", http=address, grpc=ports.address(), metrics=address
+                )
+                for number, address in enumerate(addresses, 1)
+            ]
+        finally:
+            await supervisor.stop()
+
+
+@dataclass
+class Sample:
+    """One target's measurements over all rounds."""
+
+    latencies: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    cpu: dict[str, float] = field(default_factory=dict)
+
+    def percentile(self, share: float) -> float:
+        """Return a latency percentile in milliseconds."""
+        ordered = sorted(self.latencies)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1000
+
+    def cpu_us(self, name: str) -> float:
+        """Return CPU microseconds per request of a process."""
+        return self.cpu.get(name, 0.0) / len(self.latencies) * 1e6
+
+
+def request_bytes(path: str, body_bytes: int) -> bytes:
+    """Return an HTTP/1.1 request with a generate body of about that size."""
+    shell = len(orjson.dumps({"text_input": "", "max_tokens": 1}))
+    text = "".join(f"word{n} " for n in range(body_bytes // 5))[: max(1, body_bytes - shell)]
+    body = orjson.dumps({"text_input": text, "max_tokens": 1})
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def client(address: str, request: bytes, until: float, latencies: list[float]) -> None:
+    """Send one request after the other on one connection until the clock says stop."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        while (start := time.perf_counter()) < until:
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(head.decode("latin-1"))
+            length = next(
+                int(line.split(b":")[1])
+                for line in head.lower().split(b"\r\n")
+                if line.startswith(b"content-length:")
+            )
+            await reader.readexactly(length)
+            latencies.append(time.perf_counter() - start)
+    finally:
+        writer.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def rss_mb(pid: int) -> float:
+    """Return the resident memory of a process in megabytes."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+async def measure(
+    stack: LocalStack, path: str, args: argparse.Namespace, connections: int, into: Sample
+) -> None:
+    """Run one target for a while and add to its sample."""
+    request = request_bytes(path, args.body)
+    pids = {name: stack.pid(name) for name in (ENVOY, PICKER)}
+    before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+    start = time.perf_counter()
+    await asyncio.gather(
+        *(
+            client(stack.http_address, request, start + args.seconds, into.latencies)
+            for _ in range(connections)
+        )
+    )
+    into.seconds += time.perf_counter() - start
+    for name, pid in pids.items():
+        into.cpu[name] = into.cpu.get(name, 0.0) + cpu_seconds(pid) - before[name]
+
+
+async def run(args: argparse.Namespace) -> None:
+    """Measure everything and print it."""
+    console = Console()
+    change = {
+        "pools": {
+            name: {"routing": {"body": mode, "policy": "prefix-affinity"}}
+            for name, mode in POOL_MODES.items()
+        }
+    }
+    async with (
+        instant_upstreams() as upstreams,
+        LocalStack(replicas=upstreams, fleet=change, concurrency=1) as stack,
+    ):
+        for connections in args.connections:
+            samples = {name: Sample() for name in TARGETS}
+            for path in TARGETS.values():  # warm up connections and caches
+                warm = argparse.Namespace(**{**vars(args), "seconds": 0.5})
+                await measure(stack, path, warm, connections, Sample())
+            for _ in range(args.rounds):
+                for name, path in TARGETS.items():
+                    await measure(stack, path, args, connections, samples[name])
+            console.print(table(samples, connections, args.body))
+        memory = {name: rss_mb(stack.pid(name)) for name in ("control-server", PICKER, ENVOY)}
+        console.print("memory (RSS): " + ", ".join(f"{n} {m:.0f} MB" for n, m in memory.items()))
+
+
+def table(samples: dict[str, Sample], connections: int, body: int) -> Table:
+    """Lay out one set of samples."""
+    alone = samples["envoy alone"]
+    result = Table(title=f"{connections} connection(s), {body} B bodies, closed loop")
+    result.add_column("route")
+    for column in ("req/s", "p50 ms", "p99 ms", "+p50 ms", "+p99 ms", "Envoy µs", "picker µs"):
+        result.add_column(column, justify="right")
+    for name, sample in samples.items():
+        result.add_row(
+            name,
+            f"{len(sample.latencies) / sample.seconds:.0f}",
+            f"{statistics.median(sample.latencies) * 1000:.2f}",
+            f"{sample.percentile(0.99):.2f}",
+            f"{sample.percentile(0.5) - alone.percentile(0.5):+.2f}",
+            f"{sample.percentile(0.99) - alone.percentile(0.99):+.2f}",
+            f"{sample.cpu_us(ENVOY):.0f}",
+            f"{sample.cpu_us(PICKER):.0f}",
+        )
+    return result
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=2.0, help="per target and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--connections", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--body", type=int, default=2048, help="bytes of each request's body")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Real peers for the end-to-end tests: one set of Tritons per session, stacks in a second or two.
+
+A test that kills or restarts a shared Triton must leave it ready again (``Tritons.restart``).
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Protocol
+
+import aiohttp
+import pytest
+
+from tidegate.stack.assets import DemoExtraMissingError
+from tidegate.stack.envoy import envoy_binary
+from tidegate.stack.local import LocalStack
+from tidegate.stack.triton import find_triton
+from tidegate.stack.tritons import Tritons
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+TIME_SCALE = 0.1
+"""The language model is ten times faster here than by default."""
+
+
+class StackFactory(Protocol):
+    """Starts a stack over the session's Tritons, or others given by keyword."""
+
+    async def __call__(self, **options: Any) -> LocalStack:
+        """Start it; the fixture stops it."""
+
+
+@pytest.fixture(scope="session")
+def demo_extra() -> None:
+    """Skip where real Envoy and Triton are not installed."""
+    try:
+        find_triton()
+        envoy_binary()
+    except DemoExtraMissingError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+async def tritons(demo_extra: None) -> AsyncIterator[Tritons]:  # noqa: ARG001 - skips first
+    """Three replicas for the whole session: r1 and r2 with version 1, the canary r3 with 2."""
+    async with Tritons(3, env={"TOY_LLM_TIME_SCALE": str(TIME_SCALE)}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    """One HTTP client for the session."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
+        yield session
+
+
+@pytest.fixture
+async def new_stack(tritons: Tritons) -> AsyncIterator[StackFactory]:
+    """Start stacks with the options of ``LocalStack``; all stop when the test ends."""
+    async with _factory(tritons) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+async def new_module_stack(tritons: Tritons) -> AsyncIterator[StackFactory]:
+    """Like ``new_stack``, but the stacks stay for all tests of the module."""
+    async with _factory(tritons) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+async def stack(new_module_stack: StackFactory) -> LocalStack:
+    """One stack with its defaults for all tests of a module that change nothing lasting."""
+    return await new_module_stack()
+
+
+class _factory:  # noqa: N801 - used as a function
+    def __init__(self, tritons: Tritons) -> None:
+        self._tritons = tritons
+        self._exit = AsyncExitStack()
+
+    async def __aenter__(self) -> StackFactory:
+        return self._start
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exit.aclose()
+
+    async def _start(self, **options: Any) -> LocalStack:
+        if "replicas" not in options:
+            options.setdefault("tritons", self._tritons)
+        return await self._exit.enter_async_context(LocalStack(**options))

@@ -1,0 +1,1 @@
+"""The picker: chooses the replica of each request and tells Envoy (external processing)."""

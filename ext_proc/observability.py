@@ -1,0 +1,230 @@
+"""What the picker shows of itself: Prometheus metrics and the debug page.
+
+Law: no label is the caller's text; the pools, variants and endpoints of the fleet are bounded
+by `MAX_SERIES` per metric, and what is above counts under ``other``. The registry is injected;
+nothing is global. On the hot path a metric is a dictionary look-up and an addition.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ext_proc.exchange import Pick
+
+MAX_SERIES: Final = 1_000
+"""Most label sets of one metric."""
+
+_SECONDS: Final = (
+    0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0,
+)  # fmt: skip
+
+
+class _Children:
+    """A counter's pre-bound children, at most `MAX_SERIES` of them."""
+
+    def __init__(self, counter: Counter, labels: int) -> None:
+        self._counter = counter
+        self._children: dict[tuple[str, ...], Counter] = {}
+        self._other = ("other",) * labels
+
+    def get(self, *labels: str) -> Counter:
+        child = self._children.get(labels)
+        if child is None:
+            if len(self._children) >= MAX_SERIES and labels != self._other:
+                return self.get(*self._other)
+            child = self._children[labels] = self._counter.labels(*labels)
+        return child
+
+
+class _InFlight(Collector):
+    """Reads the ledger when it is asked, so that the hot path pays nothing."""
+
+    def __init__(self, in_flight: Callable[[], Mapping[str, int]]) -> None:
+        self._in_flight = in_flight
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "tidegate_picker_in_flight",
+            "Requests in flight that this picker sent to the endpoint.",
+            labels=["endpoint"],
+        )
+        counts = sorted(self._in_flight().items())
+        for endpoint, count in counts[:MAX_SERIES]:
+            family.add_metric([endpoint], count)
+        rest = counts[MAX_SERIES:]
+        if rest:
+            family.add_metric(["other"], sum(count for _, count in rest))
+        yield family
+
+
+class Metrics:
+    """The picker's metrics.
+
+    Args:
+        registry: Where they are registered.
+        in_flight: Requests in flight by endpoint id.
+        pools: How many pools are known.
+        index_blocks: How many blocks the prefix index holds.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        in_flight: Callable[[], Mapping[str, int]] = dict,
+        pools: Callable[[], int] = int,
+        index_blocks: Callable[[], int] = int,
+    ) -> None:
+        self.registry = registry
+        registry.register(_InFlight(in_flight))
+        self._picks = _Children(
+            Counter(
+                "tidegate_picker_picks",
+                "Requests for which an endpoint was chosen.",
+                ["pool", "variant", "reason"],
+                registry=registry,
+            ),
+            3,
+        )
+        self._refusals = _Children(
+            Counter(
+                "tidegate_picker_refusals",
+                "Requests that were answered with an error.",
+                ["reason"],
+                registry=registry,
+            ),
+            1,
+        )
+        self._passes = _Children(
+            Counter(
+                "tidegate_picker_passes",
+                "Requests left to the proxy's own balancing.",
+                ["reason"],
+                registry=registry,
+            ),
+            1,
+        )
+        self._errors = _Children(
+            Counter(
+                "tidegate_picker_errors",
+                "Streams that went wrong; the proxy goes on by itself.",
+                ["kind"],
+                registry=registry,
+            ),
+            1,
+        )
+        seconds = Histogram(
+            "tidegate_picker_exchange_seconds",
+            "Time to a decision: thinking (parsing and choosing) and waiting for the body.",
+            ["part"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._thinking = seconds.labels("thinking")
+        self._waiting = seconds.labels("waiting")
+        blocks = Counter(
+            "tidegate_picker_prompt_blocks",
+            "Prompt blocks of picked requests: all, and those the choice was predicted to hold.",
+            ["part"],
+            registry=registry,
+        )
+        self._blocks_all = blocks.labels("all")
+        self._blocks_matched = blocks.labels("matched")
+        tokens = Counter(
+            "tidegate_picker_prompt_tokens",
+            "Estimated prompt tokens of picked requests: all, and those predicted to be cached.",
+            ["part"],
+            registry=registry,
+        )
+        self._tokens_all = tokens.labels("all")
+        self._tokens_matched = tokens.labels("matched")
+        self.streams = Gauge(
+            "tidegate_picker_open_streams", "Open streams of the proxy.", registry=registry
+        )
+        self._unreadable = Counter(
+            "tidegate_picker_unreadable_bodies",
+            "Bodies that were no request of their form.",
+            registry=registry,
+        )
+        self.connected = Gauge(
+            "tidegate_picker_xds_connected",
+            "1 while the control server's stream is open.",
+            registry=registry,
+        )
+        Gauge("tidegate_picker_pools", "Pools known.", registry=registry).set_function(pools)
+        Gauge(
+            "tidegate_picker_index_blocks", "Blocks in the prefix index.", registry=registry
+        ).set_function(index_blocks)
+
+    def picked(self, pick: Pick) -> None:
+        """Count a pick."""
+        decision = pick.decision
+        self._picks.get(decision.pool, decision.variant, decision.reason).inc()
+        if pick.prompt_tokens is not None:
+            self._tokens_all.inc(pick.prompt_tokens)
+            self._tokens_matched.inc(min(pick.matched_tokens, pick.prompt_tokens))
+            self._blocks_all.inc(pick.prompt_blocks)
+            self._blocks_matched.inc(decision.matched_blocks)
+
+    def refused(self, reason: str) -> None:
+        """Count a refusal."""
+        self._refusals.get(reason).inc()
+
+    def passed(self, reason: str) -> None:
+        """Count a request left to the proxy."""
+        self._passes.get(reason).inc()
+
+    def unreadable(self) -> None:
+        """Count a body that could not be read."""
+        self._unreadable.inc()
+
+    def failed(self, kind: str) -> None:
+        """Count a stream that went wrong."""
+        self._errors.get(kind).inc()
+
+    def took(self, thinking_s: float, waiting_s: float | None) -> None:
+        """Observe one decision; ``None`` = it did not wait for a body."""
+        self._thinking.observe(thinking_s)
+        if waiting_s is not None:
+            self._waiting.observe(waiting_s)
+
+
+def debug_app(
+    metrics: Metrics, state: Callable[[], Mapping[str, Any]], ready: Callable[[], bool]
+) -> web.Application:
+    """Return the application behind ``--metrics``: ``/metrics``, ``/debug/state``, ``/healthz``.
+
+    Args:
+        metrics: The metrics to print.
+        state: Returns the dump, made of what JSON can hold.
+        ready: Tells whether pools are known and the picker is not stopping.
+    """
+
+    async def print_metrics(_: web.Request) -> web.Response:
+        body = generate_latest(metrics.registry)
+        return web.Response(body=body, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def print_state(_: web.Request) -> web.Response:
+        options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+        body = orjson.dumps(state(), default=str, option=options)
+        return web.Response(body=body, content_type="application/json")
+
+    async def print_health(_: web.Request) -> web.Response:
+        up = ready()
+        return web.Response(status=200 if up else 503, text="ready\n" if up else "not ready\n")
+
+    app = web.Application(client_max_size=1024)
+    app.router.add_get("/metrics", print_metrics)
+    app.router.add_get("/debug/state", print_state)
+    app.router.add_get("/healthz", print_health)
+    return app

@@ -1,0 +1,138 @@
+"""From the wire's ``Pool`` to the router's. Pure.
+
+Source: ``protos/tidegate/fleet/v1/pool.proto``. What does not make sense is refused here with the
+place that is wrong, so the control server shows it; nothing is guessed. A number left out (0 on
+the wire) takes the router's default wherever 0 has no meaning of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.routing.types import BodyMode, Endpoint, EndpointKey, Pool, SlowStart, Variant
+from protos.tidegate.fleet.v1 import pool_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_ENDPOINTS: Final = 20_000
+"""Most replicas of one pool."""
+
+MAX_VARIANTS: Final = 100
+
+_BODY: Final[Mapping[int, BodyMode]] = {
+    pool_pb2.BODY_MODE_UNSPECIFIED: "peek",
+    pool_pb2.BODY_MODE_NONE: "none",
+    pool_pb2.BODY_MODE_PEEK: "peek",
+    pool_pb2.BODY_MODE_FULL: "full",
+}
+_DEFAULT: Final = Pool(name="default")
+
+
+class PoolError(ValueError):
+    """The resource makes no sense; the text names the place."""
+
+
+def pool_of(message: pool_pb2.Pool) -> Pool:
+    """Convert one pool.
+
+    Raises:
+        PoolError: A field is out of its range, or refers to what is not there.
+    """
+    name = message.name
+    if not name:
+        raise PoolError("pool without a name")
+    if "/" in name:
+        raise PoolError(f"pool {name!r}: a name must not contain '/'")
+    where = f"pool {name!r}"
+    variants = _variants(message, where)
+    endpoints = _endpoints(message, where, {variant.name for variant in variants})
+    routing, ramp = message.routing, message.slow_start
+    body = _BODY.get(routing.body)
+    if body is None:
+        raise PoolError(f"{where}: unknown body mode {routing.body}")
+    return Pool(
+        name=name,
+        models=frozenset(message.models),
+        paths=frozenset(message.paths),
+        default_for_grpc=pool_pb2.FORM_GRPC in message.default_for,
+        default_for_paths=frozenset(message.default_for_paths),
+        variants=variants,
+        endpoints=endpoints,
+        policy=routing.policy or _DEFAULT.policy,
+        body=body,
+        fallbacks=routing.fallbacks,
+        session_header=routing.session_header.lower() or _DEFAULT.session_header,
+        block_chars=routing.block_chars or _DEFAULT.block_chars,
+        index_blocks=routing.index_blocks_per_endpoint or _DEFAULT.index_blocks,
+        index_ttl_s=_positive(routing.index_ttl_seconds, _DEFAULT.index_ttl_s, where, "index_ttl"),
+        sequence_idle_s=_positive(
+            routing.sequence_idle_seconds, _DEFAULT.sequence_idle_s, where, "sequence_idle"
+        ),
+        load_factor=_positive(
+            routing.load_factor, _DEFAULT.load_factor, where, "load_factor", least=1.0
+        ),
+        max_body_bytes=routing.max_body_bytes or _DEFAULT.max_body_bytes,
+        slow_start=SlowStart(
+            window_s=_positive(ramp.window_seconds, 0.0, where, "slow_start.window"),
+            aggression=_positive(ramp.aggression, 1.0, where, "slow_start.aggression"),
+            min_weight=min(1.0, _positive(ramp.min_weight, 0.0, where, "slow_start.min_weight")),
+        ),
+        per_endpoint_in_flight=message.per_endpoint_in_flight,
+    )
+
+
+def _variants(message: pool_pb2.Pool, where: str) -> tuple[Variant, ...]:
+    if not 0 < len(message.variants) <= MAX_VARIANTS:
+        raise PoolError(f"{where}: {len(message.variants)} variants; 1 to {MAX_VARIANTS} may be")
+    names = [variant.name for variant in message.variants]
+    if len(set(names)) != len(names) or not all(names):
+        raise PoolError(f"{where}: each variant needs a name of its own")
+    return tuple(
+        Variant(
+            name=variant.name,
+            weight=variant.weight,
+            model_version=variant.model_version or None,
+            headers=tuple(sorted((name.lower(), value) for name, value in variant.headers.items())),
+        )
+        for variant in message.variants
+    )
+
+
+def _endpoints(message: pool_pb2.Pool, where: str, variants: set[str]) -> tuple[Endpoint, ...]:
+    if len(message.endpoints) > MAX_ENDPOINTS:
+        raise PoolError(f"{where}: {len(message.endpoints)} endpoints; at most {MAX_ENDPOINTS}")
+    found: dict[str, Endpoint] = {}
+    for endpoint in message.endpoints:
+        if not endpoint.id or endpoint.id in found:
+            raise PoolError(f"{where}: each endpoint needs an id of its own, not {endpoint.id!r}")
+        here = f"{where}: endpoint {endpoint.id!r}"
+        if endpoint.variant not in variants:
+            raise PoolError(f"{here}: there is no variant {endpoint.variant!r}")
+        if not endpoint.http_address and not endpoint.grpc_address:
+            raise PoolError(f"{here}: it has no address")
+        if "," in endpoint.http_address or "," in endpoint.grpc_address:
+            # The pick is a comma-separated list.
+            raise PoolError(f"{here}: an address must not contain a comma")
+        found[endpoint.id] = Endpoint(
+            key=EndpointKey(endpoint.id, endpoint.incarnation),
+            variant=endpoint.variant,
+            http=endpoint.http_address or None,
+            grpc=endpoint.grpc_address or None,
+            metrics_url=endpoint.metrics_url or None,
+            capacity=_positive(endpoint.capacity, 1.0, here, "capacity"),
+            zone=endpoint.zone,
+            draining=endpoint.draining,
+            joined_unix_s=endpoint.joined_unix_ms / 1000 if endpoint.joined_unix_ms else None,
+        )
+    return tuple(found.values())
+
+
+def _positive(value: float, unset: float, where: str, field: str, least: float = 0.0) -> float:
+    """Return ``value``, or ``unset`` for the wire's 0."""
+    if value == 0:
+        return unset
+    if not math.isfinite(value) or value < least:
+        raise PoolError(f"{where}: {field} is {value}; it must be finite and at least {least:g}")
+    return value

@@ -1,0 +1,227 @@
+"""The gRPC face: Envoy's streams pumped through exchanges.
+
+Law:
+
+1. One stream is one exchange. Whatever ends it, its ticket settles before the handler returns.
+2. No exception of ours reaches Envoy: a stream that goes wrong is closed with OK, so Envoy goes
+   on by itself (fail open), and it is counted.
+3. A cancellation after the pick was handed over is a usual end: Envoy cancels where it needs
+   nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from ext_proc.exchange import (
+    Exchange,
+    IllegalEventError,
+    Lost,
+    Refuse,
+    ReplyBody,
+    ReplyHead,
+    State,
+    Stopped,
+)
+from ext_proc.wire import METHOD, SERVICE, WireError, Writer, event_of, parse_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.exchange import Action, Chooser
+    from ext_proc.observability import Metrics
+
+MAX_MESSAGE_BYTES: Final = 128 * 2**20
+"""Most bytes of one message, so of one body in mode ``full``. gRPC refuses more by breaking the
+stream, and Envoy then goes on by itself."""
+
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Each HTTP request in flight holds a stream.
+    ("grpc.max_concurrent_streams", 2**31 - 1),
+    # Envoy's idle keepalive pings must not be punished.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A port that is taken is an error, not a silent second listener.
+    ("grpc.so_reuseport", 0),
+)
+
+_READINESS: Final = ("", "readiness", SERVICE)
+_LIVENESS: Final = "liveness"
+
+_log = structlog.stdlib.get_logger("ext_proc.service")
+
+
+class AddressError(OSError):
+    """The address cannot be listened on; the text says which and what to do."""
+
+
+class PickerServer:
+    """Serves ``envoy.service.ext_proc.v3.ExternalProcessor`` and gRPC health.
+
+    Args:
+        chooser: The router.
+        picker: This picker's id.
+        metrics: What to count on.
+        clock: Monotonic seconds.
+        wall_clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        chooser: Chooser,
+        *,
+        picker: str,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._tools = _Tools(chooser, Writer(picker), metrics, clock, wall_clock)
+        self._stopping = False
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, address: str) -> str:
+        """Listen on ``ip:port`` (port 0 = a free one) and return the bound address.
+
+        Raises:
+            AddressError: The address is taken or is none of this machine's.
+        """
+        server = grpc.aio.server(options=_OPTIONS)
+        handler: Any = grpc.stream_stream_rpc_method_handler(self.process)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise AddressError(
+                f"cannot listen on {address}: it is taken or not an address of this machine;"
+                " choose another with --listen"
+            ) from error
+        await self._health.set(_LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        await self.set_ready(ready=False)
+        await server.start()
+        self._server = server
+        return f"{address.rpartition(':')[0]}:{port}"
+
+    async def set_ready(self, *, ready: bool) -> None:
+        """Say over gRPC health whether requests are decided here; ``liveness`` stays SERVING."""
+        response = health_pb2.HealthCheckResponse
+        status = response.SERVING if ready and not self._stopping else response.NOT_SERVING
+        for service in _READINESS:
+            await self._health.set(service, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new streams; after ``grace_s`` seconds end those still open."""
+        self._stopping = True
+        await self.set_ready(ready=False)
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+    async def process(self, _: Any, context: Any) -> None:
+        """Handle one stream of Envoy; the wire messages are bytes."""
+        metrics = self._tools.metrics
+        stream = _Stream(self._tools, context)
+        stopped = False
+        metrics.streams.inc()
+        try:
+            await stream.pump()
+        except asyncio.CancelledError:
+            # Envoy cancels too; only a cancellation by our own stop is one.
+            stopped = self._stopping
+            raise
+        except _PeerGoneError:
+            metrics.failed("peer-gone")
+        except (DecodeError, WireError, IllegalEventError) as error:
+            metrics.failed("protocol")
+            _log.warning("stream_protocol_error", error=str(error))
+        except Exception:  # noqa: BLE001 - law 2: Envoy goes on by itself
+            metrics.failed("internal")
+            _log.exception("stream_failed")
+        finally:
+            metrics.streams.dec()
+            stream.end(stopped=stopped)
+
+
+class _PeerGoneError(Exception):
+    """A reply could not be handed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    """What every stream uses."""
+
+    chooser: Chooser
+    writer: Writer
+    metrics: Metrics
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+
+
+class _Stream:
+    """One stream: reads, times, writes."""
+
+    __slots__ = ("_context", "_exchange", "_handing_over", "_replied_at", "_thinking_s", "_tools")
+
+    def __init__(self, tools: _Tools, context: Any) -> None:
+        self._tools = tools
+        self._context = context
+        self._exchange = Exchange(tools.chooser)
+        self._handing_over = False
+        """A decision is made and its reply is not written yet."""
+        self._replied_at: float | None = None
+        """When the body was asked for."""
+        self._thinking_s = 0.0
+
+    async def pump(self) -> None:
+        """Answer message after message until Envoy ends the stream."""
+        context, tools, exchange = self._context, self._tools, self._exchange
+        while (data := await context.read()) is not grpc.aio.EOF:
+            begin = tools.clock()
+            event = event_of(parse_request(data))
+            undecided = exchange.state is not State.DECIDED
+            actions = exchange.on(event, begin, tools.wall_clock())
+            self._handing_over = undecided and exchange.state is State.DECIDED
+            replies = [tools.writer.write(action) for action in actions]
+            if undecided:
+                self._count(actions[0], begin)
+            try:
+                for reply in replies:
+                    await context.write(reply)
+            except Exception as error:
+                raise _PeerGoneError from error
+            self._handing_over = False
+
+    def end(self, *, stopped: bool) -> None:
+        """Settle, whatever has happened."""
+        tools = self._tools
+        event = Stopped() if stopped else Lost(clean=not self._handing_over)
+        self._exchange.on(event, tools.clock(), tools.wall_clock())
+
+    def _count(self, action: Action, begin: float) -> None:
+        exchange, metrics, now = self._exchange, self._tools.metrics, self._tools.clock()
+        self._thinking_s += now - begin
+        if exchange.state is State.WAITING:
+            self._replied_at = now
+            return
+        waited = None if self._replied_at is None else begin - self._replied_at
+        metrics.took(self._thinking_s, waited)
+        if exchange.unreadable is not None:
+            metrics.unreadable()
+        pick = action.pick if isinstance(action, ReplyHead | ReplyBody) else None
+        if pick is not None:
+            metrics.picked(pick)
+        elif isinstance(action, Refuse):
+            metrics.refused(action.reason)
+        elif exchange.passed is not None:
+            metrics.passed(exchange.passed)

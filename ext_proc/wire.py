@@ -1,0 +1,285 @@
+"""Envoy's external-processing messages, and the only module that names them.
+
+Source: ``envoy/service/ext_proc/v3/external_processor.proto``. Header values are read from
+``raw_value`` first and then from ``value``, and written to ``raw_value``. Replies leave as
+bytes: those that never differ are serialized once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from envoy.config.core.v3 import base_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+
+from ext_proc.exchange import (
+    Action,
+    Ask,
+    Body,
+    BodySending,
+    Echo,
+    Head,
+    Pick,
+    Refuse,
+    ReplyBody,
+    ReplyHead,
+    ReplyResponse,
+    ReplyTrailers,
+    Response,
+    ResponsePart,
+    Trailers,
+)
+from protos.names import (
+    CLUSTER_ATTRIBUTE,
+    DESTINATION_HEADER,
+    LB_NAMESPACE,
+    ROUTE_ATTRIBUTE,
+    SUBSET_KEY,
+    SUBSET_NAMESPACE,
+    TIDEGATE_NAMESPACE,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+METHOD: Final = "Process"
+
+MAX_SUBSET: Final = 10_000
+"""Most entries of a subset hint that are read; the rest can only make the choice smaller."""
+
+_FILTER: Final = "envoy.filters.http.ext_proc"
+"""Key under which Envoy files the attributes that it was asked for."""
+
+_MODE: Final = processing_mode_pb2.ProcessingMode
+_SENDING: Final = {
+    _MODE.NONE: BodySending.NONE,
+    _MODE.STREAMED: BodySending.STREAMED,
+    _MODE.BUFFERED: BodySending.BUFFERED,
+    _MODE.BUFFERED_PARTIAL: BodySending.BUFFERED,
+    _MODE.FULL_DUPLEX_STREAMED: BodySending.DUPLEX,
+}
+_OVERWRITE: Final = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+
+
+class WireError(ValueError):
+    """The message is none that a picker can take."""
+
+
+# --- in -----------------------------------------------------------------------------------------
+
+parse_request: Final = pb.ProcessingRequest.FromString
+"""Bytes of one message to the message."""
+
+
+def event_of(message: Any) -> Head | Body | Trailers | Response:
+    """Translate a ``ProcessingRequest``.
+
+    Raises:
+        WireError: It carries nothing that this release knows.
+    """
+    kind = message.WhichOneof("request")
+    if kind == "request_headers":
+        return _head(message)
+    if kind == "request_body":
+        part = message.request_body
+        return Body(part.body, part.end_of_stream, _subset(message))
+    if kind == "request_trailers":
+        return Trailers()
+    if kind == "response_headers":
+        return Response(ResponsePart.HEADERS, end_of_stream=message.response_headers.end_of_stream)
+    if kind == "response_body":
+        part = message.response_body
+        return Response(ResponsePart.BODY, part.body, part.end_of_stream)
+    if kind == "response_trailers":
+        return Response(ResponsePart.TRAILERS)
+    raise WireError(f"a processing request with {kind or 'nothing'} in it")
+
+
+def read_headers(headers: Iterable[Any]) -> dict[str, str]:
+    """Return a ``HeaderMap``'s headers by lower-case name, repeated ones joined in order.
+
+    RFC 9110 section 5.3 joins by comma; cookies are joined by semicolon (RFC 9113 8.2.3).
+    """
+    found: dict[str, str] = {}
+    for header in headers:
+        name = header.key.lower()
+        raw = header.raw_value
+        # A value is read, never sent on, so bytes that are no UTF-8 may be replaced.
+        value = raw.decode("utf-8", "replace") if raw else header.value
+        earlier = found.get(name)
+        if earlier is not None:
+            value = f"{earlier}{'; ' if name == 'cookie' else ','}{value}"
+        found[name] = value
+    return found
+
+
+def _head(message: Any) -> Head:
+    part = message.request_headers
+    headers = read_headers(part.headers.headers)
+    attributes = message.attributes
+    fields = attributes[_FILTER].fields if _FILTER in attributes else {}
+    config = message.protocol_config
+    return Head(
+        method=headers.pop(":method", ""),
+        path=headers.pop(":path", ""),
+        headers=headers,
+        end_of_stream=part.end_of_stream,
+        cluster=_text(fields, CLUSTER_ATTRIBUTE),
+        route=_text(fields, ROUTE_ATTRIBUTE),
+        # A mode of a later Envoy shows chunks, if it shows anything: decide at the head.
+        request_body=_SENDING.get(config.request_body_mode, BodySending.STREAMED),
+        response_body=_SENDING.get(config.response_body_mode, BodySending.STREAMED),
+        subset=_subset(message),
+    )
+
+
+def _text(fields: Any, name: str) -> str | None:
+    if name not in fields:
+        return None
+    return fields[name].string_value or None
+
+
+def _subset(message: Any) -> frozenset[str] | None:
+    """Return the subset hint: absent = ``None`` (no limit), present and empty = nobody.
+
+    Source: Gateway API Inference Extension, endpoint picker protocol 1.0. A list, a comma string
+    and comma strings inside a list are read, blanks trimmed; what is no string is skipped.
+    """
+    if not message.HasField("metadata_context"):
+        return None
+    namespaces = message.metadata_context.filter_metadata
+    if SUBSET_NAMESPACE not in namespaces:
+        return None
+    fields = namespaces[SUBSET_NAMESPACE].fields
+    if SUBSET_KEY not in fields:
+        return None
+    value = fields[SUBSET_KEY]
+    texts = (
+        [item.string_value for item in value.list_value.values]
+        if value.HasField("list_value")
+        else [value.string_value]
+    )
+    entries = (entry.strip() for text in texts for entry in text.split(","))
+    return frozenset([entry for entry in entries if entry][:MAX_SUBSET])
+
+
+# --- out ----------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes actions as serialized ``ProcessingResponse`` messages.
+
+    Args:
+        picker: This picker's id; each pick carries it for access logs.
+    """
+
+    def __init__(self, picker: str) -> None:
+        self._picker = picker
+
+    def write(self, action: Action) -> bytes:
+        """Return the reply's bytes."""
+        if isinstance(action, ReplyHead):
+            if action.pick is None:
+                return _HEAD_PLAIN[action.ask]
+            message = pb.ProcessingResponse()
+            self._write_pick(message, message.request_headers.response, action.pick)
+            if action.ask is not None:
+                message.mode_override.CopyFrom(_OVERRIDE[action.ask])
+        elif isinstance(action, ReplyBody):
+            if action.pick is None and action.echo is None:
+                return _BODY_PLAIN
+            message = pb.ProcessingResponse()
+            common = message.request_body.response
+            if action.pick is not None:
+                self._write_pick(message, common, action.pick)
+            _write_echo(common, action.echo)
+        elif isinstance(action, ReplyTrailers):
+            return _TRAILERS_PLAIN
+        elif isinstance(action, ReplyResponse):
+            if action.echo is None:
+                return _RESPONSE_PLAIN[action.part]
+            message = pb.ProcessingResponse()
+            _write_echo(message.response_body.response, action.echo)
+        else:
+            message = _immediate(action)
+        return message.SerializeToString()  # type: ignore[no-any-return]  # untyped library
+
+    def _write_pick(self, message: Any, common: Any, pick: Pick) -> None:
+        common.clear_route_cache = pick.clear_route_cache
+        _set_headers(common.header_mutation, pick.headers)
+        fields = message.dynamic_metadata.fields
+        fields[LB_NAMESPACE].struct_value.fields[DESTINATION_HEADER].string_value = pick.destination
+        ours = fields[TIDEGATE_NAMESPACE].struct_value.fields
+        ours["picker"].string_value = self._picker
+        if pick.ticket is not None:
+            ours["ticket"].string_value = pick.ticket
+
+
+def _set_headers(mutation: Any, headers: Iterable[tuple[str, str]]) -> None:
+    for name, value in headers:
+        option = mutation.set_headers.add(append_action=_OVERWRITE)
+        option.header.key = name
+        option.header.raw_value = value.encode()
+
+
+def _write_echo(common: Any, echo: Echo | None) -> None:
+    if echo is not None:
+        streamed = common.body_mutation.streamed_response
+        streamed.body = echo.chunk
+        streamed.end_of_stream = echo.end_of_stream
+
+
+def _immediate(refuse: Refuse) -> Any:
+    message = pb.ProcessingResponse()
+    immediate = message.immediate_response
+    immediate.status.code = refuse.status
+    immediate.body = refuse.body
+    immediate.details = f"tidegate_{refuse.reason}".replace("-", "_")
+    if refuse.grpc_status is not None:
+        immediate.grpc_status.status = refuse.grpc_status
+    _set_headers(immediate.headers, refuse.headers)
+    return message
+
+
+def _override(request_body: int) -> Any:
+    """The modes that stay are named too: an override replaces all of them."""
+    return _MODE(
+        request_header_mode=_MODE.SEND,
+        request_body_mode=request_body,
+        response_header_mode=_MODE.SKIP,
+        response_body_mode=_MODE.NONE,
+        # Keeps the stream open to the end of the exchange, where the ticket settles.
+        response_trailer_mode=_MODE.SEND,
+    )
+
+
+_OVERRIDE: Final = {
+    Ask.FIRST_PART: _override(_MODE.BUFFERED_PARTIAL),
+    Ask.NOTHING: _override(_MODE.NONE),
+}
+_HEAD_PLAIN: Final[Mapping[Ask | None, bytes]] = {
+    None: pb.ProcessingResponse(request_headers=pb.HeadersResponse()).SerializeToString(),
+    **{
+        ask: pb.ProcessingResponse(
+            request_headers=pb.HeadersResponse(), mode_override=mode
+        ).SerializeToString()
+        for ask, mode in _OVERRIDE.items()
+    },
+}
+_BODY_PLAIN: Final[bytes] = pb.ProcessingResponse(
+    request_body=pb.BodyResponse()
+).SerializeToString()
+_TRAILERS_PLAIN: Final[bytes] = pb.ProcessingResponse(
+    request_trailers=pb.TrailersResponse()
+).SerializeToString()
+_RESPONSE_PLAIN: Final[Mapping[ResponsePart, bytes]] = {
+    ResponsePart.HEADERS: pb.ProcessingResponse(
+        response_headers=pb.HeadersResponse()
+    ).SerializeToString(),
+    ResponsePart.BODY: pb.ProcessingResponse(response_body=pb.BodyResponse()).SerializeToString(),
+    ResponsePart.TRAILERS: pb.ProcessingResponse(
+        response_trailers=pb.TrailersResponse()
+    ).SerializeToString(),
+}

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Protocol = Literal["http", "grpc"]
 BodyMode = Literal["none", "peek", "full"]
@@ -129,7 +132,7 @@ class Features:
     streaming: bool = False
     max_tokens: int | None = None
     prompt: bytes | None = None
-    """Canonical prompt bytes (UTF-8 text, or little-endian token ids), possibly only their start."""
+    """Canonical prompt bytes (UTF-8 text, or little-endian token ids), maybe only their start."""
     prompt_is_partial: bool = False
 
     @property
@@ -155,9 +158,11 @@ class Request:
     protocol: Protocol
     features: Features
     blocks: tuple[int, ...] = ()
-    """Chained hashes of the prompt's full blocks, root first."""
+    """Chained hashes of the prompt's full blocks, root first; signed 64-bit integers."""
     subset: frozenset[str] | None = None
     """``ip:port`` or bare ``ip`` entries that limit the choice; ``None`` = no limit."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Request headers by lower-case name; a variant's header pins are read from them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,51 @@
+"""What a policy is given, and what it must answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.roster import Seat
+
+
+class Offer(NamedTuple):
+    """One request and its eligible seats; the lists run side by side."""
+
+    seats: Sequence[Seat]
+    """At least one."""
+    variant: str
+    slots: int
+    """Endpoints in the pool, eligible or not; a seat's ``position`` is below it."""
+    pending: Sequence[float]
+    """Requests on each replica: ours in flight, and what others have waiting there if known."""
+    work: Sequence[float]
+    """Uncached input tokens that we have in flight on each replica."""
+    strength: Sequence[float]
+    """Capacity times ramp; above 0."""
+    matched: Sequence[int]
+    """Blocks of the prompt that each replica probably holds, contiguous from the root."""
+    blocks: int
+    """Full blocks of the prompt; 0 = unknown or shorter than one."""
+    shared: int
+    """How many of these are common property (``PrefixIndex.shared_depth``)."""
+    load_factor: float
+
+
+class Policy(Protocol):
+    """Chooses among seats by giving each a price.
+
+    A policy is made per pool and lives as long as the pool names it.
+    """
+
+    def prices(self, offer: Offer) -> Sequence[float]:
+        """Return a price per seat, lower is better; equal ones are drawn by chance.
+
+        Asking changes nothing: a simulator or an explanation may ask as often as it likes.
+        """
+        ...
+
+    def picked(self, offer: Offer, index: int) -> str:
+        """Take note that the seat at ``index`` got the request; return the reason's label."""
+        ...

@@ -1,0 +1,38 @@
+"""round-robin: each replica in turn.
+
+Formula: ``price`` = steps from the cursor to the replica, in the pool's order.
+Inputs: none but membership. Each variant has its own cursor.
+Use it for: a baseline; uniform short requests on equal replicas.
+Not for: anything whose cost varies; it ignores load, size, strength and ramp.
+
+The cursor starts at random, so that several pickers do not walk in step. A seat that is not
+eligible is skipped and the walk goes on from the one that was picked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.draw import Rng
+    from ext_proc.routing.policies.base import Offer
+
+
+class RoundRobin:
+    """A cursor per variant; bounded by the pool's variants."""
+
+    def __init__(self, rng: Rng) -> None:
+        self._start = rng.random()
+        self._cursors: dict[str, int] = {}
+
+    def prices(self, offer: Offer) -> Sequence[float]:
+        """Return how many steps away each seat is."""
+        cursor = self._cursors.get(offer.variant, int(self._start * offer.slots))
+        return [float((seat.position - cursor) % offer.slots) for seat in offer.seats]
+
+    def picked(self, offer: Offer, index: int) -> str:
+        """Move the cursor behind the seat; the label is ``round-robin``."""
+        self._cursors[offer.variant] = offer.seats[index].position + 1
+        return "round-robin"

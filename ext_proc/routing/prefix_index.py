@@ -1,0 +1,382 @@
+"""The prefix index: which replica probably holds which prompt blocks in its KV cache.
+
+It is approximate: it knows what this picker sent, not what an engine evicted. A block's hash
+covers all blocks before it, so one flat table of hashes stands for a radix tree.
+
+Rules:
+
+1. Matching is contiguous from the root: depth ``d`` means that the first ``d`` blocks are held.
+2. Blocks leave an endpoint in the order of their last insert, least recent first, and within
+   one insert from leaf to root: a parent is never older than its child.
+3. An endpoint holds at most its ``max_blocks``; of a longer chain only the root's end is kept.
+4. What no insert touched for the endpoint's ``ttl_s`` is forgotten, a bounded amount per
+   ``expire`` call; an endpoint whose newest insert is that old is forgotten at once.
+5. A purge takes effect at once and in constant time. Memory follows, as later inserts and
+   ``expire`` calls give back more than they take.
+6. Inserts and purges are events; whoever applies the same ones holds the same index.
+
+Shape: the table maps a block to the *use* (one insert on one endpoint) that touched it last, or
+to several uses where several endpoints hold it. The uses of an endpoint form a linked list by
+age, so a touch is one dictionary write and no queue is ever searched. A use drops the hashes
+that later uses took over once these are the majority.
+
+Memory: 120 to 190 bytes per block held by one endpoint (dictionary slot, 64-bit key, eight bytes
+in its use), plus about 250 per use; conversations of 16 blocks and more measure below 200 bytes
+per block altogether (``bench/decide.py`` prints it).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from ext_proc.routing.types import EndpointKey
+
+MAX_BLOCKS: Final = 100_000
+TTL_S: Final = 600.0
+EXPIRE_EVERY_S: Final = 1.0
+"""Pause between two passes over the oldest uses."""
+RECLAIM_BUDGET: Final = 256
+"""Most blocks that one ``expire`` call forgets or gives back."""
+
+
+class Inserted(NamedTuple):
+    """An endpoint was sent a prompt."""
+
+    endpoint: EndpointKey
+    blocks: tuple[int, ...]
+    at: float
+
+
+class Purged(NamedTuple):
+    """An endpoint's cache is gone."""
+
+    endpoint: EndpointKey
+
+
+IndexEvent = Inserted | Purged
+
+
+class _Use:
+    """One insert: the blocks that it was the last to touch, root first."""
+
+    __slots__ = ("at", "blocks", "holder", "live", "mask", "newer", "older")
+
+    def __init__(self, holder: _Holder, blocks: tuple[int, ...], at: float) -> None:
+        self.holder = holder
+        self.mask = holder.bit
+        self.blocks = array("q", blocks)
+        self.live = 0
+        self.at = at
+        self.older: _Use | None = holder.newest
+        self.newer: _Use | None = None
+
+
+class _Several:
+    """The uses of one block that several endpoints hold, by the endpoint's bit."""
+
+    __slots__ = ("mask", "uses")
+
+    def __init__(self, first: _Use, second: _Use) -> None:
+        self.mask = first.mask | second.mask
+        self.uses = {first.mask: first, second.mask: second}
+
+
+class _Holder:
+    """One endpoint's part of the index."""
+
+    __slots__ = ("bit", "count", "key", "max_blocks", "newest", "oldest", "ttl_s")
+
+    def __init__(self, key: EndpointKey, bit: int, max_blocks: int, ttl_s: float) -> None:
+        self.key = key
+        self.bit = bit
+        self.count = 0
+        self.max_blocks = max_blocks
+        self.ttl_s = ttl_s
+        self.oldest: _Use | None = None
+        self.newest: _Use | None = None
+
+    def append(self, use: _Use) -> None:
+        if self.newest is None:
+            self.oldest = use
+        else:
+            self.newest.newer = use
+        self.newest = use
+
+    def unlink(self, use: _Use) -> None:
+        if use.older is None:
+            self.oldest = use.newer
+        else:
+            use.older.newer = use.newer
+        if use.newer is None:
+            self.newest = use.older
+        else:
+            use.newer.older = use.older
+
+
+class PrefixIndex:
+    """Prompt blocks by endpoint.
+
+    Args:
+        max_blocks: Bound per endpoint where ``limit`` set no other.
+        ttl_s: Age at which an untouched block is forgotten, likewise.
+    """
+
+    def __init__(self, max_blocks: int = MAX_BLOCKS, ttl_s: float = TTL_S) -> None:
+        self._default = (max_blocks, ttl_s)
+        self._limits: dict[EndpointKey, tuple[int, float]] = {}
+        self._table: dict[int, _Use | _Several] = {}
+        self._forks: dict[int, int] = {}
+        self._holders: dict[EndpointKey, _Holder] = {}
+        self._by_bit: dict[int, _Holder] = {}
+        self._live = 0
+        """The bits of all endpoints that are not purged."""
+        self._dead: deque[_Holder] = deque()
+        self._free_bits: list[int] = []
+        self._next_expiry = float("-inf")
+
+    def __repr__(self) -> str:
+        return f"<PrefixIndex blocks={len(self._table)} endpoints={len(self._holders)}>"
+
+    @property
+    def blocks(self) -> int:
+        """Return how many distinct blocks are in memory."""
+        return len(self._table)
+
+    def held(self, endpoint: EndpointKey) -> int:
+        """Return how many blocks an endpoint holds."""
+        holder = self._holders.get(endpoint)
+        return 0 if holder is None else holder.count
+
+    # --- Asking ---------------------------------------------------------------------------------
+
+    def matched(self, blocks: tuple[int, ...], endpoint: EndpointKey) -> int:
+        """Return how many of the first blocks an endpoint holds without a gap."""
+        return self.match_all(blocks).get(endpoint, 0)
+
+    def match_all(self, blocks: tuple[int, ...]) -> dict[EndpointKey, int]:
+        """Return the depth of the match of each endpoint that holds at least the first block."""
+        found: dict[EndpointKey, int] = {}
+        alive = self._live
+        find = self._table.get
+        depth = 0
+        for block in blocks:
+            entry = find(block)
+            mask = alive & entry.mask if entry is not None else 0
+            if mask != alive:
+                if depth:
+                    self._note(found, alive & ~mask, depth)
+                alive = mask
+            if not alive:
+                return found
+            depth += 1
+        if depth:
+            self._note(found, alive, depth)
+        return found
+
+    def _note(self, found: dict[EndpointKey, int], bits: int, depth: int) -> None:
+        while bits:
+            lowest = bits & -bits
+            found[self._by_bit[lowest].key] = depth
+            bits ^= lowest
+
+    def shared_depth(self, blocks: tuple[int, ...], matched: int, endpoints: int) -> int:
+        """Return how many of the first blocks are common property, worth a copy everywhere.
+
+        Copying a prefix of ``d`` blocks to ``n`` replicas costs ``n * d`` blocks of prefill. Once
+        it was continued in that many ways (a system prompt, not a conversation), this is at most
+        one block for each of them: cheap against sending them all to one replica.
+
+        Args:
+            blocks: The prompt.
+            matched: The deepest match of any endpoint; deeper blocks are not looked at.
+            endpoints: How many replicas could hold a copy.
+        """
+        if not self._forks:
+            return 0
+        forks = self._forks.get
+        for depth in range(min(matched, len(blocks)), 0, -1):
+            if forks(blocks[depth - 1], 0) >= endpoints * depth:
+                return depth
+        return 0
+
+    # --- Changing -------------------------------------------------------------------------------
+
+    def apply(self, event: IndexEvent) -> None:
+        """Fold one event into the index."""
+        if isinstance(event, Inserted):
+            self.insert(event.endpoint, event.blocks, event.at)
+        else:
+            self.purge(event.endpoint)
+
+    def limit(self, endpoint: EndpointKey, max_blocks: int, ttl_s: float) -> None:
+        """Set an endpoint's bounds; what is above a lowered one is forgotten at once."""
+        self._limits[endpoint] = (max_blocks, ttl_s)
+        holder = self._holders.get(endpoint)
+        if holder is not None:
+            holder.max_blocks, holder.ttl_s = max_blocks, ttl_s
+            while holder.count > max_blocks:
+                self._evict(holder)
+
+    def forget(self, endpoint: EndpointKey) -> None:
+        """Purge an endpoint that will not come back, its bounds included."""
+        self.purge(endpoint)
+        self._limits.pop(endpoint, None)
+
+    def insert(self, endpoint: EndpointKey, blocks: tuple[int, ...], now: float) -> None:
+        """Note that an endpoint was sent a prompt.
+
+        Args:
+            endpoint: Who got it.
+            blocks: The chained hashes of the prompt's blocks, root first, signed 64-bit.
+            now: Monotonic seconds, never less than in an earlier call.
+        """
+        holder = self._holders.get(endpoint) or self._enrol(endpoint)
+        blocks = blocks[: holder.max_blocks]
+        if not blocks:
+            return
+        if self._dead:
+            self._reclaim(2 * len(blocks))
+        self._note_fork(blocks)
+        use = _Use(holder, blocks, now)
+        holder.append(use)
+        table, bit = self._table, holder.bit
+        repeated = 0
+        overtaken: dict[_Use, None] = {}
+        for block in blocks:
+            entry = table.get(block)
+            if entry is None:
+                table[block] = use
+                holder.count += 1
+                continue
+            earlier: _Use | None
+            if isinstance(entry, _Use) and entry.mask == bit:
+                earlier = entry
+                table[block] = use
+            else:
+                earlier = self._share(block, entry, use)
+            if earlier is None:
+                holder.count += 1
+            elif earlier is use:  # a hash that occurs twice in one chain
+                repeated += 1
+            else:
+                earlier.live -= 1
+                overtaken[earlier] = None
+        use.live = len(blocks) - repeated
+        for each in overtaken:
+            self._shrink(holder, each)
+        while holder.count > holder.max_blocks:
+            self._evict(holder)
+
+    def purge(self, endpoint: EndpointKey) -> None:
+        """Forget all that an endpoint holds; it counts as empty from now on."""
+        holder = self._holders.pop(endpoint, None)
+        if holder is not None:
+            self._live &= ~holder.bit
+            self._dead.append(holder)
+
+    def expire(self, now: float) -> None:
+        """Forget what is too old, and give back the memory of purged endpoints.
+
+        Cheap enough to be called with every request: it works once per ``EXPIRE_EVERY_S``, or
+        in every call while more than ``RECLAIM_BUDGET`` blocks wait.
+        """
+        if now < self._next_expiry and not self._dead:
+            return
+        budget = self._reclaim(RECLAIM_BUDGET)
+        if now < self._next_expiry:
+            return
+        for holder in list(self._holders.values()):
+            too_old = now - holder.ttl_s
+            if holder.newest is not None and holder.newest.at < too_old:
+                self.purge(holder.key)
+                continue
+            while budget > 0 and holder.oldest is not None and holder.oldest.at < too_old:
+                self._evict(holder)
+                budget -= 1
+        if budget > 0:
+            self._next_expiry = now + EXPIRE_EVERY_S
+
+    # --- Inside ---------------------------------------------------------------------------------
+
+    def _enrol(self, endpoint: EndpointKey) -> _Holder:
+        bit = self._free_bits.pop() if self._free_bits else 1 << len(self._by_bit)
+        holder = _Holder(endpoint, bit, *self._limits.get(endpoint, self._default))
+        self._holders[endpoint] = self._by_bit[bit] = holder
+        self._live |= bit
+        return holder
+
+    def _note_fork(self, blocks: tuple[int, ...]) -> None:
+        """Count it where a known prefix goes on in a way not seen before."""
+        parent: int | None = None
+        for block in blocks:
+            if block not in self._table:
+                if parent is not None:
+                    self._forks[parent] = self._forks.get(parent, 0) + 1
+                return
+            parent = block
+
+    def _share(self, block: int, entry: _Use | _Several, use: _Use) -> _Use | None:
+        """Touch a block that others hold too; return the endpoint's own earlier use of it."""
+        if isinstance(entry, _Use):
+            self._table[block] = _Several(entry, use)
+            return None
+        earlier = entry.uses.get(use.mask)
+        entry.uses[use.mask] = use
+        entry.mask |= use.mask
+        return earlier
+
+    def _shrink(self, holder: _Holder, use: _Use) -> None:
+        """Drop the hashes that later uses took over, once they are the majority."""
+        if use.live == 0:
+            holder.unlink(use)
+        elif 2 * use.live < len(use.blocks):
+            kept = [block for block in use.blocks if self._owner(block, holder.bit) is use]
+            use.blocks = array("q", kept)
+
+    def _owner(self, block: int, bit: int) -> _Use | None:
+        entry = self._table.get(block)
+        if isinstance(entry, _Several):
+            return entry.uses.get(bit)
+        return entry
+
+    def _evict(self, holder: _Holder) -> None:
+        """Forget the leaf of an endpoint's oldest use."""
+        use = holder.oldest
+        if use is None:
+            return
+        while use.live:
+            block = use.blocks.pop()
+            if self._owner(block, holder.bit) is use:
+                self._drop(block, holder, use)
+                break
+        if use.live == 0:
+            holder.unlink(use)
+
+    def _drop(self, block: int, holder: _Holder, use: _Use) -> None:
+        entry = self._table[block]
+        if isinstance(entry, _Use):
+            del self._table[block]
+            self._forks.pop(block, None)
+        else:
+            del entry.uses[holder.bit]
+            entry.mask ^= holder.bit
+            if len(entry.uses) == 1:
+                self._table[block] = next(iter(entry.uses.values()))
+        use.live -= 1
+        holder.count -= 1
+
+    def _reclaim(self, budget: int) -> int:
+        """Give back the memory of purged endpoints; return what is left of the budget."""
+        while self._dead and budget > 0:
+            holder = self._dead[0]
+            while holder.count and budget > 0:
+                self._evict(holder)
+                budget -= 1
+            if holder.count == 0:
+                self._dead.popleft()
+                del self._by_bit[holder.bit]
+                self._free_bits.append(holder.bit)
+        return budget

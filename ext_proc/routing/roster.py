@@ -1,0 +1,145 @@
+"""The roster: a pool compiled for deciding, so that a decision only reads.
+
+A *replica* is one endpoint identity, shared by all pools it serves; a *seat* is a replica as one
+pool, variant and protocol offer it. What never changes between two memberships is worked out
+here once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ext_proc.routing.ledger import Load
+    from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Protocol, Reading
+
+FRESH_S: Final = 2.0
+"""An older reading is unknown: Triton's queue turns over many times in it."""
+MAX_READINGS: Final = 256
+"""Readings kept per replica; one page rarely has more than one per model and version."""
+
+
+class Replica:
+    """What the router knows about one endpoint identity beside its membership."""
+
+    __slots__ = ("_others", "_others_at", "key", "load", "readings", "restarted_unix_s")
+
+    def __init__(self, key: EndpointKey, load: Load) -> None:
+        self.key = key
+        self.load = load
+        self.readings: tuple[Reading, ...] = ()
+        self.restarted_unix_s: float | None = None
+        """Wall clock of the last restart seen, where its ramp starts again."""
+        self._others = 0.0
+        self._others_at = float("-inf")
+
+    def observe(self, readings: Sequence[Reading]) -> None:
+        """Take a replica's readings in place of the earlier ones.
+
+        What waits beyond our own requests in flight at this moment was sent by others. It is a
+        lower bound, as some of ours may be running already, and counts none of ours twice.
+        """
+        self.readings = tuple(readings[:MAX_READINGS])
+        known = [(each.queued, each.at) for each in self.readings if each.queued is not None]
+        if known:
+            queued = sum(number for number, _ in known)
+            self._others = max(0.0, queued - self.load.in_flight)
+            self._others_at = min(at for _, at in known)
+        else:
+            self._others_at = float("-inf")
+
+    def others_queued(self, now: float) -> float | None:
+        """Return the requests of others that wait in the replica, ``None`` where unknown."""
+        return self._others if now - self._others_at < FRESH_S else None
+
+
+class Seat:
+    """A replica as one pool, variant and protocol offer it."""
+
+    __slots__ = (
+        "address",
+        "capacity",
+        "draining",
+        "host",
+        "joined_unix_s",
+        "key",
+        "load",
+        "position",
+        "replica",
+        "variant",
+    )
+
+    def __init__(self, endpoint: Endpoint, address: str, replica: Replica, position: int) -> None:
+        self.key = endpoint.key
+        self.address = address
+        self.host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+        self.variant = endpoint.variant
+        self.capacity = endpoint.capacity
+        self.draining = endpoint.draining
+        self.joined_unix_s = endpoint.joined_unix_s
+        self.replica = replica
+        self.load = replica.load
+        self.position = position
+        """Its place in the pool, stable while the membership is."""
+
+    def __repr__(self) -> str:
+        return f"<Seat {self.key.id} {self.address}>"
+
+
+class Roster:
+    """The seats of one pool."""
+
+    def __init__(self, pool: Pool, replicas: Mapping[EndpointKey, Replica]) -> None:
+        self.pool = pool
+        self.size = len(pool.endpoints)
+        self._open: dict[tuple[str, Protocol], tuple[Seat, ...]] = {}
+        self._of: dict[tuple[EndpointKey, Protocol], Seat] = {}
+        self.keys = frozenset(each.key for each in pool.endpoints)
+        protocols: tuple[Protocol, ...] = ("http", "grpc")
+        for protocol in protocols:
+            seats = [
+                Seat(each, address, replicas[each.key], position)
+                for position, each in enumerate(pool.endpoints)
+                if (address := each.address(protocol)) is not None
+            ]
+            for seat in seats:
+                self._of[seat.key, protocol] = seat
+            for variant in pool.variants:
+                self._open[variant.name, protocol] = tuple(
+                    seat for seat in seats if seat.variant == variant.name and not seat.draining
+                )
+
+    def open_seats(self, variant: str, protocol: Protocol) -> tuple[Seat, ...]:
+        """Return the seats of a variant that take new work, in the pool's order."""
+        return self._open.get((variant, protocol), ())
+
+    def seat(self, key: EndpointKey, protocol: Protocol) -> Seat | None:
+        """Return the seat of one endpoint, draining or not."""
+        return self._of.get((key, protocol))
+
+
+class Directory:
+    """Which pool a request belongs to when no route said so; all questions are O(1).
+
+    Where several pools serve one model, the first by name has it.
+    """
+
+    def __init__(self, pools: Iterable[Pool]) -> None:
+        self.paths: set[str] = set()
+        """Paths whose body names the model."""
+        self.by_model: dict[str, str] = {}
+        self.by_path_and_model: dict[tuple[str, str], str] = {}
+        self.path_defaults: dict[str, str] = {}
+        self.grpc_default: str | None = None
+        for pool in sorted(pools, key=lambda each: each.name):
+            self.paths |= pool.paths
+            for model in sorted(pool.models):
+                self.by_model.setdefault(model, pool.name)
+                for path in pool.paths:
+                    self.by_path_and_model.setdefault((path, model), pool.name)
+            for path in pool.default_for_paths:
+                self.path_defaults.setdefault(path, pool.name)
+            if pool.default_for_grpc and self.grpc_default is None:
+                self.grpc_default = pool.name

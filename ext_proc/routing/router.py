@@ -1,0 +1,421 @@
+"""The router: one request in, an ordered choice or a refusal out.
+
+Rules:
+
+1. A decision draws the variant, filters, asks the pool's policy for prices, and only then
+   changes state: ledger, index, lease. A refusal changes nothing.
+2. Time and chance are arguments. The same calls with the same ``rng`` give the same decisions.
+3. An endpoint is removed when it is gone from all pools: its tickets settle, its blocks and
+   leases go. A change of policy, weights or limits keeps all three.
+4. Each change of ledger and index is an event; ``on_event`` hears all of them, in order.
+5. Not safe for threads: one event loop owns a router.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.routing.draw import Rng, draw_variant
+from ext_proc.routing.explain import describe
+from ext_proc.routing.filters import eligible
+from ext_proc.routing.leases import Lease, LeaseKey, Leases
+from ext_proc.routing.ledger import (
+    MAX_TICKETS,
+    Charged,
+    EndpointRemoved,
+    Ledger,
+    LedgerEvent,
+    Settled,
+)
+from ext_proc.routing.policies import Offer, Policy, make_policy
+from ext_proc.routing.policies.least_in_flight import LeastInFlight
+from ext_proc.routing.prefix_index import IndexEvent, Inserted, PrefixIndex, Purged
+from ext_proc.routing.ramp import factor
+from ext_proc.routing.roster import Directory, Replica, Roster, Seat
+from ext_proc.routing.types import (
+    Decision,
+    EndpointKey,
+    Features,
+    Outcome,
+    Pool,
+    Protocol,
+    Reading,
+    Refusal,
+    RefusalKind,
+    Request,
+    Ticket,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["Router"]
+
+CHARS_PER_TOKEN: Final = 4
+"""The usual rule of thumb for text; exact for prompts of 32-bit token ids."""
+
+
+class Router:
+    """Chooses replicas for requests.
+
+    Args:
+        rng: Chance, e.g. ``random.Random()``.
+        max_tickets: Most requests counted as in flight at one time.
+        on_event: Hears each change of ledger and index, for followers and replay.
+    """
+
+    def __init__(
+        self,
+        rng: Rng,
+        *,
+        max_tickets: int = MAX_TICKETS,
+        on_event: Callable[[LedgerEvent | IndexEvent], None] | None = None,
+    ) -> None:
+        self._rng = rng
+        self._on_event = on_event
+        self.pools: Mapping[str, Pool] = {}
+        """The pools as last set, by name."""
+        self.ledger = Ledger(max_tickets)
+        self.index = PrefixIndex()
+        self.leases = Leases()
+        self._rosters: dict[str, Roster] = {}
+        self._policies: dict[str, Policy] = {}
+        self._replicas: dict[EndpointKey, Replica] = {}
+        self._directory = Directory(())
+        self._least = LeastInFlight()
+        self._last_ticket = 0
+
+    def __repr__(self) -> str:
+        return f"<Router pools={len(self.pools)} open={len(self.ledger)} {self.index!r}>"
+
+    # --- Membership -----------------------------------------------------------------------------
+
+    def set_pools(self, pools: Mapping[str, Pool], now: float) -> None:
+        """Take new pools in place of the present ones.
+
+        Args:
+            pools: All pools, by name.
+            now: Monotonic seconds.
+
+        Raises:
+            ValueError: A pool names an unknown policy; then nothing has changed.
+        """
+        policies: dict[str, Policy] = {}
+        for name, pool in pools.items():
+            known = self.pools.get(name)
+            policies[name] = (
+                self._policies[name]
+                if known is not None and known.policy == pool.policy
+                else make_policy(pool.policy, self._rng, pool=name)
+            )
+        limits: dict[EndpointKey, tuple[int, float]] = {}
+        for pool in pools.values():
+            for endpoint in pool.endpoints:
+                blocks, ttl = limits.get(endpoint.key, (0, 0.0))
+                limits[endpoint.key] = (max(blocks, pool.index_blocks), max(ttl, pool.index_ttl_s))
+        for key in [each for each in self._replicas if each not in limits]:
+            self._remove(key)
+        for key, (blocks, ttl) in limits.items():
+            self.index.limit(key, blocks, ttl)
+            if key not in self._replicas:
+                self._replicas[key] = Replica(key, self.ledger.load(key))
+        self.pools = dict(pools)
+        self._policies = policies
+        self._rosters = {name: Roster(pool, self._replicas) for name, pool in pools.items()}
+        self._directory = Directory(pools.values())
+        self.index.expire(now)
+
+    def _remove(self, key: EndpointKey) -> None:
+        del self._replicas[key]
+        self._change_ledger(EndpointRemoved(key))
+        self._change_index(Purged(key))
+        self.index.forget(key)
+        self.leases.drop_endpoint(key)
+
+    def pool_for(self, features: Features, path: str, protocol: Protocol) -> str | Refusal:
+        """Name the pool of a request that no route named.
+
+        The order: the pool that a header names; the pool that serves the model (on the paths of
+        ``match.paths`` only one that lists the path); where nothing names a model, the pool that
+        is the default for the path or for gRPC.
+        """
+        if features.pool is not None:
+            if features.pool in self.pools:
+                return features.pool
+            return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {features.pool!r}")
+        directory, path = self._directory, path.partition("?")[0]
+        own_path = protocol == "http" and path in directory.paths
+        if features.model is not None:
+            found = (
+                directory.by_path_and_model.get((path, features.model))
+                if own_path
+                else directory.by_model.get(features.model)
+            )
+            if found is not None:
+                return found
+            on = f" on {path}" if own_path else ""
+            return Refusal(
+                RefusalKind.UNKNOWN_MODEL, f"no pool serves the model {features.model!r}{on}"
+            )
+        default = directory.path_defaults.get(path) if own_path else None
+        if protocol == "grpc":
+            default = directory.grpc_default
+        if default is not None:
+            return default
+        return Refusal(
+            RefusalKind.UNKNOWN_MODEL,
+            "the request names no model, and no pool is the default for its form;"
+            " send the header tidegate-pool or tidegate-model",
+        )
+
+    # --- Deciding -------------------------------------------------------------------------------
+
+    def decide(self, request: Request, now: float, unix_now: float) -> Decision | Refusal:
+        """Choose the replicas of one request, and charge the first of them with it.
+
+        Args:
+            request: What is known of it.
+            now: Monotonic seconds, never less than in an earlier call.
+            unix_now: Wall clock, for ramps.
+
+        Returns:
+            The pick with its fallbacks and its ticket, to be settled once; or a refusal.
+        """
+        roster = self._rosters.get(request.pool)
+        if roster is None:
+            return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {request.pool!r}")
+        self.index.expire(now)
+        pool, features = roster.pool, request.features
+        sequence = features.sequence if features.is_inference else None
+        lease_key = None if sequence is None else LeaseKey(pool.name, sequence)
+        seats: Sequence[Seat]
+        leased = None if lease_key is None else self._leased(roster, request, lease_key, now)
+        if leased is not None:
+            variant, seats = leased
+        else:
+            drawn = draw_variant(
+                pool,
+                features,
+                request.headers,
+                leased=None,
+                drawn=request.variant,
+                rng=self._rng,
+            )
+            if isinstance(drawn, Refusal):
+                return drawn
+            variant, seats = drawn, roster.open_seats(drawn, request.protocol)
+        limit = pool.per_endpoint_in_flight if features.is_inference else 0
+        allowed = eligible(
+            seats, subset=request.subset, limit=limit, where=f"{pool.name}/{variant}"
+        )
+        if isinstance(allowed, Refusal):
+            return allowed
+        offer = self._offer(roster, request, variant, allowed, now, unix_now)
+        if not features.is_inference:
+            return self._unpriced(offer, pool)
+        policy = self._policies[pool.name]
+        prices = policy.prices(offer)
+        wanted = 1 if lease_key is not None else 1 + pool.fallbacks
+        order = self._cheapest(prices, wanted)
+        picked = order[0]
+        reason = policy.picked(offer, picked) if leased is None else "sequence"
+        seat, matched = allowed[picked], offer.matched[picked]
+        if request.blocks:
+            self._change_index(Inserted(seat.key, request.blocks, now))
+        if lease_key is not None:
+            if features.sequence_end:
+                self.leases.release(lease_key)
+            else:
+                lease = Lease(seat.key, variant, now + pool.sequence_idle_s)
+                self.leases.keep(lease_key, lease, now)
+        return Decision(
+            ticket=self._charge(seat, pool.name, work_of(request, pool, matched), now),
+            addresses=tuple([allowed[index].address for index in order]),
+            pool=pool.name,
+            variant=variant,
+            reason=reason,
+            retriable=lease_key is None,
+            matched_blocks=matched,
+            scores=_scores(offer, prices),
+        )
+
+    def _leased(
+        self, roster: Roster, request: Request, key: LeaseKey, now: float
+    ) -> tuple[str, Sequence[Seat]] | None:
+        """Return variant and seat of a live lease, ``None`` where the sequence is free to move."""
+        lease = self.leases.find(key, now)
+        if lease is None:
+            return None
+        if lease.endpoint not in roster.keys:  # it left this pool, though another may have it
+            self.leases.release(key)
+            return None
+        seat = roster.seat(lease.endpoint, request.protocol)
+        if seat is None:  # only there can the sequence go on, but not in this protocol
+            return lease.variant, ()
+        if seat.draining and request.features.sequence_start:
+            return None
+        return seat.variant, (seat,)
+
+    def _offer(
+        self,
+        roster: Roster,
+        request: Request,
+        variant: str,
+        seats: Sequence[Seat],
+        now: float,
+        unix_now: float,
+    ) -> Offer:
+        slow_start = roster.pool.slow_start
+        pending: list[float] = []
+        work: list[float] = []
+        strength: list[float] = []
+        for seat in seats:
+            load, replica = seat.load, seat.replica
+            others = replica.others_queued(now)
+            pending.append(load.in_flight if others is None else load.in_flight + others)
+            work.append(load.work)
+            joined = seat.joined_unix_s
+            if replica.restarted_unix_s is not None:
+                joined = max(joined or 0.0, replica.restarted_unix_s)
+            strength.append(
+                seat.capacity
+                if joined is None
+                else seat.capacity * factor(slow_start, joined, unix_now)
+            )
+        found = self.index.match_all(request.blocks) if request.blocks else {}
+        shared = 0
+        if found:
+            matched = [found.get(seat.key, 0) for seat in seats]
+            shared = self.index.shared_depth(request.blocks, max(matched), len(seats))
+        else:
+            matched = [0] * len(seats)
+        return Offer(
+            seats,
+            variant,
+            roster.size,
+            pending,
+            work,
+            strength,
+            matched,
+            len(request.blocks),
+            shared,
+            roster.pool.load_factor,
+        )
+
+    def _unpriced(self, offer: Offer, pool: Pool) -> Decision:
+        """Send what is not inference to the least loaded; it leaves no trace in the state."""
+        prices = self._least.prices(offer)
+        order = self._cheapest(prices, 1 + pool.fallbacks)
+        return Decision(
+            ticket=None,
+            addresses=tuple([offer.seats[index].address for index in order]),
+            pool=pool.name,
+            variant=offer.variant,
+            reason="other",
+            scores=_scores(offer, prices),
+        )
+
+    def _cheapest(self, prices: Sequence[float], count: int) -> list[int]:
+        """Return the indices of the ``count`` lowest prices, equal ones in random order."""
+        left = list(prices)
+        order: list[int] = []
+        for _ in range(min(count, len(left))):
+            lowest = min(left)
+            ties = [index for index, price in enumerate(left) if price == lowest]
+            chosen = ties[0] if len(ties) == 1 else ties[int(self._rng.random() * len(ties))]
+            order.append(chosen)
+            left[chosen] = inf
+        return order
+
+    def _charge(self, seat: Seat, pool: str, work: float, now: float) -> Ticket | None:
+        self._last_ticket += 1
+        ticket = Ticket(self._last_ticket, seat.key, pool, work, now)
+        return ticket if self._change_ledger(Charged(ticket)) else None
+
+    # --- What happens afterwards ----------------------------------------------------------------
+
+    def settle(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
+        """End a request.
+
+        Args:
+            ticket: From its decision.
+            outcome: How it ended.
+            now: Monotonic seconds.
+
+        Returns:
+            False where it was settled before, by this or by its endpoint's removal.
+        """
+        self.index.expire(now)
+        return self._change_ledger(Settled(ticket.id, outcome))
+
+    def observe(self, endpoint_id: str, readings: Sequence[Reading]) -> None:
+        """Take what an endpoint says about itself; an unknown endpoint is ignored."""
+        for replica in self._replicas.values():
+            if replica.key.id == endpoint_id:
+                replica.observe(readings)
+
+    def restarted(self, endpoint_id: str, unix_now: float) -> None:
+        """Note that an endpoint's process is a new one.
+
+        Its cache and its sequences are gone and its ramp starts again. Requests in flight settle
+        by themselves, as Envoy ends their streams.
+        """
+        for key, replica in self._replicas.items():
+            if key.id == endpoint_id:
+                replica.restarted_unix_s = unix_now
+                replica.observe(())
+                self._change_index(Purged(key))
+                self.leases.drop_endpoint(key)
+
+    def _change_ledger(self, event: LedgerEvent) -> bool:
+        changed = self.ledger.apply(event)
+        if changed and self._on_event is not None:
+            self._on_event(event)
+        return changed
+
+    def _change_index(self, event: IndexEvent) -> None:
+        self.index.apply(event)
+        if self._on_event is not None:
+            self._on_event(event)
+
+    # --- Showing --------------------------------------------------------------------------------
+
+    def in_flight(self) -> dict[str, int]:
+        """Return the requests in flight by endpoint id, each known endpoint included."""
+        total: dict[str, int] = {}
+        for key, load in self.ledger.loads():
+            total[key.id] = total.get(key.id, 0) + load.in_flight
+        return total
+
+    def state(self, now: float) -> dict[str, object]:
+        """Return everything a person may want to see, ready for JSON."""
+        return {
+            "pools": {
+                name: describe(roster.pool, self._replicas, self.index, now)
+                for name, roster in self._rosters.items()
+            },
+            "counters": {
+                "open_tickets": len(self.ledger),
+                "settled": {str(each): count for each, count in self.ledger.outcomes.items()},
+                "unmatched_settles": self.ledger.unmatched,
+                "overflowed_charges": self.ledger.overflowed,
+                "leases": len(self.leases),
+                "evicted_leases": self.leases.evicted,
+                "index_blocks": self.index.blocks,
+            },
+        }
+
+
+def work_of(request: Request, pool: Pool, matched: int) -> float:
+    """Estimate the uncached input tokens of a request: whole, at least 1."""
+    characters = len(request.blocks) * pool.block_chars
+    if request.features.prompt is not None:
+        characters = max(characters, len(request.features.prompt))
+    characters -= matched * pool.block_chars
+    return float(max(1, characters // CHARS_PER_TOKEN))
+
+
+def _scores(offer: Offer, prices: Sequence[float]) -> tuple[tuple[str, float], ...]:
+    ids = [seat.key.id for seat in offer.seats]
+    return tuple(zip(ids, prices, strict=True))

@@ -37,7 +37,7 @@ from xds_server.resources.stages import plan, widened
 from xds_server.resources.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from xds_server.fleet.model import Fleet
     from xds_server.fleet.store import Store
@@ -112,7 +112,6 @@ class Control:
         self._unix_ms = unix_ms
         self._monotonic_s = monotonic_s
         self._turn = asyncio.Lock()
-        self._waiting = 0
         self._state: State | None = None
         self._reachable: View | None = None
         self._published: _Published | None = None
@@ -247,7 +246,7 @@ class Control:
         file: FileState | None = None,
     ) -> Change:
         began = self._monotonic_s()
-        if self._waiting >= MAX_WAITING:
+        if len(self._tasks) >= MAX_WAITING:
             raise Busy(f"{MAX_WAITING} changes already wait for their turn; try again")
         task = asyncio.create_task(self._take_turn(step, options, file))
         task.add_done_callback(_retrieve)
@@ -264,7 +263,7 @@ class Control:
         options: Options,
         file: FileState | None,
     ) -> tuple[Change, _Published | None]:
-        async with self._my_turn():
+        async with self._turn:
             live = None if self._state is None else self._state.fleet
             fleet = step(live)
             check(fleet)
@@ -367,15 +366,6 @@ class Control:
                 type=problem.type,
                 message=problem.message,
             )
-
-    @contextlib.asynccontextmanager
-    async def _my_turn(self) -> AsyncIterator[None]:
-        self._waiting += 1
-        try:
-            async with self._turn:
-                yield
-        finally:
-            self._waiting -= 1
 
 
 def _there(value: _T | None) -> _T:

@@ -1,0 +1,48 @@
+"""Logging of every Tidegate process: events with key-value pairs, on stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+
+LogFormat = Literal["console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def configure(log_format: LogFormat = "console", level: LogLevel = "info") -> None:
+    """Set up logging for this process; the last call counts.
+
+    Args:
+        log_format: ``console`` for people, ``json`` for machines (one object per line).
+        level: Events below it are dropped before they are built.
+    """
+    number = logging.getLevelNamesMapping()[level.upper()]
+    renderer: structlog.typing.Processor
+    if log_format == "json":
+        renderer = structlog.processors.JSONRenderer()
+        errors: structlog.typing.Processor = structlog.processors.dict_tracebacks
+    else:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        errors = structlog.processors.StackInfoRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            errors,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    # Libraries log through the standard module; their warnings belong on the same stream.
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=max(number, logging.WARNING),
+        format="%(asctime)s [%(levelname)s] %(name)s: %(message)s",
+        force=True,
+    )

@@ -1,0 +1,250 @@
+"""The operators' gRPC face of ``Control``: turns messages into calls and errors into statuses.
+
+| error | status |
+|---|---|
+| the fleet or a value in the request is wrong | INVALID_ARGUMENT |
+| a pool, variant, endpoint or revision does not exist | NOT_FOUND |
+| too many changes wait | ABORTED |
+| the revision cannot be stored | FAILED_PRECONDITION |
+
+It has no passwords: bind it to loopback, or put something in front that checks who calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+
+from protos.tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
+from xds_server.control import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, Busy, Options
+from xds_server.fleet.change import BadChange, UnknownName
+from xds_server.fleet.document import MAX_BYTES
+from xds_server.fleet.load import FleetError, load_text
+from xds_server.fleet.store import MAX_REVISIONS, StoreError, UnknownRevision
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from xds_server.control import Change, Control
+    from xds_server.fleet.revision import Revision
+    from xds_server.publisher import ClientView, Observed, Problem
+
+MAX_MESSAGE_BYTES = MAX_BYTES + 64 * 1024
+"""The largest fleet file and its options."""
+
+MAX_ANSWER_BYTES = 64 * 2**20
+"""Answers may be larger than the file: all defaults are written out."""
+
+MAX_CONCURRENT_CALLS = 256
+MAX_STATUS_BYTES = 4096
+"""Status texts travel in a header, which peers bound (8 KiB by default, percent-encoded)."""
+
+_DEFAULT_REVISIONS = 20
+_STATUS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
+    (FleetError, grpc.StatusCode.INVALID_ARGUMENT),
+    (UnknownName, grpc.StatusCode.NOT_FOUND),
+    (UnknownRevision, grpc.StatusCode.NOT_FOUND),
+    (BadChange, grpc.StatusCode.INVALID_ARGUMENT),
+    (Busy, grpc.StatusCode.ABORTED),
+    (StoreError, grpc.StatusCode.FAILED_PRECONDITION),
+)
+_Method = TypeVar("_Method", bound="Callable[..., Awaitable[Any]]")
+
+
+def _explained(method: _Method) -> _Method:
+    """Answer the errors that a caller can do something about with their status."""
+
+    @functools.wraps(method)
+    async def call(self: AdminService, request: Any, context: Any) -> Any:
+        try:
+            return await method(self, request, context)
+        except tuple(kind for kind, _ in _STATUS) as error:
+            status = next(status for kind, status in _STATUS if isinstance(error, kind))
+            await context.abort(status, _shortened(str(error)))
+
+    return call  # type: ignore[return-value]  # wraps() keeps the signature, mypy cannot see it
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """``tidegate.admin.v1.Admin``.
+
+    Args:
+        control: What changes the fleet.
+        observed: What is known of the clients.
+    """
+
+    def __init__(self, control: Control, observed: Observed) -> None:
+        self._control = control
+        self._observed = observed
+
+    @_explained
+    async def Apply(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.ApplyRequest, _context: Any
+    ) -> admin_pb2.ChangeResult:
+        """Make a fleet file the fleet in force."""
+        fleet = load_text(request.fleet, request.source[:256] or "fleet")
+        return self._result(await self._control.apply(fleet, _options(request.options)))
+
+    @_explained
+    async def SetWeights(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.SetWeightsRequest, _context: Any
+    ) -> admin_pb2.ChangeResult:
+        """Set variants' weights."""
+        options = _options(request.options)
+        weights = dict(request.weights)
+        return self._result(await self._control.set_weights(request.pool, weights, options))
+
+    @_explained
+    async def SetDraining(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.SetDrainingRequest, _context: Any
+    ) -> admin_pb2.ChangeResult:
+        """Drain a replica, or take it back."""
+        options = _options(request.options)
+        return self._result(
+            await self._control.set_draining(request.endpoint, request.draining, options)
+        )
+
+    @_explained
+    async def Rollback(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.RollbackRequest, _context: Any
+    ) -> admin_pb2.ChangeResult:
+        """Make an earlier fleet the fleet in force."""
+        options = _options(request.options)
+        return self._result(await self._control.rollback(request.revision, options))
+
+    @_explained
+    async def GetFleet(  # noqa: N802 - gRPC's name
+        self, _request: admin_pb2.GetFleetRequest, _context: Any
+    ) -> admin_pb2.GetFleetResponse:
+        """Return the fleet in force."""
+        return admin_pb2.GetFleetResponse(
+            revision=self._control.revision,
+            fleet_json=self._control.fleet.model_dump_json(),
+            in_flight=self._observed.in_flight(),
+        )
+
+    @_explained
+    async def GetStatus(  # noqa: N802 - gRPC's name
+        self, _request: admin_pb2.GetStatusRequest, _context: Any
+    ) -> admin_pb2.GetStatusResponse:
+        """Return what each client has."""
+        return admin_pb2.GetStatusResponse(
+            revision=self._control.revision,
+            settled=self._observed.settled,
+            clients=[_client(client) for client in self._observed.clients()],
+            file_error=self._control.file_error,
+        )
+
+    @_explained
+    async def ListRevisions(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.ListRevisionsRequest, _context: Any
+    ) -> admin_pb2.ListRevisionsResponse:
+        """Return the newest revisions."""
+        limit = min(request.limit or _DEFAULT_REVISIONS, MAX_REVISIONS)
+        return admin_pb2.ListRevisionsResponse(
+            revisions=[_revision(revision) for revision in await self._control.revisions(limit)]
+        )
+
+    def _result(self, change: Change) -> admin_pb2.ChangeResult:
+        result = admin_pb2.ChangeResult(
+            revision=change.revision, changes=change.changes, clients=len(self._observed.clients())
+        )
+        if change.outcome is not None:
+            result.clients = change.outcome.clients
+            result.acked = change.outcome.acked
+            result.channels.extend(change.outcome.channels)
+            result.problems.extend(_problems(change.outcome.problems))
+        if change.elapsed_s is not None:
+            result.elapsed_ms = change.elapsed_s * 1000
+        return result
+
+
+class AdminServer:
+    """Serves ``AdminService``.
+
+    Args:
+        service: What answers.
+    """
+
+    def __init__(self, service: AdminService) -> None:
+        self._server = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
+                ("grpc.so_reuseport", 0),  # a taken port is an error, not a shared one
+            ),
+            maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
+        )
+        admin_pb2_grpc.add_AdminServicer_to_server(service, self._server)
+
+    async def start(self, address: str) -> str:
+        """Listen on ``ip:port`` (port 0 = a free one) and return the address in use.
+
+        Raises:
+            RuntimeError: The port is taken or not allowed.
+        """
+        port = self._server.add_insecure_port(address)
+        if port == 0:
+            raise RuntimeError(f"cannot listen on {address}")
+        await self._server.start()
+        return f"{address.rpartition(':')[0]}:{port}"
+
+    async def stop(self, grace_s: float) -> None:
+        """Let calls under way end within ``grace_s``."""
+        await self._server.stop(grace_s)
+
+
+def _options(options: admin_pb2.ChangeOptions) -> Options:
+    timeout_s = options.timeout_seconds or DEFAULT_TIMEOUT_S
+    if not (math.isfinite(timeout_s) and 0 < timeout_s <= MAX_TIMEOUT_S):
+        raise BadChange(f"timeout_seconds must be between 0 and {MAX_TIMEOUT_S:g}")
+    return Options(options.author, options.reason, options.dry_run, options.wait, timeout_s)
+
+
+def _problems(problems: Sequence[Problem]) -> list[admin_pb2.ClientProblem]:
+    return [
+        admin_pb2.ClientProblem(client=p.client, state=p.state, type=p.type, message=p.message)
+        for p in problems
+    ]
+
+
+def _client(client: ClientView) -> admin_pb2.ClientStatus:
+    return admin_pb2.ClientStatus(
+        node=client.node,
+        kind=client.kind,
+        protocol=client.protocol,
+        peer=client.peer,
+        connected_seconds=client.connected_s,
+        types=[
+            admin_pb2.TypeStatus(
+                type=view.type,
+                version_sent=view.version_sent,
+                version_acked=view.version_acked,
+                state=view.state,
+                message=view.message,
+                pending_seconds=view.pending_s,
+                resources=view.resources,
+            )
+            for view in client.types
+        ],
+    )
+
+
+def _revision(revision: Revision) -> admin_pb2.Revision:
+    return admin_pb2.Revision(
+        number=revision.number,
+        at_unix_ms=revision.at_unix_ms,
+        author=revision.author,
+        reason=revision.reason,
+        changes=revision.changes,
+    )
+
+
+def _shortened(text: str) -> str:
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= MAX_STATUS_BYTES:
+        return text
+    return encoded[:MAX_STATUS_BYTES].decode(errors="ignore") + " ..."

@@ -1,0 +1,41 @@
+"""``python -m ext_proc``: one picker."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+import uvloop
+from pydantic import ValidationError
+
+from ext_proc.settings import EXIT_USAGE, Settings, run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the command line, run the picker, return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ext_proc",
+        description="The picker: chooses the replica of each request and tells Envoy.",
+        argument_default=argparse.SUPPRESS,
+    )
+    for name, field in Settings.model_fields.items():
+        default = "picker-HOSTNAME" if name == "id" else field.default
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", help=f"{field.description} Default: {default}."
+        )
+    try:
+        settings = Settings.model_validate(vars(parser.parse_args(argv)))
+    except ValidationError as error:
+        for problem in error.errors():
+            option = "--" + str(problem["loc"][0]).replace("_", "-")
+            sys.stderr.write(f"{option} {problem['input']!r}: {problem['msg']}\n")
+        return EXIT_USAGE
+    return uvloop.run(run(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

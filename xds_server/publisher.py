@@ -76,7 +76,7 @@ class TypeView(Protocol):
     """One resource type of one client."""
 
     @property
-    def type(self) -> str:
+    def short(self) -> str:
         """Short name of the resource type."""
 
     @property

@@ -220,7 +220,7 @@ def _client(client: ClientView) -> admin_pb2.ClientStatus:
         connected_seconds=client.connected_s,
         types=[
             admin_pb2.TypeStatus(
-                type=view.type,
+                type=view.short,
                 version_sent=view.version_sent,
                 version_acked=view.version_acked,
                 state=view.state,

@@ -1,0 +1,45 @@
+"""What the control server is started with."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - pydantic reads the annotation at run time
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from tidegate.logs import LogFormat, LogLevel  # noqa: TC001 - as above
+from xds_server.fleet.model import join_host_port, split_host_port
+
+
+def _listen_address(address: str) -> str:
+    free = address.endswith(":0")
+    try:
+        host, port = split_host_port(f"{address[:-1]}1" if free else address)
+    except ValueError:
+        raise ValueError(
+            f"'{address}' is no address; write ip:port, for example 127.0.0.1:18000"
+        ) from None
+    return join_host_port(host, 0 if free else port)
+
+
+ListenAddress = Annotated[str, AfterValidator(_listen_address)]
+"""``ip:port``, IPv6 in brackets; port 0 = a free one."""
+
+
+class Settings(BaseModel):
+    """Start options; nothing in them changes while the server runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    fleet: Path
+    """The fleet file, which is also watched."""
+    ads: ListenAddress = "127.0.0.1:18000"
+    """Where Envoys and pickers connect."""
+    admin: ListenAddress = "127.0.0.1:18010"
+    """Where operators connect; there are no passwords, so keep it on loopback."""
+    metrics: ListenAddress = "127.0.0.1:18080"
+    """Where `/metrics` and `/healthz` are served."""
+    state: Path | None = None
+    """Folder in which revisions are kept; in memory if omitted."""
+    log_format: LogFormat = "console"
+    log_level: LogLevel = "info"

@@ -181,6 +181,9 @@ class FleetClient:
                 self._lost = "the server ended the stream"
             except grpc.aio.AioRpcError as error:
                 self._lost = f"{error.code().name}: {error.details()}"
+            except asyncio.InvalidStateError:
+                # What grpc.aio says where a write meets a stream that has just ended.
+                self._lost = "the server ended the stream"
             finally:
                 if self._since is not None:
                     self._since = None

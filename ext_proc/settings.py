@@ -1,36 +1,13 @@
-"""The picker's settings, and the run of a whole picker."""
+"""The picker's settings, and the way to run one."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import gc
-import random
-import signal
 import socket
-import time
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-import grpc
-import structlog
-from aiohttp import web
-from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, ConfigDict, Field
 
-from ext_proc.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatch
-from ext_proc.observability import Metrics, debug_app
-from ext_proc.reports import Reporter
-from ext_proc.routing.router import Router
-from ext_proc.service import AddressError, PickerServer
-from ext_proc.telemetry.scrape import Scraper
-from tidegate import logs
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    from ext_proc.routing.types import Pool
-
-_log = structlog.stdlib.get_logger("ext_proc")
+EXIT_USAGE: Final = 2
 
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")]
 """``host:port``, IPv6 in brackets."""
@@ -70,151 +47,6 @@ async def run(settings: Settings) -> int:
         The exit code: 0 after a stop that was asked for, 1 after a crash of a part, 2 where an
         address cannot be listened on.
     """
-    logs.configure(settings.log_format, settings.log_level)
-    try:
-        async with _Picker(settings) as picker:
-            return await picker.until_stopped()
-    except AddressError as error:
-        _log.error("cannot_start", reason=str(error))
-        return EXIT_USAGE
+    from ext_proc.app import run_picker  # noqa: PLC0415 - reading settings must not load gRPC
 
-
-EXIT_USAGE: Final = 2
-
-
-class _Picker:
-    """All parts of a picker, wired."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._rng = random.Random()  # noqa: S311 - ties and jitter, not secrets
-        self._router = Router(self._rng)
-        router = self._router
-        self._metrics = Metrics(
-            CollectorRegistry(),
-            in_flight=router.in_flight,
-            pools=lambda: len(router.pools),
-            index_blocks=lambda: router.index.blocks,
-        )
-        self._server = PickerServer(router, picker=settings.id, metrics=self._metrics)
-        self._scraper = Scraper(
-            router.observe,
-            lambda endpoint: router.restarted(endpoint, time.time()),
-            interval_s=settings.scrape_interval,
-        )
-        self._watch = PoolWatch(settings.id, self._take)
-        self._stack = contextlib.AsyncExitStack()
-        self._stop = asyncio.Event()
-        self._fleet: FleetClient | None = None
-
-    def _take(self, pools: Mapping[str, Pool]) -> None:
-        self._router.set_pools(pools, time.monotonic())
-        self._scraper.set_targets(
-            {
-                endpoint.key.id: endpoint.metrics_url
-                for pool in pools.values()
-                for endpoint in pool.endpoints
-                if endpoint.metrics_url is not None
-            }
-        )
-
-    async def __aenter__(self) -> _Picker:
-        settings = self._settings
-        try:
-            bound = await self._server.start(settings.listen)
-            page = await self._stack.enter_async_context(
-                _serve(debug_app(self._metrics, self._state, lambda: self._ready), settings.metrics)
-            )
-        except BaseException:
-            await self._server.stop(0)
-            raise
-        channel = await self._stack.enter_async_context(
-            grpc.aio.insecure_channel(settings.xds, options=CHANNEL_OPTIONS)
-        )
-        self._fleet = FleetClient(
-            channel,
-            self._watch,
-            rng=self._rng.random,
-            on_connected=self._metrics.connected.set,
-        )
-        self._reporter = Reporter(
-            channel,
-            picker=settings.id,
-            in_flight=self._router.in_flight,
-            rng=self._rng.random,
-        )
-        _log.info("picker_started", id=settings.id, listen=bound, metrics=page, xds=settings.xds)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._server.stop(self._settings.drain)
-        await self._stack.aclose()
-        _log.info("picker_stopped")
-
-    @property
-    def _ready(self) -> bool:
-        return self._watch.synced and not self._stop.is_set()
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "picker": self._settings.id,
-            "ready": self._ready,
-            "router": self._router.state(time.monotonic()),
-            "scraper": self._scraper.state(),
-            "fleet": None if self._fleet is None else self._fleet.state(),
-        }
-
-    async def until_stopped(self) -> int:
-        """Run the background parts until a signal; a part that ends by itself is a crash."""
-        fleet = self._fleet
-        if fleet is None:
-            raise RuntimeError("enter the picker first")
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        parts = [
-            asyncio.create_task(fleet.run(), name="fleet"),
-            asyncio.create_task(self._reporter.run(), name="reports"),
-            asyncio.create_task(self._scraper.run(), name="scraper"),
-        ]
-        announced = asyncio.create_task(self._announce(fleet), name="announce")
-        stopped = asyncio.create_task(self._stop.wait(), name="stop")
-        # What lives now lives to the end: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
-        done, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        crashed = [part for part in parts if part in done]
-        for part in crashed:
-            _log.error("part_ended", part=part.get_name(), exc_info=part.exception())
-        await self._server.set_ready(ready=False)
-        self._stop.set()
-        for task in (*parts, announced, stopped):
-            task.cancel()
-        await asyncio.gather(*parts, announced, stopped, return_exceptions=True)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-        return 1 if crashed else 0
-
-    async def _announce(self, fleet: FleetClient) -> None:
-        await fleet.ready.wait()
-        await self._server.set_ready(ready=True)
-
-
-@contextlib.asynccontextmanager
-async def _serve(app: web.Application, address: str) -> AsyncIterator[str]:
-    """Serve an HTTP application; yield its bound address."""
-    host, _, port = address.rpartition(":")
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host.strip("[]"), int(port))
-        try:
-            await site.start()
-        except OSError as error:
-            raise AddressError(
-                f"cannot listen on {address}: {error.strerror or error};"
-                " choose another with --metrics"
-            ) from error
-        yield f"{host}:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    return await run_picker(settings)

@@ -111,7 +111,7 @@ class Supervisor:
         return self._children[name].process.pid
 
     async def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start a child with exactly this environment.
+        """Start a child with this environment (Python adds LC_CTYPE where it names no locale).
 
         Raises:
             ValueError: a child of that name is running.

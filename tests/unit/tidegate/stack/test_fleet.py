@@ -1,0 +1,114 @@
+"""The local stack's fleet."""
+
+import pytest
+
+from tidegate.stack.fleet import apply_change, build_fleet
+from tidegate.stack.triton import MODELS, TritonReplica
+from xds_server.fleet.model import Fleet
+
+
+def replicas(count: int = 3) -> list[TritonReplica]:
+    """Return replicas, the last one the canary."""
+    return [
+        TritonReplica(
+            name=f"r{number}",
+            http=f"127.0.0.1:{number}00",
+            grpc=f"127.0.0.1:{number}01",
+            metrics=f"127.0.0.1:{number}02",
+            variant="canary" if number == count else "stable",
+        )
+        for number in range(1, count + 1)
+    ]
+
+
+def fleet(models=MODELS, change=None, body="peek"):
+    """Build a fleet over three replicas."""
+    return build_fleet(
+        replicas(),
+        listener="127.0.0.1:10000",
+        pickers=("127.0.0.1:18001",),
+        models=models,
+        body=body,
+        change=change,
+    )
+
+
+def test_it_is_a_valid_fleet():
+    """The control server's own model accepts it."""
+    parsed = Fleet.model_validate(fleet())
+    assert [pool.name for pool in parsed.pools] == ["llm", "vision", "counter"]
+
+
+def test_the_language_model_has_a_canary_without_weight():
+    """It takes traffic only when an operator says so."""
+    llm = Fleet.model_validate(fleet()).pools[0]
+    assert [(v.name, v.weight, v.model_version) for v in llm.variants] == [
+        ("stable", 100, "1"),
+        ("canary", 0, "2"),
+    ]
+    assert [endpoint.variant for endpoint in llm.endpoints] == ["stable", "stable", "canary"]
+
+
+def test_a_replica_has_one_identity_in_all_pools():
+    """Ledgers of several pools then meet at one replica."""
+    parsed = Fleet.model_validate(fleet())
+    addresses = {
+        (endpoint.id, endpoint.http, endpoint.grpc, endpoint.metrics)
+        for pool in parsed.pools
+        for endpoint in pool.endpoints
+    }
+    assert len(addresses) == 3
+
+
+@pytest.mark.parametrize(
+    ("models", "default"), [(MODELS, "llm"), (("vision", "counter"), "vision")]
+)
+def test_exactly_one_pool_is_the_default(models, default):
+    """One pool takes what only the body names when no picker answers."""
+    pools = fleet(models)["pools"]
+    assert [pool["name"] for pool in pools if pool.get("default")] == [default]
+
+
+def test_the_body_mode_is_every_pools():
+    """Tests run the same stack in each mode."""
+    assert {pool["routing"]["body"] for pool in fleet(body="full")["pools"]} == {"full"}
+
+
+def test_a_mapping_changes_single_fields():
+    """The rest stays as it was."""
+    changed = fleet(change={"pools": {"llm": {"routing": {"policy": "round-robin"}}}})
+    assert changed["pools"][0]["routing"] == {"policy": "round-robin", "body": "peek"}
+    assert changed["pools"][1:] == fleet()["pools"][1:]
+
+
+def test_a_mapping_changes_the_top_too():
+    """Listener and pickers can be changed beside pools."""
+    changed = fleet(change={"pickers": {"fail_open": False}})
+    assert changed["pickers"] == {"addresses": ["127.0.0.1:18001"], "fail_open": False}
+
+
+def test_an_unknown_pool_in_a_change_raises():
+    """A typing error is not silently a new pool."""
+    with pytest.raises(KeyError):
+        fleet(change={"pools": {"lm": {}}})
+
+
+def test_a_function_may_change_in_place():
+    """Returning nothing keeps the mapping it got."""
+
+    def change(value):
+        value["pools"].pop()
+
+    assert [pool["name"] for pool in fleet(change=change)["pools"]] == ["llm", "vision"]
+
+
+def test_a_function_may_return_another_fleet():
+    """What it returns is used."""
+    assert apply_change({"a": 1}, lambda _: {"b": 2}) == {"b": 2}
+
+
+def test_merging_leaves_the_callers_mapping_alone():
+    """A change can be used for several stacks."""
+    change = {"pools": {"llm": {"labels": {"a": ["x"]}}}}
+    fleet(change=change)["pools"][0]["labels"]["a"].append("y")
+    assert change == {"pools": {"llm": {"labels": {"a": ["x"]}}}}

@@ -12,6 +12,15 @@ import yaml
 
 from tidegate.stack.assets import DemoExtraMissingError, asset
 
+__all__ = [
+    "DemoExtraMissingError",
+    "XdsProtocol",
+    "envoy_binary",
+    "envoy_command",
+    "envoy_environment",
+    "render_bootstrap",
+]
+
 XdsProtocol = Literal["delta", "sotw"]
 
 _API_TYPE: Final = {"delta": "DELTA_GRPC", "sotw": "GRPC"}

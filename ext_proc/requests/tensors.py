@@ -185,6 +185,8 @@ def elements(tensor: Tensor) -> tuple[list[bytes], bool]:
                 f"an element of the BYTES input {tensor.name!r} says {length} bytes, "
                 f"but {available} are left; send each element behind its 4-byte length"
             )
+        if kept < available:
+            break
         position += length
     return texts, not tensor.whole or position != end
 

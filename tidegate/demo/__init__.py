@@ -1,0 +1,1 @@
+"""``tidegate demo``: the whole system on one machine, each promise shown and judged."""

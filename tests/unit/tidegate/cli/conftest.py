@@ -1,0 +1,150 @@
+"""A control server's admin API with canned answers, and a way to run the command line."""
+
+from __future__ import annotations
+
+import json
+from concurrent import futures
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from protos.tidegate.admin.v1 import admin_pb2 as api
+from protos.tidegate.admin.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server
+from tidegate.cli.main import main
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FLEET = {
+    "pools": [
+        {
+            "name": "llm",
+            "match": {"models": ["toy-llm"]},
+            "routing": {"policy": "prefix-affinity", "body": "peek"},
+            "variants": [
+                {"name": "stable", "weight": 95, "model_version": "1"},
+                {"name": "canary", "weight": 5, "model_version": "2"},
+            ],
+            "endpoints": [
+                {"id": "r1", "http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"},
+                {"id": "r2", "grpc": "127.0.0.1:8011", "variant": "canary", "draining": True},
+            ],
+        }
+    ]
+}
+
+
+class FakeAdmin(AdminServicer):
+    """Answers with what the test put there, and keeps the requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.result = api.ChangeResult(
+            revision=8,
+            changes=["pool llm: variant canary weight 5 -> 10"],
+            channels=["RDS", "POOL"],
+            clients=2,
+            acked=2,
+            elapsed_ms=21.4,
+        )
+        self.error: tuple[grpc.StatusCode, str] | None = None
+        self.status = api.GetStatusResponse(
+            revision=7,
+            settled=True,
+            clients=[
+                api.ClientStatus(
+                    node="envoy-1",
+                    kind="envoy",
+                    protocol="delta",
+                    peer="127.0.0.1:5",
+                    connected_seconds=12.3,
+                    types=[
+                        api.TypeStatus(type="CDS", state="SYNCED", resources=4),
+                        api.TypeStatus(type="RTDS", state="NOT_SENT"),
+                    ],
+                ),
+                api.ClientStatus(
+                    node="picker-1",
+                    kind="picker",
+                    protocol="delta",
+                    types=[api.TypeStatus(type="POOL", state="NACKED", message="no such policy")],
+                ),
+            ],
+        )
+
+    def _change(self, request: Any, context: grpc.ServicerContext) -> api.ChangeResult:
+        self.requests.append(request)
+        if self.error is not None:
+            context.abort(*self.error)
+        return self.result
+
+    Apply = SetWeights = SetDraining = Rollback = _change
+
+    def GetFleet(self, _request: Any, _context: Any) -> api.GetFleetResponse:  # noqa: N802 - gRPC
+        """Return the fleet with one loaded replica."""
+        return api.GetFleetResponse(revision=7, fleet_json=json.dumps(FLEET), in_flight={"r1": 3})
+
+    def GetStatus(self, _request: Any, _context: Any) -> api.GetStatusResponse:  # noqa: N802 - gRPC
+        """Return the status."""
+        return self.status
+
+    def ListRevisions(  # noqa: N802 - gRPC
+        self, request: Any, _context: Any
+    ) -> api.ListRevisionsResponse:
+        """Return one revision with many changes."""
+        self.requests.append(request)
+        one = api.Revision(
+            number=7,
+            at_unix_ms=1_700_000_000_000,
+            author="ada",
+            reason="more",
+            changes=[f"change {number}" for number in range(5)],
+        )
+        return api.ListRevisionsResponse(revisions=[one])
+
+
+@pytest.fixture
+def admin() -> Iterator[FakeAdmin]:
+    """Serve a fake admin API; ``admin.address`` is where."""
+    fake = FakeAdmin()
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
+    add_AdminServicer_to_server(fake, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    fake.address = f"127.0.0.1:{port}"  # type: ignore[attr-defined]  # a test's shortcut
+    yield fake
+    server.stop(0).wait()
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command line did."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Run:
+    """Runs command lines in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> Ran:
+        """Run one and return what it did."""
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        captured = self._capsys.readouterr()
+        code = ended.value.code
+        return Ran(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run command lines in a wide terminal that is none."""
+    monkeypatch.delenv("TIDEGATE_SERVER", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    return Run(capsys)

@@ -1,0 +1,99 @@
+"""The command line as a whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tidegate.cli.main import VERBS
+
+if TYPE_CHECKING:
+    from .conftest import Run
+
+
+@pytest.mark.parametrize("verb", [one.name for one in VERBS])
+def test_every_verb_explains_itself_with_an_example(run: Run, verb: str) -> None:
+    """--help of each verb works without a server and shows an example, without colour codes."""
+    ran = run(verb, "--help")
+    assert ran.code == 0
+    assert f"Example: tidegate {verb}" in " ".join(ran.out.replace("│", " ").split())
+    assert "\x1b" not in ran.out
+
+
+def test_no_verb_shows_the_help(run: Run) -> None:
+    """The bare command lists the verbs."""
+    ran = run()
+    assert "rollback" in ran.out + ran.err
+
+
+def test_the_version_is_printed(run: Run) -> None:
+    """--version names the program and its version."""
+    ran = run("--version")
+    assert ran.code == 0
+    assert ran.out.startswith("tidegate ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sail",),
+        ("get", "tides"),
+        ("weight", "llm"),
+        ("weight", "llm", "canary"),
+        ("weight", "llm", "canary=-1"),
+        ("weight", "llm", "canary=1", "canary=2"),
+        ("weight", "llm", "canary=4294967296"),
+        ("rollback", "zero"),
+        ("validate",),
+        ("status", "-o", "xml"),
+        ("demo", "--replicas", "2"),
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2(run: Run, arguments: tuple[str, ...]) -> None:
+    """What cannot be understood is refused before anything is done."""
+    assert run(*arguments).code == 2
+
+
+def test_a_missing_server_is_one_sentence(run: Run) -> None:
+    """Nobody at the address: exit code 1, a sentence with the fix, no traceback."""
+    ran = run("status", "--server", "127.0.0.1:1")
+    assert ran.code == 1
+    assert ran.out == ""
+    assert ran.err.count("\n") == 1
+    assert "cannot reach the control server at 127.0.0.1:1" in ran.err
+    assert "tidegate xds --fleet" in ran.err
+
+
+def test_the_server_may_come_from_the_environment(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TIDEGATE_SERVER names the server where --server does not."""
+    monkeypatch.setenv("TIDEGATE_SERVER", "127.0.0.1:2")
+    assert "at 127.0.0.1:2" in run("status").err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """The help page loads neither gRPC nor pydantic nor numpy, so it is there at once."""
+    code = (
+        "import sys\n"
+        "from tidegate.cli.main import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit:\n    pass\n"
+        "print([m for m in ('grpc', 'pydantic', 'numpy', 'aiohttp', 'yaml') if m in sys.modules])"
+    )
+    start = time.perf_counter()
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.rstrip().endswith("[]")
+    assert time.perf_counter() - start < 10  # a bound against hanging; the import list is the test
+
+
+def test_the_module_is_the_command() -> None:
+    """``python -m tidegate`` is the same program."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tidegate", "--version"], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.startswith("tidegate ")

@@ -1,0 +1,87 @@
+"""Verbs that only read."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+if TYPE_CHECKING:
+    from .conftest import FakeAdmin, Run
+
+
+def test_pools_show_weights_as_shares(run: Run, admin: FakeAdmin) -> None:
+    """Each variant has a line with weight and share."""
+    ran = run("get", "pools", "--server", admin.address)
+    assert ran.code == 0
+    assert "stable" in ran.out
+    assert "95%" in ran.out
+    assert "5%" in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 100
+    assert "\x1b" not in ran.out
+
+
+def test_endpoints_show_load_and_drain(run: Run, admin: FakeAdmin) -> None:
+    """State and requests in flight are in the table."""
+    rows = run("get", "endpoints", "--server", admin.address).out.splitlines()
+    assert " ".join(rows[1].split()) == "r1 llm stable 127.0.0.1:8000 127.0.0.1:8001 in use 3"
+    assert " ".join(rows[2].split()) == "r2 llm canary - 127.0.0.1:8011 draining 0"
+
+
+def test_load_is_unknown_without_a_picker(run: Run, admin: FakeAdmin) -> None:
+    """Nobody reports requests in flight: unknown, not 0."""
+    del admin.status.clients[1]
+    answer = json.loads(run("get", "endpoints", "--server", admin.address, "-o", "json").out)
+    assert [row["in_flight"] for row in answer] == [None, None]
+
+
+def test_clients_show_what_they_acknowledged(run: Run, admin: FakeAdmin) -> None:
+    """The worst of a client's types is its state; a type not sent is no fault."""
+    answer = yaml.safe_load(run("get", "clients", "--server", admin.address, "-o", "yaml").out)
+    assert [(row["client"], row["state"]) for row in answer] == [
+        ("envoy-1", "SYNCED"),
+        ("picker-1", "NACKED"),
+    ]
+
+
+def test_status_repeats_a_clients_own_words(run: Run, admin: FakeAdmin) -> None:
+    """Revision, clients and the message of a rejection are shown."""
+    ran = run("status", "--server", admin.address)
+    assert ran.out.startswith("revision 7, settled")
+    assert "POOL:NACKED" in ran.out
+    assert "no such policy" in ran.out
+
+
+def test_status_says_why_the_file_is_not_in_force(run: Run, admin: FakeAdmin) -> None:
+    """A bad fleet file on disk and a running change are told."""
+    admin.status.file_error = "fleet.yaml:3: pools: missing"
+    admin.status.settled = False
+    del admin.status.clients[:]
+    ran = run("status", "--server", admin.address)
+    assert "a change is under way" in ran.out
+    assert "fleet.yaml:3: pools: missing" in ran.out
+    assert "no client is connected" in ran.out
+
+
+@pytest.mark.parametrize("arguments", [("history", "-n", "3"), ("get", "revisions")])
+def test_revisions_show_author_reason_and_time(
+    run: Run, admin: FakeAdmin, arguments: tuple[str, ...]
+) -> None:
+    """A revision's line has who, why and when; long lists of changes are cut."""
+    ran = run(*arguments, "--server", admin.address)
+    assert "2023-11-14 22:13:20Z" in ran.out
+    assert "ada" in ran.out
+    assert "and 2 more" in ran.out
+    assert admin.requests[0].limit in (3, 20)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("get", "pools"), ("get", "endpoints"), ("get", "clients"), ("status",), ("history",)],
+)
+def test_json_and_yaml_say_the_same(run: Run, admin: FakeAdmin, arguments: tuple[str, ...]) -> None:
+    """Both formats carry the same data."""
+    as_json = json.loads(run(*arguments, "--server", admin.address, "-o", "json").out)
+    assert as_json == yaml.safe_load(run(*arguments, "--server", admin.address, "-o", "yaml").out)

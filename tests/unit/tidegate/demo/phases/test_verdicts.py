@@ -1,0 +1,116 @@
+"""How each phase judges what it saw."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tidegate.demo.counters import Counts
+from tidegate.demo.load import Tally
+from tidegate.demo.phases import affinity, canary, picker_loss, replica_loss, traffic
+
+VARIANTS = {"r1": "stable", "r2": "canary"}
+
+
+def counted(r1: int = 3, r2: int = 0, vision: int = 5) -> dict[str, Counts]:
+    """Return two replicas' counts."""
+    return {
+        "r1": Counts({("toy-llm", "1"): r1, ("vision", "1"): vision}),
+        "r2": Counts({("toy-llm", "2"): r2}),
+    }
+
+
+def test_traffic_holds_when_every_request_is_counted_once() -> None:
+    """All sent requests are found at the replicas that should serve them."""
+    verdict = traffic.assess(counted(), VARIANTS, {"toy-llm": 3, "vision": 5}, [])
+    assert verdict.holds
+
+
+@pytest.mark.parametrize(
+    ("counts", "sent", "reason"),
+    [
+        (counted(vision=4), {"toy-llm": 3, "vision": 5}, "replicas count 4"),
+        (counted(r2=1), {"toy-llm": 4, "vision": 5}, "canary weight 0"),
+        (counted(r1=0), {"toy-llm": 0, "vision": 5}, "r1 served no"),
+    ],
+)
+def test_traffic_names_what_is_wrong(
+    counts: dict[str, Counts], sent: dict[str, int], reason: str
+) -> None:
+    """A lost request, a canary without weight that serves, and an idle replica are told."""
+    verdict = traffic.assess(counts, VARIANTS, sent, [])
+    assert not verdict.holds
+    assert reason in verdict.text
+
+
+def policy_run(reused: float | None, ttft: list[float], failed: bool = False) -> affinity.Run:
+    """Return one policy's result."""
+    run = affinity.Run("policy", reused, 1000, ttft)
+    if failed:
+        run.tally.fail(OSError("gone"))
+    return run
+
+
+def test_affinity_holds_when_it_reuses_more_and_answers_sooner() -> None:
+    """Both have to be better."""
+    verdict = affinity.assess(policy_run(0.3, [0.4, 0.5]), policy_run(0.7, [0.1, 0.2]))
+    assert verdict.holds
+    assert "70.0%" in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("affine", "reason"),
+    [
+        (policy_run(0.3, [0.1]), "not more than round robin"),
+        (policy_run(0.9, [0.4]), "not below round robin's"),
+        (policy_run(None, [0.1]), "no prompt tokens"),
+        (policy_run(0.9, []), "no stream was answered"),
+        (policy_run(0.9, [0.1], failed=True), "1 of 1 requests failed"),
+    ],
+)
+def test_affinity_does_not_hold_otherwise(affine: affinity.Run, reason: str) -> None:
+    """Equal reuse, equal time, nothing measured or a failed turn is no success."""
+    verdict = affinity.assess(policy_run(0.3, [0.4]), affine)
+    assert not verdict.holds
+    assert reason in verdict.text
+
+
+def test_a_canary_holds_inside_the_interval() -> None:
+    """The asked share may differ by chance."""
+    assert canary.assess(0, 215, 1000, []).holds
+
+
+@pytest.mark.parametrize(
+    ("before", "hits", "problems", "reason"),
+    [(1, 200, [], "weight was 0"), (0, 300, [], "outside"), (0, 200, ["lost"], "lost")],
+)
+def test_a_canary_fails_outside(before: int, hits: int, problems: list[str], reason: str) -> None:
+    """A share beyond chance, an early request or a failure is told."""
+    verdict = canary.assess(before, hits, 1000, problems)
+    assert not verdict.holds
+    assert reason in verdict.text
+
+
+def test_a_replica_loss_holds_without_failures() -> None:
+    """The killed replica was in use and nobody noticed."""
+    assert replica_loss.assess("r1", Counter(r1=3), Tally().failed, []).holds
+    assert not replica_loss.assess("r1", Counter(r2=3), 0, []).holds
+    assert not replica_loss.assess("r1", Counter(r1=3), 1, ["1 failed"]).holds
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problems", "holds"),
+    [
+        (5, 3, [], True),
+        (0, 3, [], False),
+        (None, 3, [], False),
+        (5, None, [], False),
+        (5, 3, ["lost"], False),
+    ],
+)
+def test_a_picker_loss_needs_picks_before_and_after(
+    before: int | None, after: int | None, problems: list[str], holds: bool
+) -> None:
+    """It must have been in use, come back into use, and cost no request."""
+    assert picker_loss.assess(before, after, problems).holds is holds

@@ -1,0 +1,65 @@
+"""How findings are shown."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from tidegate.demo.report import Finding, Verdict, judge, milliseconds, percent, show, show_summary
+
+GOOD = Finding(
+    "gates open", ("gate", "#count"), (("north", 3), ("south", None)), Verdict(True, "3")
+)
+BAD = Finding("gates close", ("gate",), (("north",),), Verdict(False, "stuck [red]"), "a note")
+
+
+def printed(*findings: Finding, summary: bool = False) -> str:
+    """Return what a console that is no terminal gets."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, highlight=False)
+    if summary:
+        show_summary(console, findings, "run-1")
+    else:
+        for finding in findings:
+            show(console, 1, finding)
+    return stream.getvalue()
+
+
+def test_a_finding_shows_its_table_and_verdict() -> None:
+    """Title, rows and the verdict line are printed, an unknown value as a dash."""
+    text = printed(GOOD)
+    assert "1. gates open" in text
+    assert "north      3" in text
+    assert "south      -" in text
+    assert text.rstrip().endswith("ok: 3")
+
+
+def test_a_broken_promise_says_so() -> None:
+    """The verdict line starts with NOT ok; what looks like markup is printed as it is."""
+    text = printed(BAD)
+    assert "NOT ok: stuck [red]" in text
+    assert "a note" in text
+    assert "\x1b" not in text
+
+
+def test_the_summary_counts_what_held() -> None:
+    """Every verdict is repeated, with the count and the run folder."""
+    text = printed(GOOD, BAD, summary=True)
+    assert "1. gates open: ok: 3" in text
+    assert "2. gates close: NOT ok" in text
+    assert "1 of 2 held; logs are in run-1" in text
+
+
+def test_a_verdict_holds_without_problems_only() -> None:
+    """Problems are joined to one sentence; without them the promise is stated."""
+    assert judge([], "fine") == Verdict(True, "fine")
+    assert judge(["a", "b"], "fine") == Verdict(False, "a; b")
+
+
+def test_unknown_stays_unknown() -> None:
+    """No number is made up where nothing was measured."""
+    assert milliseconds(None) is None
+    assert percent(None) is None
+    assert milliseconds(0.0123) == "12 ms"
+    assert percent(0.2) == "20.0%"

@@ -1,0 +1,100 @@
+"""The statistics by which the demo judges."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.demo.stats import binomial_interval, percentile
+
+
+@pytest.mark.parametrize(
+    ("percent", "expected"), [(1, 1.0), (50, 2.0), (51, 3.0), (75, 3.0), (99, 4.0), (100, 4.0)]
+)
+def test_percentile_is_the_nearest_rank(percent: float, expected: float) -> None:
+    """The percentile is the smallest value that so many percent do not exceed."""
+    assert percentile([4.0, 1.0, 3.0, 2.0], percent) == expected
+
+
+def test_percentile_of_nothing_is_unknown() -> None:
+    """Without values there is no percentile, and it is not 0."""
+    assert percentile([], 50) is None
+
+
+@pytest.mark.parametrize("percent", [0, -1, 100.5])
+def test_percentile_refuses_what_is_no_percentage(percent: float) -> None:
+    """A percentage outside (0, 100] is refused."""
+    with pytest.raises(ValueError, match="percentile"):
+        percentile([1.0], percent)
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=60), st.floats(0.1, 100))
+def test_percentile_is_one_of_the_values(values: list[float], percent: float) -> None:
+    """A percentile was measured, and at least that share of the values does not exceed it."""
+    found = percentile(values, percent)
+    assert found in values
+    assert sum(value <= found for value in values) >= len(values) * percent / 100 - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("hits", "trials", "low", "high"),
+    # Reference values of the Clopper-Pearson interval at 95 %.
+    [(0, 10, 0.0, 0.30850), (5, 10, 0.18709, 0.81291), (10, 10, 0.69150, 1.0)],
+)
+def test_interval_matches_published_values(hits: int, trials: int, low: float, high: float) -> None:
+    """Known intervals come out to five digits."""
+    found = binomial_interval(hits, trials, 0.95)
+    assert found.low == pytest.approx(low, abs=1e-5)
+    assert found.high == pytest.approx(high, abs=1e-5)
+
+
+def test_interval_at_a_thousand_requests_is_usefully_narrow() -> None:
+    """A fifth of a thousand is told apart from a tenth and a third."""
+    found = binomial_interval(200, 1000)
+    assert 0.2 in found
+    assert 0.1 not in found
+    assert 0.3 not in found
+    assert "a word" not in found
+
+
+@given(st.integers(1, 400), st.data())
+def test_interval_holds_the_observed_share(trials: int, data: st.DataObject) -> None:
+    """The observed share lies in its interval, and the interval in [0, 1]."""
+    hits = data.draw(st.integers(0, trials))
+    found = binomial_interval(hits, trials)
+    assert 0 <= found.low <= hits / trials <= found.high <= 1
+
+
+def test_interval_is_about_normal_for_many_trials() -> None:
+    """With many trials the interval approaches the normal one."""
+    found = binomial_interval(2000, 10_000, 0.99)
+    z = statistics.NormalDist().inv_cdf(0.995)
+    half = z * (0.2 * 0.8 / 10_000) ** 0.5
+    assert found.low == pytest.approx(0.2 - half, abs=3e-4)
+    assert found.high == pytest.approx(0.2 + half, abs=3e-4)
+
+
+def test_interval_rarely_misses() -> None:
+    """Seeded draws of a true share fall inside."""
+    rng = random.Random(1)  # noqa: S311 - reproducible draws
+    for _ in range(20):
+        hits = sum(rng.random() < 0.2 for _ in range(300))
+        assert 0.2 in binomial_interval(hits, 300)
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(-1, 5), (6, 5), (0, 0)])
+def test_interval_refuses_impossible_counts(hits: int, trials: int) -> None:
+    """Counts that no experiment yields are refused."""
+    with pytest.raises(ValueError, match="share"):
+        binomial_interval(hits, trials)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 2.0])
+def test_interval_refuses_impossible_confidence(confidence: float) -> None:
+    """A confidence must lie between 0 and 1."""
+    with pytest.raises(ValueError, match="confidence"):
+        binomial_interval(1, 2, confidence)

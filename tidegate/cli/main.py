@@ -1,0 +1,100 @@
+"""The ``tidegate`` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+
+import typer
+
+from tidegate.cli import changing, files, reading, running
+from tidegate.cli.errors import CliError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+app = typer.Typer(
+    name="tidegate",
+    help="An inference router for NVIDIA Triton: Envoy carries the data, Tidegate chooses.",
+    epilog="Start with: tidegate demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_RUN = "Run"
+_READ = "Look"
+_CHANGE = "Change"
+
+
+def _version(show: bool) -> None:
+    if show:
+        from importlib.metadata import version
+
+        print(f"tidegate {version('tidegate')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """An inference router for NVIDIA Triton: Envoy carries the data, Tidegate chooses."""
+
+
+class _Verb(NamedTuple):
+    name: str
+    panel: str
+    run: Callable[..., None]
+    example: str
+
+
+VERBS: Final = (
+    _Verb("demo", _RUN, running.demo, "tidegate demo --replicas 3 --exit"),
+    _Verb("up", _RUN, running.up, "tidegate up -f fleet.yaml"),
+    _Verb("xds", _RUN, running.xds, "tidegate xds --fleet fleet.yaml --state /var/lib/tidegate"),
+    _Verb("picker", _RUN, running.picker, "tidegate picker --xds 127.0.0.1:18000 --id picker-1"),
+    _Verb(
+        "envoy-bootstrap",
+        _RUN,
+        files.envoy_bootstrap,
+        "tidegate envoy-bootstrap --node-id edge-1 > envoy.yaml",
+    ),
+    _Verb("get", _READ, reading.get, "tidegate get endpoints -o json"),
+    _Verb("status", _READ, reading.status, "tidegate status"),
+    _Verb("history", _READ, reading.history, "tidegate history -n 5"),
+    _Verb("validate", _READ, files.validate, "tidegate validate fleet.yaml"),
+    _Verb(
+        "apply", _CHANGE, changing.apply, "tidegate apply -f fleet.yaml --reason 'more replicas'"
+    ),
+    _Verb("weight", _CHANGE, changing.weight, "tidegate weight llm stable=90 canary=10"),
+    _Verb(
+        "drain", _CHANGE, changing.drain, "tidegate drain r2 --timeout 120 --reason 'new driver'"
+    ),
+    _Verb("undrain", _CHANGE, changing.undrain, "tidegate undrain r2"),
+    _Verb("rollback", _CHANGE, changing.rollback, "tidegate rollback 7 --reason 'v2 is slower'"),
+)
+"""Every verb, in the order of the help page."""
+
+for _one in VERBS:
+    app.command(_one.name, rich_help_panel=_one.panel, epilog=f"Example: {_one.example}")(_one.run)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; always ends by ``SystemExit`` (0 ok, 1 failed, 2 usage)."""
+    try:
+        app(args=argv, prog_name="tidegate")
+    except CliError as error:
+        print(f"tidegate: {error.message}", file=sys.stderr)
+        sys.exit(error.code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has left; a second error at exit would say nothing new.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

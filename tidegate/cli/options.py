@@ -1,0 +1,103 @@
+"""The options that several verbs share, declared once."""
+
+from __future__ import annotations
+
+import getpass
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from protos.tidegate.admin.v1.admin_pb2 import ChangeOptions
+
+DEFAULT_SERVER: Final = "127.0.0.1:18010"
+DEFAULT_TIMEOUT_S: Final = 30.0
+MAX_TIMEOUT_S: Final = 86_400.0
+
+
+class Output(StrEnum):
+    """How a reading command prints."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+class XdsProtocol(StrEnum):
+    """The xDS variant that Envoy speaks."""
+
+    DELTA = "delta"
+    SOTW = "sotw"
+
+
+ServerOption = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        envvar="TIDEGATE_SERVER",
+        metavar="HOST:PORT",
+        help="Admin address of the control server.",
+    ),
+]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print the answer.")]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why, for the history of revisions.")
+]
+AuthorOption = Annotated[
+    str,
+    typer.Option("--author", metavar="NAME", help="Who; the user of this shell if omitted."),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Validate and show the difference; change nothing.")
+]
+WaitOption = Annotated[
+    bool,
+    typer.Option("--wait/--no-wait", help="Return when every client has acknowledged."),
+]
+TimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        min=0.1,
+        max=MAX_TIMEOUT_S,
+        metavar="SECONDS",
+        help="How long --wait waits.",
+    ),
+]
+ProtocolOption = Annotated[
+    XdsProtocol, typer.Option("--protocol", help="xDS variant that Envoy speaks.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What goes with every change, as the command line gave it."""
+
+    server: str
+    reason: str
+    author: str
+    dry_run: bool
+    wait: bool
+    timeout_s: float
+
+    def to_proto(self) -> ChangeOptions:
+        """Return the options as the admin API takes them."""
+        from protos.tidegate.admin.v1.admin_pb2 import ChangeOptions
+
+        return ChangeOptions(
+            author=self.author or os_user(),
+            reason=self.reason,
+            dry_run=self.dry_run,
+            wait=self.wait and not self.dry_run,
+            timeout_seconds=self.timeout_s,
+        )
+
+
+def os_user() -> str:
+    """Return the name of the user who runs the command, ``unknown`` where nobody can tell."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user id without an entry in passwd
+        return "unknown"

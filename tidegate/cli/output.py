@@ -1,0 +1,88 @@
+"""Printing: tables for people, JSON and YAML for programs."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tidegate.cli.options import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+PIPED_WIDTH: Final = 100
+"""Columns where the output is no terminal: a log or a pipe."""
+UNKNOWN: Final = "-"
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console that writes colours to a terminal only."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        file=stream,
+        width=None if stream.isatty() else PIPED_WIDTH,
+        highlight=False,
+        soft_wrap=False,
+    )
+
+
+def cell(value: object) -> str:
+    """Write a value for a table; unknown is ``-``, never 0."""
+    if value is None or value == "":
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(cell(item) for item in value) or UNKNOWN
+    return str(value)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
+    """Build a plain table; a column whose name starts with ``#`` is aligned to the right."""
+    built = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        built.add_column(
+            column.lstrip("#"),
+            justify="right" if column.startswith("#") else "left",
+            header_style="bold",
+            overflow="fold",
+        )
+    for row in rows:
+        built.add_row(*(Text(cell(value)) for value in row))
+    return built
+
+
+def emit(data: Any, tables: Iterable[Table | str], output: Output) -> None:
+    """Print ``data`` as JSON or YAML, or else the tables that show the same."""
+    if output is Output.JSON:
+        import json
+
+        sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    elif output is Output.YAML:
+        import yaml
+
+        sys.stdout.write(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+    else:
+        out = console()
+        for index, part in enumerate(tables):
+            if index:
+                out.print()
+            out.print(part)
+
+
+@contextmanager
+def spinner(text: str) -> Iterator[None]:
+    """Show that something is awaited, on a terminal only."""
+    out = console(stderr=True)
+    if not out.is_terminal:
+        yield
+        return
+    with out.status(text):
+        yield

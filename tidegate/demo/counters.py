@@ -1,0 +1,73 @@
+"""Pure: what the replicas say that they served, from their own Prometheus pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_TRITON_SUCCESS: Final = "nv_inference_request_success"
+"""Triton's own count per model and version; for decoupled models it lags behind the last answer."""
+_TOY_REQUESTS: Final = "toy_llm_requests_total"
+"""The toy model's own count, exact as soon as the last answer is in hand."""
+_TOY_PROMPT: Final = "toy_llm_prompt_tokens_total"
+_TOY_REUSED: Final = "toy_llm_reused_tokens_total"
+_WANTED: Final = (_TRITON_SUCCESS, _TOY_REQUESTS, _TOY_PROMPT, _TOY_REUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """One replica's counters, or the difference of two readings of them."""
+
+    served: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(model, version) -> requests answered."""
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+
+    def since(self, before: Counts) -> Counts:
+        """Return what was counted since ``before``; a counter that fell was reset to 0 between."""
+        return Counts(
+            {key: _grown(now, before.served.get(key, 0)) for key, now in self.served.items()},
+            _grown(self.prompt_tokens, before.prompt_tokens),
+            _grown(self.reused_tokens, before.reused_tokens),
+        )
+
+
+def read_counts(page: str) -> Counts:
+    """Read a replica's Prometheus page; absent series count nothing.
+
+    Raises:
+        ValueError: the page is no Prometheus text.
+    """
+    wanted = "\n".join(line for line in page.splitlines() if line.startswith(_WANTED)) + "\n"
+    served: dict[tuple[str, str], int] = {}
+    exact: dict[tuple[str, str], int] = {}
+    prompt = reused = 0
+    for family in text_string_to_metric_families(wanted):
+        for sample in family.samples:
+            key = (sample.labels.get("model", ""), sample.labels.get("version", ""))
+            count = int(sample.value)
+            if sample.name == _TRITON_SUCCESS:
+                served[key] = served.get(key, 0) + count
+            elif sample.name == _TOY_REQUESTS:
+                exact[key] = exact.get(key, 0) + count
+            elif sample.name == _TOY_PROMPT:
+                prompt += count
+            elif sample.name == _TOY_REUSED:
+                reused += count
+    return Counts({**served, **exact}, prompt, reused)
+
+
+def reuse(counts: Iterable[Counts]) -> float | None:
+    """Return the share of prompt tokens found in a cache, ``None`` without any prompt."""
+    every = list(counts)
+    prompt = sum(one.prompt_tokens for one in every)
+    return sum(one.reused_tokens for one in every) / prompt if prompt else None
+
+
+def _grown(now: int, before: int) -> int:
+    return now - before if now >= before else now

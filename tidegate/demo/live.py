@@ -1,0 +1,134 @@
+"""After the phases: the system stays up, with a live table and lines to copy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+from rich.live import Live
+
+from tidegate.cli.output import table
+from tidegate.demo.clients import AnswerError, fetch_text
+from tidegate.demo.counters import Counts, read_counts
+from tidegate.demo.picker_page import Seen, read_replicas
+from tidegate.demo.report import percent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from tidegate.demo.scene import Scene
+    from tidegate.stack.local import LocalStack
+    from tidegate.stack.triton import TritonReplica
+
+PERIOD_S: Final = 0.5
+_GONE = (aiohttp.ClientError, AnswerError, TimeoutError)
+
+
+async def stay(out: Console, scene: Scene, stop: asyncio.Event) -> None:
+    """Show the live table (on a terminal) until ``stop`` is set."""
+    out.print(examples(scene.stack), markup=False, soft_wrap=True)
+    if not out.is_terminal:
+        await stop.wait()
+        return
+    start = await _counts(scene)
+    with Live(console=out, auto_refresh=False, transient=True) as live:
+        while not stop.is_set():
+            live.update(
+                replica_table(scene.replicas, await _seen(scene), start, await _counts(scene)),
+                refresh=True,
+            )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), PERIOD_S)
+
+
+def replica_table(
+    replicas: Sequence[TritonReplica],
+    seen: Mapping[str, Seen] | None,
+    start: Mapping[str, Counts | None],
+    now: Mapping[str, Counts | None],
+) -> Table:
+    """Pure: lay out what picker and replicas say; what nobody says is ``-``."""
+    served = {one.name: _served(now[one.name], start[one.name]) for one in replicas}
+    total = sum(count for count in served.values() if count)
+    rows = []
+    for one in replicas:
+        load = seen.get(one.name) if seen is not None else None
+        count = served[one.name]
+        state = "in use" if load is not None and not load.draining else "draining"
+        if now[one.name] is None:
+            state = "down"
+        elif load is None:
+            state = "picker unknown"
+        rows.append(
+            (
+                one.name,
+                one.variant,
+                state,
+                load.in_flight if load else None,
+                load.queued if load else None,
+                percent(load.cache) if load else None,
+                count,
+                percent(count / total) if count is not None and total else None,
+            )
+        )
+    columns = ("replica", "variant", "state", "#in flight", "#queue", "#cache", "#served", "#share")
+    return table(columns, rows)
+
+
+def examples(stack: LocalStack) -> str:
+    """Return addresses and lines to copy."""
+    return f"""
+up; Ctrl-C stops everything. Logs and configuration: {stack.run.path}
+  Envoy (HTTP and gRPC)  {stack.http_address}
+  Envoy admin page       http://{stack.envoy_admin}
+  picker's pages         http://{stack.picker_metrics}/metrics and /debug/state
+
+curl -s {stack.http_url}/v2/models/toy-llm/generate \\
+  -d '{{"text_input": "Which gate is open?", "max_tokens": 8}}'
+curl -sN {stack.http_url}/v2/models/toy-llm/generate_stream \\
+  -d '{{"text_input": "Which gate is open?", "max_tokens": 8, "stream": true}}'
+
+python - <<'END'
+import numpy, tritonclient.grpc as triton
+image = triton.InferInput("image", [1, 3, 32, 32], "FP32")
+image.set_data_from_numpy(numpy.zeros((1, 3, 32, 32), numpy.float32))
+answer = triton.InferenceServerClient("{stack.grpc_address}").infer("vision", [image])
+print(answer.as_numpy("scores"), answer.as_numpy("replica"))
+END
+
+export TIDEGATE_SERVER={stack.admin_address}
+tidegate status
+tidegate weight llm stable=80 canary=20
+tidegate drain r1
+"""
+
+
+async def _seen(scene: Scene) -> dict[str, Seen] | None:
+    try:
+        page = await fetch_text(scene.pages, f"{scene.picker_url}/debug/state")
+    except _GONE:
+        return None
+    return read_replicas(json.loads(page))
+
+
+async def _counts(scene: Scene) -> dict[str, Counts | None]:
+    async def one(url: str) -> Counts | None:
+        try:
+            return read_counts(await fetch_text(scene.pages, url))
+        except _GONE:
+            return None
+
+    found = await asyncio.gather(*(one(replica.metrics_url) for replica in scene.replicas))
+    return {replica.name: counts for replica, counts in zip(scene.replicas, found, strict=True)}
+
+
+def _served(now: Counts | None, start: Counts | None) -> int | None:
+    if now is None:
+        return None
+    return sum(now.since(start or Counts()).served.values())

@@ -1,0 +1,1 @@
+"""The demo's phases: each takes the scene and returns a finding."""

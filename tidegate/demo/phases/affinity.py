@@ -1,0 +1,135 @@
+"""The same conversations under round robin and under cache affinity."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tidegate.demo.conversations import Shape, conversations, interleaved
+from tidegate.demo.counters import reuse
+from tidegate.demo.load import Tally
+from tidegate.demo.report import Finding, judge, milliseconds, percent
+from tidegate.demo.scene import LLM_POOL
+from tidegate.demo.stats import percentile
+
+if TYPE_CHECKING:
+    from tidegate.demo.report import Verdict
+    from tidegate.demo.scene import Scene
+
+TITLE: Final = "conversations find their cache"
+ROUND_ROBIN: Final = "round-robin"
+AFFINITY: Final = "prefix-affinity"
+SESSIONS_PER_REPLICA: Final = 6
+TURNS: Final = 4
+SYSTEM_CHARS: Final = 1600
+TURN_CHARS: Final = 1600
+TOKENS: Final = 4
+WORKERS_PER_REPLICA: Final = 2
+REQUESTS_PER_ROUND: Final = 1000
+"""`--requests` buys one round of fresh conversations per so many."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What one policy did."""
+
+    policy: str
+    reused: float | None = None
+    """Share of prompt tokens found in a cache."""
+    prompt_tokens: int = 0
+    ttft: list[float] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+
+
+async def run(scene: Scene) -> Finding:
+    """Run equal conversations under both policies, each from a cold cache."""
+    shape = Shape(SESSIONS_PER_REPLICA * len(scene.stable), TURNS, SYSTEM_CHARS, TURN_CHARS)
+    rounds = max(1, scene.requests // REQUESTS_PER_ROUND)
+    found = []
+    for policy in (ROUND_ROBIN, AFFINITY):
+        await scene.operator.set_policy(LLM_POOL, policy)
+        found.append(await _converse(scene, policy, shape, rounds))
+    return Finding(
+        TITLE,
+        ("policy", "#requests", "#prompt tokens", "#from cache", "#TTFT p50", "#TTFT p99"),
+        tuple(
+            (
+                one.policy,
+                len(one.ttft),
+                one.prompt_tokens,
+                percent(one.reused),
+                milliseconds(percentile(one.ttft, 50)),
+                milliseconds(percentile(one.ttft, 99)),
+            )
+            for one in found
+        ),
+        assess(*found),
+        note=(
+            f"{shape.sessions} sessions x {shape.turns} turns on the {len(scene.stable)} stable "
+            f"replicas (the canary has weight 0), {rounds} round(s) per policy; all histories "
+            f"together are {shape.final_chars // 1000}k characters, each policy starts with texts "
+            "that no cache holds; reuse is counted by the replicas"
+        ),
+    )
+
+
+def assess(plain: Run, affine: Run) -> Verdict:
+    """Pure: affinity holds iff it reuses more of the prompts *and* answers sooner."""
+    problems = [*plain.tally.problems(), *affine.tally.problems()]
+    if plain.reused is None or affine.reused is None:
+        problems.append("the replicas counted no prompt tokens")
+    elif affine.reused <= plain.reused:
+        problems.append(f"affinity reused {percent(affine.reused)}, not more than round robin")
+    before, now = percentile(plain.ttft, 50), percentile(affine.ttft, 50)
+    if before is None or now is None:
+        problems.append("no stream was answered")
+    elif now >= before:
+        problems.append(f"median time to first token {milliseconds(now)}, not below round robin's")
+    return judge(
+        problems,
+        f"{percent(affine.reused)} of prompt tokens came from a cache instead of "
+        f"{percent(plain.reused)}; median time to first token {milliseconds(now)} instead of "
+        f"{milliseconds(before)}",
+    )
+
+
+async def _converse(scene: Scene, policy: str, shape: Shape, rounds: int) -> Run:
+    result = Run(policy)
+    before = await scene.counts()
+    for number in range(rounds):
+        # The salt makes both policies start cold with conversations of the same shape.
+        await _round(scene, result, shape, f"{policy}-{number}")
+    after = await scene.counts()
+    grown = [after[name].since(before[name]) for name in after]
+    result.reused = reuse(grown)
+    result.prompt_tokens = sum(one.prompt_tokens for one in grown)
+    return result
+
+
+async def _round(scene: Scene, result: Run, shape: Shape, seed: str) -> None:
+    sessions = conversations(shape, seed)
+    slots = asyncio.Semaphore(WORKERS_PER_REPLICA * len(scene.stable))
+    locks = [asyncio.Lock() for _ in sessions]
+
+    async def turn(number: int) -> None:
+        async with slots:
+            session = sessions[number]
+            prompt = session.ask()
+            try:
+                answer = await scene.clients.generate_stream(prompt, TOKENS, session.session)
+            except Exception as error:  # noqa: BLE001 - a failed turn is part of the result
+                result.tally.fail(error)
+                session.answered("(no answer)")
+                return
+            session.answered(answer.text)
+            result.tally.by_replica[answer.replica] += 1
+            result.ttft.append(answer.ttft_s)
+
+    async def in_order(number: int) -> None:
+        async with locks[number]:  # a turn follows the one before it
+            await turn(number)
+
+    async with asyncio.TaskGroup() as group:
+        for _, number in interleaved(shape, seed):
+            group.create_task(in_order(number))

@@ -1,0 +1,57 @@
+"""What the two loss phases share: steady stateless traffic around an accident."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tidegate.demo.load import Tally, closed_loop
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tidegate.demo.scene import Scene
+
+WORKERS: Final = 6
+MAX_S: Final = 30.0
+"""How long a phase waits for any one thing."""
+TICK_S: Final = 0.01
+GENERATE_EVERY: Final = 2
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Stateless requests that run on; half complete a prompt, half classify an image."""
+
+    tally: Tally = field(default_factory=Tally)
+
+    async def progress(self, requests: int) -> None:
+        """Wait until so many more requests have ended.
+
+        Raises:
+            TimeoutError: they did not within ``MAX_S``.
+        """
+        goal = self.tally.asked + requests
+        async with asyncio.timeout(MAX_S):
+            while self.tally.asked < goal:  # noqa: ASYNC110 - the load tells nobody as it counts
+                await asyncio.sleep(TICK_S)
+
+
+@asynccontextmanager
+async def stateless_traffic(scene: Scene) -> AsyncIterator[Traffic]:
+    """Run traffic while the block runs; all of it has ended when the block is left."""
+    traffic, stop = Traffic(), asyncio.Event()
+
+    async def ask(number: int) -> str:
+        if number % GENERATE_EVERY:
+            return await scene.clients.infer_http()
+        return (await scene.clients.generate(f"Statement {number}.", 2)).replica
+
+    loop = asyncio.create_task(closed_loop(ask, workers=WORKERS, stop=stop, tally=traffic.tally))
+    try:
+        yield traffic
+    finally:
+        stop.set()
+        await loop

@@ -1,0 +1,81 @@
+"""The picker is killed under traffic: Envoy carries on by itself, and the picker comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from tidegate.demo.clients import AnswerError, fetch_text
+from tidegate.demo.phases.losses import MAX_S, TICK_S, stateless_traffic
+from tidegate.demo.picker_page import read_picks
+from tidegate.demo.report import Finding, judge
+
+if TYPE_CHECKING:
+    from tidegate.demo.report import Verdict
+    from tidegate.demo.scene import Scene
+
+TITLE: Final = "the picker may die"
+SHARE: Final = 5
+"""One phase step is this part of `--requests`."""
+
+
+async def run(scene: Scene) -> Finding:
+    """Kill the picker, go on without it, start it again and wait for its first pick."""
+    step = max(1, scene.requests // SHARE)
+    async with stateless_traffic(scene) as traffic:
+        await traffic.progress(step)
+        picks_before = await _picks(scene)
+        asked = [traffic.tally.asked]
+        await scene.stack.kill_picker()
+        await traffic.progress(step)
+        asked.append(traffic.tally.asked)
+        start = time.perf_counter()
+        await scene.stack.start_picker()
+        picks_after = await _first_pick(scene)
+        smart_s = time.perf_counter() - start
+        await traffic.progress(step)
+        picks_after = await _picks(scene) or picks_after
+    return Finding(
+        TITLE,
+        ("when", "#requests", "#picks of the picker"),
+        (
+            ("before", asked[0], picks_before),
+            ("without a picker", asked[1] - asked[0], None),
+            ("after its start", traffic.tally.asked - asked[1], picks_after),
+        ),
+        assess(picks_before, picks_after, traffic.tally.problems()),
+        note=(
+            f"{traffic.tally.asked} requests in all, {traffic.tally.failed} failed; first pick "
+            f"{smart_s * 1000:.0f} ms after the picker's start"
+        ),
+    )
+
+
+def assess(before: int | None, after: int | None, problems: list[str]) -> Verdict:
+    """Pure: no request failed, and the picker picked before as well as afterwards."""
+    found = list(problems)
+    if not before:
+        found.append("the picker had picked nothing before it was killed")
+    if not after:
+        found.append(f"the picker picks nothing {MAX_S:g} s after its start")
+    return judge(found, "0 requests failed without the picker; it picks again")
+
+
+async def _picks(scene: Scene) -> int | None:
+    try:
+        return read_picks(await fetch_text(scene.pages, scene.picker_url + "/metrics"))
+    except (aiohttp.ClientError, AnswerError, TimeoutError):
+        return None
+
+
+async def _first_pick(scene: Scene) -> int | None:
+    end = time.monotonic() + MAX_S
+    while time.monotonic() < end:
+        picks = await _picks(scene)
+        if picks:
+            return picks
+        await asyncio.sleep(TICK_S)
+    return None

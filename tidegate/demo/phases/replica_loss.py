@@ -1,0 +1,57 @@
+"""A replica is killed under stateless traffic: nobody notices."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from tidegate.demo.phases.losses import stateless_traffic
+from tidegate.demo.report import Finding, judge
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from tidegate.demo.report import Verdict
+    from tidegate.demo.scene import Scene
+
+TITLE: Final = "a replica may die"
+SHARE: Final = 5
+"""One phase step is this part of `--requests`."""
+
+
+async def run(scene: Scene) -> Finding:
+    """Kill the first stable replica, go on, start it again."""
+    victim = scene.stable[0].name
+    step = max(1, scene.requests // SHARE)
+    async with stateless_traffic(scene) as traffic:
+        await traffic.progress(step)
+        at_kill = traffic.tally.by_replica.copy()
+        await scene.stack.kill_replica(victim)
+        await traffic.progress(step)
+        at_restart = traffic.tally.by_replica.copy()
+        start = time.perf_counter()
+        await scene.stack.restart_replica(victim)
+        back_s = time.perf_counter() - start
+        await traffic.progress(step)
+    at_end = traffic.tally.by_replica
+    spans = (at_kill, at_restart - at_kill, at_end - at_restart)
+    return Finding(
+        TITLE,
+        ("replica", "variant", "#before", "#while it is dead", "#after its start"),
+        tuple(
+            (one.name, one.variant, *(span[one.name] for span in spans)) for one in scene.replicas
+        ),
+        assess(victim, at_kill, traffic.tally.failed, traffic.tally.problems()),
+        note=(
+            f"{victim} got SIGKILL under traffic; {traffic.tally.asked} requests in all, "
+            f"{traffic.tally.failed} failed; ready again {back_s:.1f} s after its start"
+        ),
+    )
+
+
+def assess(victim: str, before: Counter[str], failed: int, problems: list[str]) -> Verdict:
+    """Pure: the victim was in use, and no request failed."""
+    found = list(problems)
+    if not before[victim]:
+        found.append(f"{victim} had served nothing before it was killed")
+    return judge(found, f"{failed} requests failed when {victim} was killed; it is back")

@@ -1,0 +1,74 @@
+"""What a phase found, and how it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidegate.cli.output import table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a promise held, with the one sentence that says why."""
+
+    holds: bool
+    text: str
+
+    def __str__(self) -> str:
+        """Return the verdict line."""
+        return f"{'ok' if self.holds else 'NOT ok'}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one phase."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+    verdict: Verdict
+    note: str = ""
+    """What a reader has to know to read the table."""
+
+
+def judge(problems: Sequence[str], otherwise: str) -> Verdict:
+    """Return a verdict that holds iff there is no problem."""
+    return Verdict(not problems, "; ".join(problems) if problems else otherwise)
+
+
+def milliseconds(seconds: float | None) -> str | None:
+    """Write a duration in milliseconds; unknown stays ``None``."""
+    return None if seconds is None else f"{seconds * 1000:.0f} ms"
+
+
+def percent(share: float | None) -> str | None:
+    """Write a share in percent; unknown stays ``None``."""
+    return None if share is None else f"{share * 100:.1f}%"
+
+
+def show(console: Console, number: int, finding: Finding) -> None:
+    """Print a phase's finding."""
+    console.print()
+    console.rule(f"{number}. {finding.title}", align="left", characters="─")
+    if finding.note:
+        console.print(finding.note, markup=False)
+    console.print(table(finding.columns, finding.rows))
+    style = "green" if finding.verdict.holds else "bold red"
+    console.print(str(finding.verdict), style=style, markup=False)
+
+
+def show_summary(console: Console, findings: Sequence[Finding], run_folder: object) -> None:
+    """Print all verdicts together."""
+    console.print()
+    console.rule("summary", align="left", characters="─")
+    for number, finding in enumerate(findings, 1):
+        style = "green" if finding.verdict.holds else "bold red"
+        console.print(f"{number}. {finding.title}: {finding.verdict}", style=style, markup=False)
+    held = sum(finding.verdict.holds for finding in findings)
+    console.print(f"{held} of {len(findings)} held; logs are in {run_folder}", markup=False)

@@ -1,0 +1,153 @@
+"""The demo from start to end: the stack, the phases, the verdict, then the live table.
+
+Laws:
+
+* Whatever happens, every child is stopped before this returns.
+* A child's crash ends the demo with exit code 1, names the child and shows the end of its log.
+* With ``stay`` false the exit code is 0 only if every phase held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tidegate.cli.errors import FAILED, OK, CliError
+from tidegate.cli.output import console, spinner
+from tidegate.demo.clients import Clients
+from tidegate.demo.live import stay
+from tidegate.demo.operator import Operator
+from tidegate.demo.phases import affinity, canary, forms, picker_loss, replica_loss, traffic
+from tidegate.demo.report import Finding, Verdict, show, show_summary
+from tidegate.demo.scene import Scene, page_session
+from tidegate.stack.assets import DemoExtraMissingError
+from tidegate.stack.local import LocalStack
+from tidegate.stack.processes import CrashError
+from tidegate.stack.waiting import StackError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from rich.console import Console
+
+    from tidegate.stack.envoy import XdsProtocol
+
+T = TypeVar("T")
+PHASES: Final[tuple[tuple[str, Callable[[Scene], Awaitable[Finding]]], ...]] = tuple(
+    (module.TITLE, module.run)
+    for module in (forms, traffic, affinity, canary, replica_loss, picker_loss)
+)
+INTERRUPTED: Final = 130
+"""128 + SIGINT, as shells count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the demo was asked for."""
+
+    replicas: int
+    requests: int
+    stay: bool
+    protocol: XdsProtocol
+
+
+class Interrupt:
+    """SIGINT and SIGTERM: they break the phases off, but end the live table in good order."""
+
+    def __init__(self) -> None:
+        self.happened = False
+        self.stop: asyncio.Event | None = None
+        """Set by an interrupt instead of a cancellation, once it is there."""
+        self._main = asyncio.current_task()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
+
+    def _interrupt(self) -> None:
+        self.happened = True
+        if self.stop is not None:
+            self.stop.set()
+        elif self._main is not None:
+            self._main.cancel()
+
+
+async def run(options: Options) -> int:
+    """Run the demo; return the exit code.
+
+    Raises:
+        CliError: a child crashed or something did not start.
+    """
+    interrupt = Interrupt()
+    out = console()
+    try:
+        return await _run(options, out, interrupt)
+    except (CrashError, StackError, DemoExtraMissingError) as error:
+        raise CliError(str(error)) from error
+    except asyncio.CancelledError:
+        if not interrupt.happened:
+            raise
+        out.print("stopped")
+        return INTERRUPTED
+
+
+async def _run(options: Options, out: Console, interrupt: Interrupt) -> int:
+    started = time.perf_counter()
+
+    def progress(step: str, detail: str) -> None:
+        out.print(f"[{time.perf_counter() - started:5.1f} s] {step}: {detail}", markup=False)
+
+    out.print(
+        f"starting {options.replicas} Tritons, control server, picker and Envoy "
+        f"({options.protocol} xDS) on this machine",
+        markup=False,
+    )
+    stack = LocalStack(replicas=options.replicas, protocol=options.protocol, on_progress=progress)
+    async with AsyncExitStack() as exit_:
+        with spinner("starting"):
+            await exit_.enter_async_context(stack)
+        scene = Scene(
+            stack=stack,
+            clients=await exit_.enter_async_context(Clients(stack.http_url, stack.grpc_address)),
+            operator=await exit_.enter_async_context(Operator(stack.admin_address)),
+            pages=await exit_.enter_async_context(page_session()),
+            requests=options.requests,
+        )
+        findings = await _unless_crashed(stack, _phases(out, scene))
+        show_summary(out, findings, stack.run.path)
+        if options.stay:
+            interrupt.stop = asyncio.Event()
+            await _unless_crashed(stack, stay(out, scene, interrupt.stop))
+    return OK if all(finding.verdict.holds for finding in findings) else FAILED
+
+
+async def _phases(out: Console, scene: Scene) -> list[Finding]:
+    findings = []
+    for number, (title, phase) in enumerate(PHASES, 1):
+        with spinner(f"{number}. {title}"):
+            try:
+                finding = await phase(scene)
+            except CrashError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a broken phase is a phase that did not hold
+                reason = f"{type(error).__name__}: {error}"
+                finding = Finding(title, ("result",), (("broken off",),), Verdict(False, reason))
+        findings.append(finding)
+        show(out, number, finding)
+    return findings
+
+
+async def _unless_crashed(stack: LocalStack, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work, but end it with ``CrashError`` as soon as a child crashes."""
+    task, crashed = asyncio.create_task(work), asyncio.create_task(stack.crashed())
+    try:
+        await asyncio.wait({task, crashed}, return_when=asyncio.FIRST_COMPLETED)
+        if crashed.done():
+            raise CrashError(crashed.result())
+        return await task
+    finally:
+        for one in (task, crashed):
+            one.cancel()
+        await asyncio.gather(task, crashed, return_exceptions=True)

@@ -6,6 +6,7 @@ Laws:
   and nobody sleeps while it is held.
 * Every request gets exactly one final response: its last token, an error, or, when its client
   has gone, an empty one.
+* An engine that breaks takes its process along: an error at once is better than no answer.
 * ``stream`` false: exactly one response. ``stream`` true: one response per token.
 """
 
@@ -15,6 +16,7 @@ import json
 import os
 import threading
 import time
+import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +104,14 @@ class ToyModel:
             self._wake.notify_all()
 
     def _run(self) -> None:
+        try:
+            self._drive()
+        except Exception:  # noqa: BLE001 - whatever broke, nobody may wait for ever
+            pb_utils.Logger.log_error(f"the engine broke:\n{traceback.format_exc()}")
+            # Without its stub Triton answers 500 at once; a stub without its engine never would.
+            os._exit(1)
+
+    def _drive(self) -> None:
         due = time.monotonic()
         next_check = due + CANCEL_CHECK_S
         while True:

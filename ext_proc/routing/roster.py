@@ -24,7 +24,7 @@ MAX_READINGS: Final = 256
 class Replica:
     """What the router knows about one endpoint identity beside its membership."""
 
-    __slots__ = ("_others", "_others_at", "key", "load", "readings", "restarted_unix_s")
+    __slots__ = ("key", "load", "others", "others_at", "readings", "restarted_unix_s")
 
     def __init__(self, key: EndpointKey, load: Load) -> None:
         self.key = key
@@ -32,8 +32,10 @@ class Replica:
         self.readings: tuple[Reading, ...] = ()
         self.restarted_unix_s: float | None = None
         """Wall clock of the last restart seen, where its ramp starts again."""
-        self._others = 0.0
-        self._others_at = float("-inf")
+        self.others = 0.0
+        """Requests of others that waited in the replica at ``others_at``."""
+        self.others_at = float("-inf")
+        """Monotonic seconds; once ``FRESH_S`` old, ``others`` is unknown."""
 
     def observe(self, readings: Sequence[Reading]) -> None:
         """Take a replica's readings in place of the earlier ones.
@@ -45,14 +47,14 @@ class Replica:
         known = [(each.queued, each.at) for each in self.readings if each.queued is not None]
         if known:
             queued = sum(number for number, _ in known)
-            self._others = max(0.0, queued - self.load.in_flight)
-            self._others_at = min(at for _, at in known)
+            self.others = max(0.0, queued - self.load.in_flight)
+            self.others_at = min(at for _, at in known)
         else:
-            self._others_at = float("-inf")
+            self.others_at = float("-inf")
 
     def others_queued(self, now: float) -> float | None:
         """Return the requests of others that wait in the replica, ``None`` where unknown."""
-        return self._others if now - self._others_at < FRESH_S else None
+        return self.others if now - self.others_at < FRESH_S else None
 
 
 class Seat:

@@ -13,8 +13,7 @@ Rules:
 
 from __future__ import annotations
 
-from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ext_proc.routing.draw import Rng, draw_variant
 from ext_proc.routing.explain import describe
@@ -28,10 +27,10 @@ from ext_proc.routing.ledger import (
     LedgerEvent,
     Settled,
 )
+from ext_proc.routing.offers import cheapest, make_offer, scores, work_of
 from ext_proc.routing.policies import Offer, Policy, make_policy
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
 from ext_proc.routing.prefix_index import IndexEvent, Inserted, PrefixIndex, Purged
-from ext_proc.routing.ramp import factor
 from ext_proc.routing.roster import Directory, Replica, Roster, Seat
 from ext_proc.routing.types import (
     Decision,
@@ -51,9 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Router"]
-
-CHARS_PER_TOKEN: Final = 4
-"""The usual rule of thumb for text; exact for prompts of 32-bit token ids."""
 
 
 class Router:
@@ -211,13 +207,13 @@ class Router:
         )
         if isinstance(allowed, Refusal):
             return allowed
-        offer = self._offer(roster, request, variant, allowed, now, unix_now)
+        offer = make_offer(roster, self.index, request, variant, allowed, now, unix_now)
         if not features.is_inference:
             return self._unpriced(offer, pool)
         policy = self._policies[pool.name]
         prices = policy.prices(offer)
         wanted = 1 if lease_key is not None else 1 + pool.fallbacks
-        order = self._cheapest(prices, wanted)
+        order = cheapest(prices, wanted, self._rng)
         picked = order[0]
         reason = policy.picked(offer, picked) if leased is None else "sequence"
         seat, matched = allowed[picked], offer.matched[picked]
@@ -237,7 +233,7 @@ class Router:
             reason=reason,
             retriable=lease_key is None,
             matched_blocks=matched,
-            scores=_scores(offer, prices),
+            scores=scores(offer, prices),
         )
 
     def _leased(
@@ -257,76 +253,18 @@ class Router:
             return None
         return seat.variant, (seat,)
 
-    def _offer(
-        self,
-        roster: Roster,
-        request: Request,
-        variant: str,
-        seats: Sequence[Seat],
-        now: float,
-        unix_now: float,
-    ) -> Offer:
-        slow_start = roster.pool.slow_start
-        pending: list[float] = []
-        work: list[float] = []
-        strength: list[float] = []
-        for seat in seats:
-            load, replica = seat.load, seat.replica
-            others = replica.others_queued(now)
-            pending.append(load.in_flight if others is None else load.in_flight + others)
-            work.append(load.work)
-            joined = seat.joined_unix_s
-            if replica.restarted_unix_s is not None:
-                joined = max(joined or 0.0, replica.restarted_unix_s)
-            strength.append(
-                seat.capacity
-                if joined is None
-                else seat.capacity * factor(slow_start, joined, unix_now)
-            )
-        found = self.index.match_all(request.blocks) if request.blocks else {}
-        shared = 0
-        if found:
-            matched = [found.get(seat.key, 0) for seat in seats]
-            shared = self.index.shared_depth(request.blocks, max(matched), len(seats))
-        else:
-            matched = [0] * len(seats)
-        return Offer(
-            seats,
-            variant,
-            roster.size,
-            pending,
-            work,
-            strength,
-            matched,
-            len(request.blocks),
-            shared,
-            roster.pool.load_factor,
-        )
-
     def _unpriced(self, offer: Offer, pool: Pool) -> Decision:
         """Send what is not inference to the least loaded; it leaves no trace in the state."""
         prices = self._least.prices(offer)
-        order = self._cheapest(prices, 1 + pool.fallbacks)
+        order = cheapest(prices, 1 + pool.fallbacks, self._rng)
         return Decision(
             ticket=None,
             addresses=tuple([offer.seats[index].address for index in order]),
             pool=pool.name,
             variant=offer.variant,
             reason="other",
-            scores=_scores(offer, prices),
+            scores=scores(offer, prices),
         )
-
-    def _cheapest(self, prices: Sequence[float], count: int) -> list[int]:
-        """Return the indices of the ``count`` lowest prices, equal ones in random order."""
-        left = list(prices)
-        order: list[int] = []
-        for _ in range(min(count, len(left))):
-            lowest = min(left)
-            ties = [index for index, price in enumerate(left) if price == lowest]
-            chosen = ties[0] if len(ties) == 1 else ties[int(self._rng.random() * len(ties))]
-            order.append(chosen)
-            left[chosen] = inf
-        return order
 
     def _charge(self, seat: Seat, pool: str, work: float, now: float) -> Ticket | None:
         self._last_ticket += 1
@@ -405,17 +343,3 @@ class Router:
                 "index_blocks": self.index.blocks,
             },
         }
-
-
-def work_of(request: Request, pool: Pool, matched: int) -> float:
-    """Estimate the uncached input tokens of a request: whole, at least 1."""
-    characters = len(request.blocks) * pool.block_chars
-    if request.features.prompt is not None:
-        characters = max(characters, len(request.features.prompt))
-    characters -= matched * pool.block_chars
-    return float(max(1, characters // CHARS_PER_TOKEN))
-
-
-def _scores(offer: Offer, prices: Sequence[float]) -> tuple[tuple[str, float], ...]:
-    ids = [seat.key.id for seat in offer.seats]
-    return tuple(zip(ids, prices, strict=True))

@@ -26,7 +26,6 @@ send them all to one replica.
 
 from __future__ import annotations
 
-from math import ceil
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -48,32 +47,26 @@ class PrefixAffinity:
 
     def prices(self, offer: Offer) -> Sequence[float]:
         """Return blocks to compute (whole part) and load (fraction) of each seat."""
-        within = bounds(offer)
+        # Requests per unit of strength. ``pending + 1 <= ceil(x)`` is ``pending < x``; the
+        # subtraction keeps a product such as 1.1 * 10 = 11.000000000000002 from rounding up.
+        share = offer.load_factor * (sum(offer.pending) + 1.0) / sum(offer.strength)
+        blocks, shared = offer.blocks, offer.shared
         prices = []
-        for index, strength in enumerate(offer.strength):
-            pending = offer.pending[index]
-            load = (offer.work[index] + REQUEST_TOKENS * (pending + 1.0)) / strength
-            price = offer.blocks - self._gain(offer, index) + load / (load + HALF_LOAD_TOKENS)
-            if pending + 1.0 > within[index]:
-                price += offer.blocks + 1.0
+        for pending, work, strength, matched in zip(
+            offer.pending, offer.work, offer.strength, offer.matched, strict=True
+        ):
+            load = (work + REQUEST_TOKENS * (pending + 1.0)) / strength
+            price = blocks + load / (load + HALF_LOAD_TOKENS)
+            if matched > shared:
+                price -= matched - shared
+            if pending + 1.0 > MIN_BOUND and pending >= share * strength - 1e-9:
+                price += blocks + 1.0
             prices.append(price)
         return prices
 
     def picked(self, offer: Offer, index: int) -> str:
         """Tell ``prefix`` where a match decided, ``spill`` where the bound overruled one."""
-        gain = self._gain(offer, index)
-        best = max(offer.matched) - offer.shared
-        if best > gain and best > 0:
+        gain = max(0, offer.matched[index] - offer.shared)
+        if max(offer.matched) - offer.shared > gain:
             return "spill"
         return "prefix" if gain else "least"
-
-    @staticmethod
-    def _gain(offer: Offer, index: int) -> int:
-        return max(0, offer.matched[index] - offer.shared)
-
-
-def bounds(offer: Offer) -> Sequence[int]:
-    """Return how many requests each replica may have, the one being placed included."""
-    share = offer.load_factor * (sum(offer.pending) + 1.0) / sum(offer.strength)
-    # The subtraction keeps a product such as 1.1 * 10 = 11.000000000000002 from rounding up.
-    return [max(MIN_BOUND, ceil(share * strength - 1e-9)) for strength in offer.strength]

@@ -1,0 +1,96 @@
+"""What the control server measures.
+
+Every label has few values: a type outside our own counts as ``other``, an outcome and an audience
+are closed sets. Node names are never labels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from protos.names import SHORT_TYPE
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+_ACK_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
+_PUBLICATION_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 30, 60)
+
+
+class XdsMetrics:
+    """The control server's metrics, registered in ``registry``."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._streams = Gauge(
+            "tidegate_xds_streams",
+            "Open ADS streams.",
+            ["audience", "protocol"],
+            registry=registry,
+        )
+        self._pushes = Counter(
+            "tidegate_xds_pushes", "Messages sent to clients.", ["type"], registry=registry
+        )
+        self._acks = Histogram(
+            "tidegate_xds_ack_seconds",
+            "From sending a message to its acknowledgement.",
+            ["type"],
+            buckets=_ACK_BUCKETS_S,
+            registry=registry,
+        )
+        self._nacks = Counter(
+            "tidegate_xds_nacks", "Messages that clients refused.", ["type"], registry=registry
+        )
+        self._resources = Gauge(
+            "tidegate_xds_resources",
+            "Resources in force.",
+            ["audience", "type"],
+            registry=registry,
+        )
+        self._publications = Histogram(
+            "tidegate_xds_publication_seconds",
+            "From publishing to the end of the publication.",
+            ["state"],
+            buckets=_PUBLICATION_BUCKETS_S,
+            registry=registry,
+        )
+        self._revision = Gauge(
+            "tidegate_xds_revision", "Number of the fleet revision in force.", registry=registry
+        )
+
+    def stream_opened(self, audience: str, protocol: str) -> None:
+        """Count a stream whose client is known."""
+        self._streams.labels(audience, protocol).inc()
+
+    def stream_closed(self, audience: str, protocol: str) -> None:
+        """Count the end of such a stream."""
+        self._streams.labels(audience, protocol).dec()
+
+    def pushed(self, type_url: str) -> None:
+        """Count a message to a client."""
+        self._pushes.labels(_type_label(type_url)).inc()
+
+    def acked(self, type_url: str, waited_s: float) -> None:
+        """Count an acknowledgement."""
+        self._acks.labels(_type_label(type_url)).observe(waited_s)
+
+    def nacked(self, type_url: str) -> None:
+        """Count a refusal."""
+        self._nacks.labels(_type_label(type_url)).inc()
+
+    def resources(self, audience: str, type_url: str, count: int) -> None:
+        """Set how many resources of a type an audience should hold."""
+        self._resources.labels(audience, _type_label(type_url)).set(count)
+
+    def published(self, state: str, elapsed_s: float) -> None:
+        """Count the end of a publication."""
+        self._publications.labels(state).observe(elapsed_s)
+
+    def set_revision(self, number: int) -> None:
+        """Set the number of the revision in force."""
+        self._revision.set(number)
+
+
+def _type_label(type_url: str) -> str:
+    return SHORT_TYPE.get(type_url, "other")

@@ -1,0 +1,92 @@
+"""A publication: its stages, and how it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from xds_server.protocol.snapshot import Snapshot
+
+Audience = Literal["envoy", "picker"]
+
+STAGE_DEADLINE_S: Final = 15.0
+HOLD_DEADLINE_S: Final = 30.0
+MAX_STAGES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a publication."""
+
+    label: str
+    audience: Audience
+    snapshot: Snapshot
+    wait_for_drained: frozenset[str] = frozenset()
+    """Endpoint ids that must have nothing in flight before the stage begins."""
+    hold_deadline_s: float = HOLD_DEADLINE_S
+    """How long to wait for that."""
+    deadline_s: float = STAGE_DEADLINE_S
+    """How long to wait for the clients' answers."""
+
+
+Plan: TypeAlias = Callable[[], Sequence[Stage]] | Sequence[Stage]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A client that does not follow."""
+
+    client: str
+    """Its node id."""
+    state: Literal["NACKED", "STALLED"]
+    type: str
+    """Short name of the type concerned."""
+    message: str
+    """Its own words, or what it has not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a publication stands or ended."""
+
+    state: Literal["done", "superseded", "abandoned", "waiting"]
+    clients: int
+    """Connected clients of both audiences."""
+    acked: int
+    """How many of them hold what they should."""
+    problems: tuple[Problem, ...]
+    channels: tuple[str, ...]
+    """Short names of the types that really were sent."""
+    elapsed_s: float | None
+    """From the publishing to the end; ``None`` while it runs."""
+    stage: str = ""
+    """Label of the stage it waits in, or ended in."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A publication under way or ended."""
+
+    stages: tuple[Stage, ...]
+    started: float
+    before: dict[Audience, Snapshot]
+    index: int = -1
+    """The stage in force; -1 = none yet."""
+    entered: float = 0.0
+    hold_since: float | None = None
+    touched: set[Audience] = field(default_factory=set)
+    channels: list[str] = field(default_factory=list)
+    outcome: Outcome | None = None
+    """Set at its end."""
+
+    @property
+    def current(self) -> Stage | None:
+        """The stage whose answers are awaited."""
+        return self.stages[self.index] if self.index >= 0 else None
+
+    @property
+    def following(self) -> Stage | None:
+        """The stage that begins next."""
+        return self.stages[self.index + 1] if self.index + 1 < len(self.stages) else None

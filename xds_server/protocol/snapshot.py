@@ -1,0 +1,143 @@
+"""What one audience should hold: an immutable value, serialized and hashed once.
+
+A resource's version is the hash of its bytes, so it is the same on every stream, every server and
+after every restart, and it changes exactly when the content does. A type that a snapshot lacks is
+not served: its subscribers hear nothing. A type that is there without a resource is an intended
+empty set, and wildcard subscribers are told so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import xxhash
+from google.protobuf.any_pb2 import Any as AnyMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NOTHING: Final[Mapping[str, Resource]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One named resource; every stream shares its bytes."""
+
+    name: str
+    version: str
+    """Hash of the message's bytes, 32 hexadecimal digits."""
+    any: bytes
+    """The serialized ``google.protobuf.Any`` that holds the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TypeSet:
+    version: str
+    resources: Mapping[str, Resource]
+
+
+class Snapshot:
+    """Every resource that one audience should hold, by type URL and name.
+
+    Two snapshots are equal when their contents are.
+    """
+
+    __slots__ = ("_eds_names", "_types")
+
+    def __init__(self, types: Mapping[str, _TypeSet], eds_names: Mapping[str, str]) -> None:
+        self._types = types
+        self._eds_names = eds_names
+
+    @classmethod
+    def of(
+        cls,
+        contents: Mapping[str, Mapping[str, bytes]],
+        *,
+        previous: Snapshot | None = None,
+        eds_names: Mapping[str, str] = MappingProxyType({}),
+    ) -> Snapshot:
+        """Build a snapshot.
+
+        Args:
+            contents: type URL -> name -> the message, serialized deterministically (or map fields
+                fake changes).
+            previous: A snapshot whose equal resources are reused instead of copied.
+            eds_names: Cluster name -> assignment name, where the two differ.
+
+        Raises:
+            ValueError: A type URL or a name is empty, or a name is the wildcard ``*``.
+        """
+        types = {}
+        for type_url, messages in contents.items():
+            if not type_url:
+                raise ValueError("a snapshot has an empty type URL; give each type its URL")
+            known = _NOTHING if previous is None else previous.resources(type_url)
+            resources = {}
+            for name in sorted(messages):
+                if name in {"", "*"}:
+                    raise ValueError(f"{type_url}: {name!r} cannot name a resource; rename it")
+                resources[name] = _resource(type_url, name, messages[name], known.get(name))
+            types[type_url] = _TypeSet(_set_version(resources), MappingProxyType(resources))
+        return cls(MappingProxyType(types), MappingProxyType(dict(eds_names)))
+
+    def resources(self, type_url: str) -> Mapping[str, Resource]:
+        """Return the resources of a type by name, in the order of names."""
+        found = self._types.get(type_url)
+        return _NOTHING if found is None else found.resources
+
+    def version(self, type_url: str) -> str:
+        """Return the version of a type's whole set; empty where the type is not served."""
+        found = self._types.get(type_url)
+        return "" if found is None else found.version
+
+    def serves(self, type_url: str) -> bool:
+        """Tell whether the snapshot speaks about this type at all."""
+        return type_url in self._types
+
+    @property
+    def type_urls(self) -> tuple[str, ...]:
+        """The types that the snapshot serves."""
+        return tuple(self._types)
+
+    def eds_name(self, cluster: str) -> str:
+        """Return the name of a cluster's assignment (``eds_cluster_config.service_name``)."""
+        return self._eds_names.get(cluster, cluster)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Snapshot):
+            return NotImplemented
+        return self is other or (self._versions(), self._eds_names) == (
+            other._versions(),
+            other._eds_names,
+        )
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._versions().items()))
+
+    def __repr__(self) -> str:
+        counts = {url.rpartition(".")[2]: len(s.resources) for url, s in self._types.items()}
+        return f"Snapshot({counts})"
+
+    def _versions(self) -> dict[str, str]:
+        return {type_url: found.version for type_url, found in self._types.items()}
+
+
+def _resource(type_url: str, name: str, message: bytes, known: Resource | None) -> Resource:
+    version = xxhash.xxh3_128_hexdigest(message)
+    if known is not None and known.version == version:
+        return known
+    packed = AnyMessage(type_url=type_url, value=message).SerializeToString(deterministic=True)
+    return Resource(name, version, packed)
+
+
+def _set_version(resources: Mapping[str, Resource]) -> str:
+    digest = xxhash.xxh3_128()
+    for resource in resources.values():
+        # A name has no bound on its characters, a length does: no two sets share one encoding.
+        name = resource.name.encode()
+        digest.update(len(name).to_bytes(8, "big"))
+        digest.update(name)
+        digest.update(resource.version.encode())
+    return digest.hexdigest()

@@ -1,0 +1,217 @@
+"""One client's ADS stream: requests and snapshots in, responses out.
+
+Rules (X numbers: the conformance checklist that the tests cite):
+
+1. Types are independent of each other in subscription, version, nonce and answers (X4), with the
+   two exceptions below. Each type keeps the rules of ``tracker``.
+2. In one burst the order is CDS, EDS, LDS, RDS, then the others (X50). EDS never waits for the ACK
+   of CDS: Envoy withholds that until its clusters are warm, for which it needs EDS.
+3. Behind every message that adds or changes a cluster goes that cluster's assignment, changed or
+   not (X53): without it Envoy keeps the old cluster for 15 s, in delta without a word.
+4. Listeners and routes that a client already has are updated only while CDS is neither in flight
+   nor refused (X51, X56): a route never names a cluster that the client may not have. First
+   answers are not held back.
+5. Before there is a snapshot, and for a type that it does not serve, the stream is silent (X3, X9).
+6. A request that breaks a bound raises ``ProtocolError`` and changes nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, LISTENER_TYPE, ROUTE_TYPE, RUNTIME_TYPE
+from xds_server.protocol.messages import (
+    MAX_TYPES,
+    DeltaRequest,
+    ProtocolError,
+    Response,
+    SotwRequest,
+    Standing,
+    Verdict,
+)
+from xds_server.protocol.subscription import MAX_NAMES
+from xds_server.protocol.tracker import TypeTracker
+
+if TYPE_CHECKING:
+    from xds_server.protocol.messages import TypeView
+    from xds_server.protocol.snapshot import Snapshot
+
+_ORDER: Final = {CLUSTER_TYPE: 0, ENDPOINT_TYPE: 1, LISTENER_TYPE: 2, ROUTE_TYPE: 3}
+_FOLLOWS_CLUSTERS: Final = frozenset({LISTENER_TYPE, ROUTE_TYPE})
+_BY_NAME: Final = frozenset({ENDPOINT_TYPE, ROUTE_TYPE, RUNTIME_TYPE})
+"""Types that clients ask for by name: no legacy wildcard, and state-of-the-world messages may
+carry a part of the set (X29). All others carry the whole set (X28)."""
+
+Request = TypeVar("Request", SotwRequest, DeltaRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """What follows from one request."""
+
+    responses: list[Response]
+    verdict: Verdict | None = None
+    """What the request said about the message in flight; ``None`` where nothing."""
+
+
+class _Stream(ABC, Generic[Request]):
+    """What both variants share."""
+
+    _delta: bool
+
+    def __init__(self, stream_id: str) -> None:
+        self._stream_id = stream_id
+        self._snapshot: Snapshot | None = None
+        self._trackers: dict[str, TypeTracker] = {}
+        self._ordered: list[TypeTracker] = []
+        self._nonces = 0
+        self._nacks = 0
+
+    def on_snapshot(self, snapshot: Snapshot, now: float) -> list[Response]:
+        """Make ``snapshot`` what the client should hold; return what to send now."""
+        if snapshot is not self._snapshot:
+            self._snapshot = snapshot
+            for tracker in self._ordered:
+                tracker.touch()
+        return self._burst(now)
+
+    def on_request(self, request: Request, now: float) -> Reaction:
+        """Take a client's message.
+
+        Raises:
+            ProtocolError: The request names no type or exceeds a bound; nothing has changed.
+        """
+        if not request.type_url:
+            raise ProtocolError("type_url is empty; on ADS every request must name its type")
+        tracker = self._tracker(request.type_url)
+        self._subscribe(tracker, request)
+        verdict = tracker.answered(request.nonce, request.error, now)
+        if verdict is not None and not verdict.accepted:
+            self._nacks += 1
+        return Reaction(self._burst(now), verdict)
+
+    def standing(self) -> Standing:
+        """Return where the client stands with its snapshot."""
+        refused: TypeTracker | None = None
+        pending: TypeTracker | None = None
+        blocked = self._clusters_refused()
+        for tracker in self._ordered:
+            if not tracker.requested:
+                continue
+            if tracker.refused:
+                refused = refused or tracker
+            if tracker.state == "STALE" and not (blocked and self._held_back(tracker)):
+                pending = pending or tracker
+        if pending is not None:
+            return Standing("PENDING", pending.type_url, nacks=self._nacks)
+        if refused is not None:
+            return Standing("NACKED", refused.type_url, refused.refusal, self._nacks)
+        return Standing("SYNCED", nacks=self._nacks)
+
+    def views(self, now: float) -> tuple[TypeView, ...]:
+        """Return one status cell per type that the client asked for, in the order of bursts."""
+        return tuple(tracker.view(now) for tracker in self._ordered if tracker.requested)
+
+    @abstractmethod
+    def _subscribe(self, tracker: TypeTracker, request: Request) -> None:
+        """Apply the request's names."""
+
+    def _tracker(self, type_url: str) -> TypeTracker:
+        tracker = self._trackers.get(type_url)
+        if tracker is None:
+            if len(self._trackers) >= MAX_TYPES and type_url != ENDPOINT_TYPE:
+                raise ProtocolError(f"more than {MAX_TYPES} resource types on one stream")
+            tracker = TypeTracker(
+                type_url,
+                full_set=not self._delta and type_url not in _BY_NAME,
+                tells_absence=self._delta,
+                legacy_wildcard=type_url not in _BY_NAME,
+            )
+            self._trackers[type_url] = tracker
+            self._ordered = sorted(
+                self._trackers.values(), key=lambda t: (_ORDER.get(t.type_url, 9), t.type_url)
+            )
+        return tracker
+
+    def _burst(self, now: float) -> list[Response]:
+        snapshot = self._snapshot
+        responses: list[Response] = []
+        if snapshot is None:
+            return responses
+        if CLUSTER_TYPE in self._trackers:
+            self._tracker(ENDPOINT_TYPE)  # holds the debts of rule 3 before the client asks
+        for tracker in self._ordered:
+            content = tracker.due(snapshot, now) if tracker.requested else None
+            if content is None or self._held_back(tracker):
+                continue
+            self._nonces += 1
+            nonce = f"{self._stream_id}-{self._nonces}"
+            version = snapshot.version(tracker.type_url)
+            fresh = tracker.sent(content, nonce, version, now)
+            if tracker.type_url == CLUSTER_TYPE:
+                endpoints = self._trackers[ENDPOINT_TYPE]
+                endpoints.force(snapshot.eds_name(cluster) for cluster in fresh)
+                endpoints.unforce(snapshot)
+            responses.append(
+                Response(tracker.type_url, version, nonce, content.resources, content.removed)
+            )
+        return responses
+
+    def _held_back(self, tracker: TypeTracker) -> bool:
+        if tracker.type_url not in _FOLLOWS_CLUSTERS or not tracker.established:
+            return False
+        clusters = self._trackers.get(CLUSTER_TYPE)
+        return clusters is not None and (clusters.in_flight or clusters.refused)
+
+    def _clusters_refused(self) -> bool:
+        clusters = self._trackers.get(CLUSTER_TYPE)
+        return clusters is not None and clusters.refused
+
+
+class SotwStream(_Stream[SotwRequest]):
+    """A stream of the state-of-the-world variant; see the module's rules.
+
+    A reconnecting client's first request of a type is always answered, also when its version is
+    the current one: Envoy reports its last *accepted* version although it may hold parts of a
+    message that it refused, and an unchanged resource costs it nothing.
+
+    Args:
+        stream_id: Begins each nonce, so that nonces of other streams mean nothing here (X5).
+    """
+
+    _delta = False
+
+    def _subscribe(self, tracker: TypeTracker, request: SotwRequest) -> None:
+        subscription = tracker.subscription
+        first, was_wildcard = not tracker.requested, subscription.wildcard
+        before = (subscription.wildcard, subscription.names)
+        subscription.replace(request.names)
+        if first and request.version:
+            tracker.resumed = True
+        if first or before != (subscription.wildcard, subscription.names):
+            tracker.subscribed(greet=subscription.wildcard and not was_wildcard)
+
+
+class DeltaStream(_Stream[DeltaRequest]):
+    """A stream of the delta (incremental) variant; see the module's rules.
+
+    Args:
+        stream_id: Begins each nonce, so that nonces of other streams mean nothing here (X5).
+    """
+
+    _delta = True
+
+    def _subscribe(self, tracker: TypeTracker, request: DeltaRequest) -> None:
+        first = not tracker.requested
+        if len(request.initial_versions) > MAX_NAMES:
+            raise ProtocolError(f"more than {MAX_NAMES} initial resource versions")
+        if not first and not request.subscribe and not request.unsubscribe:
+            return
+        expected, greet = tracker.subscription.change(request.subscribe, request.unsubscribe)
+        tracker.subscribed(
+            expected=() if first else expected,
+            greet=greet,
+            initial_versions=request.initial_versions if first else None,
+        )

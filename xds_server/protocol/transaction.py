@@ -1,0 +1,334 @@
+"""The publisher: walks all clients from one state to the next, stage by stage.
+
+A publication is a list of stages, each a whole snapshot for one audience (Envoys or pickers).
+
+Rules:
+
+1. A stage sets its audience's snapshot. The next stage begins when every client of that audience
+   stands SYNCED, has refused (NACKED), or has missed the stage's deadline (STALLED).
+2. A stage with ``wait_for_drained`` begins when these endpoints have nothing in flight by the
+   pickers' reports, or at its hold deadline. A zero counts only ``REPORT_LAG_S`` after the wait
+   began, as a picker's last report may be older than its last pick; with no picker reporting
+   there is nothing in flight.
+3. A client that refused or stalled has left the gate: it stays on the stage it reached, whatever
+   the others do. As soon as it stands SYNCED there it is led on, stage by stage, and once it has
+   caught up it counts again. A publication takes all clients along afresh. A refusal older than
+   the publication holds up nothing and keeps nothing from the client.
+4. A refusal in an Envoy stage before the stage named ``switch`` abandons the publication: all
+   clients go back to what was in force before. Later refusals leave it in force for the others.
+5. A newer publication supersedes the running one. What was reached stays in force, and the new
+   stages are to be computed from it (``in_force``).
+6. A client that connects gets its audience's newest snapshot and counts from then on; one that
+   disconnects no longer counts.
+7. A plan that fails changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from xds_server.protocol.messages import Response, short_type
+from xds_server.protocol.publication import (
+    MAX_STAGES,
+    Audience,
+    Outcome,
+    Plan,
+    Problem,
+    Run,
+    Stage,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xds_server.protocol.messages import DeltaRequest, SotwRequest, Standing, Verdict
+    from xds_server.protocol.snapshot import Snapshot
+    from xds_server.protocol.stream import DeltaStream, SotwStream
+
+__all__ = ["Audience", "Outcome", "Plan", "Problem", "Publisher", "Run", "Sent", "Stage"]
+
+Sent: TypeAlias = list[tuple[int, Response]]
+"""What to send: the client's number and the message, in order."""
+
+REPORT_LAG_S: Final = 0.25
+"""Pickers report at most every 100 ms; the rest is for the way here."""
+
+SWITCH: Final = "switch"
+"""Label of the stage after which a publication is no longer abandoned."""
+
+
+@dataclass(slots=True)
+class _Client:
+    number: int
+    node: str
+    audience: Audience
+    stream: SotwStream | DeltaStream
+    connected: float
+    rung: int
+    standing: Standing
+    old_nacks: int = 0
+    """Refusals before the running publication."""
+    left: Literal["", "NACKED", "STALLED"] = ""
+    left_at: float = 0.0
+
+
+class Publisher:
+    """Holds what is in force and leads the clients; see the module's rules.
+
+    Every method that takes ``now`` returns what is to be sent; call ``tick`` at ``wake_at``.
+    """
+
+    def __init__(self) -> None:
+        # The snapshots of the newest publication that touched an audience; the last is in force.
+        self._ladders: dict[Audience, list[Snapshot]] = {"envoy": [], "picker": []}
+        self._clients: dict[int, _Client] = {}
+        self._loads: dict[str, int] = {}
+        self._reporting = False
+        self._run: Run | None = None
+
+    # --- clients --------------------------------------------------------------------------------
+
+    def connect(
+        self,
+        number: int,
+        node: str,
+        audience: Audience,
+        stream: SotwStream | DeltaStream,
+        now: float,
+    ) -> None:
+        """Take in a stream whose node is known; nothing is sent before its first request."""
+        ladder = self._ladders[audience]
+        if ladder:
+            stream.on_snapshot(ladder[-1], now)
+        client = _Client(number, node, audience, stream, now, len(ladder) - 1, stream.standing())
+        self._clients[number] = client
+
+    def request(
+        self, number: int, request: SotwRequest | DeltaRequest, now: float
+    ) -> tuple[Sent, Verdict | None]:
+        """Pass a client's message on; return what to send, and what the message said.
+
+        Raises:
+            ProtocolError: The message breaks the protocol; the stream must end.
+        """
+        client = self._clients[number]
+        # The stream and its requests are of the same variant: the service pairs them.
+        reaction = client.stream.on_request(request, now)  # type: ignore[arg-type] # see above
+        sent = self._sent(client, reaction.responses)
+        sent += self._lead_on(client, now)
+        return sent + self._advance(now), reaction.verdict
+
+    def disconnect(self, number: int, now: float) -> Sent:
+        """Forget a client; it holds up nothing any more."""
+        self._clients.pop(number, None)
+        return self._advance(now)
+
+    def loads(self, in_flight: Mapping[str, int], now: float, *, reporting: bool) -> Sent:
+        """Take the pickers' counts: endpoint id -> in flight; ``reporting`` = any picker does."""
+        self._loads = dict(in_flight)
+        self._reporting = reporting
+        return self._advance(now)
+
+    # --- publications ---------------------------------------------------------------------------
+
+    def publish(self, plan: Plan, now: float) -> tuple[Run, Sent]:
+        """Begin a publication; a running one ends as superseded.
+
+        Raises:
+            ValueError: The plan has more than ``MAX_STAGES`` stages; nothing has changed.
+        """
+        stages = tuple(plan() if callable(plan) else plan)
+        if len(stages) > MAX_STAGES:
+            raise ValueError(f"a publication has at most {MAX_STAGES} stages, not {len(stages)}")
+        if self._run is not None:
+            self._finish(self._run, "superseded", now)
+        before = {name: ladder[-1] for name, ladder in self._ladders.items() if ladder}
+        run = self._run = Run(stages, now, before)
+        for client in self._clients.values():
+            client.old_nacks = client.standing.nacks
+        return run, self._advance(now)
+
+    def tick(self, now: float) -> Sent:
+        """Look at the deadlines."""
+        return self._advance(now)
+
+    def in_force(self, audience: Audience) -> Snapshot | None:
+        """Return what the audience should hold now."""
+        ladder = self._ladders[audience]
+        return ladder[-1] if ladder else None
+
+    @property
+    def settled(self) -> bool:
+        """No publication is under way."""
+        return self._run is None
+
+    @property
+    def wake_at(self) -> float | None:
+        """When ``tick`` must be called at the latest; ``None`` = nothing is awaited."""
+        run = self._run
+        if run is None:
+            return None
+        if run.hold_since is not None and run.following is not None:
+            deadline = run.hold_since + run.following.hold_deadline_s
+            lag_over = run.hold_since + REPORT_LAG_S
+            return min(deadline, lag_over) if self._drained(run.following) else deadline
+        return run.entered + run.current.deadline_s if run.current is not None else None
+
+    def outcome(self, run: Run, now: float) -> Outcome:
+        """Return how a publication stands, or how it ended."""
+        return run.outcome or self._outcome(run, "waiting", now)
+
+    # --- the walk -------------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> Sent:
+        sent: Sent = []
+        while (run := self._run) is not None:
+            if run.current is not None and run.hold_since is None:
+                verdict = self._gate(run, run.current, now)
+                if verdict == "abandon":
+                    sent += self._abandon(run, now)
+                    break
+                if verdict == "wait":
+                    break
+            stage = run.following
+            if stage is None:
+                self._finish(run, "done", now)
+                break
+            if not self._may_begin(run, stage, now):
+                break
+            sent += self._begin(run, stage, now)
+        return sent
+
+    def _gate(self, run: Run, stage: Stage, now: float) -> Literal["pass", "wait", "abandon"]:
+        late = now >= run.entered + stage.deadline_s
+        waiting = False
+        for client in self._clients.values():
+            if client.audience != stage.audience or client.left:
+                continue
+            standing = client.standing
+            if standing.state == "NACKED" and standing.nacks > client.old_nacks:
+                client.left, client.left_at = "NACKED", now
+                if self._revocable(run, stage):
+                    return "abandon"
+            elif standing.state == "PENDING":
+                if late:
+                    client.left, client.left_at = "STALLED", now
+                else:
+                    waiting = True
+        return "wait" if waiting else "pass"
+
+    def _revocable(self, run: Run, stage: Stage) -> bool:
+        labels = [found.label for found in run.stages]
+        return (
+            stage.audience == "envoy"
+            and stage.audience in run.before
+            and SWITCH in labels[run.index + 1 :]
+        )
+
+    def _may_begin(self, run: Run, stage: Stage, now: float) -> bool:
+        if not stage.wait_for_drained or not self._reporting:
+            return True
+        if run.hold_since is None:
+            run.hold_since = now
+        if now >= run.hold_since + stage.hold_deadline_s:
+            return True
+        return self._drained(stage) and now >= run.hold_since + REPORT_LAG_S
+
+    def _drained(self, stage: Stage) -> bool:
+        return not any(self._loads.get(endpoint) for endpoint in stage.wait_for_drained)
+
+    def _begin(self, run: Run, stage: Stage, now: float) -> Sent:
+        run.index += 1
+        run.entered = now
+        run.hold_since = None
+        ladder = self._ladders[stage.audience]
+        if stage.audience not in run.touched:
+            run.touched.add(stage.audience)
+            return self._restart(stage.audience, stage.snapshot, now)
+        ladder.append(stage.snapshot)
+        sent: Sent = []
+        for client in self._clients.values():
+            if client.audience == stage.audience and not client.left:
+                sent += self._assign(client, len(ladder) - 1, now)
+        return sent
+
+    def _restart(self, audience: Audience, snapshot: Snapshot, now: float) -> Sent:
+        self._ladders[audience] = [snapshot]
+        sent: Sent = []
+        for client in self._clients.values():
+            if client.audience == audience:
+                client.left = ""
+                sent += self._assign(client, 0, now)
+        return sent
+
+    def _assign(self, client: _Client, rung: int, now: float) -> Sent:
+        client.rung = rung
+        snapshot = self._ladders[client.audience][rung]
+        return self._sent(client, client.stream.on_snapshot(snapshot, now))
+
+    def _lead_on(self, client: _Client, now: float) -> Sent:
+        sent: Sent = []
+        top = len(self._ladders[client.audience]) - 1
+        while client.left and client.standing.state == "SYNCED":
+            if client.rung >= top:
+                client.left = ""
+            else:
+                sent += self._assign(client, client.rung + 1, now)
+        return sent
+
+    def _abandon(self, run: Run, now: float) -> Sent:
+        self._finish(run, "abandoned", now)
+        sent: Sent = []
+        # Pickers first: they stop naming what Envoys then forget.
+        for audience in ("picker", "envoy"):
+            if audience in run.touched and audience in run.before:
+                sent += self._restart(audience, run.before[audience], now)
+        return sent
+
+    # --- the books ------------------------------------------------------------------------------
+
+    def _sent(self, client: _Client, responses: list[Response]) -> Sent:
+        client.standing = client.stream.standing()
+        run = self._run
+        if run is not None and client.connected <= run.started:
+            for response in responses:
+                name = short_type(response.type_url)
+                if name not in run.channels:
+                    run.channels.append(name)
+        return [(client.number, response) for response in responses]
+
+    def _finish(
+        self, run: Run, state: Literal["done", "superseded", "abandoned"], now: float
+    ) -> None:
+        run.outcome = self._outcome(run, state, now)
+        self._run = None
+
+    def _outcome(
+        self, run: Run, state: Literal["done", "superseded", "abandoned", "waiting"], now: float
+    ) -> Outcome:
+        problems = [p for p in map(self._problem, self._clients.values()) if p is not None]
+        stage = run.current
+        return Outcome(
+            state,
+            len(self._clients),
+            sum(1 for client in self._clients.values() if self._follows(client)),
+            tuple(problems),
+            tuple(run.channels),
+            None if state == "waiting" else now - run.started,
+            "" if stage is None else stage.label,
+        )
+
+    def _follows(self, client: _Client) -> bool:
+        top = len(self._ladders[client.audience]) - 1
+        return client.standing.state == "SYNCED" and client.rung == top
+
+    def _problem(self, client: _Client) -> Problem | None:
+        standing = client.standing
+        short = short_type(standing.type_url)
+        if standing.state == "NACKED":
+            return Problem(client.node, "NACKED", short, standing.message)
+        if client.left == "STALLED" and standing.state == "PENDING":
+            words = f"has not acknowledged {short} within the stage's deadline"
+            return Problem(client.node, "STALLED", short, words)
+        return None

@@ -1,0 +1,122 @@
+"""Between Envoy's discovery messages and our nouns: the only module here that names them.
+
+Encoding concatenates: the serialized form of two protobuf messages, one after the other, is the
+serialized form of their merger (Protocol Buffers encoding, "Last One Wins"). So a resource is
+packed once and its bytes are joined behind a small head for each client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from envoy.service.discovery.v3 import discovery_pb2
+
+from xds_server.protocol.messages import DeltaRequest, ProtocolError, SotwRequest
+
+if TYPE_CHECKING:
+    from xds_server.protocol.messages import Response
+    from xds_server.protocol.snapshot import Resource
+
+ADS_SERVICE: Final = "envoy.service.discovery.v3.AggregatedDiscoveryService"
+MAX_NODE_CHARS: Final = 256
+"""Characters of a node's id or cluster."""
+
+parse_sotw: Final = discovery_pb2.DiscoveryRequest.FromString
+parse_delta: Final = discovery_pb2.DeltaDiscoveryRequest.FromString
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Who a client says it is."""
+
+    id: str
+    cluster: str
+
+
+def node_of(request: Any) -> Node:
+    """Return the node of a stream's first request (later ones need not carry it, X1).
+
+    Raises:
+        ProtocolError: There is no node id, or it is longer than ``MAX_NODE_CHARS``.
+    """
+    found = Node(request.node.id, request.node.cluster)
+    if not found.id:
+        raise ProtocolError("the first request names no node; set node.id in the bootstrap")
+    if max(len(found.id), len(found.cluster)) > MAX_NODE_CHARS:
+        raise ProtocolError(f"node.id and node.cluster have at most {MAX_NODE_CHARS} characters")
+    return found
+
+
+def read_sotw(request: Any) -> SotwRequest:
+    """Read a ``DiscoveryRequest``."""
+    return SotwRequest(
+        request.type_url,
+        tuple(request.resource_names),
+        request.version_info,
+        request.response_nonce,
+        _error(request),
+    )
+
+
+def read_delta(request: Any) -> DeltaRequest:
+    """Read a ``DeltaDiscoveryRequest``."""
+    return DeltaRequest(
+        request.type_url,
+        tuple(request.resource_names_subscribe),
+        tuple(request.resource_names_unsubscribe),
+        dict(request.initial_resource_versions),
+        request.response_nonce,
+        _error(request),
+    )
+
+
+def write_sotw(response: Response) -> bytes:
+    """Serialize a ``DiscoveryResponse``."""
+    head = discovery_pb2.DiscoveryResponse(
+        version_info=response.version, type_url=response.type_url, nonce=response.nonce
+    )
+    return b"".join([head.SerializeToString(), *map(_sotw_part, response.resources)])
+
+
+def write_delta(response: Response) -> bytes:
+    """Serialize a ``DeltaDiscoveryResponse``."""
+    head = discovery_pb2.DeltaDiscoveryResponse(
+        system_version_info=response.version,
+        type_url=response.type_url,
+        nonce=response.nonce,
+        removed_resources=response.removed,
+    )
+    return b"".join([head.SerializeToString(), *map(_delta_part, response.resources)])
+
+
+def _sotw_part(resource: Resource) -> bytes:
+    # DiscoveryResponse.resources = 2, an Any each.
+    return _field(2, resource.any)
+
+
+def _delta_part(resource: Resource) -> bytes:
+    # DeltaDiscoveryResponse.resources = 1, a Resource each: version = 1, resource = 2, name = 3.
+    return _field(
+        1,
+        _field(1, resource.version.encode())
+        + _field(2, resource.any)
+        + _field(3, resource.name.encode()),
+    )
+
+
+def _field(number: int, body: bytes) -> bytes:
+    """Encode a length-delimited field."""
+    length, prefix = len(body), bytearray([number << 3 | 2])
+    while length > 0x7F:  # noqa: PLR2004 - seven bits per byte of a varint
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    prefix.append(length)
+    return bytes(prefix) + body
+
+
+def _error(request: Any) -> str | None:
+    """Return the client's words; presence alone makes a NACK (X11)."""
+    if not request.HasField("error_detail"):
+        return None
+    return str(request.error_detail.message)

@@ -111,7 +111,9 @@ def read(text: str) -> Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise DocumentError(mark.line + 1 if mark else None, f"this is no YAML: {what}") from None
+        # libyaml places what is missing at the end on the line after the last.
+        line = min(mark.line + 1, max(1, len(text.splitlines()))) if mark else None
+        raise DocumentError(line, f"this is no YAML: {what}") from None
     except yaml.YAMLError as error:
         first_line = str(error).partition("\n")[0]
         raise DocumentError(None, f"this is no YAML: {first_line}") from None

@@ -1,0 +1,135 @@
+"""Fleet files and their errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from xds_server.fleet.load import MAX_FAULTS, FleetError, load_text
+
+GOOD = """\
+pools:
+- name: llm
+  match: {models: [toy]}
+  endpoints:
+  - {id: r1, grpc: "127.0.0.1:8001"}
+"""
+
+
+def faults(text: str) -> list[str]:
+    """Return the printed faults of a file."""
+    with pytest.raises(FleetError) as caught:
+        load_text(text, "fleet.yaml")
+    return str(caught.value).splitlines()
+
+
+def with_pool(lines: str) -> str:
+    """Return the good file with more lines in its pool."""
+    return GOOD + lines
+
+
+def test_a_good_file_is_a_fleet() -> None:
+    """What is left out has its default."""
+    fleet = load_text(GOOD)
+    assert fleet.pools[0].endpoints[0].grpc == "127.0.0.1:8001"
+    assert fleet.pools[0].routing.policy == "prefix-affinity"
+
+
+def test_a_fleet_reads_back_its_own_json() -> None:
+    """What GetFleet answers can be applied again."""
+    fleet = load_text(GOOD)
+    assert load_text(fleet.model_dump_json()) == fleet
+
+
+def test_a_fault_has_file_line_place_and_fix() -> None:
+    """An error is enough to correct the file."""
+    (fault,) = faults(GOOD.replace("127.0.0.1:8001", "localhost:8001"))
+    assert fault == (
+        "fleet.yaml:5: pools[0].endpoints[0].grpc: 'localhost:8001' is no address; "
+        "write ip:port, for example 127.0.0.1:8001 or [::1]:8001"
+    )
+
+
+def test_rules_have_lines_too() -> None:
+    """What needs several fields is told like a single one."""
+    (fault,) = faults(GOOD.replace("{models: [toy]}", "{}"))
+    assert fault.startswith("fleet.yaml:3: pools[0].match: pool 'llm' matches nothing")
+
+
+def test_all_faults_are_told_at_once() -> None:
+    """One round of corrections is enough."""
+    text = with_pool("  nmae: x\n  routing: {policy: best}\n  health: {interval: soon}\n")
+    assert [fault.split(": ")[1] for fault in faults(text)] == [
+        "pools[0].routing.policy",
+        "pools[0].health.interval",
+        "pools[0].nmae",
+    ]
+
+
+def test_told_faults_are_bounded() -> None:
+    """A file that is wrong throughout does not flood the screen."""
+    many = "pools:\n" + "- {}\n" * MAX_FAULTS
+    printed = faults(many)
+    assert len(printed) == MAX_FAULTS + 1
+    assert printed[-1] == f"... and {MAX_FAULTS} more"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("  rooting: {}\n", "did you mean 'routing'?"),
+        ("  variants: [{name: a, zzz: 1}]\n", "known are name, weight, model_version, match"),
+        ("  variants: [{name: a, model_version: 1}]\n", 'write "1" in quotes'),
+        ("  variants: [{name: a, model_version: v1}]\n", "a version number in quotes"),
+        ("  variants: [{name: Stable}]\n", "lower-case letters"),
+        ("  variants: []\n", "write at least one entry"),
+        ("  variants: [{weight: 1}]\n", "missing; write `name:` here"),
+        ("  variants: stable\n", "where a list belongs"),
+        ("  routing: [x]\n", "a list stands where a mapping belongs"),
+        ("  routing: {policy: best}\n", "'best' is none of 'prefix-affinity'"),
+        ("  routing: {fallbacks: 9}\n", "9: input should be less than or equal to 8"),
+        ("  routing: {max_body: null}\n", "nothing (null): input should be a valid integer"),
+        ("  default: maybe\n", "'maybe': input should be a valid boolean"),
+        ("  health: {path: 5}\n", 'write "5" in quotes'),
+        ("  slow_start: {window: 5 minutes}\n", "is no duration"),
+        ("  variants: [{name: a, match: {headers: {X-A: b}}}]\n", "a header name in lower case"),
+        ("  variants: [{name: a, match: {headers: {x-envoy-a: b}}}]\n", "is reserved"),
+    ],
+)
+def test_a_fault_says_what_to_write(lines: str, words: str) -> None:
+    """The reasons are ours, not the validator's."""
+    assert any(words in fault for fault in faults(with_pool(lines)))
+
+
+def test_an_omitted_id_is_not_a_fault_of_its_own() -> None:
+    """The address from which it would come is wrong, and that is told once."""
+    (fault,) = faults(GOOD.replace('{id: r1, grpc: "127.0.0.1:8001"}', '{grpc: "a b"}'))
+    assert ".grpc:" in fault
+
+
+def test_an_endpoint_without_address_is_told() -> None:
+    """It cannot be reached."""
+    assert "needs `grpc`, `http` or both" in faults(GOOD.replace("grpc:", "zone:"))[0]
+
+
+def test_a_text_that_is_no_document_has_no_place() -> None:
+    """Only file, line and reason."""
+    assert faults("pools: [")[0].startswith("fleet.yaml:1: this is no YAML")
+    assert faults("") == ["fleet.yaml: the text is empty; write at least `pools:`"]
+
+
+def test_a_text_that_is_no_mapping_is_told() -> None:
+    """A list of pools without `pools:` is a usual slip."""
+    assert faults("- name: llm") == [
+        "fleet.yaml:1: a list stands where a mapping belongs; write `key: value` lines"
+    ]
+
+
+def test_long_values_are_shortened() -> None:
+    """A fault stays one readable line."""
+    (fault,) = faults(GOOD.replace("name: llm", f"name: {'X' * 500}"))
+    assert len(fault) < 250
+
+
+def test_lone_surrogates_are_a_fault() -> None:
+    """What cannot be encoded is refused, not a crash later."""
+    assert faults(GOOD.replace("[toy]", '["\\ud800"]'))

@@ -1,0 +1,64 @@
+"""Builders of pools and requests for the routing tests."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ext_proc.routing.router import Router
+from ext_proc.routing.types import (
+    Endpoint,
+    EndpointKey,
+    Features,
+    Form,
+    Pool,
+    Request,
+    Variant,
+)
+
+
+class Build:
+    """Short ways to write pools, endpoints and requests."""
+
+    @staticmethod
+    def endpoint(number: int, **changes: Any) -> Endpoint:
+        made = Endpoint(
+            key=EndpointKey(f"r{number}", 1),
+            variant="stable",
+            http=f"10.0.0.{number}:8000",
+            grpc=f"10.0.0.{number}:8001",
+        )
+        return replace(made, **changes)
+
+    @classmethod
+    def pool(cls, endpoints: int = 4, **changes: Any) -> Pool:
+        made = Pool(
+            name="llm",
+            models=frozenset({"m"}),
+            variants=(Variant("stable", 1),),
+            endpoints=tuple(cls.endpoint(number) for number in range(endpoints)),
+        )
+        return replace(made, **changes)
+
+    @staticmethod
+    def request(blocks: tuple[int, ...] = (), **changes: Any) -> Request:
+        names = ("pool", "variant", "protocol", "subset", "headers")
+        own = {name: changes.pop(name) for name in names if name in changes}
+        features = Features(**{"form": Form.GENERATE, "model": "m", **changes})
+        made = Request(pool="llm", variant=None, protocol="http", features=features, blocks=blocks)
+        return replace(made, **own)
+
+    @staticmethod
+    def router(*pools: Pool, seed: int = 1, **options: Any) -> Router:
+        made = Router(random.Random(seed), **options)
+        made.set_pools({pool.name: pool for pool in pools}, 0.0)
+        return made
+
+
+@pytest.fixture
+def build() -> Build:
+    """Return the builders."""
+    return Build()

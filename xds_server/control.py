@@ -84,6 +84,8 @@ class Change:
 @dataclass(slots=True)
 class _Published:
     number: int
+    before: View | None
+    """What clients could use when it began."""
     view: View
     publication: Publication
 
@@ -96,6 +98,7 @@ class Control:
         publisher: Who brings them to clients.
         unix_ms: Wall clock, Unix milliseconds.
         monotonic_s: Monotonic clock, seconds.
+        on_revision: Is told the number of each revision that comes into force.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Control:
         publisher: Publisher,
         unix_ms: Callable[[], int],
         monotonic_s: Callable[[], float],
+        on_revision: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.file_error: str = ""
         """Why the fleet file on disk is not in force; empty when it is."""
@@ -111,6 +115,7 @@ class Control:
         self._publisher = publisher
         self._unix_ms = unix_ms
         self._monotonic_s = monotonic_s
+        self._on_revision = on_revision
         self._turn = asyncio.Lock()
         self._state: State | None = None
         self._reachable: View | None = None
@@ -343,20 +348,25 @@ class Control:
         old, new = self._reachable, View(state.fleet, state.incarnations)
         publication = self._publisher.publish(lambda: plan(old, new))
         self._reachable = _both(old, new)
-        self._published = _Published(state.revision.number, new, publication)
+        self._published = _Published(state.revision.number, old, new, publication)
+        self._on_revision(state.revision.number)
         if self._watcher is not None:
             self._watcher.cancel()
         self._watcher = asyncio.create_task(self._narrow(self._published))
         return self._published
 
     async def _narrow(self, published: _Published) -> None:
-        """Forget what was reachable before, once the publication has run to its end."""
+        """Settle what clients may still use, once the publication has run to its end."""
         while True:
             outcome = await published.publication.wait(MAX_TIMEOUT_S)
             if outcome.state != "waiting":
                 break
-        if outcome.state == "done" and self._published is published:
-            self._reachable = published.view
+        if self._published is published:
+            if outcome.state == "done":
+                self._reachable = published.view
+            elif outcome.state == "abandoned":
+                # Clients went back, and what one of them refused must not be planned with again.
+                self._reachable = published.before
         for problem in outcome.problems:
             _log.warning(
                 "client_behind",

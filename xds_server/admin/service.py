@@ -180,17 +180,21 @@ class AdminServer:
         )
         admin_pb2_grpc.add_AdminServicer_to_server(service, self._server)
 
-    async def start(self, address: str) -> str:
-        """Listen on ``ip:port`` (port 0 = a free one) and return the address in use.
+    def bind(self, address: str) -> str:
+        """Take ``ip:port`` (port 0 = a free one) and return the address in use.
 
         Raises:
-            RuntimeError: The port is taken or not allowed.
+            OSError: The address cannot be bound.
         """
-        port = self._server.add_insecure_port(address)
-        if port == 0:
-            raise RuntimeError(f"cannot listen on {address}")
-        await self._server.start()
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from error
         return f"{address.rpartition(':')[0]}:{port}"
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
         """Let calls under way end within ``grace_s``."""

@@ -37,7 +37,8 @@ def test_other_bodies_are_not_read():
 def test_content_codings(form, coding, compress):
     """Compressed JSON is read like plain JSON."""
     head = read_head("POST", PATHS[form], {})
-    body = b'{"prompt": "hello", "inputs": [{"name": "prompt", "datatype": "BYTES", "data": ["hello"]}]}'
+    inputs = b'[{"name": "prompt", "datatype": "BYTES", "data": ["hello"]}]'
+    body = b'{"prompt": "hello", "inputs": ' + inputs + b"}"
     headers = {"content-encoding": coding}
     assert read_body(head, headers, compress(body), complete=True).prompt == b"hello"
 

@@ -94,4 +94,4 @@ def test_truncation():
         assert (whole.prompt or b"").startswith(features.prompt or b"")
         assert features.max_tokens in (None, 123)
     assert not read(body[:-3], complete=False).prompt_is_partial
-    assert read(body[:24], complete=False).prompt_is_partial
+    assert read(body[:30], complete=False).prompt_is_partial

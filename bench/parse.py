@@ -1,0 +1,140 @@
+"""What reading a request costs: microseconds per body, by form and size.
+
+Run ``python bench/parse.py``. Each row is the best of several rounds, with the head, the body and the
+prompt's blocks read as the picker reads them; ``cut`` is a first part as in body mode ``peek``.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from typing import TYPE_CHECKING
+
+from tritonclient.grpc import service_pb2
+
+from ext_proc.requests import prompt_blocks, read_body, read_head
+from ext_proc.telemetry.dialects import read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROUNDS = 5
+ROUND_S = 0.1
+BLOCK_CHARS = 256
+GRPC = "/inference.GRPCInferenceService/ModelInfer"
+INFER = "/v2/models/toy/infer"
+GENERATE = "/v2/models/toy/generate"
+CHAT = "/v1/chat/completions"
+LENGTH = "inference-header-content-length"
+
+
+def best_us(call: Callable[[], object]) -> float:
+    """Return the microseconds that one call takes, best of ``ROUNDS``."""
+    call()
+    start = time.perf_counter()
+    call()
+    count = max(1, int(ROUND_S / max(time.perf_counter() - start, 1e-6)))
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        best = min(best, (time.perf_counter() - start) / count)
+    return best * 1e6
+
+
+def grpc_body(name: str, datatype: str, raw: bytes) -> bytes:
+    """Return a framed ModelInferRequest with one raw tensor."""
+    tensor = service_pb2.ModelInferRequest.InferInputTensor(
+        name=name, datatype=datatype, shape=[1, 1]
+    )
+    message = service_pb2.ModelInferRequest(
+        model_name="toy", id="r", inputs=[tensor], raw_input_contents=[raw]
+    )
+    message.parameters["sequence_id"].int64_param = 7
+    data: bytes = message.SerializeToString()
+    return struct.pack(">BI", 0, len(data)) + data
+
+
+def http_body(name: str, datatype: str, raw: bytes) -> tuple[bytes, dict[str, str]]:
+    """Return a binary infer body with one tensor, and its header."""
+    document = {
+        "id": "r",
+        "inputs": [
+            {
+                "name": name,
+                "shape": [1],
+                "datatype": datatype,
+                "parameters": {"binary_data_size": len(raw)},
+            }
+        ],
+    }
+    head = json.dumps(document).encode()
+    return head + raw, {LENGTH: str(len(head))}
+
+
+def chat_body(size: int) -> bytes:
+    """Return a chat of turns of about 400 characters."""
+    turn = "What does the tide gauge say at noon? " * 10
+    messages = [
+        {"role": ("user", "assistant")[index % 2], "content": f"{index} {turn}"}
+        for index in range(max(1, size // 420))
+    ]
+    return json.dumps({"model": "toy", "messages": messages, "stream": True}).encode()
+
+
+def cases() -> list[tuple[str, str, dict[str, str], bytes]]:
+    """Return name, path, headers and body of all rows."""
+    rows: list[tuple[str, str, dict[str, str], bytes]] = []
+    for kilobytes in (1, 8, 32):
+        text = b"tide " * (kilobytes * 1024 // 5)
+        element = struct.pack("<I", len(text)) + text
+        size = f"{kilobytes} KB"
+        rows.append(
+            (f"gRPC ModelInfer {size}", GRPC, {}, grpc_body("text_input", "BYTES", element))
+        )
+        body, headers = http_body("text_input", "BYTES", element)
+        rows.append((f"HTTP infer, binary {size}", INFER, headers, body))
+        tensor = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text.decode()]}
+        rows.append(
+            (f"HTTP infer, JSON {size}", INFER, {}, json.dumps({"inputs": [tensor]}).encode())
+        )
+        generate = json.dumps({"text_input": text.decode(), "max_tokens": 16}).encode()
+        rows.append((f"generate {size}", GENERATE, {}, generate))
+        rows.append((f"OpenAI chat {size}", CHAT, {}, chat_body(kilobytes * 1024)))
+    image = bytes(20 * 2**20)
+    rows.append(("gRPC ModelInfer 20 MB", GRPC, {}, grpc_body("image", "FP32", image)))
+    body, headers = http_body("image", "FP32", image)
+    rows.append(("HTTP infer, binary 20 MB", INFER, headers, body))
+    return rows
+
+
+def main() -> None:
+    """Print the table."""
+    print(f"{'form and size':<28}{'whole, us':>12}{'cut, us':>12}")
+    for name, path, headers, body in cases():
+
+        def read(
+            complete: bool,
+            path: str = path,
+            headers: dict[str, str] = headers,
+            body: bytes = body,
+        ) -> object:
+            part = body if complete else memoryview(body)[: min(len(body) * 9 // 10, 65_536)]
+            features = read_body(read_head("POST", path, headers), headers, part, complete=complete)
+            return prompt_blocks(features, BLOCK_CHARS)
+
+        whole = best_us(lambda read=read: read(complete=True))  # type: ignore[misc]  # default binds
+        cut = best_us(lambda read=read: read(complete=False))  # type: ignore[misc]  # default binds
+        print(f"{name:<28}{whole:>12.1f}{cut:>12.1f}")
+    page = "".join(
+        f'nv_inference_{kind}{{model="m{index}",version="1"}} {index}\n'
+        for index in range(4)
+        for kind in ("pending_request_count", "request_success", "count", "queue_duration_us")
+    )
+    print(f"{'metrics page, 4 models':<28}{best_us(lambda: read_all(page, 0.0)):>12.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""The scraper against a real server in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from ext_proc.telemetry.scrape import MAX_BACKOFF, MAX_ERROR_CHARS, MAX_MODELS, Scraper
+
+NEVER_S = 3600.0
+
+
+def page(count: int, model: str = "m") -> str:
+    return (
+        f'nv_inference_request_success{{model="{model}",version="1"}} {count}\n'
+        f'nv_inference_pending_request_count{{model="{model}",version="1"}} 2\n'
+    )
+
+
+class Replica:
+    """A metrics port that answers what it is told."""
+
+    def __init__(self) -> None:
+        self.body: str | bytes = page(1)
+        self.status = 200
+        self.headers: dict[str, str] = {}
+        self.hangs = False
+        self.endless = False
+        self.asked = 0
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.endless:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            while True:
+                await response.write(b"# more\n" * 1000)
+        body = self.body if isinstance(self.body, bytes) else self.body.encode()
+        return web.Response(body=body, status=self.status, headers=self.headers)
+
+
+class Heard:
+    """Remembers all calls in their order."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+
+    def readings(self, endpoint, readings) -> None:
+        self.calls.append(("readings", endpoint, [(r.model, r.queued, r.at) for r in readings]))
+
+    def restart(self, endpoint) -> None:
+        self.calls.append(("restart", endpoint))
+
+    def failure(self, endpoint, count, reason) -> None:
+        self.calls.append(("failure", endpoint, count, reason))
+
+    def kinds(self) -> list[object]:
+        return [call[0] for call in self.calls]
+
+
+@pytest.fixture
+async def replica():
+    served = Replica()
+    app = web.Application()
+    app.router.add_get("/metrics", served.answer)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    served.url = f"http://127.0.0.1:{runner.addresses[0][1]}/metrics"
+    yield served
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def scraping(heard: Heard, targets, **options):
+    """Run a scraper whose own rounds never come, so that tests drive it."""
+    options = {"clock": lambda: 5.0, "jitter": lambda: 0.9, "interval_s": NEVER_S, **options}
+    scraper = Scraper(heard.readings, heard.restart, heard.failure, **options)
+    scraper.set_targets(targets)
+    running = asyncio.create_task(scraper.run())
+    await asyncio.sleep(0)
+    try:
+        yield scraper
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_readings(replica):
+    """A good page becomes readings with the clock's time."""
+    heard = Heard()
+    async with scraping(heard, {"r": replica.url}) as scraper:
+        assert await scraper.scrape_once("r")
+        assert heard.calls == [("readings", "r", [("m", 2, 5.0)])]
+        assert scraper.state() == {
+            "r": {
+                "url": replica.url,
+                "last_ok_age_s": 0.0,
+                "consecutive_failures": 0,
+                "last_error": None,
+                "restarts": 0,
+            }
+        }
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"body": ""}, "no sample"),
+        ({"body": "<html></html>"}, "no Prometheus sample"),
+        ({"body": b"\xff\xfe"}, "utf-8"),
+        ({"status": 503}, "HTTP status 503"),
+        ({"status": 302, "headers": {"location": "/metrics"}}, "HTTP status 302"),
+        ({"headers": {"content-encoding": "gzip"}}, "compressed"),
+        ({"body": "# x\n" * 400}, "larger than 1000 bytes"),
+        ({"endless": True}, "larger than 1000 bytes"),
+    ],
+)
+async def test_bad_pages(replica, changes, words):
+    """A bad page is a failed scrape with its reason, and no reading."""
+    for name, value in changes.items():
+        setattr(replica, name, value)
+    heard = Heard()
+    async with scraping(heard, {"r": replica.url}, max_bytes=1000) as scraper:
+        assert not await scraper.scrape_once("r")
+        assert not await scraper.scrape_once("r")
+        assert [call[:3] for call in heard.calls] == [("failure", "r", 1), ("failure", "r", 2)]
+        assert words in heard.calls[0][3]
+        assert scraper.state()["r"]["consecutive_failures"] == 2
+        assert scraper.state()["r"]["last_ok_age_s"] is None
+
+
+async def test_hanging_page(replica):
+    """A page that never comes costs its timeout."""
+    replica.hangs = True
+    heard = Heard()
+    async with scraping(heard, {"r": replica.url}, timeout_s=0.05) as scraper:
+        assert not await scraper.scrape_once("r")
+        assert heard.calls == [("failure", "r", 1, "no page within 0.05 s")]
+
+
+async def test_endless_page_costs_its_timeout(replica):
+    """A page without an end, below the byte bound, costs its timeout."""
+    replica.endless = True
+    heard = Heard()
+    async with scraping(heard, {"r": replica.url}, timeout_s=0.05, max_bytes=2**40) as scraper:
+        assert not await scraper.scrape_once("r")
+        assert "no page within" in heard.calls[0][3]
+
+
+async def test_nobody_listens():
+    """A refused connection is a failed scrape."""
+    heard = Heard()
+    async with scraping(heard, {"r": "http://127.0.0.1:1/metrics"}) as scraper:
+        assert not await scraper.scrape_once("r")
+        assert heard.kinds() == ["failure"]
+        assert len(heard.calls[0][3]) <= MAX_ERROR_CHARS
+
+
+async def test_recovery(replica):
+    """A good page ends the row of failures."""
+    heard = Heard()
+    async with scraping(heard, {"r": replica.url}) as scraper:
+        replica.status = 500
+        await scraper.scrape_once("r")
+        replica.status = 200
+        assert await scraper.scrape_once("r")
+        state = scraper.state()["r"]
+        assert (state["consecutive_failures"], state["last_error"]) == (0, None)
+
+
+@pytest.mark.parametrize("fails_between", [False, True])
+async def test_restart(replica, fails_between):
+    """A counter that fell says restart, once, before the new readings."""
+    heard = Heard()
+    async with scraping(heard, {"r": replica.url}) as scraper:
+        replica.body = page(9)
+        await scraper.scrape_once("r")
+        if fails_between:
+            replica.status = 500
+            await scraper.scrape_once("r")
+            replica.status = 200
+        heard.calls.clear()
+        replica.body = page(1)
+        await scraper.scrape_once("r")
+        assert heard.kinds() == ["restart", "readings"]
+        await scraper.scrape_once("r")
+        assert heard.kinds() == ["restart", "readings", "readings"]
+        assert scraper.state()["r"]["restarts"] == 1
+
+
+async def test_restart_is_seen_when_the_model_comes_back(replica):
+    """A model that was away while the server restarted is still compared."""
+    heard = Heard()
+    async with scraping(heard, {"r": replica.url}) as scraper:
+        for body in (page(9), "nv_cpu_utilization 0.1\n", page(0)):
+            replica.body = body
+            assert await scraper.scrape_once("r")
+        assert heard.kinds() == ["readings", "readings", "restart", "readings"]
+
+
+async def test_growing_counters_are_no_restart(replica):
+    """Counters that rise, stay or appear say nothing."""
+    heard = Heard()
+    async with scraping(heard, {"r": replica.url}) as scraper:
+        for body in (page(1), page(1), page(5), page(5) + page(0, "n")):
+            replica.body = body
+            await scraper.scrape_once("r")
+        assert heard.kinds() == ["readings"] * 4
+
+
+async def test_remembered_models_are_bounded(replica):
+    """Counters beyond the bound are not remembered."""
+    replica.body = "".join(page(1, f"m{index}") for index in range(MAX_MODELS + 1))
+    async with scraping(Heard(), {"r": replica.url}) as scraper:
+        assert await scraper.scrape_once("r")
+        assert len(scraper._targets["r"].successes) == MAX_MODELS
+
+
+async def test_removed_while_on_the_way(replica):
+    """A replica that was removed while its page came is not reported."""
+    heard = Heard()
+    async with scraping(heard, {"r": replica.url}) as scraper:
+        scrape = asyncio.create_task(scraper.scrape_once("r"))
+        await asyncio.sleep(0)
+        scraper.set_targets({})
+        assert not await scrape
+        assert heard.calls == []
+        assert scraper.state() == {}
+        assert not await scraper.scrape_once("r")
+
+
+async def test_another_url_begins_anew(replica):
+    """A replica with another URL is another one; one with the same URL keeps its state."""
+    heard = Heard()
+    async with scraping(heard, {"r": replica.url}) as scraper:
+        await scraper.scrape_once("r")
+        scraper.set_targets({"r": replica.url})
+        assert scraper.state()["r"]["last_ok_age_s"] == 0.0
+        scraper.set_targets({"r": replica.url + "?x"})
+        assert scraper.state()["r"]["last_ok_age_s"] is None
+
+
+async def test_a_broken_callback_is_a_failed_scrape(replica):
+    """A bug in a callback is shown and does not end the scraping."""
+    heard = Heard()
+    async with scraping(heard, {"r": replica.url}) as scraper:
+        scraper._on_readings = lambda *_: {}["bug"]
+        assert not await scraper.scrape_once("r")
+        assert "internal error: KeyError('bug')" in scraper.state()["r"]["last_error"]
+        scraper._on_failure = lambda *_: {}["bug"]
+        assert not await scraper.scrape_once("r")
+        assert scraper.state()["r"]["consecutive_failures"] == 2
+
+
+async def test_rounds(replica):
+    """While it runs, every replica is scraped again and again, also one that is added later."""
+    heard = Heard()
+    seen = asyncio.Event()
+
+    def notice(endpoint, readings) -> None:
+        heard.readings(endpoint, readings)
+        if {call[1] for call in heard.calls} == {"a", "b"} and len(heard.calls) > 5:
+            seen.set()
+
+    scraper = Scraper(notice, heard.restart, interval_s=0.001, jitter=lambda: 0.0)
+    scraper.set_targets({"a": replica.url})
+    running = asyncio.create_task(scraper.run())
+    await asyncio.sleep(0)
+    scraper.set_targets({"a": replica.url, "b": replica.url})
+    await asyncio.wait_for(seen.wait(), 10)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert scraper._tasks == {}
+
+
+async def test_only_within_run():
+    """A scrape outside ``run`` is a clear error."""
+    scraper = Scraper(Heard().readings, Heard().restart)
+    with pytest.raises(RuntimeError, match="not running"):
+        await scraper.scrape_once("r")
+
+
+@pytest.mark.parametrize(("failures", "factor"), [(0, 1), (1, 2), (3, 8), (4, 8), (10**6, 8)])
+def test_backoff(failures, factor):
+    """A failing replica is asked less often, to a bound."""
+    scraper = Scraper(Heard().readings, Heard().restart, jitter=lambda: 0.5, interval_s=1.0)
+    assert scraper.pause_s(failures) == factor <= MAX_BACKOFF

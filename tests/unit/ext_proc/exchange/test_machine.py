@@ -1,0 +1,508 @@
+"""The exchange's law, row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.streams import (
+    CHAT_PATH,
+    GRPC_INFER,
+    GRPC_LIVE,
+    GRPC_STREAM,
+    INFER_PATH,
+    llm,
+    replicas,
+    router,
+    vision,
+)
+
+from ext_proc.exchange import (
+    Ask,
+    Body,
+    BodySending,
+    Exchange,
+    Head,
+    IllegalEventError,
+    Lost,
+    Refuse,
+    ReplyBody,
+    ReplyHead,
+    ReplyResponse,
+    ReplyTrailers,
+    Response,
+    ResponsePart,
+    State,
+    Stopped,
+    Trailers,
+)
+from ext_proc.routing.types import Outcome
+
+PROMPT = b'{"text_input": "' + b"tell me about tides " * 60 + b'"}'
+
+
+def head(path=INFER_PATH, *, method="POST", cluster="llm/stable/http", route="llm/http", **rest):
+    return Head(
+        method,
+        path,
+        rest.pop("headers", {}),
+        end_of_stream=rest.pop("end_of_stream", False),
+        cluster=cluster,
+        route=route,
+        **rest,
+    )
+
+
+def unnamed(path=CHAT_PATH, *, cluster="llm/stable/http", **rest):
+    return head(path, cluster=cluster, route="unnamed/x", **rest)
+
+
+def grpc(path=GRPC_INFER, **rest):
+    headers = {"content-type": "application/grpc", **rest.pop("headers", {})}
+    return head(path, cluster="llm/stable/grpc", headers=headers, **rest)
+
+
+def run(chooser, *events):
+    """Feed events; return the exchange and the last event's only action."""
+    exchange = Exchange(chooser)
+    actions = ()
+    for event in events:
+        actions = exchange.on(event, 1.0, 1000.0)
+    return exchange, actions[0]
+
+
+def in_flight(chooser):
+    return sum(chooser.in_flight().values())
+
+
+# --- when the decision falls --------------------------------------------------------------------
+
+
+def test_peek_asks_for_the_first_part():
+    """Nothing announced and a pool that peeks: the reply asks for the body and picks nobody."""
+    exchange, reply = run(router(llm()), head())
+    assert reply == ReplyHead(ask=Ask.FIRST_PART)
+    assert exchange.state is State.WAITING
+
+
+def test_peek_decides_on_the_body():
+    """The first body message brings the pick, with the prompt's blocks."""
+    _, reply = run(router(llm()), head(), Body(PROMPT, end_of_stream=True))
+    assert isinstance(reply, ReplyBody)
+    assert reply.pick.prompt_blocks == 4
+    assert len(reply.pick.destination.split(",")) == 3
+
+
+def test_a_partial_body_is_enough():
+    """A first part that ends in the middle of the prompt still gives blocks."""
+    _, reply = run(router(llm()), head(), Body(PROMPT[:700], end_of_stream=False))
+    assert reply.pick.prompt_blocks == 2
+
+
+def test_buffered_waits_without_asking():
+    """An announced buffered body is waited for with a plain reply."""
+    event = head(request_body=BodySending.BUFFERED)
+    exchange, reply = run(router(llm(body="full")), event)
+    assert reply == ReplyHead()
+    assert exchange.state is State.WAITING
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        head(end_of_stream=True),
+        head("/v2/models/toy-llm/ready", method="GET", end_of_stream=True),
+        head("/v2/models/toy-llm/config"),
+        grpc(GRPC_STREAM),
+        grpc(GRPC_LIVE),
+        head(request_body=BodySending.STREAMED),
+        head(request_body=BodySending.DUPLEX),
+    ],
+    ids=["no-body", "get", "other", "stream", "live", "streamed", "duplex"],
+)
+def test_decides_at_the_head(event):
+    """Where the body cannot tell more, or would come too late, the head decides (V46)."""
+    exchange, reply = run(router(llm()), event)
+    assert exchange.state is State.DECIDED
+    assert reply.pick is not None
+    assert reply.ask is None
+
+
+def test_a_pool_without_bodies_decides_at_the_head():
+    """Pools in mode none never ask for a body."""
+    _, reply = run(router(llm(body="none")), head())
+    assert reply.pick is not None
+
+
+@pytest.mark.parametrize("event", [grpc(GRPC_STREAM), head("/v2/models/toy-llm/config")])
+def test_an_unwanted_buffered_body_is_called_off(event):
+    """A buffered body that nobody reads is not waited for: a stream's would never end."""
+    _, reply = run(router(llm(body="full")), replace(event, request_body=BodySending.BUFFERED))
+    assert reply.pick is not None
+    assert reply.ask is Ask.NOTHING
+
+
+# --- the pool and the variant ---------------------------------------------------------------------
+
+
+def test_an_unnamed_route_takes_the_pool_from_the_body():
+    """The body's model names the pool; the reply moves the request there and clears the route."""
+    body = Body(b'{"model": "vision", "messages": []}', end_of_stream=True)
+    _, reply = run(router(llm(), vision()), unnamed(), body)
+    assert reply.pick.clear_route_cache
+    assert dict(reply.pick.headers)["x-tidegate-pool"] == "vision"
+    assert dict(reply.pick.headers)["x-tidegate-variant"] == "stable"
+    assert reply.pick.destination == "10.0.0.20:8080"
+
+
+def test_an_unnamed_route_that_was_right_is_kept():
+    """The body confirms pool and variant of Envoy's cluster: nothing is cleared."""
+    body = Body(b'{"model": "toy-llm", "messages": []}', end_of_stream=True)
+    _, reply = run(router(llm(), vision()), unnamed(), body)
+    assert not reply.pick.clear_route_cache
+    assert "x-tidegate-pool" not in dict(reply.pick.headers)
+
+
+def test_an_unnamed_route_reads_the_body_even_if_the_default_pool_does_not():
+    """The default pool's mode none says nothing about a request whose pool is not known."""
+    _, reply = run(router(llm(body="none"), vision()), unnamed())
+    assert reply.ask is Ask.FIRST_PART
+
+
+def test_an_unnamed_route_with_a_pool_header_follows_that_pool():
+    """The head names a pool in mode none, so the head decides."""
+    event = unnamed(headers={"tidegate-pool": "vision"})
+    _, reply = run(router(llm(), vision(body="none")), event)
+    assert reply.pick.destination == "10.0.0.20:8080"
+    assert reply.pick.clear_route_cache
+
+
+def test_an_unknown_pool_header_is_refused_at_the_head():
+    """A pool that nobody has is 404 before any body is read."""
+    _, reply = run(router(llm()), unnamed(headers={"tidegate-pool": "nope"}))
+    assert (reply.status, reply.reason) == (404, "unknown-pool")
+
+
+def test_an_unknown_model_is_refused():
+    """Only the body names the pool, and nobody serves that model."""
+    body = Body(b'{"model": "nope", "messages": []}', end_of_stream=True)
+    _, reply = run(router(llm()), unnamed(), body)
+    assert (reply.status, reply.reason) == (404, "unknown-model")
+
+
+def test_a_stream_on_an_unnamed_route_goes_to_the_default_pool():
+    """A stream's body cannot be waited for; without a name it is the default pool's."""
+    event = replace(grpc(GRPC_STREAM), route="unnamed/grpc")
+    _, reply = run(router(llm()), event)
+    assert reply.pick.decision.pool == "llm"
+
+
+def test_a_streamed_unnamed_request_goes_to_the_default_pool():
+    """Announced chunks come too late for a pool that only they name."""
+    _, reply = run(router(llm()), unnamed(request_body=BodySending.STREAMED))
+    assert reply.pick.decision.pool == "llm"
+    _, refused = run(
+        router(llm(default_for_paths=frozenset())), unnamed(request_body=BodySending.STREAMED)
+    )
+    assert refused.status == 404
+
+
+def test_the_drawn_variant_is_kept():
+    """The variant of Envoy's cluster is where the pick comes from."""
+    _, reply = run(router(llm()), head(cluster="llm/canary/http", end_of_stream=True))
+    assert reply.pick.destination == "10.0.0.9:8080"
+    assert not reply.pick.clear_route_cache
+
+
+def test_the_protocol_is_the_clusters():
+    """A gRPC cluster gets gRPC addresses."""
+    _, reply = run(router(llm()), grpc(GRPC_LIVE))
+    assert all(address.endswith(":8081") for address in reply.pick.destination.split(","))
+
+
+def test_a_sequence_has_one_address_and_no_retries():
+    """Its state lives in one replica, and Envoy must not try another."""
+    event = grpc(GRPC_STREAM, headers={"tidegate-sequence-id": "7"})
+    chooser = router(llm())
+    _, reply = run(chooser, event)
+    assert "," not in reply.pick.destination
+    assert dict(reply.pick.headers)["x-envoy-max-retries"] == "0"
+    for _ in range(5):
+        _, again = run(chooser, event)
+        assert again.pick.destination == reply.pick.destination
+
+
+def test_a_leased_sequence_leaves_the_drawn_variant():
+    """The lease beats Envoy's draw: the reply names the lease's variant and clears the route."""
+    chooser = router(llm())
+    event = grpc(GRPC_STREAM, headers={"tidegate-sequence-id": "7"})
+    run(chooser, replace(event, cluster="llm/canary/grpc"))
+    _, reply = run(chooser, event)
+    assert reply.pick.destination == "10.0.0.9:8081"
+    assert dict(reply.pick.headers)["x-tidegate-variant"] == "canary"
+    assert reply.pick.clear_route_cache
+
+
+def test_the_session_header_reaches_the_router():
+    """One session gets one variant wherever the picker draws it."""
+    chooser = router(
+        llm(),
+        vision(
+            variants=tuple(replace(v, weight=1, headers=()) for v in llm().variants),
+            endpoints=replicas(1, base=20) + replicas(1, "canary", base=21),
+        ),
+    )
+    body = Body(b'{"model": "vision", "messages": []}', end_of_stream=True)
+    seen = {
+        run(chooser, unnamed(headers={"x-session-id": "s"}), body)[1].pick.decision.variant
+        for _ in range(20)
+    }
+    assert len(seen) == 1
+
+
+def test_the_subset_of_the_last_message_counts():
+    """V78: what the body message says about the subset replaces what the head said."""
+    first, last = frozenset({"10.0.0.1"}), frozenset({"10.0.0.2:8080"})
+    body = Body(PROMPT, end_of_stream=True, subset=last)
+    _, reply = run(router(llm()), head(subset=first), body)
+    assert reply.pick.destination == "10.0.0.2:8080"
+    _, kept = run(router(llm()), head(subset=first), replace(body, subset=None))
+    assert kept.pick.destination == "10.0.0.1:8080"
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_an_unreadable_body_goes_on_where_the_pool_is_known():
+    """Triton's own error is better than ours; the pick has no prompt."""
+    body = Body(b"no healthy upstream", end_of_stream=True)
+    exchange, reply = run(router(llm()), head(), body)
+    assert reply.pick.prompt_tokens is None
+    assert exchange.unreadable is not None
+
+
+def test_an_unreadable_body_on_an_unnamed_route_is_a_bad_request():
+    """V38: only the body names the pool, and it cannot be read."""
+    body = Body(b"no healthy upstream", end_of_stream=True)
+    _, reply = run(router(llm()), unnamed(), body)
+    assert (reply.status, reply.reason) == (400, "bad-request")
+
+
+def test_too_large_for_a_named_pool():
+    """One byte above the bound of a pool that reads whole bodies is 413; at the bound it is not."""
+    chooser = router(llm(body="full", max_body_bytes=len(PROMPT)))
+    event = head(request_body=BodySending.BUFFERED)
+    _, reply = run(chooser, event, Body(PROMPT, end_of_stream=True))
+    assert reply.pick is not None
+    _, refused = run(chooser, event, Body(PROMPT + b" ", end_of_stream=True))
+    assert (refused.status, refused.reason) == (413, "too-large")
+
+
+def test_too_large_for_a_pool_that_the_body_names():
+    """The bound is that of the pool that the body names."""
+    content = b'{"model": "vision", "messages": []}'
+    chooser = router(llm(), vision(body="full", max_body_bytes=10))
+    _, reply = run(chooser, unnamed(), Body(content, end_of_stream=True))
+    assert reply.status == 413
+
+
+def test_a_first_part_is_never_too_large():
+    """The bound is for whole bodies; Envoy bounds the first part."""
+    chooser = router(llm(max_body_bytes=10))
+    _, reply = run(chooser, head(), Body(PROMPT, end_of_stream=False))
+    assert reply.pick is not None
+
+
+@pytest.mark.parametrize(
+    ("chooser", "event", "why"),
+    [
+        (router(), head(), "no-pools"),
+        (router(llm()), head(cluster=None), "no-cluster"),
+        (router(llm()), head(cluster="tidegate-picker"), "no-cluster"),
+        (router(llm()), head(cluster="gone/stable/http"), "unknown-cluster"),
+    ],
+)
+def test_not_knowing_is_a_pass(chooser, event, why):
+    """Without knowledge the proxy goes on by itself, even if a body follows."""
+    exchange, reply = run(chooser, event)
+    assert reply == ReplyHead()
+    assert exchange.passed == why
+    assert exchange.on(Body(b"x", end_of_stream=True), 1.0, 1.0) == (ReplyBody(),)
+
+
+def test_no_endpoints_is_a_refusal():
+    """V16, V40: a known pool without a replica is 503, at the head too."""
+    _, reply = run(router(llm(endpoints=())), head(end_of_stream=True))
+    assert (reply.status, reply.reason) == (503, "no-endpoints")
+    assert ("retry-after", "1") in reply.headers
+
+
+def test_an_empty_subset_is_a_refusal():
+    """V23: a subset that names nobody leaves nobody."""
+    _, reply = run(router(llm()), head(end_of_stream=True, subset=frozenset()))
+    assert reply.reason == "no-endpoints"
+
+
+def test_saturated_is_429():
+    """All replicas at their limit: 429, until one request has ended."""
+    chooser = router(llm(endpoints=replicas(1), per_endpoint_in_flight=1))
+    first, _ = run(chooser, head(end_of_stream=True))
+    _, reply = run(chooser, head(end_of_stream=True))
+    assert (reply.status, reply.reason) == (429, "saturated")
+    first.on(Lost(clean=True), 2.0, 2.0)
+    _, reply = run(chooser, head(end_of_stream=True))
+    assert reply.pick is not None
+
+
+# --- after the decision ---------------------------------------------------------------------------
+
+
+def test_later_messages_get_empty_replies():
+    """A duplicate end of stream, trailers and response parts never decide again."""
+    chooser = router(llm())
+    exchange, _ = run(chooser, head(), Body(PROMPT, end_of_stream=True))
+    assert exchange.on(Body(b"", end_of_stream=True), 1.0, 1.0) == (ReplyBody(),)
+    assert exchange.on(Trailers(), 1.0, 1.0) == (ReplyTrailers(),)
+    for part in ResponsePart:
+        assert exchange.on(Response(part), 1.0, 1.0) == (ReplyResponse(part),)
+    assert in_flight(chooser) == 1
+
+
+@pytest.mark.parametrize("event", [Trailers(), Response(ResponsePart.HEADERS)])
+def test_no_body_after_all_is_a_pass(event):
+    """Trailers or a response instead of the awaited body: nobody is charged."""
+    chooser = router(llm())
+    exchange, _ = run(chooser, head(), event)
+    assert exchange.state is State.DECIDED
+    assert exchange.passed == "no-body"
+    assert in_flight(chooser) == 0
+
+
+def test_duplex_chunks_are_echoed():
+    """In duplex only an echo lets a chunk go on; a large one is cut, the end is on the last."""
+    exchange, reply = run(router(llm()), head(request_body=BodySending.DUPLEX))
+    assert reply.pick is not None
+    (empty,) = exchange.on(Body(b"", end_of_stream=False), 1.0, 1.0)
+    assert (empty.echo.chunk, empty.echo.end_of_stream) == (b"", False)
+    chunk = bytes(range(256)) * 500
+    actions = exchange.on(Body(chunk, end_of_stream=True), 1.0, 1.0)
+    assert b"".join(action.echo.chunk for action in actions) == chunk
+    assert [action.echo.end_of_stream for action in actions] == [False, False, True]
+
+
+def test_duplex_response_bodies_are_echoed():
+    """A response body in duplex goes on only by its echo."""
+    exchange, _ = run(router(llm()), head(response_body=BodySending.DUPLEX, end_of_stream=True))
+    (reply,) = exchange.on(Response(ResponsePart.BODY, b"x", end_of_stream=True), 1.0, 1.0)
+    assert reply.echo.chunk == b"x"
+
+
+# --- the ticket -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        (Lost(clean=True), Outcome.DONE),
+        (Lost(clean=False), Outcome.ABORTED),
+        (Stopped(), Outcome.SHUTDOWN),
+    ],
+)
+def test_the_ticket_settles_at_the_end(end, outcome):
+    """How the stream ended is how the ticket ends."""
+    chooser = router(llm())
+    exchange, _ = run(chooser, head(), Body(PROMPT, end_of_stream=True))
+    assert in_flight(chooser) == 1
+    assert exchange.on(end, 2.0, 2.0) == ()
+    assert in_flight(chooser) == 0
+    assert chooser.ledger.outcomes[outcome] == 1
+    assert exchange.state is State.OVER
+
+
+def test_a_client_that_leaves_before_the_body_charges_nobody():
+    """Without a decision there is nothing to settle."""
+    chooser = router(llm())
+    exchange = Exchange(chooser)
+    exchange.on(head(), 1.0, 1.0)
+    exchange.on(Lost(clean=True), 1.0, 1.0)
+    assert chooser.state(1.0)["counters"]["unmatched_settles"] == 0
+
+
+def test_requests_that_are_not_inference_have_no_ticket():
+    """A health call is picked for but not charged."""
+    chooser = router(llm())
+    _, reply = run(chooser, grpc(GRPC_LIVE))
+    assert reply.pick.ticket is None
+    assert in_flight(chooser) == 0
+
+
+def test_pools_may_change_while_a_body_is_awaited():
+    """A pool that went away in between is refused, not crashed on."""
+    chooser = router(llm())
+    exchange = Exchange(chooser)
+    exchange.on(head(), 1.0, 1.0)
+    chooser.set_pools({"vision": vision()}, 1.0)
+    (reply,) = exchange.on(Body(PROMPT, end_of_stream=True), 1.0, 1.0)
+    assert (reply.status, reply.reason) == (404, "unknown-pool")
+
+
+# --- any order ------------------------------------------------------------------------------------
+
+EVENTS = st.one_of(
+    st.builds(
+        Head,
+        st.just("POST"),
+        st.sampled_from([INFER_PATH, CHAT_PATH, GRPC_INFER, GRPC_STREAM, "/x"]),
+        st.sampled_from([{}, {"tidegate-pool": "llm"}, {"content-type": "application/grpc"}]),
+        end_of_stream=st.booleans(),
+        cluster=st.sampled_from(["llm/stable/http", "llm/stable/grpc", "x", None]),
+        route=st.sampled_from(["llm/http", "unnamed/grpc", None]),
+        request_body=st.sampled_from(BodySending),
+        response_body=st.sampled_from(BodySending),
+    ),
+    st.builds(Body, st.sampled_from([b"", PROMPT, b"\0\xff", b"{"]), st.booleans()),
+    st.builds(Trailers),
+    st.builds(Response, st.sampled_from(ResponsePart)),
+    st.builds(Lost, st.booleans()),
+    st.builds(Stopped),
+)
+KIND = {Head: ReplyHead, Body: ReplyBody, Trailers: ReplyTrailers, Response: ReplyResponse}
+
+
+@given(st.lists(EVENTS, max_size=8))
+def test_any_order_of_events(events):
+    """Replies are of the event's kind, at most one carries a pick, and the ticket settles once.
+
+    Illegal events raise and change nothing.
+    """
+    chooser = router(llm())
+    exchange = Exchange(chooser)
+    picks = refusals = 0
+    for event in events:
+        before = (exchange.state, in_flight(chooser))
+        try:
+            actions = exchange.on(event, 1.0, 1.0)
+        except IllegalEventError:
+            assert (exchange.state, in_flight(chooser)) == before
+            legal = before[0] is not State.OVER and isinstance(event, Head) == (
+                before[0] is State.NEW
+            )
+            assert not legal
+            continue
+        if isinstance(event, Lost | Stopped):
+            assert actions == ()
+            assert exchange.state is State.OVER
+            continue
+        assert len(actions) == 1
+        for action in actions:
+            assert isinstance(action, Refuse | KIND[type(event)])
+            refusals += isinstance(action, Refuse)
+            picks += getattr(action, "pick", None) is not None
+    assert picks + refusals <= 1
+    if exchange.state is not State.OVER:
+        exchange.on(Lost(clean=True), 1.0, 1.0)
+    assert in_flight(chooser) == 0
+    assert sum(chooser.ledger.outcomes.values()) <= 1
+    assert chooser.state(1.0)["counters"]["unmatched_settles"] == 0

@@ -1,0 +1,52 @@
+"""Refusals in the caller's dialect."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ext_proc.exchange.refusals import refuse
+from ext_proc.routing.types import Form, Refusal, RefusalKind
+
+GRPC = {"content-type": "application/grpc+proto"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "grpc_status", "retry"),
+    [
+        (RefusalKind.BAD_REQUEST, 400, 3, False),
+        (RefusalKind.UNKNOWN_POOL, 404, 5, False),
+        (RefusalKind.UNKNOWN_MODEL, 404, 5, False),
+        (RefusalKind.UNKNOWN_VERSION, 404, 5, False),
+        (RefusalKind.TOO_LARGE, 413, 8, False),
+        (RefusalKind.SATURATED, 429, 8, True),
+        (RefusalKind.NO_ENDPOINTS, 503, 14, True),
+    ],
+)
+def test_statuses(kind, status, grpc_status, retry):
+    """Each kind has an HTTP status, a gRPC status, its reason, and says when to come back."""
+    http = refuse(Refusal(kind, "why"), Form.GENERATE, {})
+    assert (http.status, http.grpc_status, http.reason) == (status, None, kind.value)
+    assert ("x-tidegate-reason", kind.value) in http.headers
+    assert (("retry-after", "1") in http.headers) is retry
+    rpc = refuse(Refusal(kind, "why"), Form.GRPC_INFER, GRPC)
+    assert (rpc.status, rpc.grpc_status, rpc.body) == (status, grpc_status, b"why")
+
+
+def test_triton_dialect():
+    """Triton's clients read ``error``."""
+    made = refuse(Refusal(RefusalKind.SATURATED, 'say "no"'), Form.HTTP_INFER, {})
+    assert json.loads(made.body) == {"error": 'say "no"'}
+    assert ("content-type", "application/json") in made.headers
+
+
+def test_openai_dialect():
+    """OpenAI's clients read an error object with message, type and code."""
+    made = refuse(Refusal(RefusalKind.UNKNOWN_MODEL, "no such model"), Form.OPENAI, {})
+    assert json.loads(made.body)["error"] == {
+        "message": "no such model",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "unknown-model",
+    }

@@ -1,0 +1,76 @@
+"""Picks and echoes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ext_proc.exchange import Body
+from ext_proc.exchange.replies import MAX_ECHO_BYTES, echoes, write_pick
+from ext_proc.routing.types import Decision, EndpointKey, Features, Form, Ticket
+from protos.names import ClusterRef
+
+REF = ClusterRef("llm", "stable", "http")
+
+
+def decision(**changes):
+    values = {
+        "ticket": Ticket(7, EndpointKey("r1", 1), "llm", 1.0, 0.0),
+        "addresses": ("10.0.0.1:80", "10.0.0.2:80"),
+        "pool": "llm",
+        "variant": "stable",
+        "reason": "least",
+    }
+    return Decision(**{**values, **changes})
+
+
+def pick(chosen, prompt=None):
+    return write_pick(chosen, REF, Features(Form.GENERATE, prompt=prompt), 2, 256)
+
+
+def test_a_pick_in_its_own_cluster_sets_the_destination_only():
+    """Nothing else is touched."""
+    made = pick(decision())
+    assert made.headers == (("x-gateway-destination-endpoint", "10.0.0.1:80,10.0.0.2:80"),)
+    assert (made.clear_route_cache, made.ticket) == (False, "7")
+
+
+@pytest.mark.parametrize("changes", [{"pool": "other"}, {"variant": "canary"}])
+def test_a_pick_elsewhere_moves_the_request(changes):
+    """Another pool or variant is named in headers and the route is matched again."""
+    made = pick(decision(**changes))
+    assert made.clear_route_cache
+    assert [name for name, _ in made.headers[1:]] == ["x-tidegate-pool", "x-tidegate-variant"]
+
+
+def test_a_pick_that_must_not_move_has_one_address():
+    """Even a list given by mistake is cut for a sequence."""
+    made = pick(decision(retriable=False))
+    assert made.destination == "10.0.0.1:80"
+    assert made.headers[1] == ("x-envoy-max-retries", "0")
+
+
+def test_tokens_are_estimates_and_unknown_without_a_prompt():
+    """Four characters are a token; no prompt is no number."""
+    assert pick(decision()).prompt_tokens is None
+    made = pick(decision(matched_blocks=1), prompt=b"x" * 600)
+    assert (made.prompt_tokens, made.matched_tokens) == (150, 64)
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [
+        (0, 1),
+        (MAX_ECHO_BYTES - 1000, 1),
+        (MAX_ECHO_BYTES, 1),
+        (MAX_ECHO_BYTES + 1, 2),
+        (MAX_ECHO_BYTES + 1000, 2),
+        (2 * MAX_ECHO_BYTES, 2),
+        (2 * MAX_ECHO_BYTES + 1000, 3),
+    ],
+)
+def test_echo_sizes(size, count):
+    """V75: chunks at the bound, the end flag on the last only, the bytes whole."""
+    made = echoes(Body(b"x" * size, end_of_stream=True))
+    assert len(made) == count
+    assert sum(len(echo.chunk) for echo in made) == size
+    assert [echo.end_of_stream for echo in made] == [False] * (count - 1) + [True]

@@ -1,0 +1,27 @@
+"""Delays between attempts."""
+
+from __future__ import annotations
+
+import pytest
+
+from ext_proc.backoff import FIRST_S, LONGEST_S, Backoff
+
+
+def test_grows_to_its_bound():
+    """Each delay doubles the one before, up to the longest."""
+    backoff = Backoff(lambda: 1.0)
+    assert [backoff.delay_s() for _ in range(7)] == [0.2, 0.4, 0.8, 1.6, 3.2, LONGEST_S, LONGEST_S]
+
+
+def test_jitter_takes_up_to_half():
+    """Two clients that were lost together do not come back together."""
+    assert Backoff(lambda: 0.0).delay_s() == pytest.approx(FIRST_S / 2)
+
+
+def test_reset():
+    """A success starts over."""
+    backoff = Backoff(lambda: 1.0)
+    backoff.delay_s()
+    backoff.delay_s()
+    backoff.reset()
+    assert backoff.delay_s() == FIRST_S

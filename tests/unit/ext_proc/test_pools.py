@@ -1,0 +1,154 @@
+"""From the wire's pool to the router's."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ext_proc.pools import MAX_ENDPOINTS, MAX_VARIANTS, PoolError, pool_of
+from ext_proc.routing.types import Endpoint, EndpointKey, Pool, SlowStart, Variant
+from protos.tidegate.fleet.v1 import pool_pb2
+
+
+def message(**changes):
+    values = {
+        "name": "llm",
+        "variants": [pool_pb2.Variant(name="stable", weight=1)],
+        "endpoints": [
+            pool_pb2.Endpoint(id="r1", variant="stable", http_address="10.0.0.1:80", capacity=1)
+        ],
+    }
+    return pool_pb2.Pool(**{**values, **changes})
+
+
+def endpoint(**changes):
+    values = {"id": "r1", "variant": "stable", "http_address": "10.0.0.1:80", "capacity": 1}
+    return pool_pb2.Endpoint(**{**values, **changes})
+
+
+def test_every_field():
+    """Each field arrives where it belongs, with its unit."""
+    made = pool_of(
+        pool_pb2.Pool(
+            name="llm",
+            models=["toy-llm"],
+            paths=["/v1/completions"],
+            default_for=[pool_pb2.FORM_GRPC],
+            default_for_paths=["/v1/completions"],
+            variants=[
+                pool_pb2.Variant(
+                    name="stable", weight=3, model_version="2", headers={"X-B": "1", "x-a": "2"}
+                )
+            ],
+            endpoints=[
+                pool_pb2.Endpoint(
+                    id="r1",
+                    incarnation=4,
+                    variant="stable",
+                    http_address="10.0.0.1:80",
+                    grpc_address="10.0.0.1:81",
+                    metrics_url="http://10.0.0.1:82/metrics",
+                    capacity=2,
+                    zone="a",
+                    draining=True,
+                    joined_unix_ms=1500,
+                )
+            ],
+            routing=pool_pb2.Routing(
+                policy="round-robin",
+                body=pool_pb2.BODY_MODE_FULL,
+                fallbacks=1,
+                session_header="X-S",
+                block_chars=64,
+                index_blocks_per_endpoint=100,
+                index_ttl_seconds=5,
+                sequence_idle_seconds=6,
+                load_factor=2,
+                max_body_bytes=1000,
+            ),
+            slow_start=pool_pb2.SlowStart(window_seconds=30, aggression=2, min_weight=0.2),
+            per_endpoint_in_flight=9,
+        )
+    )
+    assert made == Pool(
+        name="llm",
+        models=frozenset({"toy-llm"}),
+        paths=frozenset({"/v1/completions"}),
+        default_for_grpc=True,
+        default_for_paths=frozenset({"/v1/completions"}),
+        variants=(Variant("stable", 3, "2", (("x-a", "2"), ("x-b", "1"))),),
+        endpoints=(
+            Endpoint(
+                EndpointKey("r1", 4),
+                "stable",
+                "10.0.0.1:80",
+                "10.0.0.1:81",
+                "http://10.0.0.1:82/metrics",
+                2.0,
+                "a",
+                draining=True,
+                joined_unix_s=1.5,
+            ),
+        ),
+        policy="round-robin",
+        body="full",
+        fallbacks=1,
+        session_header="x-s",
+        block_chars=64,
+        index_blocks=100,
+        index_ttl_s=5.0,
+        sequence_idle_s=6.0,
+        load_factor=2.0,
+        max_body_bytes=1000,
+        slow_start=SlowStart(30.0, 2.0, 0.2),
+        per_endpoint_in_flight=9,
+    )
+
+
+def test_defaults():
+    """What the wire leaves out takes the router's default; a warm endpoint has no join time."""
+    made = pool_of(message())
+    default = Pool(name="llm")
+    assert (made.policy, made.body, made.block_chars) == ("prefix-affinity", "peek", 256)
+    assert (made.index_ttl_s, made.load_factor) == (default.index_ttl_s, default.load_factor)
+    assert made.slow_start.window_s == 0
+    assert made.endpoints[0].joined_unix_s is None
+    assert made.endpoints[0].grpc is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"name": ""}, "without a name"),
+        ({"name": "a/b"}, "must not contain '/'"),
+        ({"variants": []}, "0 variants"),
+        ({"variants": [pool_pb2.Variant(name="a")] * 2}, "a name of its own"),
+        ({"variants": [pool_pb2.Variant()]}, "a name of its own"),
+        (
+            {"variants": [pool_pb2.Variant(name=str(n)) for n in range(MAX_VARIANTS + 1)]},
+            f"{MAX_VARIANTS + 1} variants",
+        ),
+        ({"endpoints": [endpoint(id="")]}, "an id of its own"),
+        ({"endpoints": [endpoint()] * 2}, "not 'r1'"),
+        ({"endpoints": [endpoint(variant="x")]}, "no variant 'x'"),
+        ({"endpoints": [endpoint(http_address="")]}, "it has no address"),
+        ({"endpoints": [endpoint(http_address="a:1,b:2")]}, "comma"),
+        ({"endpoints": [endpoint(capacity=-1)]}, "capacity is -1"),
+        ({"endpoints": [endpoint(capacity=math.nan)]}, "capacity is nan"),
+        ({"routing": pool_pb2.Routing(load_factor=0.5)}, "load_factor is 0.5"),
+        ({"routing": pool_pb2.Routing(body=9)}, "unknown body mode 9"),
+        ({"slow_start": pool_pb2.SlowStart(window_seconds=math.inf)}, "slow_start.window"),
+    ],
+)
+def test_nonsense_names_its_place(changes, place):
+    """What makes no sense is refused with the place that is wrong."""
+    with pytest.raises(PoolError, match=place):
+        pool_of(message(**changes))
+
+
+def test_too_many_endpoints():
+    """A pool has a bound."""
+    many = [pool_pb2.Endpoint()] * (MAX_ENDPOINTS + 1)
+    with pytest.raises(PoolError, match="at most"):
+        pool_of(message(endpoints=many))

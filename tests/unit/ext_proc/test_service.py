@@ -1,0 +1,298 @@
+"""The gRPC face over a real channel in this process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+from support.streams import (
+    CHAT_PATH,
+    GRPC_INFER,
+    MODE,
+    Answer,
+    Messages,
+    llm,
+    replicas,
+    router,
+    vision,
+)
+
+from ext_proc.observability import Metrics
+from ext_proc.routing.types import Outcome
+from ext_proc.service import MAX_MESSAGE_BYTES, AddressError, PickerServer
+from ext_proc.wire import METHOD, SERVICE
+
+PROMPT = {"text_input": "tell me about tides " * 60}
+
+
+class Peer:
+    """Envoy's side: a picker and a channel to it."""
+
+    def __init__(self, chooser):
+        self.router = chooser
+        self.registry = CollectorRegistry()
+        metrics = Metrics(self.registry)
+        self.server = PickerServer(chooser, picker="picker-1", metrics=metrics)
+
+    async def __aenter__(self):
+        self.address = await self.server.start("127.0.0.1:0")
+        self.channel = grpc.aio.insecure_channel(
+            self.address, options=[("grpc.max_send_message_length", -1)]
+        )
+        self._open = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        return self
+
+    async def __aexit__(self, *_):
+        await self.channel.close()
+        await self.server.stop(0)
+
+    def open(self):
+        return self._open()
+
+    async def talk(self, messages, call=None):
+        """Send message after message, each after the reply to the one before."""
+        call = call or self.open()
+        answers = []
+        for message in messages.bytes():
+            await call.write(message)
+            reply = await call.read()
+            if reply is grpc.aio.EOF:
+                break
+            answers.append(Answer.of(reply))
+        return call, answers
+
+    async def finish(self, call):
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        return await call.code()
+
+    def counted(self, name, **labels):
+        return self.registry.get_sample_value(f"tidegate_picker_{name}", labels or None)
+
+    async def settled(self, outcome):
+        """Wait until one ticket ended in that way."""
+        async with asyncio.timeout(5):
+            while not self.router.ledger.outcomes[outcome]:
+                await asyncio.sleep(0)
+        assert sum(self.router.in_flight().values()) == 0
+
+
+async def test_a_peeked_request():
+    """V31: two replies, the pick in the second; the ticket lives until the stream ends."""
+    async with Peer(router(llm())) as peer:
+        call, (asked, picked) = await peer.talk(Messages().head().body(PROMPT))
+        assert asked.message.mode_override.request_body_mode == MODE.BUFFERED_PARTIAL
+        assert asked.picked is None
+        assert len(picked.picked) == 3
+        assert sum(peer.router.in_flight().values()) == 1
+        assert peer.counted("open_streams") == 1
+        assert await peer.finish(call) is grpc.StatusCode.OK
+        await peer.settled(Outcome.DONE)
+        assert peer.counted("open_streams") == 0
+        assert peer.counted("prompt_blocks_total", part="all") == 4
+        assert peer.counted("exchange_seconds_count", part="waiting") == 1
+        picks = peer.counted("picks_total", pool="llm", variant="stable", reason="cold")
+        assert picks is None or picks == 1
+
+
+async def test_round_robin_alternates():
+    """V14: of two endpoints the second request gets the other and the third the first."""
+    chooser = router(llm(policy="round-robin", endpoints=replicas(2), body="none"))
+    async with Peer(chooser) as peer:
+        seen = []
+        for _ in range(3):
+            call, (answer,) = await peer.talk(Messages().head())
+            seen.append(answer.picked[0])
+            await peer.finish(call)
+    assert seen[0] != seen[1]
+    assert seen[2] == seen[0]
+
+
+@pytest.mark.parametrize(
+    ("hint", "allowed"),
+    [
+        (["10.0.0.3:8080"], {"10.0.0.3:8080"}),
+        ("10.0.0.2:8080,10.0.0.3:8080", {"10.0.0.2:8080", "10.0.0.3:8080"}),
+        (None, {"10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"}),
+        ({"unrelated": "x"}, {"10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"}),
+        ("10.0.0.1", {"10.0.0.1:8080"}),
+    ],
+)
+async def test_subsets(hint, allowed):
+    """V17-V27: the pick and its fallbacks come from the subset, whole pool without one."""
+    async with Peer(router(llm())) as peer:
+        _, (answer,) = await peer.talk(Messages().head(end=True, subset=hint))
+        assert set(answer.picked) == allowed
+
+
+@pytest.mark.parametrize("hint", [[], "192.168.1.1:8080", "10.0.0.1:3000"])
+async def test_subsets_without_a_match(hint):
+    """V23, V25, V27d: nobody in the subset is 503 with its reason."""
+    async with Peer(router(llm())) as peer:
+        _, (answer,) = await peer.talk(Messages().head(end=True, subset=hint))
+        assert (answer.status, answer.reason) == (503, "no-endpoints")
+        assert peer.counted("refusals_total", reason="no-endpoints") == 1
+
+
+async def test_the_body_message_decides_about_the_subset():
+    """V78: the last message's metadata is the one used."""
+    async with Peer(router(llm())) as peer:
+        messages = Messages().head(subset="10.0.0.1").body(PROMPT, subset="10.0.0.2")
+        _, (_, answer) = await peer.talk(messages)
+        assert answer.picked == ["10.0.0.2:8080"]
+
+
+@pytest.mark.parametrize("body", [b"no healthy upstream", b'{"prompt": "hello'])
+async def test_unreadable_bodies(body):
+    """V38: 400 where only the body names the pool; with a known pool the request goes on."""
+    async with Peer(router(llm())) as peer:
+        _, answers = await peer.talk(
+            Messages(route="unnamed/chat").head(CHAT_PATH).body(body)
+        )
+        assert (answers[-1].status, answers[-1].reason) == (400, "bad-request")
+        _, answers = await peer.talk(Messages().head().body(body))
+        assert answers[-1].picked is not None
+        assert peer.counted("unreadable_bodies_total") == 2
+
+
+async def test_an_empty_pool():
+    """V16, V40: 503 as a reply, never a stream error; gRPC callers get their status."""
+    async with Peer(router(llm(endpoints=()))) as peer:
+        _, (answer,) = await peer.talk(Messages().head(end=True))
+        assert answer.status == 503
+        assert answer.headers["retry-after"] == "1"
+        messages = Messages(cluster="llm/stable/grpc").head(
+            GRPC_INFER, headers={"content-type": "application/grpc"}, end=True
+        )
+        _, (answer,) = await peer.talk(messages)
+        assert answer.message.immediate_response.grpc_status.status == 14
+
+
+async def test_a_moved_request():
+    """The body names another pool than the route's: the reply moves the request there."""
+    async with Peer(router(llm(), vision())) as peer:
+        messages = Messages(route="unnamed/chat").head(CHAT_PATH)
+        _, answers = await peer.talk(messages.body({"model": "vision", "messages": []}))
+        assert answers[-1].picked == ["10.0.0.20:8080"]
+        assert answers[-1].common.clear_route_cache
+
+
+async def test_no_pools_is_no_pick():
+    """Before any pool is known the proxy goes on by itself."""
+    async with Peer(router()) as peer:
+        _, (answer,) = await peer.talk(Messages().head())
+        assert (answer.kind, answer.picked) == ("request_headers", None)
+        assert peer.counted("passes_total", reason="no-pools") == 1
+
+
+async def test_cancelled_after_the_decision():
+    """Envoy cancels where it needs nothing more: that is a usual end."""
+    async with Peer(router(llm())) as peer:
+        call, _ = await peer.talk(Messages().head().body(PROMPT))
+        call.cancel()
+        await peer.settled(Outcome.DONE)
+        assert peer.counted("errors_total", kind="internal") is None
+
+
+async def test_cancelled_before_the_decision():
+    """A client that leaves while the body is awaited costs nothing."""
+    async with Peer(router(llm())) as peer:
+        call, _ = await peer.talk(Messages().head())
+        call.cancel()
+        async with asyncio.timeout(5):
+            while peer.counted("open_streams"):
+                await asyncio.sleep(0)
+        assert not sum(peer.router.ledger.outcomes.values())
+
+
+async def test_a_stop_settles_open_streams():
+    """Streams still open after the grace end, and their tickets with them."""
+    async with Peer(router(llm())) as peer:
+        await peer.talk(Messages().head().body(PROMPT))
+        await peer.server.stop(0)
+        await peer.settled(Outcome.SHUTDOWN)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [Messages().body(b"x"), Messages().head().head(), Messages().trailers()],
+    ids=["body-first", "two-heads", "trailers-first"],
+)
+async def test_illegal_orders_close_the_stream_with_ok(messages):
+    """Envoy goes on by itself; the stream is counted and not answered."""
+    async with Peer(router(llm())) as peer:
+        call, answers = await peer.talk(messages)
+        assert len(answers) == len(messages.made) - 1
+        assert await call.code() is grpc.StatusCode.OK
+        assert peer.counted("errors_total", kind="protocol") == 1
+
+
+async def test_garbage_closes_the_stream_with_ok():
+    """Bytes that are no message, and a message that says nothing."""
+    async with Peer(router(llm())) as peer:
+        for data in (b"\xff\xff", b""):
+            call = peer.open()
+            await call.write(data)
+            assert await call.read() is grpc.aio.EOF
+            assert await call.code() is grpc.StatusCode.OK
+        assert peer.counted("errors_total", kind="protocol") == 2
+
+
+async def test_a_bug_never_escapes(monkeypatch):
+    """An exception of ours closes the stream with OK, so the request is served without a pick."""
+    async with Peer(router(llm())) as peer:
+        monkeypatch.setattr(peer.router, "decide", lambda *_: 1 / 0)
+        call, answers = await peer.talk(Messages().head(end=True))
+        assert answers == []
+        assert await call.code() is grpc.StatusCode.OK
+        assert peer.counted("errors_total", kind="internal") == 1
+
+
+async def test_a_large_body_crosses():
+    """V80: a whole body above gRPC's usual 4 MiB is read, and one above the pool's bound is 413."""
+    assert MAX_MESSAGE_BYTES == 128 * 2**20
+    big = {"text_input": "x" * 5_000_000}
+    async with Peer(router(llm(body="full", max_body_bytes=8 * 2**20))) as peer:
+        _, answers = await peer.talk(Messages(mode=MODE.BUFFERED).head().body(big))
+        assert answers[-1].picked is not None
+    async with Peer(router(llm(body="full"))) as peer:
+        _, answers = await peer.talk(Messages(mode=MODE.BUFFERED).head().body(big))
+        assert answers[-1].status == 413
+
+
+async def test_a_taken_port_is_one_clear_error():
+    """Two pickers never share a port in silence."""
+    async with Peer(router()) as peer:
+        other = PickerServer(router(), picker="x", metrics=Metrics(CollectorRegistry()))
+        with pytest.raises(AddressError, match=f"cannot listen on {peer.address}"):
+            await other.start(peer.address)
+        await other.stop(0)
+
+
+async def test_health():
+    """V105: readiness follows `set_ready`, liveness stays, unknown services are not found."""
+    serving, not_serving = (
+        health_pb2.HealthCheckResponse.SERVING,
+        health_pb2.HealthCheckResponse.NOT_SERVING,
+    )
+    async with Peer(router()) as peer:
+        stub = health_pb2_grpc.HealthStub(peer.channel)
+
+        async def check(service):
+            return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+        names = ("", "readiness", SERVICE)
+        assert [await check(name) for name in names] == [not_serving] * 3
+        assert await check("liveness") == serving
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"))
+        assert (await watch.read()).status == not_serving
+        await peer.server.set_ready(ready=True)
+        assert (await watch.read()).status == serving
+        assert [await check(name) for name in names] == [serving] * 3
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await check("nobody")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        watch.cancel()

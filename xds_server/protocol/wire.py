@@ -90,18 +90,23 @@ def write_delta(response: Response) -> bytes:
     return b"".join([head.SerializeToString(), *map(_delta_part, response.resources)])
 
 
+_SOTW_RESOURCES: Final = discovery_pb2.DiscoveryResponse.RESOURCES_FIELD_NUMBER
+_DELTA_RESOURCES: Final = discovery_pb2.DeltaDiscoveryResponse.RESOURCES_FIELD_NUMBER
+_VERSION: Final = discovery_pb2.Resource.VERSION_FIELD_NUMBER
+_RESOURCE: Final = discovery_pb2.Resource.RESOURCE_FIELD_NUMBER
+_NAME: Final = discovery_pb2.Resource.NAME_FIELD_NUMBER
+
+
 def _sotw_part(resource: Resource) -> bytes:
-    # DiscoveryResponse.resources = 2, an Any each.
-    return _field(2, resource.any)
+    return _field(_SOTW_RESOURCES, resource.any)
 
 
 def _delta_part(resource: Resource) -> bytes:
-    # DeltaDiscoveryResponse.resources = 1, a Resource each: version = 1, resource = 2, name = 3.
     return _field(
-        1,
-        _field(1, resource.version.encode())
-        + _field(2, resource.any)
-        + _field(3, resource.name.encode()),
+        _DELTA_RESOURCES,
+        _field(_VERSION, resource.version.encode())
+        + _field(_RESOURCE, resource.any)
+        + _field(_NAME, resource.name.encode()),
     )
 
 

@@ -34,12 +34,12 @@ class Build:
         return replace(made, **changes)
 
     @classmethod
-    def pool(cls, endpoints: int = 4, **changes: Any) -> Pool:
+    def pool(cls, count: int = 4, **changes: Any) -> Pool:
         made = Pool(
             name="llm",
             models=frozenset({"m"}),
             variants=(Variant("stable", 1),),
-            endpoints=tuple(cls.endpoint(number) for number in range(endpoints)),
+            endpoints=tuple(cls.endpoint(number) for number in range(count)),
         )
         return replace(made, **changes)
 
@@ -58,7 +58,7 @@ class Build:
         return made
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def build() -> Build:
     """Return the builders."""
     return Build()

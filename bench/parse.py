@@ -1,7 +1,7 @@
 """What reading a request costs: microseconds per body, by form and size.
 
-Run ``python bench/parse.py``. Each row is the best of several rounds, with the head, the body and the
-prompt's blocks read as the picker reads them; ``cut`` is a first part as in body mode ``peek``.
+Run ``python -m bench.parse``. Each row is the best of several rounds, with the head, the body and
+the prompt's blocks read as the picker reads them; ``cut`` is a first part as in body mode ``peek``.
 """
 
 from __future__ import annotations

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.requests import values
 from ext_proc.requests.errors import BadRequest
 from ext_proc.requests.inflate import inflate, is_supported
 from ext_proc.requests.protobuf import BYTES, VARINT, Field, Scanner, signed
-from ext_proc.requests.tensors import MAX_ELEMENTS, READ_INPUTS, Tensor, read_tensors
+from ext_proc.requests.tensors import INTEGERS, READ_INPUTS, Tensor, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
 FRAME_HEADER_BYTES: Final = 5
 MAX_PARAMETERS: Final = 256
 MAX_INPUTS: Final = 1024
+MAX_TYPED_PARTS: Final = 512
+"""Fields of a typed tensor (texts, or runs of integers) that are read."""
+
 MAX_PACKED: Final = 32_768
 """Integers of a typed (not raw) tensor that are read: one costs a third of a microsecond."""
 
@@ -37,7 +39,6 @@ _TEXT_BYTES: Final = 65_536
 _UNKNOWN_END: Final = 2**63
 """End of a message whose compressed data is cut."""
 _CONTENT_OF: Final = {"INT32": 2, "INT64": 3, "UINT32": 4, "UINT64": 5, "BYTES": 8}
-_PACKED: Final = {"INT32": "i", "INT64": "q", "UINT32": "I", "UINT64": "Q"}
 _MICROSECOND_S: Final = 1e-6
 
 Parameter = bool | int | float | str
@@ -204,22 +205,22 @@ def _tensors(scanner: Scanner, message: _Message) -> list[Tensor]:
 
     The k-th raw content belongs to the k-th input that lies in no shared memory.
     """
-    tensors = []
+    tensors: dict[str, Tensor] = {}
     raw = iter(message.raw)
     for item in message.inputs:
         content = None if item.shared else next(raw, None)
-        if item.shared or item.name not in READ_INPUTS:
+        if item.shared or item.name not in READ_INPUTS or item.name in tensors:
             continue
         if content is not None:
             if content.kind != BYTES:
                 raise BadRequest("raw_input_contents of the request must be bytes")
             data = scanner.data[content.start : content.end]
-            tensors.append(Tensor(item.name, item.datatype, data, content.whole))
+            tensors[item.name] = Tensor(item.name, item.datatype, data, content.whole)
         elif item.contents is not None and not message.raw:
             tensor = _typed_contents(scanner, item, item.contents)
             if tensor is not None:
-                tensors.append(tensor)
-    return tensors
+                tensors[item.name] = tensor
+    return list(tensors.values())
 
 
 def _typed_contents(scanner: Scanner, item: _Input, contents: Field) -> Tensor | None:
@@ -229,43 +230,50 @@ def _typed_contents(scanner: Scanner, item: _Input, contents: Field) -> Tensor |
         return None
     raw = bytearray()
     whole = contents.whole
-    parts = scanner.fields(contents.start, contents.end)
-    for part in islice(parts, MAX_ELEMENTS):
+    for index, part in enumerate(scanner.fields(contents.start, contents.end)):
+        if index >= MAX_TYPED_PARTS or len(raw) > values.MAX_PROMPT_BYTES:
+            whole = False
+            break
         if part.number != number:
             continue
-        whole = whole and part.whole
-        if len(raw) > values.MAX_PROMPT_BYTES:
-            return Tensor(item.name, item.datatype, bytes(raw), whole=False)
         if item.datatype == "BYTES":
-            kept = scanner.data[part.start : min(part.end, part.start + values.MAX_PROMPT_BYTES)]
-            cut = not part.whole or len(kept) < part.end - part.start
-            whole = whole and not cut
-            raw += struct.pack("<I", len(kept) + cut) + kept
-            if cut:
-                break
+            piece, all_read = _text(scanner, part)
         else:
-            numbers, all_read = _pack(scanner, item.datatype, part)
-            raw += numbers
-            whole = whole and all_read
+            width = INTEGERS[item.datatype].size
+            piece, all_read = _integers(scanner, item.datatype, part, len(raw) // width)
+        raw += piece
+        whole = whole and all_read
+        if not all_read:
+            break
     return Tensor(item.name, item.datatype, bytes(raw), whole)
 
 
-def _pack(scanner: Scanner, datatype: str, part: Field) -> tuple[bytes, bool]:
+def _text(scanner: Scanner, part: Field) -> tuple[bytes, bool]:
+    """Write a text behind its length, as raw tensors do; one that is cut keeps a longer length."""
+    if part.kind != BYTES:
+        raise BadRequest("bytes_contents of the request must be bytes")
+    kept = scanner.data[part.start : min(part.end, part.start + values.MAX_PROMPT_BYTES)]
+    cut = not part.whole or len(kept) < part.end - part.start
+    return struct.pack("<I", len(kept) + cut) + kept, not cut
+
+
+def _integers(scanner: Scanner, datatype: str, part: Field, already: int) -> tuple[bytes, bool]:
     """Write the integers of a packed field, or the one of an unpacked, little-endian.
 
     Returns:
         The bytes, and whether they hold every integer.
     """
-    letter = _PACKED[datatype]
+    most = MAX_PACKED - already
     if part.kind == VARINT:
         numbers, all_read = [signed(part.value)], True
     else:
-        numbers = scanner.varints(part, MAX_PACKED + 1)
-        all_read = part.whole and len(numbers) <= MAX_PACKED
-        del numbers[MAX_PACKED:]
+        numbers = scanner.varints(part, most + 1)
+        all_read = part.whole and len(numbers) <= most
+        del numbers[most:]
     if datatype == "UINT64":
         numbers = [number % 2**64 for number in numbers]
     try:
-        return struct.pack(f"<{len(numbers)}{letter}", *numbers), all_read
+        packed = struct.pack(f"<{len(numbers)}{INTEGERS[datatype].format[1:]}", *numbers)
     except struct.error:
         raise BadRequest(f"an integer of a {datatype} input does not fit that datatype") from None
+    return packed, all_read

@@ -106,7 +106,7 @@ def _tensors(
     """Find the data of the inputs that matter, inline or in the binary part."""
     if len(inputs) > MAX_INPUTS:
         raise BadRequest(f"the request has more than {MAX_INPUTS} inputs; send fewer")
-    tensors = []
+    tensors: dict[str, Tensor] = {}
     offset = 0
     for index, item in enumerate(inputs):
         if not isinstance(item, dict):
@@ -114,22 +114,24 @@ def _tensors(
         name, datatype, data = item.get("name"), item.get("datatype"), item.get("data")
         size = _binary_size(item, index) if data is None else None
         start, offset = offset, offset + (size or 0)
-        if not isinstance(name, str) or name not in READ_INPUTS or not isinstance(datatype, str):
+        if not isinstance(name, str) or not isinstance(datatype, str):
+            continue
+        if name not in READ_INPUTS or name in tensors:
             continue
         if isinstance(data, list):
             last = index == len(inputs) - 1
             whole = not (last and document.is_cut("inputs"))
             inline = from_json(name, datatype, data, whole=whole)
             if inline is not None:
-                tensors.append(inline)
+                tensors[name] = inline
         elif size is not None and blobs is not None:
             blob = blobs[start : start + size]
             if complete and len(blob) < size:
                 raise BadRequest(
                     f"`inputs[{index}]` says {size} binary bytes, but {len(blob)} are in the body"
                 )
-            tensors.append(Tensor(name, datatype, blob, whole=len(blob) == size))
-    return tensors
+            tensors[name] = Tensor(name, datatype, blob, whole=len(blob) == size)
+    return list(tensors.values())
 
 
 def _binary_size(item: dict[str, Any], index: int) -> int | None:

@@ -41,12 +41,13 @@ MAX_SAMPLING_BYTES: Final = 65_536
 SEPARATOR: Final = b"\0"
 """Between the prompts of a batch."""
 
-_INTEGERS: Final = {
+INTEGERS: Final = {
     "INT32": struct.Struct("<i"),
     "UINT32": struct.Struct("<I"),
     "INT64": struct.Struct("<q"),
     "UINT64": struct.Struct("<Q"),
 }
+"""Datatypes of token ids and limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def from_json(name: str, datatype: str, data: list[Any], *, whole: bool) -> Tens
     """
     if datatype == "BYTES":
         return _texts_from_json(name, data, whole=whole)
-    integer = _INTEGERS.get(datatype)
+    integer = INTEGERS.get(datatype)
     if integer is None:
         return None
     most = MAX_PROMPT_BYTES // integer.size
@@ -149,9 +150,9 @@ def _prompt(by_name: dict[str, Tensor]) -> tuple[bytes | None, bool]:
         if tensor is not None and tensor.datatype == "BYTES":
             return _join(tensor)
     tensor = by_name.get(TOKEN_INPUT)
-    if tensor is None or tensor.datatype not in _INTEGERS:
+    if tensor is None or tensor.datatype not in INTEGERS:
         return None, False
-    width = _INTEGERS[tensor.datatype].size
+    width = INTEGERS[tensor.datatype].size
     kept = min(len(tensor.data), MAX_PROMPT_BYTES)
     partial = not tensor.whole or kept < len(tensor.data)
     return bytes(tensor.data[: kept - kept % width]), partial
@@ -193,7 +194,7 @@ def elements(tensor: Tensor) -> tuple[list[bytes], bool]:
 
 def _integer(tensor: Tensor) -> int | None:
     """Return the first element of an integer tensor, ``None`` where it was not read."""
-    layout = _INTEGERS.get(tensor.datatype)
+    layout = INTEGERS.get(tensor.datatype)
     if layout is None or len(tensor.data) < layout.size:
         return None
     value: int = layout.unpack_from(tensor.data)[0]

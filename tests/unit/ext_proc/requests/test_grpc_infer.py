@@ -247,3 +247,28 @@ def test_a_large_tensor_is_not_copied():
     head = message.SerializeToString() + b"\x3a" + b"\x80\x80\x80\x0a"
     body = bytearray(struct.pack(">BI", 0, len(head) + 20 * 2**20) + head + bytes(20 * 2**20))
     assert read_grpc(HEAD, {}, memoryview(body), complete=True).model == "m"
+
+
+def test_typed_text_bound():
+    """Texts of a typed tensor beyond the bound are not read, and the request still is."""
+    texts = service_pb2.InferTensorContents(bytes_contents=[b"a"] * 9000)
+    features = read(request(inputs=[tensor("prompt", "BYTES", contents=texts)]))
+    assert features.model == "m"
+    assert features.prompt == b"\0".join([b"a"] * grpc_infer.MAX_TYPED_PARTS)
+    assert features.prompt_is_partial
+
+
+def test_the_first_input_of_a_name_counts():
+    """An input that is given twice is read once."""
+    twice = [tensor("prompt", "BYTES"), tensor("prompt", "BYTES")]
+    message = request(inputs=twice, raw_input_contents=[elements(b"one"), elements(b"two")])
+    assert read(message).prompt == b"one"
+
+
+def test_wrong_kinds_inside_tensors_are_refused():
+    """Contents that are no bytes are a clear error."""
+    wrong = b"\x2a" + bytes([17]) + b"\x0a\x06prompt\x12\x05BYTES"
+    with pytest.raises(BadRequest, match="raw_input_contents"):
+        read(frame(b"\x2a\x0f" + wrong[2:] + b"\x38\x01"))
+    with pytest.raises(BadRequest, match="bytes_contents"):
+        read(frame(b"\x2a\x13" + wrong[2:] + b"\x2a\x02\x40\x01"))

@@ -155,3 +155,8 @@ def test_bad_bodies(body, headers, words):
     """Each kind of damage has its own clear error."""
     with pytest.raises(BadRequest, match=words):
         read(body, headers)
+
+
+def test_the_first_input_of_a_name_counts():
+    """An input that is given twice is read once."""
+    assert read({"inputs": [text_input("one"), text_input("two")]}).prompt == b"one"

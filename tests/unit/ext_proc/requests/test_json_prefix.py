@@ -129,7 +129,8 @@ def test_token_bound():
 
 def test_size_bound(monkeypatch):
     """Whole JSON beyond the bound is read as a first part."""
-    monkeypatch.setattr(json_prefix, "MAX_JSON_BYTES", 20)
+    monkeypatch.setattr(json_prefix, "MAX_JSON_BYTES", 30)
+    monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 20)
     document = read_object(b'{"a": 1, "b": "' + b"x" * 20 + b'"}', complete=True, place="p")
     assert document.members == {"a": 1, "b": "x" * 5}
     assert not document.whole

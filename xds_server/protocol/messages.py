@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from protos.names import SHORT_TYPE
@@ -47,7 +46,7 @@ class DeltaRequest:
     type_url: str
     subscribe: tuple[str, ...] = ()
     unsubscribe: tuple[str, ...] = ()
-    initial_versions: Mapping[str, str] = MappingProxyType({})
+    initial_versions: Mapping[str, str] = field(default_factory=dict)
     nonce: str = ""
     error: str | None = None
     """The client's words where it refuses; presence makes it a NACK, also when empty."""

@@ -25,6 +25,12 @@ MAX_NODE_CHARS: Final = 256
 parse_sotw: Final = discovery_pb2.DiscoveryRequest.FromString
 parse_delta: Final = discovery_pb2.DeltaDiscoveryRequest.FromString
 
+_SOTW_RESOURCES: Final = discovery_pb2.DiscoveryResponse.RESOURCES_FIELD_NUMBER
+_DELTA_RESOURCES: Final = discovery_pb2.DeltaDiscoveryResponse.RESOURCES_FIELD_NUMBER
+_RESOURCE_NAME: Final = discovery_pb2.Resource.NAME_FIELD_NUMBER
+_RESOURCE_VERSION: Final = discovery_pb2.Resource.VERSION_FIELD_NUMBER
+_RESOURCE_BODY: Final = discovery_pb2.Resource.RESOURCE_FIELD_NUMBER
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -104,14 +110,14 @@ def _sotw_part(resource: Resource) -> bytes:
 def _delta_part(resource: Resource) -> bytes:
     return _field(
         _DELTA_RESOURCES,
-        _field(_VERSION, resource.version.encode())
-        + _field(_RESOURCE, resource.any)
-        + _field(_NAME, resource.name.encode()),
+        _field(_RESOURCE_VERSION, resource.version.encode())
+        + _field(_RESOURCE_BODY, resource.any)
+        + _field(_RESOURCE_NAME, resource.name.encode()),
     )
 
 
 def _field(number: int, body: bytes) -> bytes:
-    """Encode a length-delimited field."""
+    """Encode a length-delimited field; ``number`` is below 16, so its tag is one byte."""
     length, prefix = len(body), bytearray([number << 3 | 2])
     while length > 0x7F:  # noqa: PLR2004 - seven bits per byte of a varint
         prefix.append(length & 0x7F | 0x80)

@@ -1,0 +1,88 @@
+"""Snapshots: hashes, sharing, bounds."""
+
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xds_server.protocol.snapshot import Snapshot
+
+T = "type.googleapis.com/test.Thing"
+
+
+def test_versions_follow_content_only() -> None:
+    """X20, X34: equal bytes have equal versions, whatever the order; other bytes another."""
+    one = Snapshot.of({T: {"a": b"1", "b": b"2"}})
+    two = Snapshot.of({T: {"b": b"2", "a": b"1"}})
+    other = Snapshot.of({T: {"a": b"1", "b": b"3"}})
+    assert one == two
+    assert hash(one) == hash(two)
+    assert one.version(T) == two.version(T) != other.version(T)
+    assert one.resources(T)["a"].version == other.resources(T)["a"].version
+
+
+def test_a_version_is_stable_across_restarts() -> None:
+    """X20: the version is a hash of content without a per-process seed."""
+    version = Snapshot.of({T: {"a": b"x"}}).resources(T)["a"].version
+    assert version == "5c7401c0ec22eeeeeaf06c6480b2cd11"
+
+
+def test_a_resource_is_packed_once_as_any() -> None:
+    """X35: the shared bytes are a google.protobuf.Any of the message."""
+    packed = AnyMessage.FromString(Snapshot.of({T: {"a": b"body"}}).resources(T)["a"].any)
+    assert (packed.type_url, packed.value) == (T, b"body")
+
+
+def test_equal_resources_are_shared_with_the_previous_snapshot() -> None:
+    """X35: what did not change keeps its very object."""
+    old = Snapshot.of({T: {"a": b"1", "b": b"2"}})
+    new = Snapshot.of({T: {"a": b"1", "b": b"3"}}, previous=old)
+    assert new.resources(T)["a"] is old.resources(T)["a"]
+    assert new.resources(T)["b"] is not old.resources(T)["b"]
+
+
+def test_an_absent_type_differs_from_an_empty_one() -> None:
+    """X9: a missing type is not served, an empty one is an intended empty set."""
+    empty, absent = Snapshot.of({T: {}}), Snapshot.of({})
+    assert empty.serves(T)
+    assert not absent.serves(T)
+    assert empty != absent
+    assert absent.version(T) == ""
+    assert empty.version(T) != ""
+    assert dict(absent.resources(T)) == {}
+    assert absent.type_urls == ()
+
+
+@pytest.mark.parametrize("name", ["", "*"])
+def test_names_that_mean_something_else_are_refused(name: str) -> None:
+    """A resource cannot be called nothing or like the wildcard."""
+    with pytest.raises(ValueError, match="cannot name a resource"):
+        Snapshot.of({T: {name: b""}})
+
+
+def test_an_empty_type_is_refused() -> None:
+    """A type without URL could never be asked for."""
+    with pytest.raises(ValueError, match="empty type URL"):
+        Snapshot.of({"": {}})
+
+
+def test_assignment_names_follow_the_clusters_unless_told_otherwise() -> None:
+    """X30: the assignment's name is the service name, else the cluster's."""
+    snapshot = Snapshot.of({}, eds_names={"c": "service"})
+    assert snapshot.eds_name("c") == "service"
+    assert snapshot.eds_name("d") == "d"
+
+
+def test_it_shows_how_much_it_holds() -> None:
+    """The representation names types and counts, not bodies."""
+    assert repr(Snapshot.of({T: {"a": b"secret"}})) == "Snapshot({'Thing': 1})"
+    assert Snapshot.of({}) != 1
+
+
+@given(st.dictionaries(st.text(min_size=1).filter(lambda n: n != "*"), st.binary(), max_size=5))
+def test_a_set_version_tells_sets_apart(messages: dict[str, bytes]) -> None:
+    """Two sets have one version exactly when they are equal."""
+    renamed = {f"{name}x": body for name, body in messages.items()}
+    version = Snapshot.of({T: messages}).version(T)
+    assert version == Snapshot.of({T: dict(reversed(messages.items()))}).version(T)
+    assert (version == Snapshot.of({T: renamed}).version(T)) == (messages == renamed)

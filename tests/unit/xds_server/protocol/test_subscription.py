@@ -1,0 +1,93 @@
+"""What a client wants, by the specification's own sequences."""
+
+import pytest
+
+from xds_server.protocol.messages import ProtocolError
+from xds_server.protocol.subscription import MAX_NAME_CHARS, MAX_NAMES, Subscription
+
+
+def _new(*, legacy: bool = True) -> Subscription:
+    return Subscription(legacy_wildcard=legacy)
+
+
+def test_an_empty_first_sotw_request_is_the_legacy_wildcard() -> None:
+    """X21: nothing named at first means everything, and stays so while nothing is named."""
+    subscription = _new()
+    subscription.replace(())
+    subscription.replace(())
+    assert subscription.wildcard
+    assert subscription.wants("anything")
+
+
+def test_the_sotw_sequence_of_the_specification() -> None:
+    """X22, X23: [] = *, then * and A, then A alone, then [] = nothing."""
+    subscription = _new()
+    subscription.replace(())
+    subscription.replace(("*", "A"))
+    assert (subscription.wildcard, subscription.names) == (True, {"A"})
+    subscription.replace(("A",))
+    assert (subscription.wildcard, subscription.names) == (False, {"A"})
+    subscription.replace(())
+    assert subscription.empty
+
+
+def test_the_delta_sequence_of_the_specification() -> None:
+    """X22: nothing = *, then A is added, then * is dropped, then A is dropped."""
+    subscription = _new()
+    assert subscription.change((), ()) == (frozenset(), True)
+    assert subscription.change(("A",), ()) == ({"A"}, False)
+    assert subscription.wildcard
+    assert subscription.change((), ("*",)) == (frozenset(), False)
+    assert (subscription.wildcard, subscription.names) == (False, {"A"})
+    subscription.change((), ("A",))
+    assert subscription.empty
+
+
+def test_the_legacy_wildcard_can_be_off() -> None:
+    """X24: where the type does not allow it, an empty first request means nothing."""
+    sotw, delta = _new(legacy=False), _new(legacy=False)
+    sotw.replace(())
+    delta.change((), ())
+    assert sotw.empty
+    assert delta.empty
+
+
+def test_a_name_alone_is_no_wildcard() -> None:
+    """X60: an on-demand subscription wants its name only."""
+    subscription = _new()
+    subscription.change(("c1",), ())
+    assert subscription.wants("c1")
+    assert not subscription.wants("c2")
+
+
+def test_a_name_dropped_under_a_wildcard_is_expected_back() -> None:
+    """X42: held by name and wildcard both, a name that is dropped must be answered."""
+    subscription = _new()
+    subscription.change(("*", "A"), ())
+    assert subscription.change((), ("A", "unknown")) == ({"A"}, False)
+    assert subscription.names == frozenset()
+
+
+def test_an_unknown_name_is_dropped_silently() -> None:
+    """X41: unsubscribing what was never subscribed is fine."""
+    subscription = _new()
+    subscription.change(("A",), ())
+    assert subscription.change((), ("B",)) == (frozenset(), False)
+
+
+def test_too_many_names_change_nothing() -> None:
+    """The bound on names holds for one request and for all together."""
+    subscription = _new()
+    subscription.change([str(n) for n in range(MAX_NAMES)], ())
+    with pytest.raises(ProtocolError, match="names subscribed"):
+        subscription.change(("one more",), ())
+    with pytest.raises(ProtocolError, match="in one request"):
+        subscription.replace([f"x{n}" for n in range(MAX_NAMES + 1)])
+    assert len(subscription.names) == MAX_NAMES
+
+
+@pytest.mark.parametrize("name", ["", "x" * (MAX_NAME_CHARS + 1)])
+def test_impossible_names_are_refused(name: str) -> None:
+    """A name has a length within bounds."""
+    with pytest.raises(ProtocolError, match="characters"):
+        _new().replace((name,))

@@ -166,6 +166,8 @@ class LocalStack:
             )
             await self._launch_control_server()
             await self._launch_picker()
+            # An Envoy that finds no control server waits before it asks again.
+            await self._wait(lambda: status_synced(self._addresses.admin, ()), "the control server")
             await self._launch_envoy(binary)
             await self._wait_ready()
             self._exit = exit_.pop_all()

@@ -51,7 +51,8 @@ async def status_synced(admin: str, kinds: Collection[str]) -> str | None:
 
     Args:
         admin: ``ip:port`` of the control server's admin gRPC.
-        kinds: out of ``envoy`` and ``picker``.
+        kinds: out of ``envoy`` and ``picker``; with none of them, only that it answers and is
+            settled.
 
     Raises:
         StackError: a client rejected something; waiting longer would not help.

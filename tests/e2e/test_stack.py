@@ -1,0 +1,119 @@
+"""The local stack: it serves when it says so, survives what is killed, and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from tidegate.stack.local import ENVOY, LocalStack
+from tidegate.stack.processes import CrashError
+from tidegate.stack.waiting import StackError
+
+pytestmark = pytest.mark.timeout(120)
+
+
+async def ask(http, stack, model_path="toy-llm/generate") -> int:
+    """Ask the language model through Envoy; return the status."""
+    body = {"text_input": "hello", "max_tokens": 1}
+    async with http.post(f"{stack.http_url}/v2/models/{model_path}", json=body) as answer:
+        await answer.read()
+        return answer.status
+
+
+@pytest.mark.parametrize("protocol", ["delta", "sotw"])
+async def test_a_stack_serves_when_it_has_started(http, new_stack, protocol):
+    """No first request fails, and a stack over running Tritons starts in seconds."""
+    began = time.monotonic()
+    stack = await new_stack(protocol=protocol)
+    took = time.monotonic() - began
+    assert [await ask(http, stack) for _ in range(20)] == [200] * 20
+    assert took < 10
+
+
+async def test_two_stacks_run_side_by_side(http, new_stack):
+    """Nothing of a stack is fixed: neither ports nor names on the host."""
+    one, two = await new_stack(), await new_stack(protocol="sotw")
+    assert one.http_address != two.http_address
+    assert [await ask(http, stack) for stack in (one, two)] == [200, 200]
+
+
+async def test_a_change_of_the_fleet_reaches_the_fleet_file(new_stack):
+    """Tests can start any fleet."""
+    stack = await new_stack(
+        models=("vision",), fleet={"pools": {"vision": {"routing": {"fallbacks": 0}}}}
+    )
+    (pool,) = stack.read_fleet()["pools"]
+    assert (pool["name"], pool["routing"]["fallbacks"]) == ("vision", 0)
+
+
+async def test_the_picker_can_be_killed_and_started(http, new_stack):
+    """Envoy goes on without it and uses it again afterwards."""
+    stack = await new_stack()
+    await stack.kill_picker()
+    assert await ask(http, stack) == 200
+    await stack.start_picker()
+    assert await ask(http, stack) == 200
+
+
+async def test_the_control_server_can_be_killed_and_started(http, new_stack):
+    """Losing it freezes the configuration; it comes back with the same one."""
+    stack = await new_stack()
+    await stack.kill_control_server()
+    assert await ask(http, stack) == 200
+    await stack.start_control_server()
+    assert await ask(http, stack) == 200
+
+
+async def test_a_killed_replica_comes_back(http, new_stack):
+    """Requests go elsewhere meanwhile."""
+    stack = await new_stack()
+    await stack.kill_replica("r1")
+    try:
+        assert await ask(http, stack) == 200
+    finally:
+        await stack.restart_replica("r1")
+    assert await ask(http, stack) == 200
+
+
+async def test_a_crash_is_told_with_its_log(new_stack):
+    """What ends unasked is named; what the stack killed is not."""
+    stack = await new_stack()
+    await stack.kill_picker()
+    os.kill(stack._supervisor.pid(ENVOY), signal.SIGKILL)
+    async with asyncio.timeout(5):
+        crash = await stack.crashed()
+    assert (crash.name, crash.code) == (ENVOY, -signal.SIGKILL)
+    assert crash.log.parent == stack.run.logs
+
+
+async def test_a_bad_fleet_ends_the_start_with_its_reason(new_stack):
+    """The control server's own words reach the caller, quickly."""
+    began = time.monotonic()
+    with pytest.raises((CrashError, StackError), match="canari"):
+        await new_stack(fleet={"pools": {"llm": {"variants": [{"name": "canari"}]}}})
+    assert time.monotonic() - began < 15
+
+
+async def test_nothing_stays_when_a_stack_has_ended(tritons):
+    """All its processes are gone, its Tritons stay, and its logs can be read."""
+    async with LocalStack(tritons=tritons) as stack:
+        pids = [stack._supervisor.pid(name) for name in ("control-server", "picker", ENVOY)]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert all(tritons.supervisor.running(replica.name) for replica in tritons.replicas)
+    assert sorted(path.name for path in stack.run.logs.iterdir()) == [
+        "control-server.log",
+        "envoy.log",
+        "picker.log",
+    ]
+
+
+async def test_an_unknown_model_is_refused():
+    """The error names the choice."""
+    with pytest.raises(ValueError, match="choose some of toy-llm, vision, counter"):
+        LocalStack(models=("gpt",))

@@ -123,7 +123,7 @@ def _watch(settings: Settings, text: str, control: Control) -> Callable[[], Awai
         try:
             change = await control.apply_file(changed, source)
         except Exception as error:  # noqa: BLE001 - no file may end the server; file_error tells it
-            _log.error("fleet_file_refused", error=str(error))  # noqa: TRY400 - it is the file's
+            _log.error("fleet_file_refused", error=str(error))
         else:
             _log.info("fleet_file_applied", revision=change.revision, changes=len(change.changes))
 

@@ -1,0 +1,101 @@
+"""What differs between two fleets, in words."""
+
+from __future__ import annotations
+
+from support.fleets import endpoint, fleet, pool
+from xds_server.fleet.change import set_draining, set_weights
+from xds_server.fleet.diff import MAX_LINES, diff
+
+
+def test_equal_fleets_do_not_differ() -> None:
+    """No line, no revision."""
+    assert diff(fleet(), fleet()) == ()
+
+
+def test_the_first_fleet_is_its_pools() -> None:
+    """There was nothing before."""
+    assert diff(None, fleet()) == ("pool llm added (3 endpoints)",)
+
+
+def test_a_weight_is_told_with_both_values() -> None:
+    """What was and what is."""
+    after = set_weights(fleet(), "llm", {"canary": 25})
+    assert diff(fleet(), after) == ("pool llm: variant canary weight 10 -> 25",)
+
+
+def test_a_drain_is_told() -> None:
+    """Booleans are written as in the file."""
+    after = set_draining(fleet(), "r1", draining=True)
+    assert diff(fleet(), after) == ("pool llm: endpoint r1 draining false -> true",)
+
+
+def test_endpoints_come_and_go() -> None:
+    """An added one is told with its address and variant."""
+    new = pool(endpoints=[endpoint(1), endpoint(3, variant="canary"), endpoint(4)])
+    assert diff(fleet(), fleet({**new, "default": True})) == (
+        "pool llm: endpoint r4 added (127.0.0.1:8041, stable)",
+        "pool llm: endpoint r2 removed",
+    )
+
+
+def test_pools_come_and_go() -> None:
+    """Additions in the order of the file, then removals."""
+    assert diff(fleet(pool("a")), fleet(pool("b", endpoints=[endpoint(1)]))) == (
+        "pool b added (1 endpoint)",
+        "pool a removed",
+    )
+
+
+def test_variants_come_and_go() -> None:
+    """As endpoints do."""
+    new = pool(default=True, variants=[{"name": "stable", "weight": 90, "model_version": "1"}])
+    new["endpoints"] = [endpoint(1), endpoint(2), endpoint(3)]
+    assert diff(fleet(), fleet(new)) == (
+        "pool llm: variant canary removed",
+        "pool llm: endpoint r3 variant canary -> stable",
+    )
+    assert diff(fleet(new), fleet())[0] == "pool llm: variant canary added (weight 10)"
+
+
+def test_nested_fields_are_named_by_their_path() -> None:
+    """Durations are written with units, lists by what came and went."""
+    after = fleet(
+        pool(
+            default=True,
+            match={"models": ["llm-model", "new"]},
+            slow_start={"window": "1500ms"},
+            health={"path": "/ready"},
+        ),
+        listener={"debug_headers": True},
+        pickers={"timeout": "1s", "addresses": []},
+    )
+    assert diff(fleet(), after) == (
+        "listener debug_headers false -> true",
+        "pickers addresses -127.0.0.1:18001",
+        "pickers timeout 200ms -> 1s",
+        "pool llm: match.models +new",
+        "pool llm: slow_start.window 30s -> 1500ms",
+        "pool llm: health.path none -> /ready",
+    )
+
+
+def test_an_order_is_a_difference() -> None:
+    """Weights are laid end to end in the order of the variants, so it matters."""
+    ahead = pool(default=True, match={"models": ["a", "b"]})
+    behind = pool(default=True, match={"models": ["b", "a"]})
+    assert diff(fleet(ahead), fleet(behind)) == ("pool llm: match.models [a, b] -> [b, a]",)
+    behind = {**ahead, "variants": ahead["variants"][::-1], "endpoints": ahead["endpoints"][::-1]}
+    first = [{**e, "variant": e.get("variant", "stable")} for e in ahead["endpoints"]]
+    ahead, behind = {**ahead, "endpoints": first}, {**behind, "endpoints": first[::-1]}
+    assert diff(fleet(ahead), fleet(behind)) == (
+        "pool llm: variants reordered",
+        "pool llm: endpoints reordered",
+    )
+
+
+def test_lines_are_bounded() -> None:
+    """A huge change keeps its first lines and a count."""
+    many = pool(default=True, endpoints=[endpoint(n) for n in range(1, MAX_LINES + 10)])
+    lines = diff(fleet(pool(default=True, endpoints=[])), fleet(many))
+    assert len(lines) == MAX_LINES
+    assert lines[-1] == "... and 10 more"

@@ -1,0 +1,49 @@
+"""When each replica became what it is."""
+
+from __future__ import annotations
+
+from support.fleets import endpoint, fleet, pool
+from xds_server.fleet.revision import next_incarnations, text_hash
+
+
+def with_replicas(*numbers: int, **more):
+    """Return a fleet of these replicas."""
+    return fleet(pool(endpoints=[endpoint(n, **more) for n in numbers]))
+
+
+def test_the_first_fleet_is_warm() -> None:
+    """Its replicas were there before, so none of them ramps."""
+    assert next_incarnations(None, {}, with_replicas(1, 2), 1, 5000) == {"r1": (1, 0), "r2": (1, 0)}
+
+
+def test_a_new_replica_joins_now() -> None:
+    """Its incarnation is the revision that brought it; the others keep theirs."""
+    known = {"r1": (1, 0)}
+    after = next_incarnations(with_replicas(1), known, with_replicas(1, 2), 7, 5000)
+    assert after == {"r1": (1, 0), "r2": (7, 5000)}
+
+
+def test_a_returned_replica_is_another_one() -> None:
+    """Its cache is empty, and nothing of its first life is held against it."""
+    known = next_incarnations(with_replicas(1, 2), {"r1": (1, 0)}, with_replicas(1), 2, 10)
+    assert known == {"r1": (1, 0)}
+    back = next_incarnations(with_replicas(1), known, with_replicas(1, 2), 3, 20)
+    assert back["r2"] == (3, 20)
+
+
+def test_another_address_is_another_replica() -> None:
+    """The process behind it is not the one that was known."""
+    moved = with_replicas(1, grpc="127.0.0.1:9")
+    assert next_incarnations(with_replicas(1), {"r1": (1, 0)}, moved, 2, 10) == {"r1": (2, 10)}
+
+
+def test_other_fields_do_not_matter() -> None:
+    """A drained or relabelled replica keeps its cache."""
+    changed = with_replicas(1, draining=True, capacity=2.0)
+    assert next_incarnations(with_replicas(1), {"r1": (1, 0)}, changed, 2, 10) == {"r1": (1, 0)}
+
+
+def test_texts_differ_by_their_hash() -> None:
+    """Even a comment makes another text."""
+    assert text_hash("a") == text_hash("a")
+    assert text_hash("a") != text_hash("a #")

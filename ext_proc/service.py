@@ -86,6 +86,8 @@ class PickerServer:
     ) -> None:
         self._tools = _Tools(chooser, Writer(picker), metrics, clock, wall_clock)
         self._stopping = False
+        self._cutting = False
+        """The grace is over: a stream that ends now is one that we cut (gRPC does not tell)."""
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
 
@@ -125,21 +127,21 @@ class PickerServer:
         """Take no new streams; after ``grace_s`` seconds end those still open."""
         self._stopping = True
         await self.set_ready(ready=False)
-        if self._server is not None:
-            await self._server.stop(grace_s)
+        if self._server is None:
+            return
+        cut = asyncio.get_running_loop().call_later(grace_s, setattr, self, "_cutting", True)
+        if grace_s <= 0:
+            self._cutting = True
+        await self._server.stop(grace_s)
+        cut.cancel()
 
     async def process(self, _: Any, context: Any) -> None:
         """Handle one stream of Envoy; the wire messages are bytes."""
         metrics = self._tools.metrics
         stream = _Stream(self._tools, context)
-        stopped = False
         metrics.streams.inc()
         try:
             await stream.pump()
-        except asyncio.CancelledError:
-            # Envoy cancels too; only a cancellation by our own stop is one.
-            stopped = self._stopping
-            raise
         except _PeerGoneError:
             metrics.failed("peer-gone")
         except (DecodeError, WireError, IllegalEventError) as error:
@@ -150,7 +152,7 @@ class PickerServer:
             _log.exception("stream_failed")
         finally:
             metrics.streams.dec()
-            stream.end(stopped=stopped)
+            stream.end(stopped=self._cutting)
 
 
 class _PeerGoneError(Exception):

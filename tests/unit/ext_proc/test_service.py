@@ -8,6 +8,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
+
+from ext_proc.observability import Metrics
+from ext_proc.routing.types import Outcome
+from ext_proc.service import MAX_MESSAGE_BYTES, AddressError, PickerServer
+from ext_proc.wire import METHOD, SERVICE
 from support.streams import (
     CHAT_PATH,
     GRPC_INFER,
@@ -19,11 +24,6 @@ from support.streams import (
     router,
     vision,
 )
-
-from ext_proc.observability import Metrics
-from ext_proc.routing.types import Outcome
-from ext_proc.service import MAX_MESSAGE_BYTES, AddressError, PickerServer
-from ext_proc.wire import METHOD, SERVICE
 
 PROMPT = {"text_input": "tell me about tides " * 60}
 
@@ -75,7 +75,7 @@ class Peer:
     async def settled(self, outcome):
         """Wait until one ticket ended in that way."""
         async with asyncio.timeout(5):
-            while not self.router.ledger.outcomes[outcome]:
+            while not self.router.ledger.outcomes[outcome]:  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0)
         assert sum(self.router.in_flight().values()) == 0
 
@@ -94,8 +94,7 @@ async def test_a_peeked_request():
         assert peer.counted("open_streams") == 0
         assert peer.counted("prompt_blocks_total", part="all") == 4
         assert peer.counted("exchange_seconds_count", part="waiting") == 1
-        picks = peer.counted("picks_total", pool="llm", variant="stable", reason="cold")
-        assert picks is None or picks == 1
+        assert peer.counted("picks_total", pool="llm", variant="stable", reason="least") == 1
 
 
 async def test_round_robin_alternates():
@@ -149,9 +148,7 @@ async def test_the_body_message_decides_about_the_subset():
 async def test_unreadable_bodies(body):
     """V38: 400 where only the body names the pool; with a known pool the request goes on."""
     async with Peer(router(llm())) as peer:
-        _, answers = await peer.talk(
-            Messages(route="unnamed/chat").head(CHAT_PATH).body(body)
-        )
+        _, answers = await peer.talk(Messages(route="unnamed/chat").head(CHAT_PATH).body(body))
         assert (answers[-1].status, answers[-1].reason) == (400, "bad-request")
         _, answers = await peer.talk(Messages().head().body(body))
         assert answers[-1].picked is not None
@@ -203,7 +200,7 @@ async def test_cancelled_before_the_decision():
         call, _ = await peer.talk(Messages().head())
         call.cancel()
         async with asyncio.timeout(5):
-            while peer.counted("open_streams"):
+            while peer.counted("open_streams"):  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0)
         assert not sum(peer.router.ledger.outcomes.values())
 

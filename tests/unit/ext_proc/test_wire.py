@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from support.streams import MODE, Answer, Messages
 
 from ext_proc.exchange import (
     Ask,
@@ -24,6 +23,7 @@ from ext_proc.exchange import (
 )
 from ext_proc.routing.types import Decision
 from ext_proc.wire import MAX_SUBSET, WireError, Writer, event_of, parse_request, read_headers
+from support.streams import MODE, Answer, Messages
 
 DECISION = Decision(None, ("10.0.0.1:80",), "llm", "stable", "least")
 PICK = Pick(
@@ -240,7 +240,9 @@ def test_echoes():
 
 def test_a_refusal():
     """Status, reason header, body, details, and the gRPC status for those who read it."""
-    answer = write(Refuse(503, 14, "no-endpoints", b"why", (("x-tidegate-reason", "no-endpoints"),)))
+    answer = write(
+        Refuse(503, 14, "no-endpoints", b"why", (("x-tidegate-reason", "no-endpoints"),))
+    )
     assert (answer.status, answer.reason) == (503, "no-endpoints")
     immediate = answer.message.immediate_response
     assert (immediate.body, immediate.grpc_status.status) == (b"why", 14)

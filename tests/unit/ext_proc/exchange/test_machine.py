@@ -7,17 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.streams import (
-    CHAT_PATH,
-    GRPC_INFER,
-    GRPC_LIVE,
-    GRPC_STREAM,
-    INFER_PATH,
-    llm,
-    replicas,
-    router,
-    vision,
-)
 
 from ext_proc.exchange import (
     Ask,
@@ -39,6 +28,17 @@ from ext_proc.exchange import (
     Trailers,
 )
 from ext_proc.routing.types import Outcome
+from support.streams import (
+    CHAT_PATH,
+    GRPC_INFER,
+    GRPC_LIVE,
+    GRPC_STREAM,
+    INFER_PATH,
+    llm,
+    replicas,
+    router,
+    vision,
+)
 
 PROMPT = b'{"text_input": "' + b"tell me about tides " * 60 + b'"}'
 

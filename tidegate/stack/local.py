@@ -32,7 +32,7 @@ from tidegate.stack.envoy import (
 )
 from tidegate.stack.fleet import POOL_OF, FleetChange, build_fleet
 from tidegate.stack.ports import HeldPorts
-from tidegate.stack.probes import inference_through, status_synced
+from tidegate.stack.probes import inference_through, picker_healthy, status_synced
 from tidegate.stack.processes import Crash, Supervisor, first_crash
 from tidegate.stack.runfolder import RunFolder
 from tidegate.stack.triton import MODELS, TritonReplica
@@ -239,6 +239,10 @@ class LocalStack:
         """The run folder; its logs are in ``run.logs``."""
         return self._run
 
+    def pid(self, service: str) -> int:
+        """Return the process id of a service: ``CONTROL_SERVER``, ``PICKER`` or ``ENVOY``."""
+        return self._supervisor.pid(service)
+
     # --- Acting on it -------------------------------------------------------------------------
 
     def read_fleet(self) -> dict[str, Any]:
@@ -263,9 +267,10 @@ class LocalStack:
         await self._supervisor.kill(PICKER)
 
     async def start_picker(self) -> None:
-        """Start the killed picker again; returns when it has its pools."""
+        """Start the killed picker again; returns when it has its pools and Envoy asks it."""
         await self._supervisor.restart(PICKER)
         await self._wait(self._picker_ready, "the picker")
+        await self._wait(self._picker_healthy, "the picker")
 
     async def kill_control_server(self) -> None:
         """SIGKILL the control server."""
@@ -352,6 +357,7 @@ class LocalStack:
         await self._wait(
             lambda: http_ok(self._http, f"http://{self._addresses.envoy_admin}/ready"), "Envoy"
         )
+        await self._wait(self._picker_healthy, "the picker")
         self._progress("envoy", f"admin at {self._addresses.envoy_admin}")
         if self._replicas:
             model = self._models[0]
@@ -364,6 +370,9 @@ class LocalStack:
     async def _synced(self) -> str | None:
         kinds = {"envoy"} | ({"picker"} if self._supervisor.running(PICKER) else set())
         return await status_synced(self._addresses.admin, kinds)
+
+    async def _picker_healthy(self) -> str | None:
+        return await picker_healthy(self._http, self._addresses.envoy_admin)
 
     async def _picker_ready(self) -> str | None:
         missing = await http_ok(self._http, f"http://{self._addresses.picker_metrics}/healthz")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import grpc
 
+from protos.names import PICKER_CLUSTER
 from protos.tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
 from tidegate.stack.waiting import LOOK_TIMEOUT_S, StackError
 
@@ -100,6 +101,29 @@ def _missing_at(client: admin_pb2.ClientStatus) -> str | None:
         if state not in _SETTLED_STATES:
             return f"{client.node}: {name} is {state}"
     return None
+
+
+async def picker_healthy(session: aiohttp.ClientSession, envoy_admin: str) -> str | None:
+    """Look whether Envoy's own health check has found a picker: before that it asks none.
+
+    Args:
+        session: what to ask with.
+        envoy_admin: ``ip:port`` of Envoy's admin page.
+    """
+    url = f"http://{envoy_admin}/clusters?format=json"
+    try:
+        timeout = aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S)
+        async with session.get(url, timeout=timeout) as answer:
+            page = await answer.json(content_type=None)
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        return f"{url}: {error or type(error).__name__}"
+    healthy = any(
+        not host.get("health_status", {}).get("failed_active_health_check")
+        for cluster in page.get("cluster_statuses", ())
+        if cluster.get("name") == PICKER_CLUSTER
+        for host in cluster.get("host_statuses", ())
+    )
+    return None if healthy else "Envoy has not yet found the picker healthy"
 
 
 async def inference_through(session: aiohttp.ClientSession, url: str, model: str) -> str | None:

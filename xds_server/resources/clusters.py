@@ -254,7 +254,8 @@ def picker_cluster() -> bytes:
             HealthCheck(
                 timeout=timedelta(seconds=1),
                 interval=timedelta(seconds=1),
-                no_traffic_interval=timedelta(seconds=1),
+                # A picker that starts or returns is found soon, also where no request waits.
+                no_traffic_interval=timedelta(milliseconds=250),
                 unhealthy_interval=timedelta(milliseconds=250),
                 unhealthy_threshold=2,
                 healthy_threshold=1,

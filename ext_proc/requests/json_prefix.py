@@ -4,8 +4,8 @@ A whole body is parsed by orjson. Of a body that was read in part (or is longer 
 ``MAX_JSON_BYTES``), at most ``MAX_CUT_BYTES`` are looked at: this module finds the longest prefix
 that can be closed into a valid document, closes it and gives that to orjson. Complete members stay,
 the text in which the cut fell stays as ``CutText``, and a key without its value or a number without
-its end (``12`` may be the start of ``123``) is dropped. What comes after the cut is unknown; nothing
-else is lost.
+its end (``12`` may be the start of ``123``) is dropped. What comes after the cut is unknown;
+nothing else is lost.
 
 Law: at every moment ``safe`` is a position at which the document may be closed with the brackets
 that are open; it only moves forward.
@@ -37,9 +37,10 @@ _NEXT: Final = re.compile(rb'["\[\]{}]')
 _QUOTE: Final = ord('"')
 _BACKSLASH: Final = ord("\\")
 _CLOSER: Final = {b"{": b"}", b"[": b"]"}
-_ESCAPE_TAIL: Final = re.compile(rb"(?<!\\)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3})?)\Z")
-_HIGH_SURROGATE_TAIL: Final = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})\Z")
-_LONGEST_ESCAPE: Final = 12
+_TEXT_REST: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_ESCAPE_TAIL: Final = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+_HIGH_SURROGATE_TAIL: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
+_LONGEST_ESCAPE: Final = 6
 _UTF8_LEAD: Final = 0xC0
 _UTF8_CONTINUATION: Final = 0x80
 
@@ -123,14 +124,10 @@ def _close(data: bytes, place: str) -> tuple[bytes, bool, bool]:
 def _closing_quote(data: bytes, start: int) -> int:
     """Return where the text that begins at ``start`` ends, -1 where its end is missing."""
     end = data.find(b'"', start)
-    while end >= 0:
-        first = end
-        while first > start and data[first - 1] == _BACKSLASH:
-            first -= 1
-        if (end - first) % 2 == 0:
-            return end
-        end = data.find(b'"', end + 1)
-    return -1
+    if end < 0 or data[end - 1] != _BACKSLASH:
+        return end
+    found = _TEXT_REST.match(data, start)
+    return -1 if found is None else found.end() - 1
 
 
 class _Outline:
@@ -191,13 +188,13 @@ def _text_end(data: bytes, start: int) -> int:
             break
         if byte < _UTF8_CONTINUATION:
             break
-    window = max(start, end - _LONGEST_ESCAPE)
-    while window > start and data[window - 1] == _BACKSLASH:
-        window -= 1  # the parity of a run of backslashes counts from its beginning
     for tail in (_ESCAPE_TAIL, _HIGH_SURROGATE_TAIL):
-        found = tail.search(data, window, end)
+        found = tail.search(data, max(start, end - _LONGEST_ESCAPE), end)
         if found is not None:
-            end = found.start(1)
+            before = data[start : found.start()]
+            # An even number of backslashes before it are whole escapes; an odd number escapes it.
+            if (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:
+                end = found.start()
     return end
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ext_proc.routing.types import Features
 
 MAX_MESSAGES: Final = 4096
+MAX_PARTS: Final = 1024
+"""Parts of one message's content."""
 
 _ROLE_MARK: Final = b"\x1f"
 _MESSAGE_END: Final = b"\x1e"
@@ -120,6 +122,8 @@ def _write_message(text: bytearray, message: dict[str, Any], *, cut: bool) -> No
 
 def _write_parts(text: bytearray, parts: list[Any], *, cut: bool) -> None:
     """Write texts as they are, and everything else (images, audio) as a digest."""
+    if len(parts) > MAX_PARTS:
+        raise BadRequest(f"a message of the request has more than {MAX_PARTS} parts; send fewer")
     last = len(parts) - 1
     for index, part in enumerate(parts):
         ends_here = cut and index == last

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ext_proc.requests.blocks import prompt_blocks
 from ext_proc.requests.errors import BadRequest
-from ext_proc.requests.openai import MAX_MESSAGES, read_openai
+from ext_proc.requests.openai import MAX_MESSAGES, MAX_PARTS, read_openai
 from ext_proc.requests.values import MAX_PROMPT_BYTES
 from ext_proc.routing.types import Features, Form
 
@@ -121,6 +121,7 @@ def test_long_chat_is_cut():
         ({"messages": "hi"}, "`messages` must be an array"),
         ({"messages": ["hi"]}, r"`messages\[0\]` must be an object"),
         ({"messages": [{}] * (MAX_MESSAGES + 1)}, "more than 4096 messages"),
+        ({"messages": [{"content": [{}] * (MAX_PARTS + 1)}]}, "more than 1024 parts"),
         (b'{"messages":[{"x":' + b"[" * 300 + b"]" * 300 + b"}]}", "nests too deep"),
     ],
 )

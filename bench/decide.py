@@ -1,6 +1,6 @@
-"""What a routing decision costs: microseconds per decision, bytes per indexed block.
+"""What a routing decision costs: CPU microseconds per decision, bytes per indexed block.
 
-Run from the repository's root: ``.venv/bin/python -m bench.decide`` (about ten seconds). One
+Run from the repository's root: ``.venv/bin/python -m bench.decide`` (about 40 seconds). One
 process, one thread, no network. Times are the best of five rounds, as noise only ever adds.
 Each decision is a turn of a conversation: two blocks longer than the turn before, behind a
 system prompt that all share; ticket, index and settling are included.
@@ -76,7 +76,7 @@ def microseconds(endpoints: int, blocks: int, policy: str) -> float:
         router.set_pools({"bench": pool_of(endpoints, policy)}, 0.0)
         requests = requests_of(blocks, rng)
         decided: list[Decision] = []
-        start = time.perf_counter()
+        start = time.process_time()
         for number, request in enumerate(requests):
             decision = router.decide(request, number * 0.001, 0.0)
             if isinstance(decision, Decision):
@@ -85,7 +85,7 @@ def microseconds(endpoints: int, blocks: int, policy: str) -> float:
                 ticket = decided[number - OPEN].ticket
                 if ticket is not None:
                     router.settle(ticket, Outcome.DONE, number * 0.001)
-        best = min(best, (time.perf_counter() - start) / len(requests))
+        best = min(best, (time.process_time() - start) / len(requests))
     return best * 1e6
 
 

@@ -20,9 +20,9 @@ to several uses where several endpoints hold it. The uses of an endpoint form a 
 age, so a touch is one dictionary write and no queue is ever searched. A use drops the hashes
 that later uses took over once these are the majority.
 
-Memory: 120 to 190 bytes per block held by one endpoint (dictionary slot, 64-bit key, eight bytes
-in its use), plus about 250 per use; conversations of 16 blocks and more measure below 200 bytes
-per block altogether (``bench/decide.py`` prints it).
+Memory: 100 to 155 bytes per block held by one endpoint (dictionary slot, 64-bit key, eight bytes
+in its use), less the longer the chains are, as a use itself takes about 250; below 200 by test.
+A dictionary that has just grown may take 60 more per block. ``bench/decide.py`` measures it.
 """
 
 from __future__ import annotations

@@ -480,9 +480,7 @@ def test_a_refused_name_that_is_dropped_parks_nothing(client_type: type[Sotw]) -
     client.ask("EDS", "a", "b")
     client.nack("EDS")
     sent = (
-        client.ask("EDS", "b")
-        if client_type is Sotw
-        else client.ask("EDS", drop=("a",))  # type: ignore[call-arg] # delta only
+        client.ask("EDS", "b") if client_type is Sotw else client.ask("EDS", drop=("a",))  # type: ignore[call-arg] # delta only
     )
     assert sent == [("EDS", ["b"])]
     client.ack("EDS")
@@ -612,9 +610,7 @@ def test_delta_takes_names_from_a_request_with_a_stale_nonce() -> None:
 def test_delta_spontaneous_requests_need_no_nonce() -> None:
     """X39: Envoy subscribes assignments of new clusters so."""
     client = settled(Delta(snap(**BASE)))
-    client.push(
-        snap(**{**BASE, "CDS": {"c1": "1", "c2": "1"}, "EDS": {"c1": "1", "c2": "1"}})
-    )
+    client.push(snap(**{**BASE, "CDS": {"c1": "1", "c2": "1"}, "EDS": {"c1": "1", "c2": "1"}}))
     assert client.ask("EDS", "c2") == [("EDS", ["c2"])]
 
 

@@ -65,9 +65,7 @@ class House:
         while self.waiting[number]:
             response = self.waiting[number].pop(0)
             names = self.names[number, response.type_url]
-            request = SotwRequest(
-                response.type_url, names, response.version, response.nonce, error
-            )
+            request = SotwRequest(response.type_url, names, response.version, response.nonce, error)
             error = None
             self.take(self.publisher.request(number, request, self.now)[0])
 

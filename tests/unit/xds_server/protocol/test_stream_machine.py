@@ -1,0 +1,247 @@
+"""Random lives of a client against its model, in both variants.
+
+The model is a client as the specification describes it: it applies what it accepts, refuses
+messages with poison in them, changes its subscriptions, answers late and reconnects.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, LISTENER_TYPE, ROUTE_TYPE
+from xds_server.protocol.messages import DeltaRequest, SotwRequest
+from xds_server.protocol.snapshot import Snapshot
+from xds_server.protocol.stream import DeltaStream, SotwStream
+
+if TYPE_CHECKING:
+    from xds_server.protocol.messages import Response
+
+POISON = b"bad"
+NAMES = ("a", "b", "c")
+WILD = (CLUSTER_TYPE, LISTENER_TYPE)
+NAMED = (ENDPOINT_TYPE, ROUTE_TYPE)
+TYPES = WILD + NAMED
+
+contents = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([b"1", b"2", b"3", POISON]))
+snapshots = st.fixed_dictionaries({type_url: contents for type_url in TYPES})
+subsets = st.frozensets(st.sampled_from(NAMES))
+
+
+class ClientMachine(RuleBasedStateMachine):
+    """What both variants share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream: Any = None
+        self.snapshot: Snapshot | None = None
+        self.streams = 0
+        self.held: dict[str, dict[str, str]] = {t: {} for t in TYPES}
+        self.open_stream()
+
+    def make_stream(self, stream_id: str) -> Any:
+        raise NotImplementedError
+
+    def open_stream(self) -> None:
+        self.streams += 1
+        self.stream = self.make_stream(str(self.streams))
+        self.wanted: dict[str, frozenset[str] | None] = {}
+        self.queue: list[Response] = []
+        self.nonces: dict[str, str] = {}
+        self.refused: dict[str, set[tuple[str, ...]]] = {t: set() for t in TYPES}
+        self.current: dict[str, str] = {}
+        if self.snapshot is not None:
+            assert self.stream.on_snapshot(self.snapshot, 0.0) == []
+
+    # --- what happens ---------------------------------------------------------------------------
+
+    @rule(content=snapshots)
+    def publish(self, content: dict[str, dict[str, bytes]]) -> None:
+        """A new state is published."""
+        self.snapshot = Snapshot.of(content, previous=self.snapshot)
+        for type_url in TYPES:
+            version = self.snapshot.version(type_url)
+            if self.current.get(type_url) != version:
+                self.current[type_url] = version
+                self.refused[type_url].clear()
+        self.receive(self.stream.on_snapshot(self.snapshot, 0.0))
+
+    @rule(type_url=st.sampled_from(TYPES), names=subsets)
+    def subscribe(self, type_url: str, names: frozenset[str]) -> None:
+        """The client asks, or changes what it asks for."""
+        before = self.wanted.get(type_url)
+        first = type_url not in self.wanted
+        new = None if type_url in WILD else names
+        self.wanted[type_url] = new
+        if new is not None:
+            self.held[type_url] = {n: v for n, v in self.held[type_url].items() if n in new}
+            self.refused[type_url].clear()
+        self.receive(self.request_names(type_url, before or frozenset(), new, first=first))
+
+    @precondition(lambda self: self.queue)
+    @rule()
+    def answer(self) -> None:
+        """The client takes the oldest message: applies and accepts it, or refuses it."""
+        response = self.queue.pop(0)
+        bodies = [resource.any for resource in response.resources]
+        poisoned = any(body.endswith(POISON) for body in bodies)
+        if poisoned:
+            self.refused[response.type_url].add(_identity(response))
+        else:
+            self.apply(response)
+        self.nonces[response.type_url] = response.nonce
+        self.receive(self.request_answer(response, "poison" if poisoned else None))
+
+    @rule()
+    def reconnect(self) -> None:
+        """The stream breaks; what the client holds stays."""
+        self.open_stream()
+
+    # --- what must hold -------------------------------------------------------------------------
+
+    def receive(self, responses: list[Response]) -> None:
+        """Check each message as it arrives."""
+        kinds = [TYPES.index(t) for t in (r.type_url for r in responses) if t == CLUSTER_TYPE]
+        if kinds:
+            assert responses[0].type_url == CLUSTER_TYPE, "clusters go first"
+        for response in responses:
+            names = [r.name for r in response.resources] + list(response.removed)
+            assert len(names) == len(set(names)), "X26: no name twice"
+            assert response.nonce, "X5: a nonce"
+            assert response.type_url in self.wanted, "X25: asked for"
+            assert _identity(response) not in self.refused[response.type_url], "X12: not again"
+            wanted = self.wanted[response.type_url]
+            if wanted is not None:
+                assert {r.name for r in response.resources} <= wanted, "X25: wanted"
+        self.queue += responses
+
+    @invariant()
+    def one_message_in_flight(self) -> None:
+        """X63: at most one unanswered message per type, empty subscriptions aside."""
+        for type_url, wanted in self.wanted.items():
+            if wanted is None:
+                assert sum(r.type_url == type_url for r in self.queue) <= 1
+
+    def teardown(self) -> None:
+        """After everything is answered the client holds the snapshot, poison aside."""
+        for _ in range(200):
+            if not self.queue:
+                break
+            self.answer()
+        assert not self.queue, "it settles"
+        if self.snapshot is None:
+            return
+        standing = self.stream.standing()
+        assert standing.state != "PENDING"
+        if standing.state == "NACKED":
+            return
+        for type_url, wanted in self.wanted.items():
+            target = {
+                name: resource.version
+                for name, resource in self.snapshot.resources(type_url).items()
+                if wanted is None or name in wanted
+            }
+            held = self.held[type_url]
+            if self.may_keep_deleted(type_url):
+                held = {name: version for name, version in held.items() if name in target}
+            assert held == target, type_url
+
+    # --- the variants ---------------------------------------------------------------------------
+
+    def apply(self, response: Response) -> None:
+        raise NotImplementedError
+
+    def may_keep_deleted(self, type_url: str) -> bool:
+        raise NotImplementedError
+
+    def request_names(
+        self, type_url: str, old: frozenset[str], new: frozenset[str] | None, *, first: bool
+    ) -> list[Response]:
+        raise NotImplementedError
+
+    def request_answer(self, response: Response, error: str | None) -> list[Response]:
+        raise NotImplementedError
+
+
+class SotwMachine(ClientMachine):
+    """A client of the state-of-the-world variant."""
+
+    def make_stream(self, stream_id: str) -> Any:
+        return SotwStream(stream_id)
+
+    def apply(self, response: Response) -> None:
+        held = self.held[response.type_url]
+        if response.type_url in WILD:
+            held.clear()
+        wanted = self.wanted[response.type_url]
+        for resource in response.resources:
+            if wanted is None or resource.name in wanted:
+                held[resource.name] = resource.version
+
+    def may_keep_deleted(self, type_url: str) -> bool:
+        return type_url in NAMED  # X29: absence is not deletion
+
+    def _names(self, type_url: str) -> tuple[str, ...]:
+        return tuple(self.wanted[type_url] or ())
+
+    def request_names(
+        self, type_url: str, old: frozenset[str], new: frozenset[str] | None, *, first: bool
+    ) -> list[Response]:
+        request = SotwRequest(type_url, self._names(type_url), "", self.nonces.get(type_url, ""))
+        return self.stream.on_request(request, 0.0).responses
+
+    def request_answer(self, response: Response, error: str | None) -> list[Response]:
+        names = self._names(response.type_url)
+        request = SotwRequest(response.type_url, names, response.version, response.nonce, error)
+        return self.stream.on_request(request, 0.0).responses
+
+
+class DeltaMachine(ClientMachine):
+    """A client of the delta variant."""
+
+    def make_stream(self, stream_id: str) -> Any:
+        return DeltaStream(stream_id)
+
+    def apply(self, response: Response) -> None:
+        held = self.held[response.type_url]
+        wanted = self.wanted[response.type_url]
+        for resource in response.resources:
+            if wanted is None or resource.name in wanted:
+                held[resource.name] = resource.version
+        for name in response.removed:
+            held.pop(name, None)
+
+    def may_keep_deleted(self, type_url: str) -> bool:
+        return False
+
+    def request_names(
+        self, type_url: str, old: frozenset[str], new: frozenset[str] | None, *, first: bool
+    ) -> list[Response]:
+        wanted = new or frozenset()
+        request = DeltaRequest(
+            type_url,
+            tuple(wanted - old),
+            tuple(old - wanted),
+            dict(self.held[type_url]) if first else {},
+        )
+        return self.stream.on_request(request, 0.0).responses
+
+    def request_answer(self, response: Response, error: str | None) -> list[Response]:
+        request = DeltaRequest(response.type_url, nonce=response.nonce, error=error)
+        return self.stream.on_request(request, 0.0).responses
+
+
+def _identity(response: Response) -> tuple[str, ...]:
+    versions = [f"{r.name}={r.version}" for r in response.resources]
+    return tuple(sorted(versions + [f"-{name}" for name in response.removed]))
+
+
+_SETTINGS = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+
+TestSotw = SotwMachine.TestCase
+TestSotw.settings = _SETTINGS
+TestDelta = DeltaMachine.TestCase
+TestDelta.settings = _SETTINGS

@@ -1,0 +1,99 @@
+"""The pickers' reports: replacement, ownership, bounds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from protos.tidegate.fleet.v1.report_pb2 import EndpointLoad, PickerReport
+from xds_server import reports
+from xds_server.reports import PickerReports
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class Refused(Exception):  # noqa: N818 - stands for gRPC's own AbortError
+    """What ``context.abort`` raises."""
+
+
+class Context:
+    """A gRPC context that only aborts."""
+
+    async def abort(self, code: Any, text: str) -> None:
+        raise Refused(text)
+
+
+def report(picker: str, **loads: int) -> PickerReport:
+    """Build a report."""
+    endpoints = [EndpointLoad(id=name, in_flight=count) for name, count in loads.items()]
+    return PickerReport(picker_id=picker, endpoints=endpoints)
+
+
+async def test_each_report_replaces_the_one_before() -> None:
+    """An endpoint that is absent has nothing in flight; zeros are not kept."""
+    seen = []
+    book = PickerReports(lambda: seen.append(book.in_flight()))
+
+    async def stream() -> AsyncIterator[PickerReport]:
+        yield report("p", a=1, b=2)
+        yield report("", b=3, c=0)
+
+    await book.Report(stream(), Context())
+    assert seen == [{"a": 1, "b": 2}, {"b": 3}, {}]
+    assert not book.reporting
+
+
+async def test_the_newer_stream_of_a_picker_owns_its_counts() -> None:
+    """A returned picker is not counted twice, and its old stream's end takes nothing away."""
+    book = PickerReports(lambda: None)
+    states = []
+
+    async def newer() -> AsyncIterator[PickerReport]:
+        yield report("p", a=5)
+
+    async def older() -> AsyncIterator[PickerReport]:
+        yield report("p", a=1)
+        inner = newer()
+        book._counts["p"] = (99, {"a": 5})
+        yield report("p", a=2)
+        states.append(book.in_flight())
+        await inner.aclose()
+
+    await book.Report(older(), Context())
+    assert states == [{"a": 5}]
+    assert book.in_flight() == {"a": 5}
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "text"),
+    [
+        ("MAX_ID_CHARS", 0, "picker_id"),
+        ("MAX_PICKERS", 0, "pickers report already"),
+        ("MAX_ENDPOINTS", 1, "endpoints in one report"),
+    ],
+)
+async def test_reports_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, bound: str, value: int, text: str
+) -> None:
+    """A report above a bound ends its stream and leaves nothing."""
+    monkeypatch.setattr(reports, bound, value)
+    book = PickerReports(lambda: None)
+
+    async def stream() -> AsyncIterator[PickerReport]:
+        yield report("p", a=1, b=2)
+
+    with pytest.raises(Refused, match=text):
+        await book.Report(stream(), Context())
+    assert book.in_flight() == {}
+
+
+async def test_a_report_must_name_its_picker() -> None:
+    """Without a name nobody could replace or forget the counts."""
+
+    async def stream() -> AsyncIterator[PickerReport]:
+        yield report("", a=1)
+
+    with pytest.raises(Refused, match="picker_id"):
+        await PickerReports(lambda: None).Report(stream(), Context())

@@ -1,0 +1,101 @@
+"""Bad bodies: Triton's own error where the pool is known, one clear refusal where it is not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from protos.names import REASON_HEADER, SERVED_BY_HEADER
+from support.traffic import GENERATE, VISION, eventually, fresh_prompt, metric
+
+
+@pytest.mark.parametrize("body", ["peek", "full"])
+async def test_malformed_json_reaches_triton(http, new_stack, body):
+    """The path names the pool, so the body's error is Triton's to tell."""
+    stack = await new_stack(body=body)
+    async with http.post(stack.http_url + VISION, data=b'{"inputs": [') as answer:
+        assert answer.status in {400, 500}
+        assert answer.headers[SERVED_BY_HEADER]
+        assert REASON_HEADER not in answer.headers
+        assert "error" in await answer.json(content_type=None)
+
+
+async def unary(stack, message: bytes, method: str = "ModelInfer") -> bytes:
+    """Send raw bytes as a gRPC message."""
+    async with grpc.aio.insecure_channel(stack.grpc_address) as channel:
+        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        return await call(message, timeout=10)
+
+
+@pytest.mark.parametrize(
+    "message", [b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01x", b"\xff\xff\xff", b"\x0b\x0c"]
+)
+async def test_a_grpc_message_that_is_none_is_refused(stack, message):
+    """Only the body names the pool, and it cannot be read: INVALID_ARGUMENT from the picker."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await unary(stack, message)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details()
+
+
+async def test_a_grpc_model_that_nobody_serves_is_not_found(stack):
+    """The picker answers in the caller's dialect."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await unary(stack, b"\x0a\x07nobodys")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "nobodys" in (caught.value.details() or "")
+
+
+async def test_a_body_above_the_bound_is_413(http, new_stack):
+    """In full mode the bound on bodies is the route's, and Envoy keeps it."""
+    stack = await new_stack(
+        body="full", fleet={"pools": {"llm": {"routing": {"max_body": 100_000}}}}
+    )
+    small = {"text_input": fresh_prompt(50_000), "max_tokens": 1}
+    async with http.post(stack.http_url + GENERATE, json=small) as answer:
+        assert answer.status == 200
+    large = {"text_input": fresh_prompt(200_000), "max_tokens": 1}
+    async with http.post(stack.http_url + GENERATE, json=large) as answer:
+        assert answer.status == 413
+
+
+async def test_peek_lets_large_bodies_through(http, stack):
+    """A body far above what the picker reads is served, and reads only its first part."""
+    body = {"text_input": fresh_prompt(8), "max_tokens": 1, "padding": "x" * 3_000_000}
+    async with http.post(stack.http_url + GENERATE, json=body) as answer:
+        assert answer.status == 200, await answer.text()
+
+
+async def test_an_aborted_upload_leaves_nothing(http, stack):
+    """A client that goes away in the middle of its body leaves no charge and no stream."""
+    host, _, port = stack.http_address.rpartition(":")
+    for _ in range(5):
+        _, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST {GENERATE} HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
+        writer.write(head.encode() + b'{"text_input": "half')
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.close()
+
+    async def quiet() -> bool:
+        held = await metric(http, stack.picker_metrics, "tidegate_picker_in_flight")
+        return held == 0 and await metric(http, stack.picker_metrics, "tidegate_picker_open_streams") == 0
+
+    assert await eventually(quiet)
+
+
+async def test_a_page_that_is_no_metrics_page_costs_nothing(http, new_stack):
+    """A replica whose metrics URL answers something else is routed to all the same."""
+
+    def wrong_page(fleet):
+        for pool in fleet["pools"]:
+            for endpoint in pool["endpoints"]:
+                endpoint["metrics"] = f"http://{endpoint['http']}/v2"
+
+    stack = await new_stack(fleet=wrong_page)
+    for _ in range(5):
+        body = {"text_input": fresh_prompt(), "max_tokens": 1}
+        async with http.post(stack.http_url + GENERATE, json=body) as answer:
+            assert answer.status == 200

@@ -1,0 +1,127 @@
+"""What breaks while traffic runs, and what clients see of it: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from support.traffic import (
+    GENERATE,
+    GENERATE_STREAM,
+    VISION,
+    Traffic,
+    eventually,
+    fresh_prompt,
+    metric,
+    vision_body,
+)
+
+
+def generate_body():
+    """Return a request that takes a few tens of milliseconds."""
+    return {"text_input": fresh_prompt(400), "max_tokens": 10}
+
+
+@pytest.fixture
+async def victim(tritons):
+    """Name a replica that may be killed; it is brought back afterwards."""
+    yield "r1"
+    if not tritons.supervisor.running("r1"):
+        await tritons.restart("r1")
+
+
+@pytest.mark.parametrize("body", ["none", "peek", "full"])
+async def test_a_killed_replica_fails_no_stateless_request(http, new_stack, victim, body):
+    """Requests in flight on a replica that is killed are answered by another one."""
+    stack = await new_stack(body=body)
+    dead = next(r.http for r in stack.replicas if r.name == victim)
+    async with (
+        Traffic(http, stack.http_url + GENERATE, generate_body, workers=8) as generations,
+        Traffic(http, stack.http_url + VISION, vision_body, workers=4) as images,
+    ):
+        assert generations.served[dead] or await eventually(lambda: _served(generations, dead))
+        await stack.kill_replica(victim)
+        await generations.more(150)
+        await images.more(150)
+    assert not generations.failures
+    assert not images.failures
+
+
+async def _served(traffic: Traffic, address: str) -> bool:
+    return traffic.served[address] > 0
+
+
+async def test_a_returned_replica_gets_work_again(http, new_stack, victim):
+    """A replica that was killed and restarted is used again, and its cache is known to be empty."""
+    stack = await new_stack()
+    back = next(r.http for r in stack.replicas if r.name == victim)
+    async with Traffic(http, stack.http_url + GENERATE, generate_body, workers=8) as traffic:
+        await stack.kill_replica(victim)
+        await traffic.more(50)
+        await stack.restart_replica(victim)
+
+        async def used() -> bool:
+            traffic.served.clear()
+            await traffic.more(40)
+            return traffic.served[back] > 0
+
+        assert await eventually(used, 20)
+    assert not traffic.failures
+
+
+async def test_an_answer_that_has_begun_is_not_repeated(http, new_stack, victim):
+    """A stream that breaks in its middle ends; the client is never sent a second beginning."""
+    stack = await new_stack()
+    on_victim = None
+    while on_victim is None:
+        body = {"text_input": fresh_prompt(64), "max_tokens": 3000, "stream": True}
+        answer = await http.post(stack.http_url + GENERATE_STREAM, json=body)
+        await answer.content.readline()
+        served = answer.headers["x-tidegate-served-by"]
+        if served == next(r.http for r in stack.replicas if r.name == victim):
+            on_victim = answer
+        else:
+            answer.close()
+    await stack.kill_replica(victim)
+    with pytest.raises(Exception, match=r"(?i)payload|closed|transfer|reset"):
+        await asyncio.wait_for(on_victim.read(), 5)
+
+    async def empty() -> bool:
+        return await metric(http, stack.picker_metrics, "tidegate_picker_in_flight") == 0
+
+    assert await eventually(empty)
+
+
+async def test_a_killed_picker_fails_no_request(http, new_stack):
+    """Envoy goes on by itself without a picker, and is smart again when it returns."""
+    stack = await new_stack()
+    async with Traffic(http, stack.http_url + GENERATE, generate_body, workers=8) as traffic:
+        await stack.kill_picker()
+        await traffic.more(200)
+        await stack.start_picker()
+
+        async def picks() -> bool:
+            return await metric(http, stack.picker_metrics, "tidegate_picker_picks_total") > 20
+
+        assert await eventually(picks)
+        await traffic.more(50)
+    assert not traffic.failures
+
+
+async def test_without_a_picker_the_default_pool_takes_what_nobody_names(new_stack):
+    """GRPC calls still work while the picker is away, in the default pool."""
+    import tritonclient.grpc.aio as triton_grpc  # noqa: PLC0415 - keeps the HTTP tests light
+
+    from support.traffic import vision_inputs  # noqa: PLC0415 - as above
+
+    def vision_first(fleet):
+        for pool in fleet["pools"]:
+            pool["default"] = pool["name"] == "vision"
+
+    stack = await new_stack(fleet=vision_first)
+    await stack.kill_picker()
+    async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
+        for _ in range(10):
+            result = await client.infer("vision", vision_inputs())
+            assert result.as_numpy("scores").shape[-1] == 4

@@ -1,0 +1,99 @@
+"""The picker's ledger is exact: up at the pick, down at the end of the exchange, in every mode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import tritonclient.grpc.aio as triton_grpc
+
+from support.traffic import (
+    GENERATE_STREAM,
+    eventually,
+    fresh_prompt,
+    llm_inputs,
+    metric,
+    vision_inputs,
+)
+
+BODY_MODES = ("none", "peek", "full")
+
+
+@pytest.fixture(scope="module", params=BODY_MODES)
+async def mode_stack(request, new_module_stack):
+    """One stack per body mode."""
+    return await new_module_stack(body=request.param)
+
+
+async def in_flight(http, stack) -> float:
+    """Return what the ledger holds."""
+    return await metric(http, stack.picker_metrics, "tidegate_picker_in_flight")
+
+
+async def holds(http, stack, count: int) -> bool:
+    """Wait until the ledger holds so many requests."""
+
+    async def look() -> bool:
+        return await in_flight(http, stack) == count
+
+    return await eventually(look)
+
+
+def long_answer(tokens: int) -> dict[str, object]:
+    """Return a request whose answer takes a while (about a millisecond per token here)."""
+    return {"text_input": fresh_prompt(), "max_tokens": tokens, "stream": True}
+
+
+async def test_a_streamed_answer_counts_to_its_end(http, mode_stack):
+    """The ledger holds the request while tokens come, and nothing right after the last one."""
+    url = mode_stack.http_url + GENERATE_STREAM
+    async with http.post(url, json=long_answer(800)) as answer:
+        assert answer.status == 200
+        await answer.content.readline()
+        assert await holds(http, mode_stack, 1)
+        rest = await answer.content.read()
+        assert rest
+    assert await holds(http, mode_stack, 0)
+
+
+async def test_an_aborted_request_stops_counting(http, mode_stack):
+    """A client that goes away takes its charge with it, long before its answer would have ended."""
+    url = mode_stack.http_url + GENERATE_STREAM
+    loop = asyncio.get_running_loop()
+    answer = await http.post(url, json=long_answer(4000))
+    await answer.content.readline()
+    assert await holds(http, mode_stack, 1)
+    aborted = loop.time()
+    answer.close()
+    assert await holds(http, mode_stack, 0)
+    assert loop.time() - aborted < 1.0
+
+
+async def test_a_bidirectional_stream_counts_as_long_as_it_is_open(http, mode_stack):
+    """ModelStreamInfer holds its charge until the client half-closes and the answers end."""
+    close = asyncio.Event()
+
+    async def requests() -> AsyncIterator[dict[str, object]]:
+        yield {"model_name": "toy-llm", "inputs": llm_inputs(fresh_prompt(), 2)}
+        await close.wait()
+
+    async with triton_grpc.InferenceServerClient(mode_stack.grpc_address) as client:
+        answers = client.stream_infer(requests())
+        for _ in range(2):
+            await answers.__anext__()
+        assert await holds(http, mode_stack, 1)
+        close.set()
+        with pytest.raises(StopAsyncIteration):
+            await answers.__anext__()
+        assert await holds(http, mode_stack, 0)
+
+
+async def test_a_unary_call_leaves_nothing_behind(http, mode_stack):
+    """After gRPC calls, the failed one included, the ledger is empty."""
+    async with triton_grpc.InferenceServerClient(mode_stack.grpc_address) as client:
+        for _ in range(5):
+            await client.infer("vision", vision_inputs())
+        with pytest.raises(triton_grpc.InferenceServerException):
+            await client.infer("vision", llm_inputs("not an image", 1))
+    assert await holds(http, mode_stack, 0)

@@ -1,0 +1,289 @@
+"""What operators do while traffic runs: weights, drains, edits, restarts. No request may fail."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+
+import pytest
+import tritonclient.grpc.aio as triton_grpc
+import yaml
+
+from protos.names import SERVED_BY_HEADER
+from protos.tidegate.admin.v1 import admin_pb2
+from support.traffic import (
+    GENERATE,
+    VISION,
+    Traffic,
+    admin,
+    eventually,
+    fresh_prompt,
+    metric,
+    vision_body,
+    vision_inputs,
+)
+
+Z_9999 = 3.8906
+"""Standard normal quantile of a two-sided 99.99 % interval."""
+
+OPTIONS = admin_pb2.ChangeOptions(author="test", wait=True, timeout_seconds=20)
+
+
+def two_variants(fleet):
+    """Give the vision pool a canary on r3 with 30 % of the traffic."""
+    pool = next(pool for pool in fleet["pools"] if pool["name"] == "vision")
+    pool["variants"] = [{"name": "stable", "weight": 70}, {"name": "canary", "weight": 30}]
+    for endpoint in pool["endpoints"]:
+        endpoint["variant"] = "canary" if endpoint["id"] == "r3" else "stable"
+
+
+def assert_share(observed: int, total: int, share: float) -> None:
+    """Hold an observed share within the 99.99 % interval of its binomial."""
+    assert abs(observed / total - share) <= Z_9999 * math.sqrt(share * (1 - share) / total)
+
+
+def generate_body():
+    """Return a cheap request that no cache knows."""
+    return {"text_input": fresh_prompt(64), "max_tokens": 1}
+
+
+@pytest.mark.parametrize("protocol", ["delta", "sotw"])
+async def test_a_canary_gets_its_share(http, new_stack, protocol):
+    """Envoy draws the asked share over 1,200 requests, from the moment the change is ACKed."""
+    stack = await new_stack(protocol=protocol)
+    canary = stack.replicas[-1].http
+    async with admin(stack) as operator:
+        result = await operator.SetWeights(
+            admin_pb2.SetWeightsRequest(
+                pool="llm", weights={"stable": 80, "canary": 20}, options=OPTIONS
+            )
+        )
+    assert result.acked == result.clients == 2
+    assert set(result.channels) == {"RDS", "POOL"}
+    assert result.elapsed_ms < 2000
+    async with Traffic(http, stack.http_url + GENERATE, generate_body, workers=12) as traffic:
+        traffic.served.clear()
+        await traffic.more(1200)
+    assert not traffic.failures
+    assert_share(traffic.served[canary], traffic.served.total(), 0.2)
+
+
+async def test_the_picker_draws_the_same_share(http, new_stack):
+    """Where only the body names the pool the picker draws, with the same weights."""
+    stack = await new_stack(fleet=two_variants)
+
+    async def drawn() -> float:
+        return await metric(
+            http, stack.picker_metrics, "tidegate_picker_picks_total", pool="vision", variant="canary"
+        )
+
+    before = await drawn()
+    async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
+        total = 0
+        while total < 1000:
+            await asyncio.gather(*(client.infer("vision", vision_inputs()) for _ in range(20)))
+            total += 20
+    assert_share(int(await drawn() - before), total, 0.3)
+
+
+async def test_envoy_and_picker_draw_alike_for_a_session(http, new_stack):
+    """A session over HTTP, drawn by Envoy, and over gRPC, drawn by the picker: one variant."""
+    stack = await new_stack(fleet=two_variants)
+    canary = stack.replicas[-1].http
+    sides = set()
+
+    async def drawn() -> float:
+        return await metric(
+            http, stack.picker_metrics, "tidegate_picker_picks_total", pool="vision", variant="canary"
+        )
+
+    async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
+        for _ in range(40):
+            session = {"x-session-id": uuid.uuid4().hex}
+            url = stack.http_url + VISION
+            async with http.post(url, json=vision_body(), headers=session) as answer:
+                by_envoy = answer.headers[SERVED_BY_HEADER] == canary
+            before = await drawn()
+            await client.infer("vision", vision_inputs(), headers=session)
+            assert (await drawn() - before == 1) == by_envoy
+            sides.add(by_envoy)
+    assert sides == {True, False}
+
+
+async def test_a_drain_fails_no_request(http, new_stack):
+    """A drained replica ends its work, gets no new one, and comes back by undrain."""
+    stack = await new_stack()
+    drained = stack.replicas[0]
+    async with (
+        admin(stack) as operator,
+        Traffic(http, stack.http_url + GENERATE, generate_body) as traffic,
+    ):
+        result = await operator.SetDraining(
+            admin_pb2.SetDrainingRequest(endpoint=drained.name, draining=True, options=OPTIONS)
+        )
+        assert result.acked == result.clients
+        traffic.served.clear()
+        await traffic.more(200)
+        assert traffic.served[drained.http] == 0
+        await operator.SetDraining(
+            admin_pb2.SetDrainingRequest(endpoint=drained.name, draining=False, options=OPTIONS)
+        )
+        traffic.served.clear()
+        await traffic.more(200)
+        assert traffic.served[drained.http] > 0
+    assert not traffic.failures
+
+
+async def test_a_drain_waits_for_work_in_flight(http, new_stack):
+    """The drain is reported done only when the replica's last request has ended."""
+    stack = await new_stack()
+    body = {"text_input": fresh_prompt(64), "max_tokens": 1500, "stream": True}
+    url = stack.http_url + "/v2/models/toy-llm/generate_stream"
+    async with admin(stack) as operator:
+        answer = await http.post(url, json=body)
+        await answer.content.readline()
+        served = answer.headers[SERVED_BY_HEADER]
+        name = next(r.name for r in stack.replicas if r.http == served)
+        drain = asyncio.create_task(
+            operator.SetDraining(
+                admin_pb2.SetDrainingRequest(endpoint=name, draining=True, options=OPTIONS)
+            )
+        )
+        await asyncio.sleep(0.5)
+        assert not drain.done()
+        await answer.read()
+        result = await asyncio.wait_for(drain, 5)
+    assert result.acked == result.clients
+
+
+async def test_an_edited_file_is_applied(http, new_stack):
+    """The fleet file is watched: a replica taken out of it is not used any more."""
+    stack = await new_stack()
+    gone = stack.replicas[1]
+    fleet = stack.read_fleet()
+    for pool in fleet["pools"]:
+        pool["endpoints"] = [e for e in pool["endpoints"] if e["id"] != gone.name]
+    async with Traffic(http, stack.http_url + GENERATE, generate_body) as traffic:
+        stack.write_fleet(fleet)
+
+        async def forgotten() -> bool:
+            traffic.served.clear()
+            await traffic.more(60)
+            return traffic.served[gone.http] == 0
+
+        assert await eventually(forgotten, 10)
+    assert not traffic.failures
+
+
+async def test_a_broken_file_changes_nothing(http, new_stack):
+    """A fleet file that cannot be read leaves the fleet in force, and the status says where."""
+    stack = await new_stack()
+    good = stack.read_fleet()
+    bad = yaml.safe_dump(good, sort_keys=False).replace("weight: 100", "weight: many", 1)
+    line = next(n for n, text in enumerate(bad.splitlines(), 1) if "many" in text)
+    stack.fleet_file.write_text(bad)
+    async with admin(stack) as operator:
+
+        async def told() -> bool:
+            status = await operator.GetStatus(admin_pb2.GetStatusRequest())
+            return f":{line}:" in status.file_error and "weight" in status.file_error
+
+        assert await eventually(told)
+        async with http.post(stack.http_url + GENERATE, json=generate_body()) as answer:
+            assert answer.status == 200
+        stack.write_fleet(good)
+
+        async def healed() -> bool:
+            return not (await operator.GetStatus(admin_pb2.GetStatusRequest())).file_error
+
+        assert await eventually(healed)
+
+
+async def test_a_breaker_change_is_active_at_once(http, new_stack):
+    """A changed cluster does not wait for its endpoints (Envoy's 15 s warming trap)."""
+    stack = await new_stack()
+    fleet = stack.read_fleet()
+    for pool in fleet["pools"]:
+        pool["circuit_breaker"] = {"max_requests": 777}
+    async with (
+        admin(stack) as operator,
+        Traffic(http, stack.http_url + GENERATE, generate_body) as traffic,
+    ):
+        result = await operator.Apply(
+            admin_pb2.ApplyRequest(fleet=yaml.safe_dump(fleet), source="test", options=OPTIONS)
+        )
+        assert result.acked == result.clients
+        assert "CDS" in result.channels
+        assert result.elapsed_ms < 3000
+        await traffic.more(50)
+    assert not traffic.failures
+    url = f"http://{stack.envoy_admin}/clusters?format=json"
+    async with http.get(url) as answer:
+        clusters = {
+            c["name"]: c for c in (await answer.json(content_type=None))["cluster_statuses"]
+        }
+    limits = clusters["llm/stable/http"]["circuit_breakers"]["thresholds"][0]
+    assert limits["max_requests"] == 777
+
+
+async def test_bad_operator_input_is_one_clear_error(new_stack):
+    """A refused call names the place and changes no revision."""
+    stack = await new_stack()
+    async with admin(stack) as operator:
+        before = (await operator.GetFleet(admin_pb2.GetFleetRequest())).revision
+        with pytest.raises(Exception, match="stabel"):
+            await operator.SetWeights(
+                admin_pb2.SetWeightsRequest(pool="llm", weights={"stabel": 1}, options=OPTIONS)
+            )
+        with pytest.raises(Exception, match=r"pools\[0\]"):
+            await operator.Apply(
+                admin_pb2.ApplyRequest(fleet="pools: [{name: A}]", source="x", options=OPTIONS)
+            )
+        assert (await operator.GetFleet(admin_pb2.GetFleetRequest())).revision == before
+
+
+async def test_the_control_server_may_die(http, new_stack):
+    """Without the control server everything goes on; when it returns, nothing changes."""
+    stack = await new_stack()
+    async with Traffic(http, stack.http_url + GENERATE, generate_body) as traffic:
+        await stack.kill_control_server()
+        await traffic.more(150)
+        async with http.get(f"http://{stack.envoy_admin}/config_dump") as answer:
+            before = await answer.json(content_type=None)
+        await stack.start_control_server()
+        await traffic.more(150)
+        async with http.get(f"http://{stack.envoy_admin}/config_dump") as answer:
+            after = await answer.json(content_type=None)
+        async with admin(stack) as operator:
+            result = await operator.SetWeights(
+                admin_pb2.SetWeightsRequest(
+                    pool="llm", weights={"stable": 50, "canary": 50}, options=OPTIONS
+                )
+            )
+            assert result.acked == result.clients == 2
+        await traffic.more(50)
+    assert not traffic.failures
+    assert _dynamic(before) == _dynamic(after)
+
+
+def _dynamic(dump):
+    """Return versions of the dynamic resources in a config dump."""
+    found = {}
+    for config in dump["configs"]:
+        for kind in ("dynamic_active_clusters", "dynamic_listeners", "dynamic_route_configs"):
+            for entry in config.get(kind, []):
+                state = entry.get("active_state", entry)
+                inner = state.get("cluster") or state.get("listener") or state.get("route_config")
+                found[kind, inner["name"]] = state.get("version_info")
+    return found
+
+
+async def test_status_shows_every_client(new_stack):
+    """After a start, Envoy and picker are shown as in sync."""
+    stack = await new_stack()
+    async with admin(stack) as operator:
+        status = await operator.GetStatus(admin_pb2.GetStatusRequest())
+    kinds = {client.kind: {t.type: t.state for t in client.types} for client in status.clients}
+    assert kinds["picker"] == {"POOL": "SYNCED"}
+    assert {kinds["envoy"][name] for name in ("CDS", "EDS", "LDS", "RDS")} == {"SYNCED"}

@@ -1,0 +1,161 @@
+"""Traffic through a real Envoy, and looks at what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import grpc
+import numpy as np
+import orjson
+import tritonclient.grpc.aio as triton_grpc
+
+from protos.names import SERVED_BY_HEADER
+from protos.tidegate.admin.v1 import admin_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from tidegate.stack.local import LocalStack
+
+GENERATE = "/v2/models/toy-llm/generate"
+GENERATE_STREAM = "/v2/models/toy-llm/generate_stream"
+VISION = "/v2/models/vision/infer"
+COUNTER = "/v2/models/counter/infer"
+
+
+def fresh_prompt(characters: int = 400) -> str:
+    """Return a prompt that no cache has seen."""
+    return (uuid.uuid4().hex * (characters // 32 + 1))[:characters]
+
+
+def vision_body() -> dict[str, Any]:
+    """Return an HTTP infer body of the vision model."""
+    image = {"name": "image", "datatype": "FP32", "shape": [1, 3, 32, 32], "data": [0.5] * 3072}
+    return {"inputs": [image]}
+
+
+def vision_inputs() -> list[Any]:
+    """Return gRPC inputs of the vision model."""
+    image = triton_grpc.InferInput("image", [1, 3, 32, 32], "FP32")
+    image.set_data_from_numpy(np.full((1, 3, 32, 32), 0.5, dtype=np.float32))
+    return [image]
+
+
+def counter_inputs(value: int) -> list[Any]:
+    """Return gRPC inputs of the counter model."""
+    tensor = triton_grpc.InferInput("value", [1], "INT32")
+    tensor.set_data_from_numpy(np.array([value], dtype=np.int32))
+    return [tensor]
+
+
+def counter_body(value: int, sequence: int | str, **flags: bool) -> dict[str, Any]:
+    """Return an HTTP infer body of the counter model."""
+    return {
+        "parameters": {"sequence_id": sequence, **flags},
+        "inputs": [{"name": "value", "datatype": "INT32", "shape": [1], "data": [value]}],
+    }
+
+
+def llm_inputs(text: str, max_tokens: int, *, stream: bool = True) -> list[Any]:
+    """Return gRPC inputs of the language model."""
+    prompt = triton_grpc.InferInput("text_input", [1], "BYTES")
+    prompt.set_data_from_numpy(np.array([text.encode()], dtype=np.object_))
+    tokens = triton_grpc.InferInput("max_tokens", [1], "INT32")
+    tokens.set_data_from_numpy(np.array([max_tokens], dtype=np.int32))
+    streamed = triton_grpc.InferInput("stream", [1], "BOOL")
+    streamed.set_data_from_numpy(np.array([stream]))
+    return [prompt, tokens, streamed]
+
+
+@contextlib.asynccontextmanager
+async def admin(stack: LocalStack) -> AsyncIterator[Any]:
+    """Connect to the control server as an operator does."""
+    async with grpc.aio.insecure_channel(stack.admin_address) as channel:
+        yield admin_pb2_grpc.AdminStub(channel)
+
+
+async def picker_state(http: aiohttp.ClientSession, stack: LocalStack) -> dict[str, Any]:
+    """Return the picker's own view."""
+    async with http.get(f"http://{stack.picker_metrics}/debug/state") as answer:
+        return orjson.loads(await answer.read())
+
+
+async def metric(http: aiohttp.ClientSession, address: str, name: str, **labels: str) -> float:
+    """Return the sum of a metric's series that have these labels."""
+    async with http.get(f"http://{address}/metrics") as answer:
+        page = await answer.text()
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in page.splitlines()
+        if line.partition("{")[0].partition(" ")[0] == name and all(w in line for w in wanted)
+    )
+
+
+async def eventually(look: Callable[[], Awaitable[bool]], within_s: float = 5.0) -> bool:
+    """Look until it holds; false where it does not in time."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not await look():
+        if asyncio.get_running_loop().time() > deadline:
+            return False
+        await asyncio.sleep(0.02)
+    return True
+
+
+@dataclass
+class Traffic:
+    """Requests in the background, in a closed loop over a few workers.
+
+    Every answer that is not 200, and every error, is a failure.
+    """
+
+    http: aiohttp.ClientSession
+    url: str
+    body: Callable[[], dict[str, Any]]
+    workers: int = 8
+    pause_s: float = 0.0
+    served: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _stop: bool = False
+
+    async def __aenter__(self) -> Traffic:
+        """Start and wait for the first answers."""
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(self.workers)]
+        await self.more(2 * self.workers)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Let requests under way finish."""
+        self._stop = True
+        await asyncio.gather(*self._tasks)
+
+    @property
+    def count(self) -> int:
+        """How many requests ended, well or badly."""
+        return self.served.total() + len(self.failures)
+
+    async def more(self, requests: int) -> None:
+        """Wait until so many more requests have ended."""
+        goal = self.count + requests
+        while self.count < goal:
+            await asyncio.sleep(0.01)
+
+    async def _work(self) -> None:
+        while not self._stop:
+            try:
+                async with self.http.post(self.url, json=self.body()) as answer:
+                    text = await answer.text()
+                    if answer.status == 200:
+                        self.served[answer.headers.get(SERVED_BY_HEADER, "?")] += 1
+                    else:
+                        self.failures.append(f"{answer.status} {text[:200]}")
+            except aiohttp.ClientError as error:
+                self.failures.append(repr(error))
+            await asyncio.sleep(self.pause_s)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tidegate.stack.local import ENVOY, LocalStack
+from tidegate.stack.local import ENVOY, READY_TIMEOUT_S, LocalStack
 from tidegate.stack.processes import CrashError
 from tidegate.stack.waiting import StackError
 
@@ -26,12 +26,9 @@ async def ask(http, stack, model_path="toy-llm/generate") -> int:
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_stack_serves_when_it_has_started(http, new_stack, protocol):
-    """No first request fails, and a stack over running Tritons starts in seconds."""
-    began = time.monotonic()
+    """Ready means ready: no first request fails."""
     stack = await new_stack(protocol=protocol)
-    took = time.monotonic() - began
     assert [await ask(http, stack) for _ in range(20)] == [200] * 20
-    assert took < 10
 
 
 async def test_two_stacks_run_side_by_side(http, new_stack):
@@ -91,11 +88,11 @@ async def test_a_crash_is_told_with_its_log(new_stack):
 
 
 async def test_a_bad_fleet_ends_the_start_with_its_reason(new_stack):
-    """The control server's own words reach the caller, quickly."""
+    """The control server's own words reach the caller, long before a wait would time out."""
     began = time.monotonic()
     with pytest.raises((CrashError, StackError), match="canari"):
         await new_stack(fleet={"pools": {"llm": {"variants": [{"name": "canari"}]}}})
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < READY_TIMEOUT_S / 2
 
 
 async def test_nothing_stays_when_a_stack_has_ended(tritons):

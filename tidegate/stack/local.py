@@ -42,8 +42,8 @@ from tidegate.stack.waiting import http_ok, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-READY_TIMEOUT_S: Final = 30.0
-"""How long each service may take to become ready."""
+READY_TIMEOUT_S: Final = 60.0
+"""How long each service may take to become ready: seconds, or a multiple on a busy machine."""
 PICKER_ID: Final = "picker-1"
 ENVOY_ID: Final = "envoy-1"
 ENVOY_CLUSTER: Final = "tidegate"

@@ -89,15 +89,23 @@ class Picker:
         )
 
     async def __aenter__(self) -> Self:
-        settings = self._settings
         try:
-            bound = await self._server.start(settings.listen)
-            page = await self._stack.enter_async_context(
-                _serve(debug_app(self._metrics, self._state, lambda: self._ready), settings.metrics)
-            )
+            await self._start()
         except BaseException:
-            await self._server.stop(0)
+            await self._close()
             raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+        _log.info("picker_stopped")
+
+    async def _start(self) -> None:
+        settings = self._settings
+        bound = await self._server.start(settings.listen)
+        page = await self._stack.enter_async_context(
+            _serve(debug_app(self._metrics, self._state, lambda: self._ready), settings.metrics)
+        )
         channel = await self._stack.enter_async_context(
             grpc.aio.insecure_channel(settings.xds, options=CHANNEL_OPTIONS)
         )
@@ -114,12 +122,10 @@ class Picker:
             rng=self._rng.random,
         )
         _log.info("picker_started", id=settings.id, listen=bound, metrics=page, xds=settings.xds)
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def _close(self) -> None:
         await self._server.stop(0)
         await self._stack.aclose()
-        _log.info("picker_stopped")
 
     @property
     def _ready(self) -> bool:

@@ -1,0 +1,105 @@
+"""A whole picker in its own process or loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+
+import aiohttp
+import grpc
+import pytest
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ext_proc.app import Picker, run_picker
+from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.settings import EXIT_USAGE, Settings
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def own_logging():
+    """Leave the logging of other tests as it was."""
+    yield
+    structlog.reset_defaults()
+
+
+def settings(**changes):
+    values = {"listen": "127.0.0.1:0", "metrics": "127.0.0.1:0", "xds": NOBODY, "id": "picker-1"}
+    return Settings.model_validate({**values, **changes})
+
+
+async def started(*changes):
+    """Start a picker process; return it with its log's first line."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "ext_proc", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"),
+        *("--xds", NOBODY, "--id", "picker-1", "--log-format", "json", *changes),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    return process, json.loads(await process.stderr.readline())
+
+
+async def test_starts_shows_itself_and_stops_on_sigterm():
+    """Without a control server it serves, is not ready, says so, and ends with 0 when told."""
+    async with asyncio.timeout(30):
+        process, line = await started()
+        assert line["event"] == "picker_started"
+        async with aiohttp.ClientSession() as session:
+            page = f"http://{line['metrics']}"
+            async with session.get(f"{page}/healthz") as answer:
+                assert answer.status == 503
+            async with session.get(f"{page}/debug/state") as answer:
+                state = await answer.json()
+            async with session.get(f"{page}/metrics") as answer:
+                assert "tidegate_picker_xds_connected 0.0" in await answer.text()
+        assert (state["picker"], state["ready"]) == ("picker-1", False)
+        assert state["fleet"]["synced"] is False
+        async with grpc.aio.insecure_channel(line["listen"]) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest(service="liveness")
+            assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
+        process.send_signal(signal.SIGTERM)
+        await process.stderr.read()
+        assert await process.wait() == 0
+
+
+@pytest.mark.parametrize("option", ["listen", "metrics"])
+async def test_a_taken_port_ends_with_2(option, capsys):
+    """One clear line names the address; nothing is left running."""
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        code = await run_picker(settings(**{option: f"{host}:{port}"}))
+    finally:
+        server.close()
+        await server.wait_closed()
+    assert code == EXIT_USAGE
+    assert f"cannot listen on {host}:{port}" in capsys.readouterr().err
+
+
+async def test_pools_reach_router_and_scraper():
+    """What the control server says is where requests go and whose pages are read."""
+    replica = Endpoint(
+        EndpointKey("r1", 1), "stable", "127.0.0.1:1", None, "http://127.0.0.1:1/metrics"
+    )
+    silent = Endpoint(EndpointKey("r2", 1), "stable", "127.0.0.1:2", None)
+    pool = Pool("llm", variants=(Variant("stable", 1),), endpoints=(replica, silent))
+    picker = Picker(settings())
+    picker._take({"llm": pool})
+    assert set(picker._router.pools) == {"llm"}
+    assert set(picker._scraper.state()) == {"r1"}
+
+
+async def test_a_part_that_ends_is_a_crash(monkeypatch):
+    """The picker does not live on without one of its parts: it stops and says so with 1."""
+    async with Picker(settings(drain=0)) as picker:
+
+        async def crash():
+            raise RuntimeError("gone")
+
+        monkeypatch.setattr(picker._scraper, "run", crash)
+        assert await picker.until_stopped() == 1

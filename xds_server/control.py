@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from xds_server.fleet.model import Fleet
     from xds_server.fleet.store import Store
+    from xds_server.protocol.transaction import Stage
     from xds_server.publisher import Outcome, Publication, Publisher
 
 MAX_WAITING = 64
@@ -79,6 +80,15 @@ class Change:
     """``None`` where nobody waited."""
     elapsed_s: float | None = None
     """From the call to the last acknowledgement; ``None`` where there was none in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The stages from one view to another."""
+
+    old: View | None
+    new: View
+    stages: tuple[Stage, ...]
 
 
 @dataclass(slots=True)
@@ -150,7 +160,7 @@ class Control:
         """
         self._state = await asyncio.to_thread(self._store.latest)
         if self._state is not None:
-            self._publish(self._state)
+            self._publish(self._state, self._plan(self._state))
         return await self.apply_file(text, source)
 
     async def stop(self) -> None:
@@ -279,7 +289,7 @@ class Control:
                 return Change(self.revision, ()), self._published
             state = self._next_state(fleet, lines, options, file)
             # Built once before anything is kept: what cannot be published is never stored.
-            plan(self._reachable, View(state.fleet, state.incarnations))
+            planned = self._plan(state)
             if options.dry_run:
                 return Change(self.revision, lines), None
             await asyncio.to_thread(self._store.append, state)
@@ -291,7 +301,7 @@ class Control:
                 reason=state.revision.reason,
                 changes=len(lines),
             )
-            return Change(state.revision.number, lines), self._publish(state)
+            return Change(state.revision.number, lines), self._publish(state, planned)
 
     async def _waited(
         self, change: Change, published: _Published, began: float, timeout_s: float
@@ -344,9 +354,15 @@ class Control:
         state = _there(self._state)
         self._state = State(state.revision, state.fleet, state.incarnations, file)
 
-    def _publish(self, state: State) -> _Published:
-        old, new = self._reachable, View(state.fleet, state.incarnations)
-        publication = self._publisher.publish(lambda: plan(old, new))
+    def _plan(self, state: State) -> _Plan:
+        new = View(state.fleet, state.incarnations)
+        return _Plan(self._reachable, new, plan(self._reachable, new))
+
+    def _publish(self, state: State, planned: _Plan) -> _Published:
+        old, new = self._reachable, planned.new
+        # An earlier publication may have ended while the revision was being stored.
+        stages = planned.stages if planned.old is old else plan(old, new)
+        publication = self._publisher.publish(lambda: stages)
         self._reachable = _both(old, new)
         self._published = _Published(state.revision.number, old, new, publication)
         self._on_revision(state.revision.number)

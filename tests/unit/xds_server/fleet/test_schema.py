@@ -52,3 +52,11 @@ def test_fields_are_described(validator) -> None:
     """An editor can show what a field means."""
     variant = validator.schema["$defs"]["Variant"]["properties"]
     assert variant["weight"]["description"].startswith("Relative share")
+
+
+def test_every_field_is_documented(validator) -> None:
+    """The page of the fleet file knows each field by name."""
+    page = EXAMPLES[0].parents[1].joinpath("fleet.md").read_text()
+    models = [validator.schema, *validator.schema["$defs"].values()]
+    fields = {name for model in models for name in model["properties"]}
+    assert {name for name in fields if name not in page} == set()

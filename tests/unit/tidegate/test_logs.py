@@ -1,0 +1,60 @@
+"""Logging of every process."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from tidegate import logs
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """Leave logging as it was."""
+    root = logging.getLogger()
+    before = (root.level, root.handlers[:])
+    yield
+    structlog.reset_defaults()
+    root.setLevel(before[0])
+    root.handlers[:] = before[1]
+
+
+def test_json_is_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """On stderr, with event, level, time and the pairs."""
+    logs.configure("json")
+    structlog.get_logger().info("revision_stored", revision=3)
+    line = json.loads(capsys.readouterr().err)
+    assert (line["event"], line["level"], line["revision"]) == ("revision_stored", "info", 3)
+    assert line["timestamp"].endswith("Z")
+
+
+def test_the_console_has_no_colours_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A log file stays readable."""
+    logs.configure("console")
+    structlog.get_logger().warning("client_behind", client="envoy-1")
+    text = capsys.readouterr().err
+    assert "client_behind" in text
+    assert "client=envoy-1" in text
+    assert "\x1b" not in text
+
+
+def test_events_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    """A quiet server is quiet."""
+    logs.configure("json", "error")
+    structlog.get_logger().info("anything")
+    assert capsys.readouterr().err == ""
+
+
+def test_errors_carry_their_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """In JSON as data."""
+    logs.configure("json")
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    line = json.loads(capsys.readouterr().err)
+    assert line["exception"][0]["exc_value"] == "boom"

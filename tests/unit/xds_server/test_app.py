@@ -1,0 +1,73 @@
+"""The control server as a whole, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import structlog
+
+from support.fleets import fleet
+from xds_server.__main__ import main
+from xds_server.app import EXIT_CANNOT_START, EXIT_OK, run
+from xds_server.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+async def _own_logging() -> AsyncIterator[None]:
+    """Leave logging as it was."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Callable[..., Settings]:
+    """Return what makes settings of a server on free ports."""
+    path = tmp_path / "fleet.yaml"
+    path.write_text(fleet().model_dump_json())
+
+    def make(**more) -> Settings:
+        free = dict.fromkeys(("ads", "admin", "metrics"), "127.0.0.1:0")
+        return Settings.model_validate({"fleet": path, "state": tmp_path / "s", **free, **more})
+
+    return make
+
+
+async def test_a_server_starts_and_stops(settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """With JSON logs every line is an event."""
+    stop = asyncio.Event()
+    stop.set()
+    assert await run(settings(log_format="json"), stop) == EXIT_OK
+    assert '"event": "control_server_ready"' in capsys.readouterr().err
+
+
+async def test_a_bad_fleet_is_told_in_one_error(settings, capsys) -> None:
+    """And nothing is made."""
+    made = settings()
+    made.fleet.write_text("pools: []")
+    assert await run(made, asyncio.Event()) == EXIT_CANNOT_START
+    assert capsys.readouterr().err.endswith(
+        "fleet.yaml:1: pools: empty; write at least one entry\n"
+    )
+    assert made.state is not None
+    assert not made.state.exists()
+
+
+@pytest.mark.parametrize("port", ["ads", "admin", "metrics"])
+async def test_a_taken_port_is_told(settings, capsys, port: str) -> None:
+    """The message has the address."""
+    server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        assert await run(settings(**{port: address}), asyncio.Event()) == EXIT_CANNOT_START
+    assert address.rpartition(":")[2] in capsys.readouterr().err
+
+
+def test_a_wrong_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the option's name and an example."""
+    with pytest.raises(SystemExit) as caught:
+        main(["--fleet", "f.yaml", "--ads", "localhost"])
+    assert caught.value.code == EXIT_CANNOT_START
+    assert "argument --ads: 'localhost' is no address" in capsys.readouterr().err

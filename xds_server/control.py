@@ -33,6 +33,7 @@ from xds_server.fleet.revision import (
     next_incarnations,
     text_hash,
 )
+from xds_server.operation import MAX_TIMEOUT_S, Busy, Change, Options
 from xds_server.resources.stages import plan, widened
 from xds_server.resources.view import View
 
@@ -42,44 +43,12 @@ if TYPE_CHECKING:
     from xds_server.fleet.model import Fleet
     from xds_server.fleet.store import Store
     from xds_server.protocol.transaction import Stage
-    from xds_server.publisher import Outcome, Publication, Publisher
+    from xds_server.publisher import Publication, Publisher
 
 MAX_WAITING = 64
-DEFAULT_TIMEOUT_S = 30.0
-MAX_TIMEOUT_S = 3600.0
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
-
-
-class Busy(RuntimeError):  # noqa: N818 - reads as the sentence it is
-    """Too many changes wait, or the server stops."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What goes with every change."""
-
-    author: str = ""
-    reason: str = ""
-    dry_run: bool = False
-    """Judge and compare; change nothing."""
-    wait: bool = False
-    """Return when every client has acknowledged or left the gate."""
-    timeout_s: float = DEFAULT_TIMEOUT_S
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a change came to."""
-
-    revision: int
-    """The new revision, or the current one if nothing changed."""
-    changes: tuple[str, ...]
-    outcome: Outcome | None = None
-    """``None`` where nobody waited."""
-    elapsed_s: float | None = None
-    """From the call to the last acknowledgement; ``None`` where there was none in time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,17 +19,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from protos.tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
-from xds_server.control import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, Busy, Options
 from xds_server.fleet.change import BadChange, UnknownName
 from xds_server.fleet.document import MAX_BYTES
 from xds_server.fleet.load import FleetError, load_text
 from xds_server.fleet.store import MAX_REVISIONS, StoreError, UnknownRevision
+from xds_server.operation import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, Busy, Options
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from xds_server.control import Change, Control
+    from xds_server.control import Control
     from xds_server.fleet.revision import Revision
+    from xds_server.operation import Change
     from xds_server.publisher import ClientView, Observed, Problem
 
 MAX_MESSAGE_BYTES = MAX_BYTES + 64 * 1024

@@ -52,9 +52,6 @@ def test_events_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) 
 def test_errors_carry_their_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     """In JSON as data."""
     logs.configure("json")
-    try:
-        raise ValueError("boom")
-    except ValueError:
-        structlog.get_logger().exception("failed")
+    structlog.get_logger().error("failed", exc_info=ValueError("boom"))
     line = json.loads(capsys.readouterr().err)
     assert line["exception"][0]["exc_value"] == "boom"

@@ -11,10 +11,11 @@ import pytest
 
 from support.fleets import endpoint, fleet, pool
 from xds_server import control as control_module
-from xds_server.control import Busy, Control, Options
+from xds_server.control import Control
 from xds_server.fleet.change import UnknownName
 from xds_server.fleet.load import FleetError
 from xds_server.fleet.store import Store, StoreError, UnknownRevision
+from xds_server.operation import Busy, Options
 
 TEXT = fleet().model_dump_json()
 WAIT = Options("ann", "because", wait=True, timeout_s=5)

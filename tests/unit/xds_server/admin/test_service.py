@@ -15,8 +15,9 @@ from protos.tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
 from support.fleets import fleet
 from xds_server.admin import service as module
 from xds_server.admin.service import AdminServer, AdminService
-from xds_server.control import Busy, Control
+from xds_server.control import Control
 from xds_server.fleet.store import Store, StoreError
+from xds_server.operation import Busy
 
 TEXT = fleet().model_dump_json()
 

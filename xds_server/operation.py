@@ -1,0 +1,42 @@
+"""What goes into a change of the fleet, and what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xds_server.publisher import Outcome
+
+DEFAULT_TIMEOUT_S = 30.0
+MAX_TIMEOUT_S = 3600.0
+
+
+class Busy(RuntimeError):  # noqa: N818 - reads as the sentence it is
+    """Too many changes wait, or the server stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What goes with every change."""
+
+    author: str = ""
+    reason: str = ""
+    dry_run: bool = False
+    """Judge and compare; change nothing."""
+    wait: bool = False
+    """Return when every client has acknowledged or left the gate."""
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a change came to."""
+
+    revision: int
+    """The new revision, or the current one if nothing changed."""
+    changes: tuple[str, ...]
+    outcome: Outcome | None = None
+    """``None`` where nobody waited."""
+    elapsed_s: float | None = None
+    """From the call to the last acknowledgement; ``None`` where there was none in time."""

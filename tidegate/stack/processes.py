@@ -62,6 +62,7 @@ class CrashError(RuntimeError):
 class _Child:
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    group: bool
     process: asyncio.subprocess.Process
     watch: asyncio.Task[None] = field(init=False)
     expected: bool = False
@@ -110,8 +111,16 @@ class Supervisor:
         """
         return self._children[name].process.pid
 
-    async def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    async def start(
+        self, name: str, argv: Sequence[str], env: Mapping[str, str], *, group: bool = False
+    ) -> None:
         """Start a child with this environment (Python adds LC_CTYPE where it names no locale).
+
+        Args:
+            name: names it and its log.
+            argv: the program and its arguments.
+            env: its environment.
+            group: it starts processes of its own; they end with it, even when we are killed.
 
         Raises:
             ValueError: a child of that name is running.
@@ -121,7 +130,7 @@ class Supervisor:
         with self.log(name).open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-I", "-S", str(_GUARD), str(os.getpid())),
+                *("-I", "-S", str(_GUARD), str(os.getpid()), "1" if group else "0"),
                 *argv,
                 env=env,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -129,7 +138,7 @@ class Supervisor:
                 stderr=log,
                 start_new_session=True,
             )
-        child = _Child(tuple(argv), dict(env), process)
+        child = _Child(tuple(argv), dict(env), group, process)
         child.watch = asyncio.create_task(self._watch(name, child), name=f"watch {name}")
         self._children[name] = child
 
@@ -153,7 +162,7 @@ class Supervisor:
         child = self._children[name]
         if self.running(name):
             await self.kill(name)
-        await self.start(name, child.argv, child.env)
+        await self.start(name, child.argv, child.env, group=child.group)
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
         """End all children."""

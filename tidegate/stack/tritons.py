@@ -87,6 +87,7 @@ class Tritons:
                     replica.name,
                     triton.triton_command(installation, replica, repository, backends, prefix),
                     triton.triton_environment(installation, replica, self._env),
+                    group=True,
                 )
             await asyncio.gather(*(self.wait_ready(replica.name) for replica in self.replicas))
             self._exit = exit_.pop_all()

@@ -211,6 +211,28 @@ asyncio.run(main())
     await until(lambda: not exists(child))
 
 
+async def test_a_group_ends_with_its_leader(tmp_path):
+    """Grandchildren end when their parent is killed by someone else, and we with it."""
+    shell = "/bin/sleep 60 & echo $! ; wait"
+    code = f"""
+import asyncio, os, pathlib
+from tidegate.stack.processes import Supervisor
+async def main():
+    subject = Supervisor(pathlib.Path({str(tmp_path)!r}))
+    await subject.start("child", ("/bin/sh", "-c", {shell!r}), dict(os.environ), group=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    log = tmp_path / "child.log"
+    await until(lambda: log.exists() and log.read_text().endswith("\n"))
+    grandchild = int(log.read_text())
+    assert exists(grandchild)
+    process.kill()
+    await process.wait()
+    await until(lambda: not exists(grandchild))
+
+
 async def test_the_first_crash_of_several_supervisors_is_found(tmp_path):
     """The stack watches its services and its replicas at once."""
     one, two = Supervisor(tmp_path), Supervisor(tmp_path)

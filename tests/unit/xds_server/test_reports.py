@@ -21,7 +21,7 @@ class Refused(Exception):  # noqa: N818 - stands for gRPC's own AbortError
 class Context:
     """A gRPC context that only aborts."""
 
-    async def abort(self, code: Any, text: str) -> None:
+    async def abort(self, _code: Any, text: str) -> None:
         raise Refused(text)
 
 

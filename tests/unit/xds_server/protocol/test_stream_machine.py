@@ -26,20 +26,27 @@ WILD = (CLUSTER_TYPE, LISTENER_TYPE)
 NAMED = (ENDPOINT_TYPE, ROUTE_TYPE)
 TYPES = WILD + NAMED
 
-contents = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([b"1", b"2", b"3", POISON]))
-snapshots = st.fixed_dictionaries({type_url: contents for type_url in TYPES})
+contents = st.dictionaries(
+    st.sampled_from(NAMES), st.sampled_from([b"1", b"1", b"1", b"2", b"3", POISON]), min_size=1
+) | st.just({})
+snapshots = st.fixed_dictionaries(dict.fromkeys(TYPES, contents))
 subsets = st.frozensets(st.sampled_from(NAMES))
 
 
 class ClientMachine(RuleBasedStateMachine):
     """What both variants share."""
 
+    keeps_deleted: tuple[str, ...] = ()
+
     def __init__(self) -> None:
         super().__init__()
         self.stream: Any = None
         self.snapshot: Snapshot | None = None
         self.streams = 0
-        self.held: dict[str, dict[str, str]] = {t: {} for t in TYPES}
+        self.held: dict[str, dict[str, str]] = {}
+        self.held.update((type_url, {}) for type_url in TYPES)
+        self.before: frozenset[str] | None = None
+        self.content: dict[str, dict[str, bytes]] = {}
         self.open_stream()
 
     def make_stream(self, stream_id: str) -> Any:
@@ -59,8 +66,12 @@ class ClientMachine(RuleBasedStateMachine):
     # --- what happens ---------------------------------------------------------------------------
 
     @rule(content=snapshots)
-    def publish(self, content: dict[str, dict[str, bytes]]) -> None:
+    def edit(self, content: dict[str, dict[str, bytes]]) -> None:
         """A new state is published."""
+        self.publish(content)
+
+    def publish(self, content: dict[str, dict[str, bytes]]) -> None:
+        self.content = content
         self.snapshot = Snapshot.of(content, previous=self.snapshot)
         for type_url in TYPES:
             version = self.snapshot.version(type_url)
@@ -79,10 +90,15 @@ class ClientMachine(RuleBasedStateMachine):
         if new is not None:
             self.held[type_url] = {n: v for n, v in self.held[type_url].items() if n in new}
             self.refused[type_url].clear()
-        self.receive(self.request_names(type_url, before or frozenset(), new, first=first))
+        self.before = None if first else before or frozenset()
+        self.receive(self.request_names(type_url))
 
     @precondition(lambda self: self.queue)
     @rule()
+    def take(self) -> None:
+        """The client reads a message."""
+        self.answer()
+
     def answer(self) -> None:
         """The client takes the oldest message: applies and accepts it, or refuses it."""
         response = self.queue.pop(0)
@@ -95,10 +111,11 @@ class ClientMachine(RuleBasedStateMachine):
         self.nonces[response.type_url] = response.nonce
         self.receive(self.request_answer(response, "poison" if poisoned else None))
 
-    @rule()
-    def reconnect(self) -> None:
-        """The stream breaks; what the client holds stays."""
-        self.open_stream()
+    @rule(dice=st.integers(0, 9))
+    def reconnect(self, dice: int) -> None:
+        """The stream breaks now and then; what the client holds stays."""
+        if dice == 9:
+            self.open_stream()
 
     # --- what must hold -------------------------------------------------------------------------
 
@@ -125,19 +142,27 @@ class ClientMachine(RuleBasedStateMachine):
             if wanted is None:
                 assert sum(r.type_url == type_url for r in self.queue) <= 1
 
-    def teardown(self) -> None:
-        """After everything is answered the client holds the snapshot, poison aside."""
+    def settle(self) -> None:
+        """Answer until nothing is left."""
         for _ in range(200):
             if not self.queue:
                 break
             self.answer()
         assert not self.queue, "it settles"
+
+    def teardown(self) -> None:
+        """Everything settles; after the next good state the client holds exactly that (X13)."""
+        self.settle()
+        assert self.stream.standing().state != "PENDING"
         if self.snapshot is None:
             return
-        standing = self.stream.standing()
-        assert standing.state != "PENDING"
-        if standing.state == "NACKED":
-            return
+        good = {
+            type_url: {n: b"3" if body == POISON else body for n, body in messages.items()}
+            for type_url, messages in self.content.items()
+        }
+        self.publish(good)
+        self.settle()
+        assert self.stream.standing().state == "SYNCED"
         for type_url, wanted in self.wanted.items():
             target = {
                 name: resource.version
@@ -145,7 +170,7 @@ class ClientMachine(RuleBasedStateMachine):
                 if wanted is None or name in wanted
             }
             held = self.held[type_url]
-            if self.may_keep_deleted(type_url):
+            if type_url in self.keeps_deleted:
                 held = {name: version for name, version in held.items() if name in target}
             assert held == target, type_url
 
@@ -154,12 +179,7 @@ class ClientMachine(RuleBasedStateMachine):
     def apply(self, response: Response) -> None:
         raise NotImplementedError
 
-    def may_keep_deleted(self, type_url: str) -> bool:
-        raise NotImplementedError
-
-    def request_names(
-        self, type_url: str, old: frozenset[str], new: frozenset[str] | None, *, first: bool
-    ) -> list[Response]:
+    def request_names(self, type_url: str) -> list[Response]:
         raise NotImplementedError
 
     def request_answer(self, response: Response, error: str | None) -> list[Response]:
@@ -181,15 +201,12 @@ class SotwMachine(ClientMachine):
             if wanted is None or resource.name in wanted:
                 held[resource.name] = resource.version
 
-    def may_keep_deleted(self, type_url: str) -> bool:
-        return type_url in NAMED  # X29: absence is not deletion
+    keeps_deleted = NAMED  # X29: absence is not deletion
 
     def _names(self, type_url: str) -> tuple[str, ...]:
         return tuple(self.wanted[type_url] or ())
 
-    def request_names(
-        self, type_url: str, old: frozenset[str], new: frozenset[str] | None, *, first: bool
-    ) -> list[Response]:
+    def request_names(self, type_url: str) -> list[Response]:
         request = SotwRequest(type_url, self._names(type_url), "", self.nonces.get(type_url, ""))
         return self.stream.on_request(request, 0.0).responses
 
@@ -214,18 +231,13 @@ class DeltaMachine(ClientMachine):
         for name in response.removed:
             held.pop(name, None)
 
-    def may_keep_deleted(self, type_url: str) -> bool:
-        return False
-
-    def request_names(
-        self, type_url: str, old: frozenset[str], new: frozenset[str] | None, *, first: bool
-    ) -> list[Response]:
-        wanted = new or frozenset()
+    def request_names(self, type_url: str) -> list[Response]:
+        wanted, old = self.wanted[type_url] or frozenset(), self.before or frozenset()
         request = DeltaRequest(
             type_url,
             tuple(wanted - old),
             tuple(old - wanted),
-            dict(self.held[type_url]) if first else {},
+            dict(self.held[type_url]) if self.before is None else {},
         )
         return self.stream.on_request(request, 0.0).responses
 
@@ -239,7 +251,7 @@ def _identity(response: Response) -> tuple[str, ...]:
     return tuple(sorted(versions + [f"-{name}" for name in response.removed]))
 
 
-_SETTINGS = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+_SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
 
 TestSotw = SotwMachine.TestCase
 TestSotw.settings = _SETTINGS

@@ -14,18 +14,23 @@ from tidegate.demo.scene import LLM_POOL
 from tidegate.demo.stats import percentile
 
 if TYPE_CHECKING:
+    from tidegate.demo.conversations import Conversation
     from tidegate.demo.report import Verdict
     from tidegate.demo.scene import Scene
 
 TITLE: Final = "conversations find their cache"
 ROUND_ROBIN: Final = "round-robin"
 AFFINITY: Final = "prefix-affinity"
+CACHE_BLOCKS: Final = 512
+"""The replicas' caches, blocks of 64 characters: 32k characters each."""
 SESSIONS_PER_REPLICA: Final = 6
-TURNS: Final = 4
-SYSTEM_CHARS: Final = 1600
-TURN_CHARS: Final = 1600
+"""With the lengths below, one replica's share of the histories just fits its cache (28k
+characters and the answers), while the histories of all sessions do not."""
+TURNS: Final = 6
+SYSTEM_CHARS: Final = 800
+TURN_CHARS: Final = 800
 TOKENS: Final = 4
-WORKERS_PER_REPLICA: Final = 2
+WORKERS_PER_REPLICA: Final = 3
 REQUESTS_PER_ROUND: Final = 1000
 """`--requests` buys one round of fresh conversations per so many."""
 
@@ -66,10 +71,11 @@ async def run(scene: Scene) -> Finding:
         ),
         assess(*found),
         note=(
-            f"{shape.sessions} sessions x {shape.turns} turns on the {len(scene.stable)} stable "
-            f"replicas (the canary has weight 0), {rounds} round(s) per policy; all histories "
-            f"together are {shape.final_chars // 1000}k characters, each policy starts with texts "
-            "that no cache holds; reuse is counted by the replicas"
+            f"{shape.sessions} sessions x {shape.turns} turns on the {len(scene.stable)} "
+            f"stable replicas (the canary has weight 0), {rounds} round(s) per policy; all histories "
+            f"together are {shape.final_chars // 1000}k characters, one cache holds "
+            f"{CACHE_BLOCKS * 64 // 1000}k; each policy starts with texts that no cache holds; reuse "
+            "is counted by the replicas"
         ),
     )
 
@@ -109,27 +115,29 @@ async def _converse(scene: Scene, policy: str, shape: Shape, rounds: int) -> Run
 
 async def _round(scene: Scene, result: Run, shape: Shape, seed: str) -> None:
     sessions = conversations(shape, seed)
-    slots = asyncio.Semaphore(WORKERS_PER_REPLICA * len(scene.stable))
     locks = [asyncio.Lock() for _ in sessions]
+    order = interleaved(shape, seed)
 
-    async def turn(number: int) -> None:
-        async with slots:
-            session = sessions[number]
-            prompt = session.ask()
-            try:
-                answer = await scene.clients.generate_stream(prompt, TOKENS, session.session)
-            except Exception as error:  # noqa: BLE001 - a failed turn is part of the result
-                result.tally.fail(error)
-                session.answered("(no answer)")
-                return
-            session.answered(answer.text)
-            result.tally.by_replica[answer.replica] += 1
-            result.ttft.append(answer.ttft_s)
-
-    async def in_order(number: int) -> None:
-        async with locks[number]:  # a turn follows the one before it
-            await turn(number)
+    async def work() -> None:
+        # Workers share the order, so it holds however long an answer takes; a turn waits for the
+        # answer to the one before it, which another worker then has in hand.
+        for _, number in order:
+            async with locks[number]:
+                await _turn(scene, result, sessions[number])
 
     async with asyncio.TaskGroup() as group:
-        for _, number in interleaved(shape, seed):
-            group.create_task(in_order(number))
+        for _ in range(WORKERS_PER_REPLICA * len(scene.stable)):
+            group.create_task(work())
+
+
+async def _turn(scene: Scene, result: Run, session: Conversation) -> None:
+    prompt = session.ask()
+    try:
+        answer = await scene.clients.generate_stream(prompt, TOKENS, session.session)
+    except Exception as error:  # noqa: BLE001 - a failed turn is part of the result
+        result.tally.fail(error)
+        session.answered("(no answer)")
+        return
+    session.answered(answer.text)
+    result.tally.by_replica[answer.replica] += 1
+    result.ttft.append(answer.ttft_s)

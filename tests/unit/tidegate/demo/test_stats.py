@@ -80,7 +80,7 @@ def test_interval_is_about_normal_for_many_trials() -> None:
 
 def test_interval_rarely_misses() -> None:
     """Seeded draws of a true share fall inside."""
-    rng = random.Random(1)  # noqa: S311 - reproducible draws
+    rng = random.Random(1)
     for _ in range(20):
         hits = sum(rng.random() < 0.2 for _ in range(300))
         assert 0.2 in binomial_interval(hits, 300)

@@ -96,13 +96,6 @@ def write_delta(response: Response) -> bytes:
     return b"".join([head.SerializeToString(), *map(_delta_part, response.resources)])
 
 
-_SOTW_RESOURCES: Final = discovery_pb2.DiscoveryResponse.RESOURCES_FIELD_NUMBER
-_DELTA_RESOURCES: Final = discovery_pb2.DeltaDiscoveryResponse.RESOURCES_FIELD_NUMBER
-_VERSION: Final = discovery_pb2.Resource.VERSION_FIELD_NUMBER
-_RESOURCE: Final = discovery_pb2.Resource.RESOURCE_FIELD_NUMBER
-_NAME: Final = discovery_pb2.Resource.NAME_FIELD_NUMBER
-
-
 def _sotw_part(resource: Resource) -> bytes:
     return _field(_SOTW_RESOURCES, resource.any)
 

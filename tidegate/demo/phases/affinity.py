@@ -71,11 +71,11 @@ async def run(scene: Scene) -> Finding:
         ),
         assess(*found),
         note=(
-            f"{shape.sessions} sessions x {shape.turns} turns on the {len(scene.stable)} "
-            f"stable replicas (the canary has weight 0), {rounds} round(s) per policy; all histories "
-            f"together are {shape.final_chars // 1000}k characters, one cache holds "
-            f"{CACHE_BLOCKS * 64 // 1000}k; each policy starts with texts that no cache holds; reuse "
-            "is counted by the replicas"
+            f"{shape.sessions} sessions x {shape.turns} turns on the {len(scene.stable)} stable "
+            f"replicas (the canary has weight 0), {rounds} round(s) per policy; all histories "
+            f"are {shape.final_chars // 1000}k characters, one cache holds "
+            f"{CACHE_BLOCKS * 64 // 1000}k; each policy starts with texts that no cache holds; "
+            "reuse is counted by the replicas"
         ),
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, LISTENER_TYPE, ROUTE_TYPE
 from xds_server.protocol.messages import DeltaRequest, SotwRequest
@@ -26,9 +26,8 @@ WILD = (CLUSTER_TYPE, LISTENER_TYPE)
 NAMED = (ENDPOINT_TYPE, ROUTE_TYPE)
 TYPES = WILD + NAMED
 
-contents = st.dictionaries(
-    st.sampled_from(NAMES), st.sampled_from([b"1", b"1", b"1", b"2", b"3", POISON]), min_size=1
-) | st.just({})
+bodies = st.sampled_from([b"1", b"2", b"3", POISON, None])
+contents = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([b"1", b"2", b"3", POISON]))
 snapshots = st.fixed_dictionaries(dict.fromkeys(TYPES, contents))
 subsets = st.frozensets(st.sampled_from(NAMES))
 
@@ -65,10 +64,31 @@ class ClientMachine(RuleBasedStateMachine):
 
     # --- what happens ---------------------------------------------------------------------------
 
-    @rule(content=snapshots)
-    def edit(self, content: dict[str, dict[str, bytes]]) -> None:
-        """A new state is published."""
-        self.publish(content)
+    @initialize(content=snapshots, names=subsets, early=st.booleans())
+    def begin(
+        self, content: dict[str, dict[str, bytes]], names: frozenset[str], early: bool
+    ) -> None:
+        """The client subscribes like Envoy, before or after there is anything."""
+        if early:
+            self.publish(content)
+        for type_url in TYPES:
+            self.subscribe(type_url, names)
+        if not early:
+            self.publish(content)
+
+    @rule(type_url=st.sampled_from(TYPES), name=st.sampled_from(NAMES), body=bodies)
+    def edit(self, type_url: str, name: str, body: bytes | None) -> None:
+        """One resource is set or removed."""
+        messages = {n: m for n, m in self.content[type_url].items() if n != name}
+        if body is not None:
+            messages[name] = body
+        self.publish({**self.content, type_url: messages})
+
+    @rule()
+    def take_all(self) -> None:
+        """The client reads all that has come so far."""
+        for _ in range(len(self.queue)):
+            self.answer()
 
     def publish(self, content: dict[str, dict[str, bytes]]) -> None:
         self.content = content
@@ -80,7 +100,7 @@ class ClientMachine(RuleBasedStateMachine):
                 self.refused[type_url].clear()
         self.receive(self.stream.on_snapshot(self.snapshot, 0.0))
 
-    @rule(type_url=st.sampled_from(TYPES), names=subsets)
+    @rule(type_url=st.sampled_from(NAMED), names=subsets)
     def subscribe(self, type_url: str, names: frozenset[str]) -> None:
         """The client asks, or changes what it asks for."""
         before = self.wanted.get(type_url)

@@ -12,7 +12,7 @@ import gc
 import random
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 import structlog
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.types import Pool
     from ext_proc.settings import Settings
+
+SILENT_AFTER: Final = 2
+"""Scrapes in a row that fail before a replica counts as silent; one may be a hiccup."""
 
 _log = structlog.stdlib.get_logger("ext_proc")
 
@@ -70,12 +73,17 @@ class Picker:
         self._scraper = Scraper(
             router.observe,
             lambda endpoint: router.restarted(endpoint, time.time()),
+            self._on_scrape_failure,
             interval_s=settings.scrape_interval,
         )
         self._watch = PoolWatch(settings.id, self._take)
         self._stack = contextlib.AsyncExitStack()
         self._stop = asyncio.Event()
         self._fleet: FleetClient | None = None
+
+    def _on_scrape_failure(self, endpoint: str, consecutive: int, _reason: str) -> None:
+        if consecutive >= SILENT_AFTER:
+            self._router.silent(endpoint)
 
     def _take(self, pools: Mapping[str, Pool]) -> None:
         self._router.set_pools(pools, time.monotonic())

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FIRST_S: Final = 0.2
-LONGEST_S: Final = 5.0
+LONGEST_S: Final = 2.0
 _GROWTH: Final = 2.0
 
 

@@ -79,6 +79,17 @@ def make_offer(
     )
 
 
+def silent_last(offer: Offer, prices: Sequence[float]) -> Sequence[float]:
+    """Return the prices with replicas that stopped answering behind all the others."""
+    if not any(seat.replica.silent for seat in offer.seats):
+        return prices
+    behind = max(prices) - min(prices) + 1.0
+    return [
+        price + behind if seat.replica.silent else price
+        for seat, price in zip(offer.seats, prices, strict=True)
+    ]
+
+
 def cheapest(prices: Sequence[float], count: int, rng: Rng) -> list[int]:
     """Return the indices of the ``count`` lowest prices, equal ones in random order."""
     left = list(prices)

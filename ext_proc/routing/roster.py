@@ -24,7 +24,16 @@ MAX_READINGS: Final = 256
 class Replica:
     """What the router knows about one endpoint identity beside its membership."""
 
-    __slots__ = ("key", "load", "others", "others_at", "readings", "restarted_unix_s")
+    __slots__ = (
+        "heard",
+        "key",
+        "load",
+        "others",
+        "others_at",
+        "readings",
+        "restarted_unix_s",
+        "silent",
+    )
 
     def __init__(self, key: EndpointKey, load: Load) -> None:
         self.key = key
@@ -36,6 +45,10 @@ class Replica:
         """Requests of others that waited in the replica at ``others_at``."""
         self.others_at = float("-inf")
         """Monotonic seconds; once ``FRESH_S`` old, ``others`` is unknown."""
+        self.heard = False
+        """It has told its numbers at least once."""
+        self.silent = False
+        """It told its numbers and then stopped: probably dead, so it is chosen last."""
 
     def observe(self, readings: Sequence[Reading]) -> None:
         """Take a replica's readings in place of the earlier ones.
@@ -44,6 +57,7 @@ class Replica:
         lower bound, as some of ours may be running already, and counts none of ours twice.
         """
         self.readings = tuple(readings[:MAX_READINGS])
+        self.heard, self.silent = True, False
         known = [(each.queued, each.at) for each in self.readings if each.queued is not None]
         if known:
             queued = sum(number for number, _ in known)

@@ -27,7 +27,7 @@ from ext_proc.routing.ledger import (
     LedgerEvent,
     Settled,
 )
-from ext_proc.routing.offers import cheapest, make_offer, scores, work_of
+from ext_proc.routing.offers import cheapest, make_offer, scores, silent_last, work_of
 from ext_proc.routing.policies import Offer, Policy, make_policy
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
 from ext_proc.routing.prefix_index import IndexEvent, Inserted, PrefixIndex, Purged
@@ -211,7 +211,7 @@ class Router:
         if not features.is_inference:
             return self._unpriced(offer, pool)
         policy = self._policies[pool.name]
-        prices = policy.prices(offer)
+        prices = silent_last(offer, policy.prices(offer))
         wanted = 1 if lease_key is not None else 1 + pool.fallbacks
         order = cheapest(prices, wanted, self._rng)
         picked = order[0]
@@ -255,7 +255,7 @@ class Router:
 
     def _unpriced(self, offer: Offer, pool: Pool) -> Decision:
         """Send what is not inference to the least loaded; it leaves no trace in the state."""
-        prices = self._least.prices(offer)
+        prices = silent_last(offer, self._least.prices(offer))
         order = cheapest(prices, 1 + pool.fallbacks, self._rng)
         return Decision(
             ticket=None,
@@ -292,6 +292,16 @@ class Router:
         for replica in self._replicas.values():
             if replica.key.id == endpoint_id:
                 replica.observe(readings)
+
+    def silent(self, endpoint_id: str) -> None:
+        """Note that an endpoint that told its numbers does not answer any more.
+
+        It is chosen last, not never: its metrics port may be all that fails. The next reading
+        ends this. An endpoint that was never heard of is not judged.
+        """
+        for replica in self._replicas.values():
+            if replica.key.id == endpoint_id:
+                replica.silent = replica.heard
 
     def restarted(self, endpoint_id: str, unix_now: float) -> None:
         """Note that an endpoint's process is a new one.

@@ -145,11 +145,8 @@ async def test_a_drain_waits_for_work_in_flight(http, new_stack):
         await answer.content.readline()
         served = answer.headers[SERVED_BY_HEADER]
         name = next(r.name for r in stack.replicas if r.http == served)
-        drain = asyncio.create_task(
-            operator.SetDraining(
-                admin_pb2.SetDrainingRequest(endpoint=name, draining=True, options=OPTIONS)
-            )
-        )
+        request = admin_pb2.SetDrainingRequest(endpoint=name, draining=True, options=OPTIONS)
+        drain = operator.SetDraining(request)
         await asyncio.sleep(0.5)
         assert not drain.done()
         await answer.read()

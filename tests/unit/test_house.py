@@ -60,7 +60,7 @@ FORBIDDEN = (
 ONLY_IN = {
     # Envoy's ext_proc messages have one home, and so do its discovery messages.
     "envoy.service.ext_proc": ("ext_proc.wire", "ext_proc.service"),
-    "envoy.service.discovery": ("xds_server.service", "xds_server.wire", "ext_proc.fleet_client"),
+    "envoy.service.discovery": ("xds_server.protocol.wire", "ext_proc.fleet_client"),
     "tritonclient": ("tidegate.demo", "tidegate.stack"),
     "envoy_data_plane": ("xds_server.resources",),
 }

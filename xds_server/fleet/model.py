@@ -263,8 +263,11 @@ class CircuitBreaker(Strict):
     max_requests: Annotated[int, Field(ge=1, le=2**31)] = 1024
     per_endpoint_in_flight: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Most requests in flight on one replica, kept by the picker; 0 = no limit."""
-    retry_budget_percent: Annotated[float, Field(ge=0, le=100)] = 20.0
-    """Share of active requests that may be retries (never fewer than 3)."""
+    retry_budget_percent: Annotated[float, Field(ge=0, le=100)] = 50.0
+    """Share of a variant's active requests that may be retries. A replica that dies takes its
+    whole share of them with it: half, where two replicas serve."""
+    min_retries: Annotated[int, Field(ge=0, le=2**31)] = 32
+    """So many retries may be active however small that share is."""
 
 
 class Outlier(Strict):

@@ -223,7 +223,7 @@ def variant_cluster(pool: Pool, variant: Variant, ref: ClusterRef) -> bytes:
                     track_remaining=True,
                     retry_budget=CircuitBreakersThresholdsRetryBudget(
                         budget_percent=Percent(value=breaker.retry_budget_percent),
-                        min_retry_concurrency=3,
+                        min_retry_concurrency=breaker.min_retries,
                     ),
                 )
             ]

@@ -129,6 +129,33 @@ def test_the_queue_of_others_counts_while_fresh(build: Build) -> None:
     assert decide(router, build.request(), 12.0).addresses[0] == "10.0.0.0:8000"
 
 
+def test_a_replica_that_fell_silent_is_chosen_last(build: Build) -> None:
+    """Also where it holds the prompt; it stays the last fallback, and a reading ends it."""
+    router = build.router(build.pool(2))
+    home = decide(router, build.request((1, 2, 3)))
+    end(router, home)
+    name = "r0" if home.addresses[0] == "10.0.0.0:8000" else "r1"
+    router.observe(name, [Reading(at=1.0, queued=0.0)])
+    router.silent(name)
+    away = decide(router, build.request((1, 2, 3)), 1.0)
+    assert away.addresses == (home.addresses[1], home.addresses[0])
+    end(router, away)
+    router.observe(name, [Reading(at=2.0, queued=0.0)])
+    back = {decide(router, build.request((1, 2, 3)), 2.0).addresses[0] for _ in range(2)}
+    assert home.addresses[0] in back
+
+
+def test_a_replica_that_never_spoke_is_not_silent(build: Build) -> None:
+    """A metrics port that was never reached says nothing about the replica."""
+    router = build.router(build.pool(1))
+    router.silent("r0")
+    assert decide(router, build.request()).addresses == ("10.0.0.0:8000",)
+    spread = build.router(build.pool(2))
+    spread.silent("r0")
+    picks = {decide(spread, build.request()).addresses[0] for _ in range(2)}
+    assert len(picks) == 2
+
+
 def test_a_new_replica_takes_its_ramp_s_share(build: Build) -> None:
     """While it ramps, a replica gets less; once warm, as much as the others."""
     endpoints = (build.endpoint(0), build.endpoint(1, joined_unix_s=1000.0))

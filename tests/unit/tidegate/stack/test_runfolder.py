@@ -26,7 +26,7 @@ def test_a_parent_with_a_space_is_refused(tmp_path):
 
 def test_a_temporary_directory_with_a_space_is_avoided(monkeypatch):
     """The default then lies below /tmp."""
-    monkeypatch.setattr("tempfile.gettempdir", lambda: "/home/me/my temp")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/somewhere/my temp")
     assert default_parent() == Path("/", "tmp", f"tidegate-{os.getuid()}")
 
 

@@ -1,0 +1,1 @@
+"""What belongs to neither service: the command line, the local stack and the demo."""

@@ -1,0 +1,1 @@
+"""The control server: one fleet, told to every Envoy and every picker over xDS."""

@@ -84,7 +84,10 @@ async def test_an_aborted_upload_leaves_nothing(http, stack):
 
     async def quiet() -> bool:
         held = await metric(http, stack.picker_metrics, "tidegate_picker_in_flight")
-        return held == 0 and await metric(http, stack.picker_metrics, "tidegate_picker_open_streams") == 0
+        return (
+            held == 0
+            and await metric(http, stack.picker_metrics, "tidegate_picker_open_streams") == 0
+        )
 
     assert await eventually(quiet)
 

@@ -75,7 +75,11 @@ async def test_the_picker_draws_the_same_share(http, new_stack):
 
     async def drawn() -> float:
         return await metric(
-            http, stack.picker_metrics, "tidegate_picker_picks_total", pool="vision", variant="canary"
+            http,
+            stack.picker_metrics,
+            "tidegate_picker_picks_total",
+            pool="vision",
+            variant="canary",
         )
 
     before = await drawn()
@@ -95,7 +99,11 @@ async def test_envoy_and_picker_draw_alike_for_a_session(http, new_stack):
 
     async def drawn() -> float:
         return await metric(
-            http, stack.picker_metrics, "tidegate_picker_picks_total", pool="vision", variant="canary"
+            http,
+            stack.picker_metrics,
+            "tidegate_picker_picks_total",
+            pool="vision",
+            variant="canary",
         )
 
     async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:

@@ -7,7 +7,7 @@ import contextlib
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import grpc
@@ -124,8 +124,9 @@ class Traffic:
     failures: list[str] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _stop: bool = False
+    _ended: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def __aenter__(self) -> Traffic:
+    async def __aenter__(self) -> Self:
         """Start and wait for the first answers."""
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self.workers)]
         await self.more(2 * self.workers)
@@ -144,8 +145,8 @@ class Traffic:
     async def more(self, requests: int) -> None:
         """Wait until so many more requests have ended."""
         goal = self.count + requests
-        while self.count < goal:
-            await asyncio.sleep(0.01)
+        async with self._ended:
+            await self._ended.wait_for(lambda: self.count >= goal)
 
     async def _work(self) -> None:
         while not self._stop:
@@ -158,4 +159,6 @@ class Traffic:
                         self.failures.append(f"{answer.status} {text[:200]}")
             except aiohttp.ClientError as error:
                 self.failures.append(repr(error))
+            async with self._ended:
+                self._ended.notify_all()
             await asyncio.sleep(self.pause_s)

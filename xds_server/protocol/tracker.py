@@ -4,7 +4,8 @@ Rules:
 
 1. At most one message is in flight. What changes meanwhile is not queued: after the answer the
    difference to the newest snapshot is sent.
-2. Sent is not known: a resource becomes held with the ACK of its message, not before.
+2. Sent is not known: a resource becomes held with the ACK of its message, not before, and not if
+   the client dropped its name meanwhile: it may have thrown the resource away unread.
 3. After a NACK nobody knows what the client holds of that message (Envoy may have applied the good
    part), so those names count as different from every version, except that the refused content
    itself is parked: it is not sent again.
@@ -26,7 +27,7 @@ from xds_server.protocol.messages import MAX_ERROR_CHARS, TypeView, Verdict
 from xds_server.protocol.subscription import Subscription
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from xds_server.protocol.messages import State
     from xds_server.protocol.snapshot import Resource, Snapshot
@@ -94,6 +95,7 @@ class TypeTracker:
         self._forced: set[str] = set()
         self._greet = False
         self._in_flight: _InFlight | None = None
+        self._lost: set[str] = set()
         self._parked: list[dict[str, str | None]] = []
         self._suspects: dict[str, str | None] = {}
         self._due = _Due()
@@ -128,8 +130,9 @@ class TypeTracker:
             self._greet = self._greet or greet
         self._forced = {name for name in self._forced if wants(name)}
         self._forced.update(expected)
-        if self.subscription.empty:
-            self._in_flight = None
+        if self._in_flight is not None:
+            self._lost.update(n for n in self._in_flight.content.versions() if not wants(n))
+        self._unpark(lambda name, _: wants(name))
         self.requested = True
         self._dirty = True
 
@@ -155,7 +158,9 @@ class TypeTracker:
         for name, version in flight.content.versions().items():
             self._suspects.pop(name, None)
             named = name in self.subscription.names
-            if version is not None and (named or self.subscription.wildcard):
+            if name in self._lost:
+                self._held.pop(name, None)
+            elif version is not None and (named or self.subscription.wildcard):
                 self._held[name] = version
             elif version is None and named:
                 self._held[name] = None
@@ -206,6 +211,7 @@ class TypeTracker:
     def sent(self, content: Content, nonce: str, version: str, now: float) -> tuple[str, ...]:
         """Put ``content`` in flight; return the names whose version the client did not hold."""
         self._in_flight = _InFlight(nonce, version, now, content)
+        self._lost.clear()
         self._version_sent = version
         self._greet = False
         self._due = _Due()
@@ -270,31 +276,31 @@ class TypeTracker:
             found = resources.get(name)
             return None if found is None else found.version
 
+        self._unpark(lambda name, version: current(name) == version)
+        self._suspects = {n: v for n, v in self._suspects.items() if current(n) == v}
+
+    def _unpark(self, unchanged: Callable[[str, str | None], bool]) -> None:
+        """Release the refused messages of which a part is no longer due as it was."""
         parked = []
         for group in self._parked:
-            kept = {
-                name: version
-                for name, version in group.items()
-                if self.subscription.wants(name) and current(name) == version
-            }
+            kept = {name: version for name, version in group.items() if unchanged(name, version)}
             if len(kept) == len(group):
                 parked.append(group)
-            else:
+            elif not self._full_set:
                 self._suspects.update(kept)
         self._parked = parked
-        self._suspects = {n: v for n, v in self._suspects.items() if current(n) == v}
 
     # --- what people see ------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> bool:
-        """A message waits for its answer."""
-        return self._in_flight is not None
+        """A message waits for its answer, and the client still wants something."""
+        return self._in_flight is not None and not self.subscription.empty
 
     @property
     def refused(self) -> bool:
         """The client refused what it should hold now; as of the last call of ``due``."""
-        return self._in_flight is None and self._due.withheld
+        return not self.subscription.empty and self._in_flight is None and self._due.withheld
 
     @property
     def refusal(self) -> str:
@@ -309,12 +315,11 @@ class TypeTracker:
     @property
     def state(self) -> State:
         """Where the type stands; as of the last call of ``due``."""
-        if self._in_flight is not None:
-            return "STALE"
-        if self._due.content is not None:
-            return "STALE"
-        if self._due.withheld:
-            return "NACKED"
+        if not self.subscription.empty:
+            if self._in_flight is not None or self._due.content is not None:
+                return "STALE"
+            if self._due.withheld:
+                return "NACKED"
         return "SYNCED" if self._version_sent or self._held else "NOT_SENT"
 
     def view(self, now: float) -> TypeView:

@@ -263,16 +263,18 @@ async def test_the_number_of_streams_is_bounded(monkeypatch: pytest.MonkeyPatch)
 async def test_a_client_that_provokes_without_reading_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """X63: beyond the outbox's bound its requests are not read."""
+    """X63: even one that answers unread messages; beyond the bound its requests wait."""
     monkeypatch.setattr(service, "MAX_OUTBOX", 4)
     async with rig() as r:
         big = Snapshot.of({CLUSTER_TYPE: {"c": b"x" * 2**20}})
         r.server.publish([Stage("add", "envoy", big)])
         peer = r.peer("delta")
-        for _ in range(40):
-            for key in ("resource_names_subscribe", "resource_names_unsubscribe"):
-                request = peer.make(node=peer.node, type_url=CLUSTER_TYPE, **{key: ["c"]})
-                await peer.call.write(request)
+        await peer.ask(CLUSTER_TYPE)
+        prefix = (await peer.read()).nonce.rpartition("-")[0]
+        for number in range(1, 41):
+            nonce = f"{prefix}-{number}"
+            names = {"resource_names_subscribe": ["c"], "response_nonce": nonce}
+            await peer.call.write(peer.make(type_url=CLUSTER_TYPE, **names))
         (connection,) = r.server._connections.values()
         assert len(connection.outbox) <= 4
         for _ in range(40):

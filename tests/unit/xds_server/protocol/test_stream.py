@@ -535,6 +535,22 @@ def test_sotw_resubscribing_is_answered() -> None:
     assert client.ask("EDS", "a", "b") == [("EDS", ["b"])]
 
 
+@BOTH
+def test_what_is_dropped_in_flight_does_not_become_held(client_type: type[Sotw]) -> None:
+    """X17, X40: Envoy throws away unread what it no longer watches, and then asks anew."""
+    client = client_type(snap(EDS={"a": "1"}))
+    client.ask("EDS", "a")
+    if client_type is Sotw:
+        client.ask("EDS")
+        # Envoy acknowledged nothing meanwhile; its next request carries the newest nonce.
+        assert client.ask("EDS", "a") == [("EDS", ["a"])]
+    else:
+        client.ask("EDS", drop=("a",))  # type: ignore[call-arg] # delta only
+        client.ask("EDS", "a")
+        assert client.ack("EDS") == [("EDS", ["a"])]
+    assert client.ack("EDS") == []
+
+
 def test_sotw_whole_sets_and_parts() -> None:
     """X28, X29: CDS carries all, EDS only what changed."""
     base = {"CDS": {"a": "1", "b": "1"}, "EDS": {"a": "1", "b": "1"}}

@@ -56,6 +56,10 @@ _INVALID_ARGUMENT: Final = 3
 _log = structlog.stdlib.get_logger("ext_proc.fleet_client")
 
 
+class ServerError(Exception):
+    """The server does not speak the protocol; the stream is given up."""
+
+
 class PoolWatch:
     """What one client holds of the server's pools; no I/O.
 
@@ -181,6 +185,8 @@ class FleetClient:
                 self._lost = "the server ended the stream"
             except grpc.aio.AioRpcError as error:
                 self._lost = f"{error.code().name}: {error.details()}"
+            except ServerError as error:
+                self._lost = str(error)
             except asyncio.InvalidStateError:
                 # What grpc.aio says where a write meets a stream that has just ended.
                 self._lost = "the server ended the stream"
@@ -197,6 +203,9 @@ class FleetClient:
         try:
             await call.write(self._watch.hello())
             while (response := await call.read()) is not grpc.aio.EOF:
+                if response is None:
+                    # So grpc.aio hands on a message that cannot be decoded.
+                    raise ServerError("the server sent what is no DeltaDiscoveryResponse")
                 if self._since is None:
                     self._since = self._clock()
                     self._backoff.reset()

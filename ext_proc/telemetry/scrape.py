@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 MAX_MODELS: Final = 1024
 """Models whose success counters are remembered per replica."""
 
-MAX_BACKOFF: Final = 8
-"""A failing replica is asked at most this many times less often."""
+MAX_BACKOFF: Final = 4
+"""A failing replica is asked at most this many times less often: it may return at any time, and
+is chosen last until it answers again."""
 
 MAX_ERROR_CHARS: Final = 200
 

@@ -9,7 +9,7 @@ import pytest
 from envoy.service.discovery.v3 import ads_pb2_grpc
 from envoy.service.discovery.v3 import discovery_pb2 as pb
 
-from ext_proc.fleet_client import MAX_POOLS, FleetClient, PoolWatch
+from ext_proc.fleet_client import MAX_POOLS, FleetClient, PoolWatch, ServerError
 from protos.names import PICKER_NODE_CLUSTER, POOL_TYPE
 from protos.tidegate.fleet.v1 import pool_pb2
 
@@ -191,3 +191,25 @@ async def test_a_lost_server_freezes_membership_and_is_found_again(served, watch
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_server_that_speaks_something_else_is_given_up(watch):
+    """A message that cannot be decoded ends the stream, not the picker."""
+
+    async def babble(_, context):
+        await context.read()
+        await context.write(b"\xff\xff\xff")
+
+    method = grpc.stream_stream_rpc_method_handler(babble)
+    service = "envoy.service.discovery.v3.AggregatedDiscoveryService"
+    handler = grpc.method_handlers_generic_handler(service, {"DeltaAggregatedResources": method})
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        client = FleetClient(channel, watch, rng=lambda: 0.0, on_connected=lambda _: None)
+        with pytest.raises(ServerError, match="no DeltaDiscoveryResponse"):
+            await client._follow()
+    await server.stop(0)
+    assert not watch.synced

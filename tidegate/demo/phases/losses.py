@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate.demo.load import Tally, closed_loop
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from tidegate.demo.scene import Scene
 
@@ -34,8 +34,19 @@ class Traffic:
             TimeoutError: they did not within ``MAX_S``.
         """
         goal = self.tally.asked + requests
+        await self._until(lambda: self.tally.asked >= goal)
+
+    async def served(self, replica: str, requests: int) -> None:
+        """Wait until a replica has answered so many requests in all.
+
+        Raises:
+            TimeoutError: it had not within ``MAX_S``.
+        """
+        await self._until(lambda: self.tally.by_replica[replica] >= requests)
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(MAX_S):
-            while self.tally.asked < goal:  # noqa: ASYNC110 - the load tells nobody as it counts
+            while not holds():  # noqa: ASYNC110 - the load tells nobody as it counts
                 await asyncio.sleep(TICK_S)
 
 

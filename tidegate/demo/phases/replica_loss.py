@@ -31,7 +31,9 @@ async def run(scene: Scene) -> Finding:
         at_restart = traffic.tally.by_replica.copy()
         start = time.perf_counter()
         await scene.stack.restart_replica(victim)
-        back_s = time.perf_counter() - start
+        ready_s = time.perf_counter() - start
+        await traffic.served(victim, at_restart[victim] + 1)
+        used_s = time.perf_counter() - start
         await traffic.progress(step)
     at_end = traffic.tally.by_replica
     spans = (at_kill, at_restart - at_kill, at_end - at_restart)
@@ -44,7 +46,8 @@ async def run(scene: Scene) -> Finding:
         assess(victim, at_kill, traffic.tally.failed, traffic.tally.problems()),
         note=(
             f"{victim} got SIGKILL under traffic; {traffic.tally.asked} requests in all, "
-            f"{traffic.tally.failed} failed; ready again {back_s:.1f} s after its start"
+            f"{traffic.tally.failed} failed; ready {ready_s:.1f} s after its start, "
+            f"its first answer {(used_s - ready_s) * 1000:.0f} ms later"
         ),
     )
 

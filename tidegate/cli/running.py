@@ -62,6 +62,17 @@ def demo(
     """Run the whole system on this machine: real Triton, real Envoy, real traffic."""
     import asyncio
 
+    from tidegate.cli.errors import CliError
+    from tidegate.stack.assets import DemoExtraMissingError
+    from tidegate.stack.envoy import envoy_binary
+    from tidegate.stack.triton import find_triton
+
+    try:
+        find_triton()
+        envoy_binary()
+    except DemoExtraMissingError as error:
+        raise CliError(str(error)) from None
+    # Only now: the demo's clients need the extra to be imported at all.
     from tidegate.demo.run import Options, run
 
     options = Options(replicas=replicas, requests=requests, stay=not exit_, protocol=protocol.value)

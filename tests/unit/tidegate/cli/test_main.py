@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidegate.cli.main import VERBS
+from tidegate.stack.assets import DemoExtraMissingError
 
 if TYPE_CHECKING:
     from .conftest import Run
@@ -97,3 +98,17 @@ def test_the_module_is_the_command() -> None:
         [sys.executable, "-m", "tidegate", "--version"], capture_output=True, text=True, check=True
     )
     assert ended.stdout.startswith("tidegate ")
+
+
+def test_the_demo_without_its_extra_says_what_to_install(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Triton is not installed the demo names the pip command instead of a traceback."""
+
+    def missing() -> None:
+        raise DemoExtraMissingError("Triton")
+
+    monkeypatch.setattr("tidegate.stack.triton.find_triton", missing)
+    ran = run("demo", "--exit")
+    assert ran.code == 1
+    assert "pip install 'tidegate[demo]'" in ran.err

@@ -66,6 +66,7 @@ ROUTE_TYPE: Final = _PREFIX + "envoy.config.route.v3.RouteConfiguration"
 CLUSTER_TYPE: Final = _PREFIX + "envoy.config.cluster.v3.Cluster"
 ENDPOINT_TYPE: Final = _PREFIX + "envoy.config.endpoint.v3.ClusterLoadAssignment"
 RUNTIME_TYPE: Final = _PREFIX + "envoy.service.runtime.v3.Runtime"
+SECRET_TYPE: Final = _PREFIX + "envoy.extensions.transport_sockets.tls.v3.Secret"
 POOL_TYPE: Final = _PREFIX + "tidegate.fleet.v1.Pool"
 
 SHORT_TYPE: Final = {
@@ -74,6 +75,7 @@ SHORT_TYPE: Final = {
     LISTENER_TYPE: "LDS",
     ROUTE_TYPE: "RDS",
     RUNTIME_TYPE: "RTDS",
+    SECRET_TYPE: "SDS",
     POOL_TYPE: "POOL",
 }
 """The short name of each type, for people."""
@@ -85,6 +87,9 @@ PICKER_NODE_CLUSTER: Final = "tidegate-picker"
 
 LISTENER_NAME: Final = "tidegate-ingress"
 ROUTE_CONFIG_NAME: Final = "tidegate-routes"
+RUNTIME_NAME: Final = "tidegate"
+"""Name of Envoy's runtime layer that the control server fills; the bootstrap names it too."""
+
 PICKER_CLUSTER: Final = "tidegate-picker"
 """Envoy's cluster of the pickers."""
 

@@ -21,7 +21,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, LISTENER_TYPE, ROUTE_TYPE, RUNTIME_TYPE
+from protos.names import (
+    CLUSTER_TYPE,
+    ENDPOINT_TYPE,
+    LISTENER_TYPE,
+    ROUTE_TYPE,
+    RUNTIME_TYPE,
+    SECRET_TYPE,
+)
 from xds_server.protocol.messages import (
     MAX_TYPES,
     DeltaRequest,
@@ -38,9 +45,16 @@ if TYPE_CHECKING:
     from xds_server.protocol.messages import TypeView
     from xds_server.protocol.snapshot import Snapshot
 
-_ORDER: Final = {CLUSTER_TYPE: 0, ENDPOINT_TYPE: 1, LISTENER_TYPE: 2, ROUTE_TYPE: 3}
+_ORDER: Final = {
+    RUNTIME_TYPE: 0,  # limits of a cluster are there before it is
+    CLUSTER_TYPE: 1,
+    ENDPOINT_TYPE: 2,
+    SECRET_TYPE: 3,
+    LISTENER_TYPE: 4,
+    ROUTE_TYPE: 5,
+}
 _FOLLOWS_CLUSTERS: Final = frozenset({LISTENER_TYPE, ROUTE_TYPE})
-_BY_NAME: Final = frozenset({ENDPOINT_TYPE, ROUTE_TYPE, RUNTIME_TYPE})
+_BY_NAME: Final = frozenset({ENDPOINT_TYPE, ROUTE_TYPE, RUNTIME_TYPE, SECRET_TYPE})
 """Types that clients ask for by name: no legacy wildcard, and state-of-the-world messages may
 carry a part of the set (X29). All others carry the whole set (X28)."""
 

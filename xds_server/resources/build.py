@@ -13,12 +13,15 @@ from protos.names import (
     POOL_TYPE,
     ROUTE_CONFIG_NAME,
     ROUTE_TYPE,
+    RUNTIME_NAME,
+    RUNTIME_TYPE,
 )
 from xds_server.resources.clusters import picker_cluster, variant_cluster
 from xds_server.resources.endpoints import assignment, picker_assignment
 from xds_server.resources.listener import listener
 from xds_server.resources.pools import pool_resource
 from xds_server.resources.routes import route_configuration
+from xds_server.resources.runtime import runtime
 from xds_server.resources.view import clusters_of
 
 if TYPE_CHECKING:
@@ -42,13 +45,19 @@ def upstream_resources(fleet: Fleet) -> Resources:
     return {CLUSTER_TYPE: clusters, ENDPOINT_TYPE: assignments}
 
 
-def front_resources(fleet: Fleet, retiring: Fleet | None = None) -> Resources:
-    """Return listener and routes: what clients can ask.
+def front_resources(
+    fleet: Fleet, retiring: Fleet | None = None, coming: Fleet | None = None
+) -> Resources:
+    """Return listener, routes and runtime: what clients can ask, and how much of it.
 
-    ``retiring`` is the fleet before: pickers may still choose its variants for a moment, so the
-    routes to these remain.
+    Args:
+        fleet: Whose ways and limits are in force.
+        retiring: The fleet before: pickers may still choose its variants for a moment, so the
+            routes to these remain, and their limits.
+        coming: The fleet after, whose new clusters have their limits from the start.
     """
     return {
+        RUNTIME_TYPE: {RUNTIME_NAME: runtime(fleet, also=coming or retiring)},
         LISTENER_TYPE: {LISTENER_NAME: listener(fleet)},
         ROUTE_TYPE: {ROUTE_CONFIG_NAME: route_configuration(fleet, retiring)},
     }

@@ -58,11 +58,13 @@ from protos.names import (
     PICKER_CLUSTER,
     ClusterRef,
 )
+from xds_server.fleet.model import CircuitBreaker, SlowStart
+from xds_server.resources.runtime import aggression_key
 
 if TYPE_CHECKING:
     import betterproto2
 
-    from xds_server.fleet.model import Health, Pool, SlowStart, Variant
+    from xds_server.fleet.model import Health, Pool, Variant
 
 _UPSTREAM_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _EDS_FETCH_TIMEOUT = timedelta(seconds=2)
@@ -71,6 +73,11 @@ server pushes them right behind, so this is only a safety net."""
 
 _PICKER_MAX_STREAMS = 100_000
 """Each HTTP request in flight holds one stream to a picker; Envoy's default bound is 1,024."""
+
+
+_DEFAULT_LIMITS = CircuitBreaker()
+_DEFAULT_RAMP = SlowStart()
+"""What has a runtime key is constant here; the values in force come over RTDS (``runtime``)."""
 
 
 def ads_source(fetch_timeout: timedelta | None = None) -> ConfigSource:
@@ -91,23 +98,24 @@ def _metadata_key(field: str) -> MetadataKey:
     return MetadataKey(key=LB_NAMESPACE, path=[MetadataKeyPathSegment(key=field)])
 
 
-def _least_request(slow_start: SlowStart) -> LeastRequest:
+def _least_request(pool: Pool) -> LeastRequest:
+    slow_start = pool.slow_start
     if not slow_start.window:
         return LeastRequest()
     return LeastRequest(
         slow_start_config=SlowStartConfig(
             slow_start_window=timedelta(seconds=slow_start.window),
             aggression=RuntimeDouble(
-                default_value=slow_start.aggression, runtime_key="tidegate.slow_start.aggression"
+                default_value=_DEFAULT_RAMP.aggression, runtime_key=aggression_key(pool.name)
             ),
             min_weight_percent=Percent(value=slow_start.min_weight_percent),
         )
     )
 
 
-def _load_balancing(slow_start: SlowStart) -> LoadBalancingPolicy:
+def _load_balancing(pool: Pool) -> LoadBalancingPolicy:
     """The picker's choice first; without one, Envoy's own least request with slow start."""
-    fallback = extension("envoy.load_balancing_policies.least_request", _least_request(slow_start))
+    fallback = extension("envoy.load_balancing_policies.least_request", _least_request(pool))
     override = OverrideHost(
         # Metadata, not the header: a client can send the header.
         override_host_sources=[
@@ -182,7 +190,6 @@ def _protocol_options(protocol: str) -> dict[str, PackedAny]:
 
 def variant_cluster(pool: Pool, variant: Variant, ref: ClusterRef) -> bytes:
     """Return the serialized ``Cluster`` of one variant and protocol."""
-    breaker = pool.circuit_breaker
     path = probe_path(pool, variant) if probes_http(pool) else None
     cluster = Cluster(
         name=str(ref),
@@ -217,19 +224,19 @@ def variant_cluster(pool: Pool, variant: Variant, ref: ClusterRef) -> bytes:
         circuit_breakers=CircuitBreakers(
             thresholds=[
                 CircuitBreakersThresholds(
-                    max_connections=breaker.max_connections,
-                    max_pending_requests=breaker.max_pending,
-                    max_requests=breaker.max_requests,
+                    max_connections=_DEFAULT_LIMITS.max_connections,
+                    max_pending_requests=_DEFAULT_LIMITS.max_pending,
+                    max_requests=_DEFAULT_LIMITS.max_requests,
                     track_remaining=True,
                     retry_budget=CircuitBreakersThresholdsRetryBudget(
-                        budget_percent=Percent(value=breaker.retry_budget_percent),
-                        min_retry_concurrency=breaker.min_retries,
+                        budget_percent=Percent(value=_DEFAULT_LIMITS.retry_budget_percent),
+                        min_retry_concurrency=_DEFAULT_LIMITS.min_retries,
                     ),
                 )
             ]
         ),
         typed_extension_protocol_options=_protocol_options(ref.protocol),
-        load_balancing_policy=_load_balancing(pool.slow_start),
+        load_balancing_policy=_load_balancing(pool),
     )
     return bytes(cluster)
 

@@ -4,7 +4,7 @@ The order (five stages; one that changes nothing passes at once):
 
 1. Envoys *add*: every cluster and endpoint of both fleets; routes stay.
 2. Pickers *use*: endpoints of both fleets; draws stay as they were.
-3. Envoys *switch*: new listener and routes; ways to retiring variants remain.
+3. Envoys *switch*: new listener, routes and limits; ways to retiring variants remain.
 4. Pickers *stop*: the new fleet only. Then the replicas that began to drain finish their work.
 5. Envoys *remove*: the new fleet only, drained replicas marked so.
 
@@ -37,7 +37,11 @@ def plan(old: View | None, new: View) -> tuple[Stage, ...]:
     reachable = upstream_resources(wide)
     known = View(draws_of(wide, old.fleet), {**new.incarnations, **old.incarnations})
     return (
-        Stage("add", "envoy", Snapshot.of({**reachable, **front_resources(old.fleet)})),
+        Stage(
+            "add",
+            "envoy",
+            Snapshot.of({**reachable, **front_resources(old.fleet, coming=new.fleet)}),
+        ),
         Stage("use", "picker", Snapshot.of(picker_resources(known))),
         Stage(
             "switch",

@@ -288,7 +288,7 @@ def test_an_edit_undone_in_flight_is_corrected(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_one_burst_goes_clusters_first(client_type: type[Sotw]) -> None:
-    """X50: CDS, EDS, LDS, RDS, then the others."""
+    """X50: limits, then CDS, EDS, LDS, RDS."""
     client = client_type()
     for kind, names in {
         "RTDS": ("ops",),
@@ -299,7 +299,7 @@ def test_one_burst_goes_clusters_first(client_type: type[Sotw]) -> None:
     }.items():
         client.ask(kind, *names)
     sent = client.push(snap(**BASE, RTDS={"ops": "1"}))
-    assert [kind for kind, _ in sent] == ["CDS", "EDS", "LDS", "RDS", "RTDS"]
+    assert [kind for kind, _ in sent] == ["RTDS", "CDS", "EDS", "LDS", "RDS"]
 
 
 @BOTH

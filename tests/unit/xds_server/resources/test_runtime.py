@@ -1,0 +1,85 @@
+"""Limits and ramps over RTDS."""
+
+from __future__ import annotations
+
+from envoy.config.cluster.v3 import cluster_pb2
+from envoy.service.runtime.v3 import rtds_pb2
+
+from protos.names import CLUSTER_TYPE, RUNTIME_TYPE
+from support.fleets import endpoint, fleet, pool
+from xds_server.fleet.model import Fleet
+from xds_server.resources.build import upstream_resources
+from xds_server.resources.runtime import runtime
+from xds_server.resources.stages import plan
+from xds_server.resources.view import View
+
+
+def values(data: bytes) -> dict[str, float]:
+    """Return a layer's keys and values."""
+    return dict(rtds_pb2.Runtime.FromString(data).layer.items())
+
+
+def tight(requests: int = 7) -> Fleet:
+    """Return a fleet whose pool has limits and a ramp of its own."""
+    return fleet(
+        pool(
+            circuit_breaker={
+                "max_requests": requests,
+                "max_connections": 8,
+                "max_pending": 9,
+                "retry_budget_percent": 25,
+                "min_retries": 3,
+            },
+            slow_start={"aggression": 2.5},
+        )
+    )
+
+
+def test_each_cluster_has_its_limits() -> None:
+    """Every limit with a runtime key is in the layer, and the pool's ramp."""
+    layer = values(runtime(tight()))
+    prefix = "circuit_breakers.llm/canary/grpc.default."
+    assert {k.removeprefix(prefix): v for k, v in layer.items() if k.startswith(prefix)} == {
+        "max_connections": 8,
+        "max_pending_requests": 9,
+        "max_requests": 7,
+        "retry_budget.budget_percent": 25,
+        "retry_budget.min_retry_concurrency": 3,
+    }
+    assert layer["tidegate.slow_start.llm.aggression"] == 2.5
+
+
+def test_limits_and_ramps_leave_the_clusters_as_they_are() -> None:
+    """A changed cluster would warm and lose its connections."""
+    assert upstream_resources(tight()) == upstream_resources(fleet(pool()))
+
+
+def test_the_ramp_reads_the_key_that_the_layer_sets() -> None:
+    """Envoy and the layer must mean the same key."""
+    data = upstream_resources(fleet())[CLUSTER_TYPE]["llm/stable/http"]
+    policy = cluster_pb2.Cluster.FromString(data).load_balancing_policy.policies[0]
+    assert b"tidegate.slow_start.llm.aggression" in policy.typed_extension_config.typed_config.value
+
+
+def test_only_the_switch_carries_a_limit() -> None:
+    """A change of limits alone is one message of one type."""
+    old = fleet(pool())
+    force = {stage.audience: stage.snapshot for stage in plan(None, View(old))}
+    for stage in plan(View(old), View(tight())):
+        before = force.get(stage.audience)
+        changed = {
+            url
+            for url in stage.snapshot.type_urls
+            if stage.audience == "envoy" and stage.snapshot.version(url) != before.version(url)
+        }
+        assert changed == ({RUNTIME_TYPE} if stage.label == "switch" else set())
+        force[stage.audience] = stage.snapshot
+
+
+def test_while_two_fleets_live_both_have_their_limits() -> None:
+    """New clusters start with theirs, retiring ones keep theirs; the fleet in force wins."""
+    old = tight(5)
+    new = fleet(pool("b", endpoints=[endpoint(5), endpoint(6, variant="canary")]), pool())
+    both = values(runtime(old, also=new))
+    assert both["circuit_breakers.llm/stable/http.default.max_requests"] == 5
+    assert both["circuit_breakers.b/stable/http.default.max_requests"] == 1024

@@ -1,0 +1,61 @@
+"""Limits and ramps that Envoy can change without touching a cluster (RTDS).
+
+A changed cluster is a new one for Envoy: it warms, its connection pools and host statistics start
+again. So what has a runtime key never changes in a cluster: there stand constants (the defaults
+of the fleet's model), and the layer made here always carries the values in force, in full. Envoy
+takes the layer before its first cluster and keeps it when the control server is gone; an Envoy
+that could never have it runs with the defaults, which is protected, not unlimited.
+
+Keys are flat text, so the ``/`` in a cluster's name stands in them like any other character.
+
+Source: ``envoy/service/runtime/v3/rtds.proto``; "Runtime configuration" of Envoy's cluster
+manager documentation for the keys of circuit breakers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from envoy.service.runtime.v3 import rtds_pb2
+
+from protos.names import RUNTIME_NAME
+from xds_server.resources.view import clusters_of
+
+if TYPE_CHECKING:
+    from xds_server.fleet.model import Fleet, Pool
+
+
+def aggression_key(pool: str) -> str:
+    """Return the runtime key of a pool's slow-start aggression."""
+    return f"tidegate.slow_start.{pool}.aggression"
+
+
+def runtime(fleet: Fleet, also: Fleet | None = None) -> bytes:
+    """Return the serialized ``Runtime``.
+
+    Args:
+        fleet: Whose values are in force.
+        also: A fleet whose pools and clusters exist as well; where both have a key, ``fleet``
+            wins.
+    """
+    values: dict[str, float] = {}
+    for pool in also.pools if also is not None else ():
+        values.update(_values(pool))
+    for pool in fleet.pools:
+        values.update(_values(pool))
+    message = rtds_pb2.Runtime(name=RUNTIME_NAME)
+    message.layer.update(values)
+    return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+
+
+def _values(pool: Pool) -> dict[str, float]:
+    breaker = pool.circuit_breaker
+    values = {aggression_key(pool.name): pool.slow_start.aggression}
+    for ref in clusters_of(pool):
+        prefix = f"circuit_breakers.{ref}.default"
+        values[f"{prefix}.max_connections"] = breaker.max_connections
+        values[f"{prefix}.max_pending_requests"] = breaker.max_pending
+        values[f"{prefix}.max_requests"] = breaker.max_requests
+        values[f"{prefix}.retry_budget.budget_percent"] = breaker.retry_budget_percent
+        values[f"{prefix}.retry_budget.min_retry_concurrency"] = breaker.min_retries
+    return values

@@ -45,8 +45,8 @@ def make_offer(
     stale = now - FRESH_S
     pending: list[float] = []
     work: list[float] = []
-    strength: list[float] = []
-    for seat in seats:
+    ramp: list[float] | None = None
+    for number, seat in enumerate(seats):
         load, replica = seat.load, seat.replica
         known = replica.others_at > stale
         pending.append(load.in_flight + replica.others if known else load.in_flight)
@@ -54,10 +54,10 @@ def make_offer(
         joined, restarted = seat.joined_unix_s, replica.restarted_unix_s
         if restarted is not None:
             joined = restarted if joined is None else max(joined, restarted)
-        if joined is None:
-            strength.append(seat.capacity)
-        else:
-            strength.append(seat.capacity * factor(slow_start, joined, unix_now))
+        if joined is not None and (risen := factor(slow_start, joined, unix_now)) < 1.0:
+            if ramp is None:
+                ramp = [1.0] * len(seats)
+            ramp[number] = risen
     found = index.match_all(request.blocks) if request.blocks else {}
     shared = 0
     if found:
@@ -71,11 +71,12 @@ def make_offer(
         roster.size,
         pending,
         work,
-        strength,
+        [seat.capacity for seat in seats],
         matched,
         len(request.blocks),
         shared,
         roster.pool.load_factor,
+        ramp,
     )
 
 

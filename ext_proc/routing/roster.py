@@ -113,6 +113,7 @@ class Roster:
         self._open: dict[tuple[str, Protocol], tuple[Seat, ...]] = {}
         self._of: dict[tuple[EndpointKey, Protocol], Seat] = {}
         self.keys = frozenset(each.key for each in pool.endpoints)
+        self._at: dict[str, EndpointKey] = {}
         protocols: tuple[Protocol, ...] = ("http", "grpc")
         for protocol in protocols:
             seats = [
@@ -122,6 +123,7 @@ class Roster:
             ]
             for seat in seats:
                 self._of[seat.key, protocol] = seat
+                self._at[seat.address] = seat.key
             for variant in pool.variants:
                 self._open[variant.name, protocol] = tuple(
                     seat for seat in seats if seat.variant == variant.name and not seat.draining
@@ -134,6 +136,10 @@ class Roster:
     def seat(self, key: EndpointKey, protocol: Protocol) -> Seat | None:
         """Return the seat of one endpoint, draining or not."""
         return self._of.get((key, protocol))
+
+    def at(self, address: str) -> EndpointKey | None:
+        """Return who listens on an ``ip:port``, ``None`` where it is nobody of this pool."""
+        return self._at.get(address)
 
 
 class Directory:

@@ -32,6 +32,7 @@ from ext_proc.routing.policies import Offer, Policy, make_policy
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
 from ext_proc.routing.prefix_index import IndexEvent, Inserted, PrefixIndex, Purged
 from ext_proc.routing.roster import Directory, Replica, Roster, Seat
+from ext_proc.routing.turns import with_turns
 from ext_proc.routing.types import (
     Decision,
     EndpointKey,
@@ -211,7 +212,7 @@ class Router:
         if not features.is_inference:
             return self._unpriced(offer, pool)
         policy = self._policies[pool.name]
-        prices = silent_last(offer, policy.prices(offer))
+        prices = silent_last(offer, with_turns(offer, policy.prices(offer), self._rng))
         wanted = 1 if lease_key is not None else 1 + pool.fallbacks
         order = cheapest(prices, wanted, self._rng)
         picked = order[0]
@@ -272,6 +273,29 @@ class Router:
         return ticket if self._change_ledger(Charged(ticket)) else None
 
     # --- What happens afterwards ----------------------------------------------------------------
+
+    def served(self, ticket: Ticket, address: str, now: float) -> Ticket:
+        """Move a charge to the replica that served the request, after the proxy's retry.
+
+        Args:
+            ticket: The open ticket.
+            address: ``ip:port`` at which the pool knows the replica.
+            now: Monotonic seconds.
+
+        Returns:
+            The ticket that is open now: a new one, or the same where the pick itself served, the
+            pool does not know the address, or the ticket is settled already.
+        """
+        roster = self._rosters.get(ticket.pool)
+        found = None if roster is None else roster.at(address)
+        if found is None or found == ticket.endpoint:
+            return ticket
+        if not self._change_ledger(Settled(ticket.id, Outcome.MOVED)):
+            return ticket
+        self._last_ticket += 1
+        moved = Ticket(self._last_ticket, found, ticket.pool, ticket.work, now)
+        self._change_ledger(Charged(moved))
+        return moved
 
     def settle(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
         """End a request.

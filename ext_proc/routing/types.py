@@ -192,6 +192,8 @@ class Outcome(StrEnum):
     """The HTTP exchange ended; Envoy closed the stream."""
     ABORTED = "aborted"
     """The stream was lost before the exchange ended as it should."""
+    MOVED = "moved"
+    """Another replica served; the charge went on there under a ticket of its own."""
     REMOVED = "removed"
     """The endpoint left while the request ran."""
     SHUTDOWN = "shutdown"

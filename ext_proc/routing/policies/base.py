@@ -23,7 +23,7 @@ class Offer(NamedTuple):
     work: Sequence[float]
     """Uncached input tokens that we have in flight on each replica."""
     strength: Sequence[float]
-    """Capacity times ramp; above 0."""
+    """Capacity; above 0."""
     matched: Sequence[int]
     """Blocks of the prompt that each replica probably holds, contiguous from the root."""
     blocks: int
@@ -31,6 +31,9 @@ class Offer(NamedTuple):
     shared: int
     """How many of these are common property (``PrefixIndex.shared_depth``)."""
     load_factor: float
+    ramp: Sequence[float] | None = None
+    """Ramp factor of each seat, 1 = warm; ``None`` where all are. The router gives ramping seats
+    their turns (``turns``): policies price them like the others."""
 
 
 class Policy(Protocol):

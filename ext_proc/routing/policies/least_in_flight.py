@@ -1,7 +1,7 @@
 """least-in-flight: the replica with the fewest requests for its strength.
 
 Formula: ``price = (pending + 1) / strength`` (weighted least pending requests).
-Inputs: own in-flight ledger; the replica's own queue where a fresh reading has it; capacity; ramp.
+Inputs: own in-flight ledger; the replica's own queue where a fresh reading has it; capacity.
 Use it for: classic models, mixed GPUs, anything without a visible prompt.
 Not for: LLMs with recurring prefixes; a request is a request here, whatever its length.
 

@@ -11,7 +11,7 @@ Formula, lower is better::
 So the longest match wins among the replicas within the bound, and load decides between equal
 matches and for a prompt that nobody knows. Those above the bound follow, in the same order.
 
-Inputs: prefix index; own ledger; the replicas' own queues where fresh; capacity; ramp.
+Inputs: prefix index; own ledger; the replicas' own queues where fresh; capacity.
 Default: ``load_factor`` 1.5.
 Use it for: LLMs whose prompts recur, as in conversations, agents and shared documents.
 Not for: models without a prompt (it then works like least-in-flight, weighted by work).

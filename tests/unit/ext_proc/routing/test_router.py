@@ -156,19 +156,45 @@ def test_a_replica_that_never_spoke_is_not_silent(build: Build) -> None:
     assert len(picks) == 2
 
 
-def test_a_new_replica_takes_its_ramp_s_share(build: Build) -> None:
-    """While it ramps, a replica gets less; once warm, as much as the others."""
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_new_replica_takes_its_ramp_s_share(build: Build, settles: bool) -> None:
+    """While it ramps a replica gets its ramped share, in an idle fleet and in a full one."""
     endpoints = (build.endpoint(0), build.endpoint(1, joined_unix_s=1000.0))
     pool = build.pool(
         endpoints=endpoints, policy="least-in-flight", slow_start=SlowStart(100.0, 1.0, 0.1)
     )
     router = build.router(pool)
-    for _ in range(100):
-        decide(router, build.request(), 0.0, 1025.0)
-    assert router.in_flight() == {"r0": 80, "r1": 20}
+    picks: Counter[str] = Counter()
+    for _ in range(2000):
+        decision = decide(router, build.request(), 0.0, 1025.0)
+        picks[decision.addresses[0]] += 1
+        if settles:
+            end(router, decision)
+    assert picks["10.0.0.1:8000"] / 2000 == pytest.approx(0.2, abs=0.03)
+
+
+def test_a_warm_replica_takes_as_much_as_the_others(build: Build) -> None:
+    """When its ramp is over a replica is like any other."""
+    endpoints = (build.endpoint(0), build.endpoint(1, joined_unix_s=1000.0))
+    pool = build.pool(endpoints=endpoints, policy="least-in-flight", slow_start=SlowStart(100.0))
+    router = build.router(pool)
     for _ in range(60):
-        decide(router, build.request(), 0.0, 1200.0)
-    assert router.in_flight() == {"r0": 80, "r1": 80}
+        decide(router, build.request(), 0.0, 1100.0)
+    assert router.in_flight() == {"r0": 30, "r1": 30}
+
+
+def test_a_young_replica_keeps_its_conversations(build: Build) -> None:
+    """A ramping replica that holds the prompt gets it, whatever its turn."""
+    endpoints = (build.endpoint(0, draining=True), build.endpoint(1, joined_unix_s=1000.0))
+    slow = SlowStart(100.0, 1.0, 0.1)
+    router = build.router(build.pool(endpoints=endpoints, slow_start=slow))
+    end(router, decide(router, build.request((1, 2, 3)), 0.0, 1001.0))
+    both = (build.endpoint(0), build.endpoint(1, joined_unix_s=1000.0))
+    router.set_pools({"llm": build.pool(endpoints=both, slow_start=slow)}, 1.0)
+    for turn in range(4, 20):
+        decision = decide(router, build.request(tuple(range(1, turn))), 1.0, 1002.0)
+        assert decision.addresses[0] == "10.0.0.1:8000"
+        end(router, decision)
 
 
 # --- Variants -----------------------------------------------------------------------------------
@@ -395,8 +421,8 @@ def test_a_restart_empties_cache_and_leases_and_ramps_again(build: Build) -> Non
         endpoints=(older, build.endpoint(1)), slow_start=SlowStart(100.0), policy="least-in-flight"
     )
     router.set_pools({"llm": pool}, 1.0)
-    scores = dict(decide(router, build.request(), 1.0, 1010.0).scores)
-    assert scores["r0"] == pytest.approx((2 + 1) / 0.1)
+    picks = Counter(decide(router, build.request(), 1.0, 1010.0).addresses[0] for _ in range(500))
+    assert picks["10.0.0.0:8000"] / 500 == pytest.approx(0.1 / 1.1, abs=0.04)
 
 
 def placed(router: Router, build: Build) -> dict[int, str]:

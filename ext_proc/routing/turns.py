@@ -1,0 +1,59 @@
+"""Turns: how a replica that ramps up gets its share, at any load.
+
+Dividing its load by a ramp factor, as weighted least-request does, gives it that share only where
+everybody is busy: with a few requests in flight it is never the cheapest and starves, and once
+the ramp is far enough it takes everything at once. So its share is drawn:
+
+1. Of the requests whose prompt no replica holds, each ramping replica is *called* with the
+   probability ``f * c / sum(f * c)``: its ramped part of the seats' capacity.
+2. The called one comes first, unless it already has more to do, per capacity, than the others on
+   average. A ramping replica that is not called comes last.
+3. A replica that holds part of the prompt that the others lack keeps its price: an affinity hit
+   is worth the same on a young replica.
+4. Where all seats ramp there is nobody to spare them: prices stay as they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.draw import Rng
+    from ext_proc.routing.policies.base import Offer
+
+
+def with_turns(offer: Offer, prices: Sequence[float], rng: Rng) -> Sequence[float]:
+    """Return the prices with ramping seats called first or put last; see the module's rules."""
+    ramp = offer.ramp
+    if ramp is None or max(ramp) < 1.0:
+        return prices
+    lowest, highest = min(prices), max(prices)
+    first, behind = lowest - 1.0, highest - lowest + 1.0
+    called = -1 if max(offer.matched) > offer.shared else _called(offer, ramp, rng)
+    return [
+        price
+        if factor >= 1.0 or matched > offer.shared
+        else first
+        if index == called
+        else price + behind
+        for index, (price, factor, matched) in enumerate(
+            zip(prices, ramp, offer.matched, strict=True)
+        )
+    ]
+
+
+def _called(offer: Offer, ramp: Sequence[float], rng: Rng) -> int:
+    """Draw the ramping seat whose turn it is; -1 = none, or it has enough to do."""
+    strengths = [factor * capacity for factor, capacity in zip(ramp, offer.strength, strict=True)]
+    left = rng.random() * sum(strengths)
+    for index, strength in enumerate(strengths):
+        if ramp[index] >= 1.0:
+            continue
+        left -= strength
+        if left < 0.0:
+            mean = sum(offer.pending) / sum(offer.strength)
+            busy = offer.pending[index] / offer.strength[index] > mean
+            return -1 if busy else index
+    return -1

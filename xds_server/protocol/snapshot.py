@@ -16,7 +16,7 @@ import xxhash
 from google.protobuf.any_pb2 import Any as AnyMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _NOTHING: Final[Mapping[str, Resource]] = MappingProxyType({})
 
@@ -81,6 +81,11 @@ class Snapshot:
                 resources[name] = _resource(type_url, name, messages[name], known.get(name))
             types[type_url] = _TypeSet(_set_version(resources), MappingProxyType(resources))
         return cls(MappingProxyType(types), MappingProxyType(dict(eds_names)))
+
+    def with_types(self, other: Snapshot, type_urls: Iterable[str]) -> Snapshot:
+        """Return this snapshot with the sets of ``type_urls`` as they are in ``other``."""
+        taken = {url: other._types[url] for url in type_urls if url in other._types}
+        return Snapshot(MappingProxyType({**self._types, **taken}), self._eds_names)
 
     def resources(self, type_url: str) -> Mapping[str, Resource]:
         """Return the resources of a type by name, in the order of names."""

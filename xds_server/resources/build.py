@@ -15,13 +15,14 @@ from protos.names import (
     ROUTE_TYPE,
     RUNTIME_NAME,
     RUNTIME_TYPE,
+    SECRET_TYPE,
 )
-from xds_server.resources.clusters import picker_cluster, variant_cluster
-from xds_server.resources.endpoints import assignment, picker_assignment
-from xds_server.resources.listener import listener
+from xds_server.resources.clusters import picker_cluster
+from xds_server.resources.endpoints import picker_assignment
+from xds_server.resources.memo import Memo
 from xds_server.resources.pools import pool_resource
-from xds_server.resources.routes import route_configuration
 from xds_server.resources.runtime import runtime
+from xds_server.resources.secrets import secrets
 from xds_server.resources.view import clusters_of
 
 if TYPE_CHECKING:
@@ -33,33 +34,40 @@ if TYPE_CHECKING:
     Resources = Mapping[str, Mapping[str, bytes]]
 
 
-def upstream_resources(fleet: Fleet) -> Resources:
+def upstream_resources(fleet: Fleet, memo: Memo | None = None) -> Resources:
     """Return clusters and assignments: what Envoy can reach."""
-    clusters = {PICKER_CLUSTER: picker_cluster()}
+    memo = memo or Memo()
+    clusters = {PICKER_CLUSTER: memo.recall(PICKER_CLUSTER, None, picker_cluster)}
     assignments = {PICKER_CLUSTER: picker_assignment(fleet.pickers)}
     for pool in fleet.pools:
         variants = {variant.name: variant for variant in pool.variants}
         for ref in clusters_of(pool):
-            clusters[str(ref)] = variant_cluster(pool, variants[ref.variant], ref)
-            assignments[str(ref)] = assignment(pool, ref)
+            clusters[str(ref)] = memo.cluster(pool, variants[ref.variant], ref)
+            assignments[str(ref)] = memo.assignment(pool, ref)
     return {CLUSTER_TYPE: clusters, ENDPOINT_TYPE: assignments}
 
 
 def front_resources(
-    fleet: Fleet, retiring: Fleet | None = None, coming: Fleet | None = None
+    fleet: Fleet,
+    retiring: Fleet | None = None,
+    coming: Fleet | None = None,
+    memo: Memo | None = None,
 ) -> Resources:
-    """Return listener, routes and runtime: what clients can ask, and how much of it.
+    """Return listener, routes, limits and secrets: what clients can ask, and how much of it.
 
     Args:
         fleet: Whose ways and limits are in force.
         retiring: The fleet before: pickers may still choose its variants for a moment, so the
             routes to these remain, and their limits.
         coming: The fleet after, whose new clusters have their limits from the start.
+        memo: Resources built before.
     """
+    memo = memo or Memo()
     return {
         RUNTIME_TYPE: {RUNTIME_NAME: runtime(fleet, also=coming or retiring)},
-        LISTENER_TYPE: {LISTENER_NAME: listener(fleet)},
-        ROUTE_TYPE: {ROUTE_CONFIG_NAME: route_configuration(fleet, retiring)},
+        SECRET_TYPE: secrets(fleet, also=coming or retiring),
+        LISTENER_TYPE: {LISTENER_NAME: memo.listener(fleet)},
+        ROUTE_TYPE: {ROUTE_CONFIG_NAME: memo.routes(fleet, retiring)},
     }
 
 

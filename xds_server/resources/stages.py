@@ -17,39 +17,56 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from protos.names import LISTENER_TYPE, ROUTE_TYPE
 from xds_server.fleet.model import Match, VariantMatch
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.transaction import Stage
 from xds_server.resources.build import front_resources, picker_resources, upstream_resources
+from xds_server.resources.memo import Memo
+from xds_server.resources.reached import Reached
 from xds_server.resources.view import View
 
 if TYPE_CHECKING:
     from xds_server.fleet.model import Endpoint, Fleet, Pool, Variant
 
 
-def plan(old: View | None, new: View) -> tuple[Stage, ...]:
-    """Return the stages that lead from ``old`` (``None`` = nothing was published) to ``new``."""
-    target = Snapshot.of({**upstream_resources(new.fleet), **front_resources(new.fleet)})
+def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tuple[Stage, ...]:
+    """Return the stages that lead to ``new``.
+
+    Args:
+        old: What clients have: all of a view, what an unfinished change has reached, or ``None``
+            where nothing was published.
+        new: What they should have.
+        memo: Resources built before.
+    """
+    memo = memo or Memo()
+    target = Snapshot.of(
+        {**upstream_resources(new.fleet, memo), **front_resources(new.fleet, memo=memo)}
+    )
     pools = Snapshot.of(picker_resources(new))
     if old is None:
         return (Stage("add", "envoy", target), Stage("use", "picker", pools))
-    wide = widened(old.fleet, new.fleet)
-    reachable = upstream_resources(wide)
-    known = View(draws_of(wide, old.fleet), {**new.incarnations, **old.incarnations})
+    have = old if isinstance(old, Reached) else Reached.settled(old)
+    wide = widened(have.view.fleet, new.fleet)
+    reachable = upstream_resources(wide, memo)
+    front = front_resources(have.front, coming=wide, memo=memo)
+    added = Snapshot.of({**reachable, **front}, previous=target)
+    if have.force is not None:
+        # Halfway, what Envoys are asked by is not what any one fleet says.
+        added = added.with_types(have.force, (LISTENER_TYPE, ROUTE_TYPE))
+    switched = front_resources(new.fleet, retiring=have.named, coming=wide, memo=memo)
+    known = View(draws_of(wide, have.draws), {**new.incarnations, **have.view.incarnations})
     return (
-        Stage(
-            "add",
-            "envoy",
-            Snapshot.of({**reachable, **front_resources(old.fleet, coming=new.fleet)}),
-        ),
-        Stage("use", "picker", Snapshot.of(picker_resources(known))),
-        Stage(
-            "switch",
-            "envoy",
-            Snapshot.of({**reachable, **front_resources(new.fleet, retiring=old.fleet)}),
-        ),
+        Stage("add", "envoy", added),
+        Stage("use", "picker", Snapshot.of(picker_resources(known), previous=pools)),
+        Stage("switch", "envoy", Snapshot.of({**reachable, **switched}, previous=target)),
         Stage("stop", "picker", pools),
-        Stage("remove", "envoy", target, wait_for_drained=newly_draining(old.fleet, new.fleet)),
+        Stage(
+            "remove",
+            "envoy",
+            target,
+            wait_for_drained=newly_draining(have.view.fleet, new.fleet),
+        ),
     )
 
 
@@ -81,7 +98,7 @@ def newly_draining(old: Fleet, new: Fleet) -> frozenset[str]:
 
 
 def _widened_pool(old: Pool | None, new: Pool) -> Pool:
-    if old is None:
+    if old is None or old == new:
         return new
     names = {variant.name for variant in new.variants}
     retired = tuple(variant for variant in old.variants if variant.name not in names)

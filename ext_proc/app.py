@@ -182,7 +182,7 @@ class Picker:
 
     async def _announce(self, fleet: FleetClient) -> None:
         await fleet.ready.wait()
-        await self._server.set_ready(ready=True)
+        self._server.set_ready(ready=True)
 
 
 @contextlib.asynccontextmanager

@@ -11,39 +11,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
+
+from ext_proc.counts import MAX_SERIES, Counts, Timings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ext_proc.exchange import Pick
 
-MAX_SERIES: Final = 1_000
-"""Most label sets of one metric."""
-
+_ALL: Final = ("all",)
+_MATCHED: Final = ("matched",)
 _SECONDS: Final = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0,
 )  # fmt: skip
-
-
-class _Children:
-    """A counter's pre-bound children, at most `MAX_SERIES` of them."""
-
-    def __init__(self, counter: Counter, labels: int) -> None:
-        self._counter = counter
-        self._children: dict[tuple[str, ...], Counter] = {}
-        self._other = ("other",) * labels
-
-    def get(self, *labels: str) -> Counter:
-        child = self._children.get(labels)
-        if child is None:
-            if len(self._children) >= MAX_SERIES and labels != self._other:
-                return self.get(*self._other)
-            child = self._children[labels] = self._counter.labels(*labels)
-        return child
 
 
 class _InFlight(Collector):
@@ -87,74 +71,70 @@ class Metrics:
     ) -> None:
         self.registry = registry
         registry.register(_InFlight(in_flight))
-        self._picks = _Children(
-            Counter(
-                "tidegate_picker_picks",
-                "Requests for which an endpoint was chosen.",
-                ["pool", "variant", "reason"],
-                registry=registry,
-            ),
-            3,
+        self._picks = Counts(
+            "tidegate_picker_picks",
+            "Requests for which an endpoint was chosen.",
+            ["pool", "variant", "reason"],
+            registry,
         )
-        self._refusals = _Children(
-            Counter(
-                "tidegate_picker_refusals",
-                "Requests that were answered with an error.",
-                ["reason"],
-                registry=registry,
-            ),
-            1,
+        self._refusals = Counts(
+            "tidegate_picker_refusals",
+            "Requests that were answered with an error.",
+            ["reason"],
+            registry,
         )
-        self._passes = _Children(
-            Counter(
-                "tidegate_picker_passes",
-                "Requests left to the proxy's own balancing.",
-                ["reason"],
-                registry=registry,
-            ),
-            1,
+        self._passes = Counts(
+            "tidegate_picker_passes",
+            "Requests left to the proxy's own balancing.",
+            ["reason"],
+            registry,
         )
-        self._errors = _Children(
-            Counter(
-                "tidegate_picker_errors",
-                "Streams that went wrong; the proxy goes on by itself.",
-                ["kind"],
-                registry=registry,
-            ),
-            1,
+        self._errors = Counts(
+            "tidegate_picker_errors",
+            "Streams that went wrong; the proxy goes on by itself.",
+            ["kind"],
+            registry,
         )
-        seconds = Histogram(
+        self._seconds = Timings(
             "tidegate_picker_exchange_seconds",
             "Time to a decision: thinking (parsing and choosing) and waiting for the body.",
-            ["part"],
-            buckets=_SECONDS,
-            registry=registry,
+            "part",
+            ["thinking", "waiting"],
+            _SECONDS,
+            registry,
         )
-        self._thinking = seconds.labels("thinking")
-        self._waiting = seconds.labels("waiting")
-        blocks = Counter(
+        self._blocks = Counts(
             "tidegate_picker_prompt_blocks",
             "Prompt blocks of picked requests: all, and those the choice was predicted to hold.",
             ["part"],
-            registry=registry,
+            registry,
+            known=[_ALL, _MATCHED],
         )
-        self._blocks_all = blocks.labels("all")
-        self._blocks_matched = blocks.labels("matched")
-        tokens = Counter(
+        self._tokens = Counts(
             "tidegate_picker_prompt_tokens",
             "Estimated prompt tokens of picked requests: all, and those predicted to be cached.",
             ["part"],
-            registry=registry,
+            registry,
+            known=[_ALL, _MATCHED],
         )
-        self._tokens_all = tokens.labels("all")
-        self._tokens_matched = tokens.labels("matched")
-        self.streams = Gauge(
+        self.streams = 0
+        """Open streams of the proxy."""
+        Gauge(
             "tidegate_picker_open_streams", "Open streams of the proxy.", registry=registry
-        )
-        self._unreadable = Counter(
+        ).set_function(lambda: self.streams)
+        self._unreadable = Counts(
             "tidegate_picker_unreadable_bodies",
             "Bodies that were no request of their form.",
-            registry=registry,
+            [],
+            registry,
+            known=[()],
+        )
+        self._moved = Counts(
+            "tidegate_picker_served_elsewhere",
+            "Requests that another replica than the pick served, as far as the proxy tells.",
+            [],
+            registry,
+            known=[()],
         )
         self.connected = Gauge(
             "tidegate_picker_xds_connected",
@@ -169,34 +149,39 @@ class Metrics:
     def picked(self, pick: Pick) -> None:
         """Count a pick."""
         decision = pick.decision
-        self._picks.get(decision.pool, decision.variant, decision.reason).inc()
-        if pick.prompt_tokens is not None:
-            self._tokens_all.inc(pick.prompt_tokens)
-            self._tokens_matched.inc(min(pick.matched_tokens, pick.prompt_tokens))
-            self._blocks_all.inc(pick.prompt_blocks)
-            self._blocks_matched.inc(decision.matched_blocks)
+        self._picks.add((decision.pool, decision.variant, decision.reason))
+        tokens = pick.prompt_tokens
+        if tokens is not None:
+            self._tokens.add(_ALL, tokens)
+            self._tokens.add(_MATCHED, min(pick.matched_tokens, tokens))
+            self._blocks.add(_ALL, pick.prompt_blocks)
+            self._blocks.add(_MATCHED, decision.matched_blocks)
 
     def refused(self, reason: str) -> None:
         """Count a refusal."""
-        self._refusals.get(reason).inc()
+        self._refusals.add((reason,))
 
     def passed(self, reason: str) -> None:
         """Count a request left to the proxy."""
-        self._passes.get(reason).inc()
+        self._passes.add((reason,))
 
     def unreadable(self) -> None:
         """Count a body that could not be read."""
-        self._unreadable.inc()
+        self._unreadable.add(())
+
+    def moved(self) -> None:
+        """Count a request that another replica than the pick served."""
+        self._moved.add(())
 
     def failed(self, kind: str) -> None:
         """Count a stream that went wrong."""
-        self._errors.get(kind).inc()
+        self._errors.add((kind,))
 
     def took(self, thinking_s: float, waiting_s: float | None) -> None:
         """Observe one decision; ``None`` = it did not wait for a body."""
-        self._thinking.observe(thinking_s)
+        self._seconds.observe("thinking", thinking_s)
         if waiting_s is not None:
-            self._waiting.observe(waiting_s)
+            self._seconds.observe("waiting", waiting_s)
 
 
 def debug_app(

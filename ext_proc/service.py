@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import structlog
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from ext_proc.exchange import (
     Exchange,
@@ -31,6 +31,7 @@ from ext_proc.exchange import (
     State,
     Stopped,
 )
+from ext_proc.health import Health
 from ext_proc.wire import METHOD, SERVICE, WireError, Writer, event_of, parse_request
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
     from ext_proc.exchange import Action, Chooser
     from ext_proc.observability import Metrics
 
-MAX_MESSAGE_BYTES: Final = 128 * 2**20
-"""Most bytes of one message, so of one body in mode ``full``. gRPC refuses more by breaking the
-stream, and Envoy then goes on by itself."""
+MAX_MESSAGE_BYTES: Final = 257 * 2**20
+"""Most bytes of one message: the largest body that a pool may ask for (``routing.max_body`` is at
+most 256 MiB) and room for the rest. gRPC refuses more by breaking the stream, and Envoy then goes
+on by itself."""
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -88,7 +90,7 @@ class PickerServer:
         self._stopping = False
         self._cutting = False
         """The grace is over: a stream that ends now is one that we cut (gRPC does not tell)."""
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         self._server: grpc.aio.Server | None = None
 
     async def start(self, address: str) -> str:
@@ -110,23 +112,21 @@ class PickerServer:
                 f"cannot listen on {address}: it is taken or not an address of this machine;"
                 " choose another with --listen"
             ) from error
-        await self._health.set(_LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        await self.set_ready(ready=False)
+        self._health.set(_LIVENESS, serving=True)
+        self.set_ready(ready=False)
         await server.start()
         self._server = server
         return f"{address.rpartition(':')[0]}:{port}"
 
-    async def set_ready(self, *, ready: bool) -> None:
+    def set_ready(self, *, ready: bool) -> None:
         """Say over gRPC health whether requests are decided here; ``liveness`` stays SERVING."""
-        response = health_pb2.HealthCheckResponse
-        status = response.SERVING if ready and not self._stopping else response.NOT_SERVING
         for service in _READINESS:
-            await self._health.set(service, status)
+            self._health.set(service, serving=ready and not self._stopping)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new streams; after ``grace_s`` seconds end those still open."""
         self._stopping = True
-        await self.set_ready(ready=False)
+        self.set_ready(ready=False)
         if self._server is None:
             return
         cut = asyncio.get_running_loop().call_later(grace_s, setattr, self, "_cutting", True)
@@ -139,7 +139,7 @@ class PickerServer:
         """Handle one stream of Envoy; the wire messages are bytes."""
         metrics = self._tools.metrics
         stream = _Stream(self._tools, context)
-        metrics.streams.inc()
+        metrics.streams += 1
         try:
             await stream.pump()
         except _PeerGoneError:
@@ -151,7 +151,7 @@ class PickerServer:
             metrics.failed("internal")
             _log.exception("stream_failed")
         finally:
-            metrics.streams.dec()
+            metrics.streams -= 1
             stream.end(stopped=self._cutting)
 
 
@@ -193,13 +193,12 @@ class _Stream:
             event = event_of(parse_request(data))
             undecided = exchange.state is not State.DECIDED
             actions = exchange.on(event, begin, tools.wall_clock())
-            self._handing_over = undecided and exchange.state is State.DECIDED
-            replies = [tools.writer.write(action) for action in actions]
             if undecided:
-                self._count(actions[0], begin)
+                self._handing_over = exchange.state is State.DECIDED
+                self._count(actions, begin)
             try:
-                for reply in replies:
-                    await context.write(reply)
+                for action in actions:
+                    await context.write(tools.writer.write(action))
             except Exception as error:
                 raise _PeerGoneError from error
             self._handing_over = False
@@ -209,21 +208,24 @@ class _Stream:
         tools = self._tools
         event = Stopped() if stopped else Lost(clean=not self._handing_over)
         self._exchange.on(event, tools.clock(), tools.wall_clock())
+        if self._exchange.moved:
+            tools.metrics.moved()
 
-    def _count(self, action: Action, begin: float) -> None:
+    def _count(self, actions: tuple[Action, ...], begin: float) -> None:
         exchange, metrics, now = self._exchange, self._tools.metrics, self._tools.clock()
         self._thinking_s += now - begin
         if exchange.state is State.WAITING:
-            self._replied_at = now
+            if self._replied_at is None:
+                self._replied_at = now
             return
         waited = None if self._replied_at is None else begin - self._replied_at
         metrics.took(self._thinking_s, waited)
         if exchange.unreadable is not None:
             metrics.unreadable()
-        pick = action.pick if isinstance(action, ReplyHead | ReplyBody) else None
-        if pick is not None:
-            metrics.picked(pick)
-        elif isinstance(action, Refuse):
+        action = actions[0]
+        if isinstance(action, Refuse):
             metrics.refused(action.reason)
         elif exchange.passed is not None:
             metrics.passed(exchange.passed)
+        elif isinstance(action, ReplyHead | ReplyBody) and action.pick is not None:
+            metrics.picked(action.pick)

@@ -33,6 +33,7 @@ from ext_proc.exchange import (
 from protos.names import (
     CLUSTER_ATTRIBUTE,
     DESTINATION_HEADER,
+    DESTINATION_SERVED_KEY,
     LB_NAMESPACE,
     ROUTE_ATTRIBUTE,
     SUBSET_KEY,
@@ -88,12 +89,13 @@ def event_of(message: Any) -> Head | Body | Trailers | Response:
     if kind == "request_trailers":
         return Trailers()
     if kind == "response_headers":
-        return Response(ResponsePart.HEADERS, end_of_stream=message.response_headers.end_of_stream)
+        ended = message.response_headers.end_of_stream
+        return Response(ResponsePart.HEADERS, end_of_stream=ended, served=_served(message))
     if kind == "response_body":
         part = message.response_body
         return Response(ResponsePart.BODY, part.body, part.end_of_stream)
     if kind == "response_trailers":
-        return Response(ResponsePart.TRAILERS)
+        return Response(ResponsePart.TRAILERS, served=_served(message))
     raise WireError(f"a processing request with {kind or 'nothing'} in it")
 
 
@@ -104,13 +106,14 @@ def read_headers(headers: Iterable[Any]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for header in headers:
-        name = header.key.lower()
+        name = header.key
+        if not name.islower():  # Envoy's names are; others pay for the copy
+            name = name.lower()
         raw = header.raw_value
         # A value is read, never sent on, so bytes that are no UTF-8 may be replaced.
         value = raw.decode("utf-8", "replace") if raw else header.value
-        earlier = found.get(name)
-        if earlier is not None:
-            value = f"{earlier}{'; ' if name == 'cookie' else ','}{value}"
+        if name in found:
+            value = f"{found[name]}{'; ' if name == 'cookie' else ','}{value}"
         found[name] = value
     return found
 
@@ -163,6 +166,19 @@ def _subset(message: Any) -> frozenset[str] | None:
     )
     entries = (entry.strip() for text in texts for entry in text.split(","))
     return frozenset([entry for entry in entries if entry][:MAX_SUBSET])
+
+
+def _served(message: Any) -> str | None:
+    """Return the replica that served, as Envoy's ``override_host`` notes it; ``None`` = not told.
+
+    A response's headers and trailers carry it, where the proxy forwards ``envoy.lb``.
+    """
+    if not message.HasField("metadata_context"):
+        return None
+    namespaces = message.metadata_context.filter_metadata
+    if LB_NAMESPACE not in namespaces:
+        return None
+    return _text(namespaces[LB_NAMESPACE].fields, DESTINATION_SERVED_KEY)
 
 
 # --- out ----------------------------------------------------------------------------------------

@@ -68,11 +68,13 @@ class ResponsePart(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A part of the response; nothing is read from it."""
+    """A part of the response; nothing is read from its content."""
 
     part: ResponsePart
     chunk: bytes = b""
     end_of_stream: bool = False
+    served: str | None = None
+    """``ip:port`` of the replica that served, where the proxy tells."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,16 @@
 Law:
 
 1. Each `Head`, `Body`, `Trailers` and `Response` is answered by exactly one action, in its own
-   kind, or by one `Refuse`; only a duplex chunk that is too large for one message is answered by
-   several. `Lost` and `Stopped` are answered by none.
+   kind, or by one `Refuse`; `Lost` and `Stopped` are answered by none. Only in duplex may an
+   answer wait: the head's and those of the chunks before the decision are all given with it, in
+   their order, and a chunk that is too large for one message is answered by several.
 2. There is at most one decision, and its reply is the only one with a pick. It falls at the head,
    unless the body can tell more: the request has one, its form is a unary inference, and its pool
    reads bodies or is not known yet. Then it falls at the first body message, which in the
-   buffered modes is the only one. Where the proxy announced chunks (streamed, duplex) waiting
-   would be too late or would hold the request back, so the decision falls at the head.
+   buffered modes is the only one. Where the proxy announced chunks that wait for nobody
+   (streamed) it would be too late, so the decision falls at the head. Where they wait for us
+   (duplex) it falls as soon as the first message of a gRPC call, the first `FIRST_PART_BYTES`, or
+   all of the body is here, so never later than that, and a stream's client need not half-close.
 3. The pool is the one of the route's cluster. On an unnamed route it is the one that the request
    names (header, model), else the form's default one.
 4. The reply clears the route cache if, and only if, the pool or variant decided on is not the one
@@ -19,10 +22,11 @@ Law:
    pool, it is a bad request.
 6. Not knowing is no refusal: without any pool, or for a cluster that is not one of a known pool,
    the proxy goes on by itself (a pass).
-7. The ticket settles exactly once, at the end of the stream: done where the reply with the pick
+7. Where the proxy tells which replica served, the ticket moves to that one.
+8. The ticket settles exactly once, at the end of the stream: done where the reply with the pick
    was handed over, however the stream ended after that; aborted where it was not; shutdown where
    the picker stops first.
-8. An illegal event raises `IllegalEventError` and changes nothing.
+9. An illegal event raises `IllegalEventError` and changes nothing.
 
 ======== ======================= ========================= ====================== ==============
 state    Head                    Body, Trailers            Response               Lost, Stopped
@@ -30,7 +34,9 @@ state    Head                    Body, Trailers            Response             
 NEW      decide -> DECIDED,      illegal                   illegal                -> OVER
          or ask -> WAITING
 WAITING  illegal                 body: decide -> DECIDED   a pass -> DECIDED      -> OVER
+                                 (duplex: or hold it)
                                  trailers: a pass
+                                 (duplex: decide)
 DECIDED  illegal                 an empty reply (an echo   an empty reply (an     settle -> OVER
                                  in duplex)                echo in duplex)
 OVER     illegal                 illegal                   illegal                illegal
@@ -56,10 +62,12 @@ from ext_proc.exchange.events import (
     BodySending,
     Head,
     Lost,
+    Response,
     ResponsePart,
     Stopped,
     Trailers,
 )
+from ext_proc.exchange.first_part import body_tells_more, enough
 from ext_proc.exchange.refusals import refuse, too_large
 from ext_proc.exchange.replies import echoes, write_pick
 from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head, session_of
@@ -84,13 +92,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ext_proc.exchange.actions import Action, Pick
-    from ext_proc.exchange.events import Event, Response
+    from ext_proc.exchange.events import Event
     from ext_proc.routing.types import Protocol as Spoken
-
-_READABLE: Final = frozenset(
-    {Form.GRPC_INFER, Form.HTTP_INFER, Form.GENERATE, Form.GENERATE_STREAM, Form.OPENAI}
-)
-"""Unary inference. A stream's body cannot be waited for: its client may wait for us."""
 
 _EMPTY_HEAD: Final = ReplyHead()
 _ASK_FIRST_PART: Final = ReplyHead(ask=Ask.FIRST_PART)
@@ -127,6 +130,9 @@ class Chooser(Protocol):
     def decide(self, request: Request, now: float, unix_now: float) -> Decision | Refusal:
         """Choose, and charge the choice."""
 
+    def served(self, ticket: Ticket, address: str, now: float) -> Ticket:
+        """Move the charge to the replica at ``address``; return the ticket that is open now."""
+
     def settle(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
         """Take the charge back; tell whether it was still open."""
 
@@ -139,6 +145,8 @@ class _Known:
     ref: ClusterRef
     features: Features
     pool: Pool | None
+    held: bytearray | None = None
+    """Chunks that wait for the decision; ``None`` where the body does not come in duplex."""
 
 
 class Exchange:
@@ -154,6 +162,7 @@ class Exchange:
         "_duplex_response",
         "_ticket",
         "_waiting",
+        "moved",
         "passed",
         "state",
         "unreadable",
@@ -167,6 +176,8 @@ class Exchange:
         self._waiting: _Known | None = None
         """Set exactly in state WAITING."""
         self.state = State.NEW
+        self.moved = False
+        """Another replica than the pick served the request."""
         self.passed: str | None = None
         """Why nobody was chosen although nothing was refused; ``None`` otherwise."""
         self.unreadable: str | None = None
@@ -186,17 +197,24 @@ class Exchange:
         if not self._legal(event):
             raise IllegalEventError(f"{type(event).__name__} in state {self.state.value}")
         if isinstance(event, Head):
-            return (self._on_head(event, now, unix_now),)
+            return self._on_head(event, now, unix_now)
         if isinstance(event, Lost | Stopped):
             self._settle(event, now)
             return ()
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
+            if waiting.held is not None and isinstance(event, Body | Trailers):
+                return self._on_chunk(waiting, waiting.held, event, now, unix_now)
             if isinstance(event, Body):
-                return (self._on_body(waiting, event, now, unix_now),)
+                decided = self._on_body(waiting, event, now, unix_now)
+                return (decided if isinstance(decided, Refuse) else ReplyBody(decided),)
             # No body message will come. A reply to trailers cannot carry a pick, and a response
             # means that the proxy answered by itself.
             self._pass("no-body")
+        if isinstance(event, Response) and event.served is not None and self._ticket is not None:
+            ticket = self._chooser.served(self._ticket, event.served, now)
+            self.moved = self.moved or ticket is not self._ticket
+            self._ticket = ticket
         return self._go_on(event)
 
     def _go_on(self, event: Body | Trailers | Response) -> tuple[Action, ...]:
@@ -217,34 +235,35 @@ class Exchange:
 
     # --- the request --------------------------------------------------------------------------
 
-    def _on_head(self, head: Head, now: float, unix_now: float) -> Action:
-        self._duplex_request = head.request_body is BodySending.DUPLEX
+    def _on_head(self, head: Head, now: float, unix_now: float) -> tuple[Action, ...]:
+        sent = head.request_body
+        self._duplex_request = sent is BodySending.DUPLEX
         self._duplex_response = head.response_body is BodySending.DUPLEX
         known = self._locate(head)
         if isinstance(known, str):
-            return self._pass(known)
-        features, sent = known.features, head.request_body
-        readable = not head.end_of_stream and features.form in _READABLE
+            return (self._pass(known),)
+        readable = body_tells_more(head, known.features.form, known.pool)
+        features = known.features
         if known.pool is None and (
             features.pool is not None or features.model is not None or not readable
         ):
             found = self._find_pool(known)
             if isinstance(found, Refusal):
-                return self._refuse(known, found)
-        if (
-            readable
-            and (known.pool is None or known.pool.body != "none")
-            and sent in {BodySending.NONE, BodySending.BUFFERED}
-        ):
+                return (self._refuse(known, found),)
+            readable = body_tells_more(head, known.features.form, known.pool)
+        if readable:
             self.state = State.WAITING
             self._waiting = known
-            return _ASK_FIRST_PART if sent is BodySending.NONE else _EMPTY_HEAD
+            if sent is BodySending.DUPLEX:
+                known.held = bytearray()
+                return ()
+            return (_ASK_FIRST_PART if sent is BodySending.NONE else _EMPTY_HEAD,)
         decided = self._decide(known, head.subset, now, unix_now)
         if isinstance(decided, Refuse):
-            return decided
+            return (decided,)
         # A buffered body that nobody reads would only delay the request; a stream's never ends.
         unwanted = sent is BodySending.BUFFERED and not head.end_of_stream
-        return ReplyHead(decided, Ask.NOTHING if unwanted else None)
+        return (ReplyHead(decided, Ask.NOTHING if unwanted else None),)
 
     def _locate(self, head: Head) -> _Known | str:
         """Read the head and the route; a string says why the proxy must go on by itself."""
@@ -260,7 +279,38 @@ class Exchange:
             return "unknown-cluster"
         return _Known(head, ref, read_head(head.method, head.path, head.headers), pool)
 
-    def _on_body(self, known: _Known, body: Body, now: float, unix_now: float) -> Action:
+    def _on_chunk(
+        self,
+        known: _Known,
+        held: bytearray,
+        event: Body | Trailers,
+        now: float,
+        unix_now: float,
+    ) -> tuple[Action, ...]:
+        """Hold a chunk, or decide on what is held; the answers that waited follow the decision."""
+        ended = event.end_of_stream if isinstance(event, Body) else True
+        if isinstance(event, Body):
+            held += event.chunk
+            if event.subset is not None:
+                known.head = replace(known.head, subset=event.subset)
+            if not ended and not enough(held, known.features.form):
+                self._waiting = known
+                return ()
+        body = Body(bytes(held), ended)
+        if known.features.form is Form.GRPC_STREAM and not held:  # a stream without messages
+            decided = self._decide(known, known.head.subset, now, unix_now)
+        else:
+            decided = self._on_body(known, body, now, unix_now)
+        if isinstance(decided, Refuse):
+            return (decided,)
+        head = ReplyHead(decided)
+        if isinstance(event, Trailers):
+            # The trailers end the request, so no chunk does.
+            echoed = echoes(replace(body, end_of_stream=False)) if held else []
+            return (head, *(ReplyBody(echo=echo) for echo in echoed), _EMPTY_TRAILERS)
+        return (head, *(ReplyBody(echo=echo) for echo in echoes(body)))
+
+    def _on_body(self, known: _Known, body: Body, now: float, unix_now: float) -> Pick | Refuse:
         head = known.head
         if known.pool is not None and (refusal := too_large(body, known.pool)):
             return self._refuse(known, refusal)
@@ -278,8 +328,7 @@ class Exchange:
             if refusal is not None:
                 return self._refuse(known, refusal)
         subset = head.subset if body.subset is None else body.subset
-        decided = self._decide(known, subset, now, unix_now)
-        return decided if isinstance(decided, Refuse) else ReplyBody(decided)
+        return self._decide(known, subset, now, unix_now)
 
     # --- the decision -------------------------------------------------------------------------
 

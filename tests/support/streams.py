@@ -9,6 +9,7 @@ from typing import Any
 
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from tritonclient.grpc import service_pb2
 
 from ext_proc.routing.router import Router
 from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Variant
@@ -71,6 +72,18 @@ def router(*pools: Pool) -> Router:
     return made
 
 
+def frame(model: str, *, sequence: int | None = None, tensor: int = 0) -> bytes:
+    """Return a framed ``ModelInferRequest``, with so many bytes of tensor."""
+    message = service_pb2.ModelInferRequest(model_name=model)
+    if sequence is not None:
+        message.parameters["sequence_id"].int64_param = sequence
+    if tensor:
+        message.inputs.add(name="image", datatype="UINT8", shape=[tensor])
+        message.raw_input_contents.append(bytes(tensor))
+    content = message.SerializeToString()
+    return b"\0" + len(content).to_bytes(4, "big") + content
+
+
 @dataclass
 class Messages:
     """Builds the messages of one stream, in order."""
@@ -118,12 +131,17 @@ class Messages:
         """Add the request's trailers."""
         return self._add(pb.ProcessingRequest(request_trailers=pb.HttpTrailers()), None)
 
-    def response(self, part: str = "headers", body: bytes = b"") -> Messages:
-        """Add a part of the response."""
+    def response(
+        self, part: str = "headers", body: bytes = b"", *, end: bool = False, served: Any = None
+    ) -> Messages:
+        """Add a part of the response; ``served`` is its ``envoy.lb`` metadata."""
         message = pb.ProcessingRequest()
         getattr(message, f"response_{part}").SetInParent()
         if part == "body":
             message.response_body.body = body
+            message.response_body.end_of_stream = end
+        if served is not None:
+            message.metadata_context.filter_metadata[LB_NAMESPACE].update(served)
         return self._add(message, None)
 
     def bytes(self) -> list[bytes]:

@@ -6,8 +6,9 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
+from ext_proc.counts import MAX_SERIES
 from ext_proc.exchange import Pick
-from ext_proc.observability import MAX_SERIES, Metrics, debug_app
+from ext_proc.observability import Metrics, debug_app
 from ext_proc.routing.types import Decision
 
 
@@ -77,11 +78,14 @@ async def test_the_debug_page(registry):
     """Metrics, state and health over HTTP."""
     metrics = Metrics(registry)
     metrics.refused("saturated")
+    metrics.moved()
     ready = [False]
     app = debug_app(metrics, lambda: {"router": {1: {"a"}}}, lambda: ready[0])
     async with TestClient(TestServer(app)) as client:
         page = await client.get("/metrics")
-        assert 'tidegate_picker_refusals_total{reason="saturated"} 1.0' in await page.text()
+        text = await page.text()
+        assert 'tidegate_picker_refusals_total{reason="saturated"} 1.0' in text
+        assert "tidegate_picker_served_elsewhere_total 1.0" in text
         assert (await (await client.get("/debug/state")).json()) == {"router": {"1": "{'a'}"}}
         assert (await client.get("/healthz")).status == 503
         ready[0] = True

@@ -12,12 +12,12 @@ from prometheus_client import CollectorRegistry
 from ext_proc.observability import Metrics
 from ext_proc.routing.types import Outcome
 from ext_proc.service import MAX_MESSAGE_BYTES, AddressError, PickerServer
-from ext_proc.wire import METHOD, SERVICE
+from ext_proc.wire import SERVICE
+from support.peer import Peer
 from support.streams import (
     CHAT_PATH,
     GRPC_INFER,
     MODE,
-    Answer,
     Messages,
     llm,
     replicas,
@@ -26,58 +26,6 @@ from support.streams import (
 )
 
 PROMPT = {"text_input": "tell me about tides " * 60}
-
-
-class Peer:
-    """Envoy's side: a picker and a channel to it."""
-
-    def __init__(self, chooser):
-        self.router = chooser
-        self.registry = CollectorRegistry()
-        metrics = Metrics(self.registry)
-        self.server = PickerServer(chooser, picker="picker-1", metrics=metrics)
-
-    async def __aenter__(self):
-        self.address = await self.server.start("127.0.0.1:0")
-        self.channel = grpc.aio.insecure_channel(
-            self.address, options=[("grpc.max_send_message_length", -1)]
-        )
-        self._open = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")
-        return self
-
-    async def __aexit__(self, *_):
-        await self.channel.close()
-        await self.server.stop(0)
-
-    def open(self):
-        return self._open()
-
-    async def talk(self, messages, call=None):
-        """Send message after message, each after the reply to the one before."""
-        call = call or self.open()
-        answers = []
-        for message in messages.bytes():
-            await call.write(message)
-            reply = await call.read()
-            if reply is grpc.aio.EOF:
-                break
-            answers.append(Answer.of(reply))
-        return call, answers
-
-    async def finish(self, call):
-        await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
-        return await call.code()
-
-    def counted(self, name, **labels):
-        return self.registry.get_sample_value(f"tidegate_picker_{name}", labels or None)
-
-    async def settled(self, outcome):
-        """Wait until one ticket ended in that way."""
-        async with asyncio.timeout(5):
-            while not self.router.ledger.outcomes[outcome]:  # noqa: ASYNC110 - no event to await
-                await asyncio.sleep(0)
-        assert sum(self.router.in_flight().values()) == 0
 
 
 async def test_a_peeked_request():
@@ -177,6 +125,20 @@ async def test_a_moved_request():
         assert answers[-1].common.clear_route_cache
 
 
+async def test_served_elsewhere_is_credited_and_counted():
+    """V28: response headers say another replica served; it holds the ticket to the end."""
+    async with Peer(router(llm(body="none"))) as peer:
+        call, (answer,) = await peer.talk(Messages().head())
+        served = {"x-gateway-destination-endpoint-served": answer.picked[1]}
+        _, (reply,) = await peer.talk(Messages().response(served=served), call)
+        assert reply.message.response_headers.response.ByteSize() == 0
+        names = {each.http: each.key.id for each in llm().endpoints}
+        assert peer.router.in_flight()[names[answer.picked[1]]] == 1
+        await peer.finish(call)
+        await peer.settled(Outcome.DONE)
+        assert peer.counted("served_elsewhere_total") == 1
+
+
 async def test_no_pools_is_no_pick():
     """Before any pool is known the proxy goes on by itself."""
     async with Peer(router()) as peer:
@@ -250,7 +212,7 @@ async def test_a_bug_never_escapes(monkeypatch):
 
 async def test_a_large_body_crosses():
     """V80: a whole body above gRPC's usual 4 MiB is read, and one above the pool's bound is 413."""
-    assert MAX_MESSAGE_BYTES == 128 * 2**20
+    assert MAX_MESSAGE_BYTES > 256 * 2**20  # the most that `routing.max_body` may be
     big = {"text_input": "x" * 5_000_000}
     async with Peer(router(llm(body="full", max_body_bytes=8 * 2**20))) as peer:
         _, answers = await peer.talk(Messages(mode=MODE.BUFFERED).head().body(big))
@@ -286,7 +248,7 @@ async def test_health():
         assert await check("liveness") == serving
         watch = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"))
         assert (await watch.read()).status == not_serving
-        await peer.server.set_ready(ready=True)
+        peer.server.set_ready(ready=True)
         assert (await watch.read()).status == serving
         assert [await check(name) for name in names] == [serving] * 3
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -151,6 +151,23 @@ def test_other_messages():
     assert event(Messages().response("trailers")) == Response(ResponsePart.TRAILERS)
 
 
+@pytest.mark.parametrize(
+    ("space", "served"),
+    [
+        (None, None),
+        ({}, None),
+        ({"x-gateway-destination-endpoint": "10.0.0.1:80"}, None),
+        ({"x-gateway-destination-endpoint-served": 7}, None),
+        ({"x-gateway-destination-endpoint-served": "10.0.0.2:3000"}, "10.0.0.2:3000"),
+    ],
+)
+@pytest.mark.parametrize("part", ["headers", "trailers"])
+def test_the_served_replica(part, space, served):
+    """V28, V29: a response's headers and trailers tell who served, if the proxy says it."""
+    made = Messages().response(part, served=space)
+    assert event(made) == Response(ResponsePart[part.upper()], served=served)
+
+
 def test_a_message_without_content():
     """A request that carries nothing known is an error, not a guess."""
     with pytest.raises(WireError, match="nothing"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from ext_proc.exchange import (
     Ask,
     Body,
     BodySending,
+    Echo,
     Exchange,
     Head,
     IllegalEventError,
@@ -27,6 +29,8 @@ from ext_proc.exchange import (
     Stopped,
     Trailers,
 )
+from ext_proc.exchange.first_part import FIRST_PART_BYTES
+from ext_proc.exchange.replies import MAX_ECHO_BYTES
 from ext_proc.routing.types import Outcome
 from support.streams import (
     CHAT_PATH,
@@ -34,6 +38,7 @@ from support.streams import (
     GRPC_LIVE,
     GRPC_STREAM,
     INFER_PATH,
+    frame,
     llm,
     replicas,
     router,
@@ -118,9 +123,19 @@ def test_buffered_waits_without_asking():
         grpc(GRPC_STREAM),
         grpc(GRPC_LIVE),
         head(request_body=BodySending.STREAMED),
-        head(request_body=BodySending.DUPLEX),
+        grpc(GRPC_STREAM, request_body=BodySending.STREAMED),
+        head("/v2/models/toy-llm/config", request_body=BodySending.DUPLEX),
     ],
-    ids=["no-body", "get", "other", "stream", "live", "streamed", "duplex"],
+    ids=[
+        "no-body",
+        "get",
+        "other",
+        "stream",
+        "live",
+        "streamed",
+        "streamed-stream",
+        "duplex-other",
+    ],
 )
 def test_decides_at_the_head(event):
     """Where the body cannot tell more, or would come too late, the head decides (V46)."""
@@ -382,7 +397,7 @@ def test_no_body_after_all_is_a_pass(event):
 
 def test_duplex_chunks_are_echoed():
     """In duplex only an echo lets a chunk go on; a large one is cut, the end is on the last."""
-    exchange, reply = run(router(llm()), head(request_body=BodySending.DUPLEX))
+    exchange, reply = run(router(llm(body="none")), head(request_body=BodySending.DUPLEX))
     assert reply.pick is not None
     (empty,) = exchange.on(Body(b"", end_of_stream=False), 1.0, 1.0)
     assert (empty.echo.chunk, empty.echo.end_of_stream) == (b"", False)
@@ -392,11 +407,134 @@ def test_duplex_chunks_are_echoed():
     assert [action.echo.end_of_stream for action in actions] == [False, False, True]
 
 
+@pytest.mark.parametrize("cuts", [(), (1,), (4,), (5,), (9,), (3, 7, 11)])
+def test_a_stream_in_duplex_is_decided_on_its_first_message(cuts):
+    """However it is cut: one decision when the first message is whole; nobody half-closed."""
+    chooser = router(llm(default_for_grpc=True), vision())
+    event = replace(grpc(GRPC_STREAM, request_body=BodySending.DUPLEX), route="unnamed/stream")
+    exchange = Exchange(chooser)
+    assert exchange.on(event, 1.0, 1.0) == ()
+    message = frame("vision")
+    edges = [0, *cuts, len(message)]
+    chunks = [message[a:b] for a, b in itertools.pairwise(edges)]
+    for chunk in chunks[:-1]:
+        assert exchange.on(Body(chunk, end_of_stream=False), 1.0, 1.0) == ()
+        assert exchange.state is State.WAITING
+    reply, echo = exchange.on(Body(chunks[-1], end_of_stream=False), 1.0, 1.0)
+    assert reply.pick.decision.pool == "vision"
+    assert reply.pick.clear_route_cache
+    assert (echo.echo.chunk, echo.echo.end_of_stream, echo.pick) == (message, False, None)
+    (after,) = exchange.on(Body(b"more", end_of_stream=True), 1.0, 1.0)
+    assert (after.echo.chunk, after.echo.end_of_stream) == (b"more", True)
+
+
+def test_a_sequence_in_duplex_is_read_from_the_first_message():
+    """Both streams of one sequence go to one replica, though no header names it."""
+    chooser = router(llm())
+    event = grpc(GRPC_STREAM, request_body=BodySending.DUPLEX)
+    picks = set()
+    for _ in range(6):
+        exchange = Exchange(chooser)
+        exchange.on(event, 1.0, 1.0)
+        reply, _ = exchange.on(Body(frame("toy-llm", sequence=77), end_of_stream=False), 1.0, 1.0)
+        assert dict(reply.pick.headers)["x-envoy-max-retries"] == "0"
+        picks.add(reply.pick.destination)
+    assert len(picks) == 1
+
+
+def test_a_stream_in_duplex_without_messages_is_routed_by_its_head():
+    """A client may half-close at once; that is no bad request."""
+    chooser = router(llm())
+    event = replace(grpc(GRPC_STREAM, request_body=BodySending.DUPLEX), route="unnamed/stream")
+    for end, last in (
+        (Body(b"", end_of_stream=True), ReplyBody(echo=Echo(b"", end_of_stream=True))),
+        (Trailers(), ReplyTrailers()),
+    ):
+        exchange = Exchange(chooser)
+        exchange.on(event, 1.0, 1.0)
+        reply, *rest = exchange.on(end, 1.0, 1.0)
+        assert reply.pick.decision.pool == "llm"
+        assert rest == [last]
+
+
+def test_trailers_end_a_duplex_body_that_is_held():
+    """The request ends by trailers: decide, hand back what was held, answer the trailers."""
+    exchange = Exchange(router(llm()))
+    exchange.on(head(request_body=BodySending.DUPLEX), 1.0, 1.0)
+    assert exchange.on(Body(PROMPT, end_of_stream=False), 1.0, 1.0) == ()
+    reply, echo, last = exchange.on(Trailers(), 1.0, 1.0)
+    assert reply.pick.prompt_blocks == 4
+    assert echo.echo == Echo(PROMPT, end_of_stream=False)
+    assert last == ReplyTrailers()
+
+
+def test_what_a_duplex_decision_holds_is_bounded():
+    """At the bound the decision falls, though the message is longer; nothing is lost."""
+    exchange = Exchange(router(llm()))
+    exchange.on(grpc(GRPC_STREAM, request_body=BodySending.DUPLEX), 1.0, 1.0)
+    first = frame("toy-llm", tensor=10**6)
+    sent, actions = 0, ()
+    while not actions:
+        assert sent < FIRST_PART_BYTES
+        actions = exchange.on(Body(first[sent : sent + 1000], end_of_stream=False), 1.0, 1.0)
+        sent += 1000
+    assert sent - 1000 < FIRST_PART_BYTES <= sent
+    assert b"".join(action.echo.chunk for action in actions[1:]) == first[:sent]
+
+
+def test_a_bad_first_message_in_duplex_is_one_refusal():
+    """Only the body names the pool and cannot be read: 400, and nothing was echoed."""
+    event = replace(grpc(GRPC_STREAM, request_body=BodySending.DUPLEX), route="unnamed/stream")
+    exchange = Exchange(router(llm()))
+    exchange.on(event, 1.0, 1.0)
+    (reply,) = exchange.on(Body(b"\x07\0\0\0\x01x", end_of_stream=False), 1.0, 1.0)
+    assert (reply.status, reply.grpc_status) == (400, 3)
+
+
+def test_the_subset_of_the_last_chunk_counts():
+    """V78 in duplex: the metadata of the last body message is the one used."""
+    exchange = Exchange(router(llm()))
+    exchange.on(head(request_body=BodySending.DUPLEX, subset=frozenset({"10.0.0.1"})), 1.0, 1.0)
+    exchange.on(Body(PROMPT[:9], end_of_stream=False, subset=frozenset({"10.0.0.3"})), 1.0, 1.0)
+    last = Body(PROMPT[9:], end_of_stream=True, subset=frozenset({"10.0.0.2"}))
+    assert exchange.on(last, 1.0, 1.0)[0].pick.destination == "10.0.0.2:8080"
+
+
 def test_duplex_response_bodies_are_echoed():
     """A response body in duplex goes on only by its echo."""
     exchange, _ = run(router(llm()), head(response_body=BodySending.DUPLEX, end_of_stream=True))
     (reply,) = exchange.on(Response(ResponsePart.BODY, b"x", end_of_stream=True), 1.0, 1.0)
     assert reply.echo.chunk == b"x"
+
+
+@pytest.mark.parametrize("part", [ResponsePart.HEADERS, ResponsePart.TRAILERS])
+def test_the_replica_that_served_gets_the_charge(part):
+    """V28: the proxy tried another one; the ticket goes there, and settles there."""
+    chooser = router(llm())
+    exchange, reply = run(chooser, head(end_of_stream=True))
+    pick, other, *_ = reply.pick.destination.split(",")
+    names = {each.http: each.key.id for each in llm().endpoints}
+    for served in (pick, "192.168.1.1:1", other):
+        exchange.on(Response(part, served=served), 1.0, 1.0)
+        assert exchange.moved is (served == other)
+    assert chooser.in_flight()[names[other]] == 1
+    assert in_flight(chooser) == 1
+    exchange.on(Lost(clean=True), 1.0, 1.0)
+    assert in_flight(chooser) == 0
+    assert chooser.ledger.outcomes == {Outcome.MOVED: 1, Outcome.DONE: 1}
+
+
+def test_a_served_replica_without_a_ticket_is_nothing():
+    """V29: what was never charged, or is settled, is not moved."""
+    chooser = router(llm())
+    exchange, _ = run(chooser, grpc(GRPC_LIVE))
+    exchange.on(Response(ResponsePart.HEADERS, served="10.0.0.2:8081"), 1.0, 1.0)
+    assert not exchange.moved
+    exchange, _ = run(chooser, head(end_of_stream=True))
+    chooser.set_pools({"vision": vision()}, 1.0)
+    exchange.on(Response(ResponsePart.HEADERS, served="10.0.0.2:8080"), 1.0, 1.0)
+    assert not exchange.moved
+    assert in_flight(chooser) == 0
 
 
 # --- the ticket -----------------------------------------------------------------------------------
@@ -462,23 +600,68 @@ EVENTS = st.one_of(
         request_body=st.sampled_from(BodySending),
         response_body=st.sampled_from(BodySending),
     ),
-    st.builds(Body, st.sampled_from([b"", PROMPT, b"\0\xff", b"{"]), st.booleans()),
+    st.builds(
+        Body,
+        st.sampled_from([b"", PROMPT, b"\0\xff", b"{", b"\0" * 70_000, frame("toy-llm")]),
+        st.booleans(),
+        st.sampled_from([None, frozenset({"10.0.0.2"}), frozenset()]),
+    ),
     st.builds(Trailers),
-    st.builds(Response, st.sampled_from(ResponsePart)),
+    st.builds(
+        Response,
+        st.sampled_from(ResponsePart),
+        served=st.sampled_from([None, "10.0.0.2:8080", "nobody:1"]),
+    ),
     st.builds(Lost, st.booleans()),
     st.builds(Stopped),
 )
 KIND = {Head: ReplyHead, Body: ReplyBody, Trailers: ReplyTrailers, Response: ReplyResponse}
 
 
+class Book:
+    """What the proxy waits for: in duplex answers may come late, but in order and once."""
+
+    def __init__(self):
+        self.owed = []
+        """Kinds of reply that are still to come."""
+        self.held = self.echoed = b""
+        self.duplex = False
+        self.over = False
+        """Refused: nothing more is owed."""
+
+    def sent(self, event):
+        if isinstance(event, Head):
+            self.duplex = event.request_body is BodySending.DUPLEX
+        if isinstance(event, Body) and self.duplex:
+            self.held += event.chunk
+        self.owed.append(event)
+
+    def got(self, actions):
+        for action in actions:
+            if isinstance(action, Refuse):
+                self.over = True
+                return
+            if isinstance(action, ReplyBody) and self.duplex:
+                assert len(action.echo.chunk) <= MAX_ECHO_BYTES
+                self.echoed += action.echo.chunk
+                while self.owed and isinstance(self.owed[0], Body):
+                    self.owed.pop(0)
+                continue
+            while self.owed and isinstance(self.owed[0], Body) and self.duplex:
+                assert self.owed.pop(0).chunk == b""
+            assert isinstance(action, KIND[type(self.owed.pop(0))])
+
+
 @given(st.lists(EVENTS, max_size=8))
 def test_any_order_of_events(events):
-    """Replies are of the event's kind, at most one carries a pick, and the ticket settles once.
+    """Each message is answered in its kind, at most one pick; the ticket settles once.
 
-    Illegal events raise and change nothing.
+    In duplex answers may wait for the decision, and what goes on is what came. Illegal events
+    raise and change nothing.
     """
     chooser = router(llm())
     exchange = Exchange(chooser)
+    book = Book()
     picks = refusals = 0
     for event in events:
         before = (exchange.state, in_flight(chooser))
@@ -495,14 +678,21 @@ def test_any_order_of_events(events):
             assert actions == ()
             assert exchange.state is State.OVER
             continue
-        assert len(actions) == 1
-        for action in actions:
-            assert isinstance(action, Refuse | KIND[type(event)])
-            refusals += isinstance(action, Refuse)
-            picks += getattr(action, "pick", None) is not None
+        if book.over or isinstance(event, Response):
+            continue
+        book.sent(event)
+        book.got(actions)
+        if exchange.state is State.DECIDED and not book.over and exchange.passed is None:
+            assert book.echoed == book.held
+            assert not book.owed
+        elif exchange.state is State.WAITING and not book.duplex:
+            assert not book.owed
+        refusals += sum(isinstance(action, Refuse) for action in actions)
+        picks += sum(getattr(action, "pick", None) is not None for action in actions)
     assert picks + refusals <= 1
     if exchange.state is not State.OVER:
         exchange.on(Lost(clean=True), 1.0, 1.0)
     assert in_flight(chooser) == 0
-    assert sum(chooser.ledger.outcomes.values()) <= 1
+    ends = chooser.ledger.outcomes
+    assert ends.total() - ends[Outcome.MOVED] <= 1
     assert chooser.state(1.0)["counters"]["unmatched_settles"] == 0

@@ -278,6 +278,39 @@ def test_beyond_the_bound_of_tickets_requests_go_uncounted(build: Build) -> None
 # --- Sequences ----------------------------------------------------------------------------------
 
 
+def test_a_charge_moves_to_who_served(build: Build) -> None:
+    """V115: after a retry the replica that served holds the request, under a ticket of its own."""
+    events: list[object] = []
+    router = build.router(build.pool(3), on_event=events.append)
+    decision = decide(router, build.request())
+    assert decision.ticket is not None
+    moved = router.served(decision.ticket, decision.addresses[1], 1.0)
+    other = moved.endpoint.id
+    assert (router.in_flight()[other], sum(router.in_flight().values())) == (1, 1)
+    assert moved.work == decision.ticket.work
+    assert not router.settle(decision.ticket, Outcome.DONE, 1.0)
+    assert router.settle(moved, Outcome.DONE, 1.0)
+    assert router.ledger.outcomes == {Outcome.MOVED: 1, Outcome.DONE: 1}
+    follower = Ledger()
+    for event in events:
+        if isinstance(event, Charged | Settled | EndpointRemoved):
+            follower.apply(event)
+    assert follower.outcomes == router.ledger.outcomes
+
+
+def test_a_charge_stays_where_nothing_is_known(build: Build) -> None:
+    """V29: the pick itself, an unknown address, a settled ticket: the ticket is the same."""
+    router = build.router(build.pool(2))
+    decision = decide(router, build.request())
+    ticket = decision.ticket
+    assert ticket is not None
+    assert router.served(ticket, decision.addresses[0], 1.0) is ticket
+    assert router.served(ticket, "10.9.9.9:1", 1.0) is ticket
+    end(router, decision)
+    assert router.served(ticket, decision.addresses[1], 1.0) is ticket
+    assert len(router.ledger) == 0
+
+
 def test_a_sequence_stays_on_its_replica(build: Build) -> None:
     """All its requests have one address, no retry elsewhere, until it ends."""
     router = build.router(build.pool(8))

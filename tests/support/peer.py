@@ -1,0 +1,76 @@
+"""Envoy's side of the external-processing protocol: a picker and a real channel to it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Self
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from ext_proc.observability import Metrics
+from ext_proc.service import PickerServer
+from ext_proc.wire import METHOD, SERVICE
+from support.streams import Answer, Messages
+
+if TYPE_CHECKING:
+    from ext_proc.routing.router import Router
+    from ext_proc.routing.types import Outcome
+
+PATIENCE_S = 5.0
+"""How long a reply may take before it counts as missing."""
+
+
+class Peer:
+    """Envoy's side: a picker and a channel to it."""
+
+    def __init__(self, chooser: Router) -> None:
+        self.router = chooser
+        self.registry = CollectorRegistry()
+        metrics = Metrics(self.registry)
+        self.server = PickerServer(chooser, picker="picker-1", metrics=metrics)
+
+    async def __aenter__(self) -> Self:
+        self.address = await self.server.start("127.0.0.1:0")
+        self.channel = grpc.aio.insecure_channel(
+            self.address, options=[("grpc.max_send_message_length", -1)]
+        )
+        self._open = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.channel.close()
+        await self.server.stop(0)
+
+    def open(self) -> Any:
+        """Open a stream."""
+        return self._open()
+
+    async def talk(self, messages: Messages, call: Any = None) -> tuple[Any, list[Answer]]:
+        """Send message after message, each after the reply to the one before."""
+        call = call or self.open()
+        answers = []
+        for message in messages.bytes():
+            await call.write(message)
+            reply = await call.read()
+            if reply is grpc.aio.EOF:
+                break
+            answers.append(Answer.of(reply))
+        return call, answers
+
+    async def finish(self, call: Any) -> grpc.StatusCode:
+        """End the stream as Envoy does; return how it ended."""
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        return await call.code()
+
+    def counted(self, name: str, **labels: str) -> float | None:
+        """Return a metric of the picker."""
+        return self.registry.get_sample_value(f"tidegate_picker_{name}", labels or None)
+
+    async def settled(self, outcome: Outcome) -> None:
+        """Wait until one ticket ended in that way."""
+        async with asyncio.timeout(5):
+            while not self.router.ledger.outcomes[outcome]:  # noqa: ASYNC110 - no event to await
+                await asyncio.sleep(0)
+        assert sum(self.router.in_flight().values()) == 0

@@ -1,0 +1,106 @@
+"""gRPC health over a real channel."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ext_proc import health
+from ext_proc.health import NOT_SERVING, SERVING, Health
+
+UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class Served:
+    """A health service and a stub of it."""
+
+    async def __aenter__(self):
+        self.health = Health()
+        self.server = grpc.aio.server()
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        await self.server.start()
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        self.stub = health_pb2_grpc.HealthStub(self.channel)
+        return self
+
+    async def __aexit__(self, *_):
+        await self.channel.close()
+        await self.server.stop(0)
+
+    def watch(self, service="x"):
+        return self.stub.Watch(health_pb2.HealthCheckRequest(service=service))
+
+    async def check(self, service="x"):
+        return (await self.stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+    async def watched_by(self, count):
+        async with asyncio.timeout(5):
+            while self.health.watchers != count:  # noqa: ASYNC110 - no event to await
+                await asyncio.sleep(0)
+
+
+async def test_check_follows_set():
+    """V105: the status is the one last set; what nobody set is not found."""
+    async with Served() as served:
+        for serving, status in ((True, SERVING), (False, NOT_SERVING)):
+            served.health.set("x", serving=serving)
+            assert await served.check() == status
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.check("y")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_watcher_hears_each_change():
+    """At once, and then only what is new."""
+    async with Served() as served:
+        served.health.set("x", serving=False)
+        watch = served.watch()
+        assert (await watch.read()).status == NOT_SERVING
+        served.health.set("x", serving=False)
+        served.health.set("x", serving=True)
+        assert (await watch.read()).status == SERVING
+        watch.cancel()
+
+
+async def test_a_watch_survives_when_another_leaves():
+    """One watcher that leaves takes nobody with it."""
+    async with Served() as served:
+        served.health.set("x", serving=False)
+        first, second = served.watch(), served.watch()
+        await first.read()
+        await second.read()
+        first.cancel()
+        await served.watched_by(1)
+        served.health.set("x", serving=True)
+        assert (await second.read()).status == SERVING
+        second.cancel()
+        await served.watched_by(0)
+
+
+async def test_a_service_may_become_known():
+    """SERVICE_UNKNOWN is a status like others: the watch goes on."""
+    async with Served() as served:
+        watch = served.watch("later")
+        assert (await watch.read()).status == UNKNOWN
+        served.health.set("later", serving=True)
+        assert (await watch.read()).status == SERVING
+        watch.cancel()
+
+
+async def test_watchers_are_bounded(monkeypatch):
+    """One above the bound is refused, and those below it are not touched."""
+    monkeypatch.setattr(health, "MAX_WATCHERS", 1)
+    async with Served() as served:
+        watch = served.watch()
+        assert (await watch.read()).status == UNKNOWN
+        refused = served.watch()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await refused.read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        served.health.set("x", serving=True)
+        assert (await watch.read()).status == SERVING
+        watch.cancel()

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from tidegate.logs import LogFormat, LogLevel  # noqa: TC001 - as above
-from xds_server.fleet.model import join_host_port, split_host_port
+from xds_server.fleet.fields import join_host_port, split_host_port
 
 
 def _listen_address(address: str) -> str:

@@ -7,14 +7,21 @@ result: ``xds_server.fleet.rules`` does.
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
-from xds_server.fleet.model import MAX_WEIGHT_SUM
+from pydantic import ValidationError
+
+from xds_server.fleet.fields import MAX_WEIGHT_SUM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from xds_server.fleet.model import Endpoint, Fleet, Pool
+
+
+Section = Literal["circuit_breaker", "slow_start"]
+SECTIONS: Final[tuple[Section, ...]] = ("circuit_breaker", "slow_start")
+"""Parts of a pool that operators set at run time field by field."""
 
 
 class UnknownName(ValueError):  # noqa: N818 - reads as the sentence it is: raise UnknownName(...)
@@ -80,12 +87,38 @@ def set_draining(fleet: Fleet, endpoint: str, draining: bool) -> Fleet:
     )
 
 
+def set_section(fleet: Fleet, pool: str, section: Section, values: Mapping[str, float]) -> Fleet:
+    """Return the fleet with other limits or another ramp; fields not named keep theirs.
+
+    Raises:
+        UnknownName: No such pool.
+        BadChange: No values, an unknown field, or a value out of range.
+    """
+    current = _find_pool(fleet, pool)
+    before = getattr(current, section)
+    fields = type(before).model_fields
+    if not values:
+        raise BadChange(f"nothing given; {section} has {', '.join(fields)}")
+    for name in values:
+        if name not in fields:
+            raise BadChange(f"{section} has no '{name[:64]}'; it has {', '.join(fields)}")
+    try:
+        after = type(before).model_validate({**before.model_dump(mode="json"), **values})
+    except ValidationError as error:
+        (first, *_) = error.errors(include_url=False)
+        where = ".".join(map(str, first["loc"]))
+        raise BadChange(f"{section}.{where}: {first['msg']}") from None
+    return _with_pools(
+        fleet, lambda p: p.model_copy(update={section: after}) if p.name == current.name else p
+    )
+
+
 def merge(last_file: Fleet | None, new_file: Fleet, live: Fleet) -> Fleet:
     """Return what an edited fleet file makes of the live fleet.
 
     The file wins, except where operators changed something at run time that the edit did not
-    touch: a pool's weights (as a whole, since one weight means nothing without the others) and
-    whether an endpoint drains.
+    touch: a pool's weights (as a whole, since one weight means nothing without the others), its
+    limits and its ramp (each as a whole), and whether an endpoint drains.
 
     Args:
         last_file: The file as it was when last taken over; ``None`` if it never was.
@@ -103,6 +136,13 @@ def merge(last_file: Fleet | None, new_file: Fleet, live: Fleet) -> Fleet:
             return pool
         if _weights(pool) == _weights(old) and _weights(current).keys() == _weights(pool).keys():
             pool = _with_weights(pool, _weights(current))
+        pool = pool.model_copy(
+            update={
+                section: getattr(current, section)
+                for section in SECTIONS
+                if getattr(pool, section) == getattr(old, section)
+            }
+        )
         written, edited = _draining(old), _draining(pool)
         kept = {
             endpoint: state

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from xds_server.fleet import document, rules
-from xds_server.fleet.model import PATTERN_MEANINGS, Fleet
+from xds_server.fleet.fields import PATTERN_MEANINGS
+from xds_server.fleet.model import Fleet
+from xds_server.fleet.problem import spell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pydantic_core import ErrorDetails
 
-    from xds_server.fleet.rules import Location
+    from xds_server.fleet.problem import Location
 
 MAX_FAULTS = 20
 """Faults listed of one file; further ones are counted."""
@@ -75,7 +77,7 @@ def load_text(text: str, source: str = "fleet") -> Fleet:
     except ValidationError as error:
         details = error.errors(include_url=False)
         raise FleetError(
-            Fault(source, root.closest(at).line, rules.spell(at) if at else "", reason)
+            Fault(source, root.closest(at).line, spell(at) if at else "", reason)
             for at, reason in _field_faults(details, root)
         ) from None
     check(fleet, source, root)

@@ -1,142 +1,38 @@
 """The fleet: everything an operator may declare, as one immutable value.
 
 The same model reads the fleet file, answers the admin API and is published as JSON Schema
-(``tidegate validate --schema``). Field errors come from the types here; what needs more than
-one field is checked in ``xds_server.fleet.rules``.
+(``tidegate validate --schema``). Field errors come from the types in ``fields``; what needs more
+than one field is checked in ``xds_server.fleet.rules``.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-MAX_WEIGHT_SUM = 2**32 - 1
-"""Envoy's bound on the sum of a route's cluster weights."""
-
-
-def _parse_duration(value: Any) -> Any:
-    if isinstance(value, str):
-        found = _DURATION.fullmatch(value.strip())
-        if found is None:
-            raise PydanticCustomError(
-                "duration",
-                "'{value}' is no duration; write for example 500ms, 30s or 2m",
-                {"value": value[:64]},
-            )
-        return float(found[1]) * _UNIT_S[found[2]]
-    return value
-
-
-def _to_nanoseconds(seconds: float) -> float:
-    # What is printed must read back as the same number, or an unchanged fleet would look changed.
-    return round(seconds, 9)
-
-
-def _print_duration(seconds: float) -> str:
-    if seconds.is_integer():
-        return f"{int(seconds)}s"
-    return f"{seconds * 1000:.6f}".rstrip("0").rstrip(".") + "ms"
-
-
-Duration = Annotated[
-    float,
-    BeforeValidator(_parse_duration),
-    Field(ge=0, le=86_400, allow_inf_nan=False),
-    AfterValidator(_to_nanoseconds),
-    PlainSerializer(_print_duration, return_type=str),
-    WithJsonSchema(
-        {"type": ["string", "number"], "pattern": r"^\d+(\.\d+)?(ms|s|m|h)$", "minimum": 0}
-    ),
-]
-"""Seconds; written as ``500ms``, ``30s``, ``2m``, ``1h`` or a bare number of seconds."""
-
-
-def split_host_port(address: str) -> tuple[str, int]:
-    """Split ``ip:port`` or ``[ipv6]:port``; raise ``ValueError`` where it is neither."""
-    host, colon, port = address.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:  # noqa: PLR2004 - TCP
-        raise ValueError(address)
-    parsed = ipaddress.ip_address(bare)
-    if (parsed.version == 6) != (bare != host):  # noqa: PLR2004 - IPv6 is bracketed, IPv4 is not
-        raise ValueError(address)
-    return str(parsed), int(port)
-
-
-def join_host_port(host: str, port: int) -> str:
-    """Write an address as Envoy compares it: ``ip:port``, IPv6 in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _check_host_port(address: str) -> str:
-    try:
-        return join_host_port(*split_host_port(address))
-    except ValueError:
-        raise PydanticCustomError(
-            "host_port",
-            "'{value}' is no address; write ip:port, for example 127.0.0.1:8001 or [::1]:8001",
-            {"value": address[:128]},
-        ) from None
-
-
-HostPort = Annotated[str, AfterValidator(_check_host_port)]
-"""``ip:port``, IPv6 in brackets, in its canonical spelling."""
-
-_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
-_ENDPOINT_ID = r"^[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,126}$"
-_HEADER_NAME = r"^[a-z0-9!#$%&'*+.^_`|~-]{1,64}$"
-_HEADER_VALUE = r"^[\x20-\x7e]{1,256}$"
-_MODEL_NAME = r"^[^/\x00-\x20]{1,128}$"
-_MODEL_VERSION = r"^[0-9]{1,18}$"
-_HTTP_PATH = r"^/[^\s?#]*$"
-_METRICS_URL = r"^http://[^\s/]+(/\S*)?$"
-
-PATTERN_MEANINGS = {
-    _NAME: "lower-case letters, digits, '.', '_' and '-', at most 63 characters",
-    _ENDPOINT_ID: "letters, digits, '.', '_', ':' and '-', at most 127 characters",
-    _HEADER_NAME: "a header name in lower case, at most 64 characters",
-    _HEADER_VALUE: "printable ASCII, 1 to 256 characters",
-    _MODEL_NAME: "a model name without '/' and white space, at most 128 characters",
-    _MODEL_VERSION: 'a version number in quotes, such as "1"',
-    _HTTP_PATH: "a path that starts with '/' and has neither query nor white space",
-    _METRICS_URL: "an http URL, such as http://127.0.0.1:8002/metrics",
-}
-"""What each pattern asks for, in words for error messages."""
-
-Name = Annotated[str, Field(pattern=_NAME)]
-"""Lower-case letters, digits, ``.``, ``_`` and ``-``; at most 63 characters."""
-
-EndpointId = Annotated[str, Field(pattern=_ENDPOINT_ID)]
-HeaderName = Annotated[str, Field(pattern=_HEADER_NAME)]
-"""A header name in lower case, as HTTP/2 writes it."""
-
-HeaderValue = Annotated[str, Field(pattern=_HEADER_VALUE)]
-ModelName = Annotated[str, Field(pattern=_MODEL_NAME)]
-HttpPath = Annotated[str, Field(pattern=_HTTP_PATH, max_length=256)]
-Label = Annotated[str, Field(max_length=128)]
-RESERVED_HEADER_PREFIXES = ("x-tidegate-", "x-gateway-", "x-envoy-")
-"""Envoy strips these from client requests, so nothing may depend on them."""
-
-
-class Strict(BaseModel):
-    """Immutable, and refuses fields it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+from xds_server.fleet.fields import (
+    MAX_WEIGHT_SUM,
+    RESERVED_HEADER_PREFIXES,
+    CookieName,
+    CookieValue,
+    Duration,
+    EndpointId,
+    FilePath,
+    HeaderName,
+    HeaderValue,
+    HostPort,
+    HttpPath,
+    Label,
+    MetricsUrl,
+    ModelName,
+    ModelVersion,
+    Name,
+    Percentage,
+    ServerName,
+    Strict,
+)
 
 
 class Match(Strict):
@@ -151,8 +47,11 @@ class Match(Strict):
 class VariantMatch(Strict):
     """What pins a request to a variant."""
 
-    headers: dict[HeaderName, HeaderValue] = {}
+    headers: dict[HeaderName, HeaderValue] = Field(default={})
     """All of these request headers must have exactly these values."""
+    cookies: dict[CookieName, CookieValue] = Field(default={})
+    """All of these cookies must have exactly these values. Envoy alone sees cookies: they pin
+    where path or headers name the pool, not where only the body does."""
 
     @model_validator(mode="after")
     def _reserved(self) -> Self:
@@ -166,6 +65,17 @@ class VariantMatch(Strict):
                 )
         return self
 
+    def __bool__(self) -> bool:
+        """Tell whether it pins anything."""
+        return bool(self.headers or self.cookies)
+
+    def includes(self, other: VariantMatch) -> bool:
+        """Tell whether every request that this takes, ``other`` would take as well."""
+        return (
+            other.headers.items() <= self.headers.items()
+            and other.cookies.items() <= self.cookies.items()
+        )
+
 
 class Variant(Strict):
     """A named share of the pool: replicas that serve one version of the model."""
@@ -173,7 +83,7 @@ class Variant(Strict):
     name: Name
     weight: Annotated[int, Field(ge=0, le=MAX_WEIGHT_SUM)] = 1
     """Relative share of the requests that nothing pins; 0 = none."""
-    model_version: Annotated[str, Field(pattern=_MODEL_VERSION)] | None = None
+    model_version: ModelVersion | None = None
     """The model version that these replicas serve. Requests are never rewritten."""
     match: VariantMatch = VariantMatch()
 
@@ -188,15 +98,15 @@ class Endpoint(Strict):
     """Address of its HTTP port."""
     grpc: HostPort | None = None
     """Address of its gRPC port."""
-    metrics: Annotated[str, Field(pattern=_METRICS_URL, max_length=512)] | None = None
+    metrics: MetricsUrl | None = None
     """URL of its Prometheus page."""
     variant: Name | None = None
     """Its variant; the pool's first if omitted."""
     capacity: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
     """Relative strength; 2.0 takes twice the load of 1.0."""
     zone: Label = ""
-    """Where it stands; a label for people and metrics."""
-    labels: Annotated[dict[Label, Label], Field(max_length=64)] = {}
+    """Where it stands, for people and metrics, and for the pool's `zones`."""
+    labels: Annotated[dict[Label, Label], Field(max_length=64)] = Field(default={})
     """Free key-value pairs, carried to the pickers."""
     draining: bool = False
     """Takes no new work."""
@@ -224,6 +134,9 @@ class Routing(Strict):
     policy: Literal["prefix-affinity", "least-in-flight", "round-robin"] = "prefix-affinity"
     body: BodyMode = "peek"
     """How much of a request's body the picker reads: nothing, a bounded first part, or all."""
+    first_message: Literal["none", "duplex"] = "none"
+    """Whether a gRPC stream (ModelStreamInfer) is routed by its headers alone, or by its first
+    message, with every message going through the picker: then a stream breaks with its picker."""
     fallbacks: Annotated[int, Field(ge=0, le=8)] = 2
     """Further endpoints behind the pick, which Envoy's retries walk."""
     session_header: HeaderName = "x-session-id"
@@ -261,6 +174,8 @@ class CircuitBreaker(Strict):
     max_connections: Annotated[int, Field(ge=1, le=2**31)] = 1024
     max_pending: Annotated[int, Field(ge=1, le=2**31)] = 512
     max_requests: Annotated[int, Field(ge=1, le=2**31)] = 1024
+    max_connections_per_endpoint: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """Most connections from one Envoy to one replica; 0 = no limit. Not changed over RTDS."""
     per_endpoint_in_flight: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Most requests in flight on one replica, kept by the picker; 0 = no limit."""
     retry_budget_percent: Annotated[float, Field(ge=0, le=100)] = 50.0
@@ -301,6 +216,41 @@ class Timeouts(Strict):
     """A stream without a byte in either direction for so long is ended."""
 
 
+class Shadow(Strict):
+    """Copies of requests, whose answers nobody sees."""
+
+    variant: Name
+    """Where copies go; in the same pool a variant of weight 0."""
+    pool: Name | None = None
+    """Pool of that variant; the same if omitted. Its replicas serve this pool's models too."""
+    percent: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 100.0
+    """Share of requests that are copied."""
+
+
+class UpstreamTls(Strict):
+    """TLS to a pool's replicas. The files are read by each Envoy, and again when they change."""
+
+    ca: FilePath | None = None
+    """Certificates that a replica's must be signed by; unchecked if omitted."""
+    certificate: FilePath | None = None
+    """Envoy's own certificate (PEM), where replicas ask for one."""
+    key: FilePath | None = None
+    """Its private key."""
+    server_name: ServerName | None = None
+    """Name to ask for, and, with `ca`, the name that the replica's certificate must have."""
+
+
+class ListenerTls(Strict):
+    """TLS to clients. The files are read by each Envoy, and again when they change."""
+
+    certificate: FilePath
+    """Certificate chain (PEM)."""
+    key: FilePath
+    """Its private key."""
+    client_ca: FilePath | None = None
+    """If given, clients must show a certificate signed by one of these."""
+
+
 class Pool(Strict):
     """Replicas that serve the same models, and how they are used."""
 
@@ -316,6 +266,15 @@ class Pool(Strict):
     outlier: Outlier = Outlier()
     health: Health = Health()
     timeouts: Timeouts = Timeouts()
+    zones: tuple[Label, ...] = ()
+    """Zones in the order in which Envoy, left to itself, prefers their replicas; further zones
+    come last. Empty = all alike."""
+    shadow: Shadow | None = None
+    """Copies requests to a variant without traffic of its own."""
+    drop_overload: Percentage = 0.0
+    """Emergency brake: Envoy refuses this share of the pool's requests with 503."""
+    upstream_tls: UpstreamTls | None = None
+    """Speak TLS to the replicas."""
 
     def variant_of(self, endpoint: Endpoint) -> str:
         """Return the name of the variant to which ``endpoint`` belongs."""
@@ -328,13 +287,17 @@ class Listener(Strict):
     address: HostPort = "127.0.0.1:10000"
     debug_headers: bool = False
     """Answer with `x-tidegate-served-by`, the replica's address."""
+    buffer_bytes: Annotated[int, Field(ge=16_384, le=16 * 2**20)] = 65_536
+    """What Envoy buffers of one connection, each way. Also bounds what `peek` collects."""
+    tls: ListenerTls | None = None
+    """Accept TLS only."""
 
 
 class Pickers(Strict):
     """The pickers that Envoy asks."""
 
     addresses: tuple[HostPort, ...] = ("127.0.0.1:18001",)
-    timeout: Annotated[Duration, Field(gt=0)] = 0.2
+    timeout: Annotated[Duration, Field(gt=0)] = 1.0
     """How long Envoy waits for an answer before it goes on by itself."""
     fail_open: bool = True
     """Without an answer Envoy balances by itself; otherwise the request fails."""

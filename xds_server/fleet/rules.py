@@ -12,10 +12,11 @@ Laws:
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xds_server.fleet.model import MAX_WEIGHT_SUM, RESERVED_HEADER_PREFIXES, split_host_port
+from xds_server.fleet.fields import MAX_WEIGHT_SUM, RESERVED_HEADER_PREFIXES, split_host_port
+from xds_server.fleet.problem import Location, Problem, repeated, spell
+from xds_server.fleet.traffic_rules import traffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,36 +24,8 @@ if TYPE_CHECKING:
     from protos.names import Protocol
     from xds_server.fleet.model import Endpoint, Fleet, Pool
 
-Location = tuple[str | int, ...]
-"""Field names and list positions from the fleet downwards, as pydantic writes them."""
-
 _OWN_PREFIXES = ("/v2/", "/inference.GRPCInferenceService/")
 _RESERVED_POOL_NAMES = frozenset({"unnamed"})  # would read like a route whose pool nobody names
-
-
-def spell(location: Location) -> str:
-    """Write a location for people: ``pools[0].endpoints[2].grpc``."""
-    text = ""
-    for part in location:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            text += f".{part}" if text else part
-    return text or "fleet"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One broken rule."""
-
-    location: Location
-    message: str
-    """What is wrong and what to write."""
-
-    @property
-    def path(self) -> str:
-        """The place, for people."""
-        return spell(self.location)
 
 
 def problems(fleet: Fleet) -> list[Problem]:
@@ -69,6 +42,7 @@ def problems(fleet: Fleet) -> list[Problem]:
         *_models(fleet),
         *_defaults(fleet),
         *_front(fleet),
+        *traffic(fleet),
     ]
     return sorted(found, key=lambda problem: _order(problem.location))
 
@@ -102,23 +76,8 @@ def _order(location: Location) -> tuple[tuple[int, str], ...]:
     return tuple((part, "") if isinstance(part, int) else (-1, part) for part in location)
 
 
-def _repeated(
-    values: Sequence[str], at: Location, field: str | None, what: str
-) -> Iterator[Problem]:
-    first: dict[str, int] = {}
-    for position, value in enumerate(values):
-        if value in first:
-            where = (*at, position) if field is None else (*at, position, field)
-            yield Problem(
-                where,
-                f"{what} '{value}' is already that of {spell((*at, first[value]))}; "
-                "write each only once",
-            )
-        first.setdefault(value, position)
-
-
 def _names(fleet: Fleet) -> Iterator[Problem]:
-    yield from _repeated([pool.name for pool in fleet.pools], ("pools",), "name", "pool name")
+    yield from repeated([pool.name for pool in fleet.pools], ("pools",), "name", "pool name")
     for position, pool in enumerate(fleet.pools):
         if pool.name in _RESERVED_POOL_NAMES:
             yield Problem(
@@ -133,8 +92,8 @@ def _pool(at: Location, pool: Pool) -> Iterator[Problem]:
             (*at, "match"),
             f"pool '{pool.name}' matches nothing; name its models, for example models: [my-model]",
         )
-    yield from _repeated(match.models, (*at, "match", "models"), None, "model")
-    yield from _repeated(match.paths, (*at, "match", "paths"), None, "path")
+    yield from repeated(match.models, (*at, "match", "models"), None, "model")
+    yield from repeated(match.paths, (*at, "match", "paths"), None, "path")
     for position, path in enumerate(match.paths):
         if path.startswith(_OWN_PREFIXES):
             yield Problem(
@@ -159,7 +118,7 @@ def _pool(at: Location, pool: Pool) -> Iterator[Problem]:
 
 def _variants(at: Location, pool: Pool) -> Iterator[Problem]:
     names = [variant.name for variant in pool.variants]
-    yield from _repeated(names, (*at, "variants"), "name", "variant name")
+    yield from repeated(names, (*at, "variants"), "name", "variant name")
     total = sum(variant.weight for variant in pool.variants)
     if total == 0:
         yield Problem(
@@ -174,13 +133,13 @@ def _variants(at: Location, pool: Pool) -> Iterator[Problem]:
             f"{MAX_WEIGHT_SUM}; write smaller ones",
         )
     for later, variant in enumerate(pool.variants):
-        pins = variant.match.headers.items()
         for earlier in pool.variants[:later]:
-            if earlier.match.headers and earlier.match.headers.items() <= pins:
+            if earlier.match and variant.match.includes(earlier.match):
                 yield Problem(
-                    (*at, "variants", later, "match", "headers"),
+                    (*at, "variants", later, "match"),
                     f"every request that matches variant '{variant.name}' already matches "
-                    f"'{earlier.name}' before it; use another header or value, or swap them",
+                    f"'{earlier.name}' before it; use another header, cookie or value, or swap "
+                    "them",
                 )
                 break
     for position, variant in enumerate(pool.variants):
@@ -199,7 +158,7 @@ def _variants(at: Location, pool: Pool) -> Iterator[Problem]:
 
 def _endpoints(at: Location, pool: Pool) -> Iterator[Problem]:
     ids = [endpoint.id for endpoint in pool.endpoints]
-    yield from _repeated(ids, (*at, "endpoints"), "id", "endpoint id")
+    yield from repeated(ids, (*at, "endpoints"), "id", "endpoint id")
     names = [variant.name for variant in pool.variants]
     for position, endpoint in enumerate(pool.endpoints):
         if endpoint.variant is not None and endpoint.variant not in names:
@@ -310,7 +269,7 @@ def _defaults(fleet: Fleet) -> Iterator[Problem]:
 def _front(fleet: Fleet) -> Iterator[Problem]:
     pickers = fleet.pickers
     at: Location = ("pickers", "addresses")
-    yield from _repeated(pickers.addresses, at, None, "picker address")
+    yield from repeated(pickers.addresses, at, None, "picker address")
     if not pickers.addresses and not pickers.fail_open:
         yield Problem(
             at,

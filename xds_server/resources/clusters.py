@@ -23,9 +23,6 @@ from envoy_data_plane.envoy.config.cluster.v3 import (
     OutlierDetection,
 )
 from envoy_data_plane.envoy.config.core.v3 import (
-    AggregatedConfigSource,
-    ApiVersion,
-    ConfigSource,
     HealthCheck,
     HealthCheckGrpcHealthCheck,
     HealthCheckHttpHealthCheck,
@@ -33,7 +30,6 @@ from envoy_data_plane.envoy.config.core.v3 import (
     Http2ProtocolOptions,
     HttpProtocolOptions,
     RuntimeDouble,
-    TypedExtensionConfig,
 )
 from envoy_data_plane.envoy.extensions.load_balancing_policies.common.v3 import SlowStartConfig
 from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request.v3 import LeastRequest
@@ -60,10 +56,10 @@ from protos.names import (
 )
 from xds_server.fleet.model import CircuitBreaker, SlowStart
 from xds_server.resources.runtime import aggression_key
+from xds_server.resources.secrets import upstream
+from xds_server.resources.sources import ads_source, extension
 
 if TYPE_CHECKING:
-    import betterproto2
-
     from xds_server.fleet.model import Health, Pool, Variant
 
 _UPSTREAM_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -78,20 +74,6 @@ _PICKER_MAX_STREAMS = 100_000
 _DEFAULT_LIMITS = CircuitBreaker()
 _DEFAULT_RAMP = SlowStart()
 """What has a runtime key is constant here; the values in force come over RTDS (``runtime``)."""
-
-
-def ads_source(fetch_timeout: timedelta | None = None) -> ConfigSource:
-    """Return the config source that means: over the ADS stream."""
-    return ConfigSource(
-        ads=AggregatedConfigSource(),
-        resource_api_version=ApiVersion.V3,
-        initial_fetch_timeout=fetch_timeout,
-    )
-
-
-def extension(name: str, config: betterproto2.Message) -> TypedExtensionConfig:
-    """Wrap an extension's configuration."""
-    return TypedExtensionConfig(name=name, typed_config=PackedAny.pack(config))
 
 
 def _metadata_key(field: str) -> MetadataKey:
@@ -190,6 +172,7 @@ def _protocol_options(protocol: str) -> dict[str, PackedAny]:
 
 def variant_cluster(pool: Pool, variant: Variant, ref: ClusterRef) -> bytes:
     """Return the serialized ``Cluster`` of one variant and protocol."""
+    per_host, tls = pool.circuit_breaker.max_connections_per_endpoint, pool.upstream_tls
     path = probe_path(pool, variant) if probes_http(pool) else None
     cluster = Cluster(
         name=str(ref),
@@ -233,8 +216,12 @@ def variant_cluster(pool: Pool, variant: Variant, ref: ClusterRef) -> bytes:
                         min_retry_concurrency=_DEFAULT_LIMITS.min_retries,
                     ),
                 )
-            ]
+            ],
+            per_host_thresholds=[CircuitBreakersThresholds(max_connections=per_host)]
+            if per_host
+            else [],
         ),
+        transport_socket=None if tls is None else upstream(pool.name, tls, ref.protocol),
         typed_extension_protocol_options=_protocol_options(ref.protocol),
         load_balancing_policy=_load_balancing(pool),
     )

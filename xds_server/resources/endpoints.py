@@ -12,12 +12,16 @@ from envoy.config.core.v3 import health_check_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 
 from protos.names import PICKER_CLUSTER, ClusterRef
-from xds_server.fleet.model import split_host_port
+from xds_server.fleet.fields import split_host_port
 from xds_server.resources.clusters import probes_http
+from xds_server.resources.fractions import fraction
 from xds_server.resources.view import address_of
 
 if TYPE_CHECKING:
     from xds_server.fleet.model import Pickers, Pool
+
+_BRAKE = "tidegate"
+"""Category of refused requests in Envoy's statistics."""
 
 _WEIGHT_SCALE = 100
 """A capacity of 1.0 becomes this Envoy weight (an integer, at least 1)."""
@@ -34,6 +38,7 @@ def assignment(pool: Pool, ref: ClusterRef) -> bytes:
     message = endpoint_pb2.ClusterLoadAssignment(cluster_name=str(ref))
     localities: dict[str, Any] = {}
     probe_http = probes_http(pool)
+    ranks = _priorities(pool, ref)
     for endpoint in pool.endpoints:
         address = address_of(endpoint, ref.protocol)
         if address is None or pool.variant_of(endpoint) != ref.variant:
@@ -42,6 +47,7 @@ def assignment(pool: Pool, ref: ClusterRef) -> bytes:
         if locality is None:
             locality = localities[endpoint.zone] = message.endpoints.add()
             locality.locality.zone = endpoint.zone
+            locality.priority = ranks[endpoint.zone]
         host = locality.lb_endpoints.add()
         _set_address(host.endpoint.address, address)
         if probe_http and endpoint.http is not None and endpoint.http != address:
@@ -53,7 +59,22 @@ def assignment(pool: Pool, ref: ClusterRef) -> bytes:
             health_check_pb2.DRAINING if endpoint.draining else health_check_pb2.HEALTHY
         )
         host.load_balancing_weight.value = max(1, round(endpoint.capacity * _WEIGHT_SCALE))
+    if pool.drop_overload:
+        drop = message.policy.drop_overloads.add(category=_BRAKE)  # Envoy takes one at most
+        drop.drop_percentage.CopyFrom(fraction(pool.drop_overload))
     return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+
+
+def _priorities(pool: Pool, ref: ClusterRef) -> dict[str, int]:
+    """Return each zone's Envoy priority: 0 is preferred, and none may be left out."""
+    held = {
+        endpoint.zone
+        for endpoint in pool.endpoints
+        if address_of(endpoint, ref.protocol) and pool.variant_of(endpoint) == ref.variant
+    }
+    listed = [zone for zone in pool.zones if zone in held]
+    ranks = {zone: rank for rank, zone in enumerate(listed)}
+    return {zone: ranks.get(zone, len(listed)) for zone in held}
 
 
 def picker_assignment(pickers: Pickers) -> bytes:

@@ -53,19 +53,17 @@ from protos.names import (
     SUBSET_NAMESPACE,
     TIDEGATE_NAMESPACE,
 )
-from xds_server.fleet.model import split_host_port
-from xds_server.resources.clusters import ads_source, extension
+from xds_server.fleet.fields import split_host_port
 from xds_server.resources.routes import session_headers
+from xds_server.resources.secrets import downstream
+from xds_server.resources.sources import ads_source, extension
 
 if TYPE_CHECKING:
     from xds_server.fleet.model import Fleet, Pickers
 
-PEEK_BYTES = 65_536
-"""Envoy's connection buffer limit, which bounds what ``peek`` collects (about 82 kB over HTTP and
-147 kB over gRPC reach the picker; measured on Envoy 1.40)."""
-
 _H2_STREAM_WINDOW = 65_535
-"""The smallest window that HTTP/2 starts with; a larger one would let more than `PEEK_BYTES` in."""
+"""The smallest window that HTTP/2 starts with; a larger one would let more in than
+`listener.buffer_bytes`."""
 
 _FORWARDED_HEADERS = (
     ":method",
@@ -84,6 +82,7 @@ _FORWARDED_HEADERS = (
 def listener(fleet: Fleet) -> bytes:
     """Return the serialized ``Listener``."""
     host, port = split_host_port(fleet.listener.address)
+    tls = fleet.listener.tls
     manager = HttpConnectionManager(
         stat_prefix="ingress",
         rds=Rds(route_config_name=ROUTE_CONFIG_NAME, config_source=ads_source()),
@@ -113,7 +112,7 @@ def listener(fleet: Fleet) -> bytes:
     message = Listener(
         name=LISTENER_NAME,
         address=Address(socket_address=SocketAddress(address=host, port_value=port)),
-        per_connection_buffer_limit_bytes=PEEK_BYTES,
+        per_connection_buffer_limit_bytes=fleet.listener.buffer_bytes,
         filter_chains=[
             FilterChain(
                 filters=[
@@ -121,7 +120,8 @@ def listener(fleet: Fleet) -> bytes:
                         name="envoy.filters.network.http_connection_manager",
                         typed_config=PackedAny.pack(manager),
                     )
-                ]
+                ],
+                transport_socket=None if tls is None else downstream(tls),
             )
         ],
     )

@@ -18,7 +18,7 @@ The order is the meaning, as the first match wins:
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from envoy.config.route.v3 import route_components_pb2, route_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
@@ -36,12 +36,14 @@ from protos.names import (
     Protocol,
 )
 from xds_server.fleet.rules import default_for_grpc, default_for_path
+from xds_server.resources.fractions import fraction
+from xds_server.resources.pins import header_in, header_is, pins_of
 from xds_server.resources.view import PROTOCOLS, clusters_of, speaks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from xds_server.fleet.model import BodyMode, Fleet, Pool, Routing, Variant
+    from xds_server.fleet.model import BodyMode, Fleet, Pool, Routing, Shadow, Variant
 
 _GRPC_SERVICE = "/inference.GRPCInferenceService/"
 _UNARY_INFER = _GRPC_SERVICE + "ModelInfer"
@@ -115,8 +117,8 @@ def session_headers(fleet: Fleet) -> list[str]:
 
 def _picked(pool: Pool, ref: ClusterRef) -> Iterator[Any]:
     chosen = [
-        _header_is(CONTROL_POOL_HEADER, ref.pool),
-        _header_is(CONTROL_VARIANT_HEADER, ref.variant),
+        header_is(CONTROL_POOL_HEADER, ref.pool),
+        header_is(CONTROL_VARIANT_HEADER, ref.variant),
     ]
     for suffix, path, streaming in _paths_of(ref.protocol):
         route = _route(f"picked/{ref}{suffix}", path, chosen)
@@ -146,9 +148,9 @@ def _named(pool: Pool) -> Iterator[Any]:
     for protocol in PROTOCOLS:
         if not speaks(pool, protocol):
             continue
-        selectors: list[tuple[str, list[Any]]] = [("pool", [_header_is(POOL_HEADER, pool.name)])]
+        selectors: list[tuple[str, list[Any]]] = [("pool", [header_is(POOL_HEADER, pool.name)])]
         if pool.match.models:
-            selectors.append(("model", [_header_in(MODEL_HEADER, pool.match.models)]))
+            selectors.append(("model", [header_in(MODEL_HEADER, pool.match.models)]))
         for label, headers in selectors:
             for suffix, path, streaming in _paths_of(protocol):
                 name = f"{pool.name}/{protocol}{suffix}/by-{label}"
@@ -176,11 +178,11 @@ def _unnamed(fleet: Fleet) -> Iterator[Any]:
     grpc = default_for_grpc(fleet)
     if grpc is not None:
         pool = pools[grpc]
-        # A stream's body cannot be read before it is routed: without a header that names the
-        # pool it belongs to the default pool.
-        yield from _drawn(
-            f"{grpc}/grpc-stream/default", {"path": _STREAM_INFER}, [], pool, "grpc", streaming=True
-        )
+        # Where a stream's body is not read before it is routed, one without a header that names
+        # the pool belongs to the default pool.
+        duplex = pool.routing.first_message == "duplex"
+        name = UNNAMED_ROUTE_PREFIX + "grpc-stream" if duplex else f"{grpc}/grpc-stream/default"
+        yield from _drawn(name, {"path": _STREAM_INFER}, [], pool, "grpc", streaming=True)
         for route in _drawn(
             UNNAMED_ROUTE_PREFIX + "grpc",
             {"prefix": _GRPC_SERVICE},
@@ -216,8 +218,8 @@ def _drawn(
 ) -> Iterator[Any]:
     """Yield a route per pinned variant, then the weighted one."""
     for variant in pool.variants:
-        if variant.match.headers:
-            pins = [_header_is(*item) for item in sorted(variant.match.headers.items())]
+        if variant.match:
+            pins = pins_of(variant.match)
             route = _route(f"{name}/{variant.name}", path, [*headers, *pins])
             route.route.cluster = str(ClusterRef(pool.name, variant.name, protocol))
             _forwarding(route, pool, streaming=streaming)
@@ -277,17 +279,6 @@ def _route(name: str, path: dict[str, Any], headers: list[Any]) -> Any:
     return route_components_pb2.Route(name=name, match=match)
 
 
-def _header_is(name: str, value: str) -> Any:
-    return route_components_pb2.HeaderMatcher(name=name, string_match={"exact": value})
-
-
-def _header_in(name: str, values: Sequence[str]) -> Any:
-    regex = "|".join(re.escape(value) for value in values)
-    return route_components_pb2.HeaderMatcher(
-        name=name, string_match={"safe_regex": {"regex": regex}}
-    )
-
-
 def _forwarding(route: Any, pool: Pool, *, streaming: bool) -> None:
     action = route.route
     action.timeout.FromNanoseconds(round(pool.timeouts.request * 1e9))
@@ -309,10 +300,30 @@ def _forwarding(route: Any, pool: Pool, *, streaming: bool) -> None:
     retry.retry_host_predicate.add(
         name="envoy.retry_host_predicates.previous_hosts"
     ).typed_config.Pack(previous_hosts_pb2.PreviousHostsPredicate())
-    _processing(route, pool.routing, "none" if streaming else pool.routing.body)
+    if not streaming and pool.shadow is not None:
+        _mirrored(action, pool.shadow, pool)
+    if not streaming:
+        _processing(route, pool.routing, pool.routing.body)
+    else:
+        duplex = pool.routing.first_message == "duplex"
+        _processing(route, pool.routing, "duplex" if duplex else "none")
 
 
-def _processing(route: Any, routing: Routing, body: BodyMode) -> None:
+def _mirrored(action: Any, shadow: Shadow, pool: Pool) -> None:
+    """Copy requests, but never those that go to the shadow itself.
+
+    Envoy sends copies past its filters: no picker is asked, no ledger charged, and Envoy's own
+    balancing takes a replica.
+    """
+    cluster: str = action.cluster or action.weighted_clusters.clusters[0].name
+    _, _, protocol = cluster.rpartition("/")
+    target = f"{shadow.pool or pool.name}/{shadow.variant}/{protocol}"
+    if action.cluster != target:
+        mirror = action.request_mirror_policies.add(cluster=target)
+        mirror.runtime_fraction.default_value.CopyFrom(fraction(shadow.percent))
+
+
+def _processing(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]) -> None:
     """Say what the picker is sent, and how much of a request Envoy keeps.
 
     One limit bounds both what Envoy collects for the picker and what it keeps for a retry: a
@@ -322,6 +333,8 @@ def _processing(route: Any, routing: Routing, body: BodyMode) -> None:
     route, BUFFERED_PARTIAL would turn HTTP requests into chunked ones. Response trailers keep
     the picker's stream open to the end of the exchange wherever its reply to the headers is its
     last; after a body reply Envoy does so by itself.
+
+    In ``duplex`` every message goes through the picker, which needs the request's trailers too.
     """
     mode = processing_mode_pb2.ProcessingMode
     settings = ext_proc_pb2.ExtProcPerRoute()
@@ -329,13 +342,18 @@ def _processing(route: Any, routing: Routing, body: BodyMode) -> None:
         mode(
             request_header_mode=mode.SEND,
             response_header_mode=mode.SKIP,
-            request_body_mode=mode.BUFFERED if body == "full" else mode.NONE,
+            request_body_mode={
+                "full": mode.BUFFERED,
+                "duplex": mode.FULL_DUPLEX_STREAMED,
+            }.get(body, mode.NONE),
+            request_trailer_mode=mode.SEND if body == "duplex" else mode.DEFAULT,
             response_trailer_mode=mode.SEND,
         )
     )
     route.typed_per_filter_config[_EXT_PROC].Pack(settings, deterministic=True)
     route.request_body_buffer_limit.value = {
         "none": _RETRY_BODY_LIMIT,
+        "duplex": _RETRY_BODY_LIMIT,
         "peek": routing.peek_bytes,
         "full": routing.max_body,
     }[body]
@@ -355,6 +373,7 @@ def _unpicked(name: str, path: dict[str, Any], pool: Pool, protocol: Protocol) -
     """Forward without asking the picker: any healthy replica will do."""
     (route,) = _weighted(name, path, [], pool, protocol, pool.variants, streaming=False)
     _without_picker(route)
+    del route.route.request_mirror_policies[:]
     return route
 
 

@@ -7,8 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.fleets import endpoint, fleet, pool
-from xds_server.fleet.change import BadChange, UnknownName, merge, set_draining, set_weights
-from xds_server.fleet.model import MAX_WEIGHT_SUM, Fleet
+from xds_server.fleet.change import (
+    BadChange,
+    UnknownName,
+    merge,
+    set_draining,
+    set_section,
+    set_weights,
+)
+from xds_server.fleet.fields import MAX_WEIGHT_SUM
+from xds_server.fleet.model import Fleet
 
 
 def weights(of: Fleet, name: str = "llm") -> dict[str, int]:
@@ -169,3 +177,42 @@ def test_a_file_that_did_not_change_changes_nothing(filed, live) -> None:
 def test_without_operators_the_file_is_the_fleet(old, new) -> None:
     """If nobody changed anything at run time, the edited file is what results."""
     assert merge(split(*old), split(*new), split(*old)) == split(*new)
+
+
+def test_limits_not_named_stay() -> None:
+    """A field is set by itself, the others keep their values."""
+    before = fleet(pool(circuit_breaker={"max_pending": 5}))
+    (after,) = set_section(before, "llm", "circuit_breaker", {"max_requests": 9}).pools
+    assert (after.circuit_breaker.max_pending, after.circuit_breaker.max_requests) == (5, 9)
+
+
+def test_a_ramp_can_be_set() -> None:
+    """Seconds are seconds."""
+    (after,) = set_section(fleet(), "llm", "slow_start", {"window": 2.5}).pools
+    assert after.slow_start.window == 2.5
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "it has|nothing given"),
+        ({"max_request": 1}, "has no 'max_request'; it has max_connections"),
+        ({"max_requests": 0}, "circuit_breaker.max_requests"),
+        ({"max_requests": 1.5}, "circuit_breaker.max_requests"),
+    ],
+)
+def test_bad_limits_are_refused(values, words: str) -> None:
+    """The message names the field."""
+    with pytest.raises(BadChange, match=words):
+        set_section(fleet(), "llm", "circuit_breaker", values)
+
+
+def test_limits_set_at_run_time_survive_an_edit_elsewhere() -> None:
+    """The file takes them over only where the edit touched them."""
+    file = fleet(pool(circuit_breaker={"max_pending": 5}))
+    live = set_section(file, "llm", "circuit_breaker", {"max_requests": 9})
+    (kept,) = merge(file, fleet(pool(zones=["a"], circuit_breaker={"max_pending": 5})), live).pools
+    assert kept.circuit_breaker == live.pools[0].circuit_breaker
+    assert kept.zones == ("a",)
+    edited = fleet(pool(circuit_breaker={"max_pending": 6}))
+    assert merge(file, edited, live) == edited

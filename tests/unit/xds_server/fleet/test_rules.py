@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from support.fleets import endpoint, fleet, pool
+from xds_server.fleet.fields import MAX_WEIGHT_SUM
 from xds_server.fleet.load import load_text
-from xds_server.fleet.model import MAX_WEIGHT_SUM
-from xds_server.fleet.rules import default_for_grpc, default_for_path, problems, spell
+from xds_server.fleet.problem import spell
+from xds_server.fleet.rules import default_for_grpc, default_for_path, problems
 
 CHAT = "/v1/chat/completions"
 
@@ -131,9 +132,20 @@ def test_pins_do_not_hide_each_other() -> None:
         {"name": "stable", "match": {"headers": {"x-a": "1"}}},
         {"name": "canary", "match": {"headers": {"x-a": "1", "x-b": "2"}}},
     ]
-    assert only(pool(variants=variants))[0] == "pools[0].variants[1].match.headers"
+    assert only(pool(variants=variants))[0] == "pools[0].variants[1].match"
     swapped = [{**variants[1], "name": "stable"}, {**variants[0], "name": "canary"}]
     assert found(pool(variants=swapped)) == []
+
+
+def test_a_cookie_narrows_a_pin() -> None:
+    """Headers and cookies together decide whether a variant can be matched."""
+    variants = [
+        {"name": "stable", "match": {"headers": {"x-a": "1"}, "cookies": {"ab": "b"}}},
+        {"name": "canary", "match": {"headers": {"x-a": "1"}}},
+    ]
+    assert found(pool(variants=variants)) == []
+    hidden = [{**variants[1], "name": "stable"}, {**variants[0], "name": "canary"}]
+    assert only(pool(variants=hidden))[0] == "pools[0].variants[1].match"
 
 
 def test_an_endpoint_id_is_unique_in_its_pool() -> None:

@@ -1,0 +1,154 @@
+"""What single fields of a fleet may hold: durations, addresses, names, paths.
+
+A value that does not fit is told in words that say what to write (``PATTERN_MEANINGS``).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+MAX_WEIGHT_SUM = 2**32 - 1
+"""Envoy's bound on the sum of a route's cluster weights."""
+
+
+def _parse_duration(value: Any) -> Any:
+    if isinstance(value, str):
+        found = _DURATION.fullmatch(value.strip())
+        if found is None:
+            raise PydanticCustomError(
+                "duration",
+                "'{value}' is no duration; write for example 500ms, 30s or 2m",
+                {"value": value[:64]},
+            )
+        return float(found[1]) * _UNIT_S[found[2]]
+    return value
+
+
+def _to_nanoseconds(seconds: float) -> float:
+    # What is printed must read back as the same number, or an unchanged fleet would look changed.
+    return round(seconds, 9)
+
+
+def _print_duration(seconds: float) -> str:
+    if seconds.is_integer():
+        return f"{int(seconds)}s"
+    return f"{seconds * 1000:.6f}".rstrip("0").rstrip(".") + "ms"
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(_parse_duration),
+    Field(ge=0, le=86_400, allow_inf_nan=False),
+    AfterValidator(_to_nanoseconds),
+    PlainSerializer(_print_duration, return_type=str),
+    WithJsonSchema(
+        {"type": ["string", "number"], "pattern": r"^\d+(\.\d+)?(ms|s|m|h)$", "minimum": 0}
+    ),
+]
+"""Seconds; written as ``500ms``, ``30s``, ``2m``, ``1h`` or a bare number of seconds."""
+
+
+def split_host_port(address: str) -> tuple[str, int]:
+    """Split ``ip:port`` or ``[ipv6]:port``; raise ``ValueError`` where it is neither."""
+    host, colon, port = address.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:  # noqa: PLR2004 - TCP
+        raise ValueError(address)
+    parsed = ipaddress.ip_address(bare)
+    if (parsed.version == 6) != (bare != host):  # noqa: PLR2004 - IPv6 is bracketed, IPv4 is not
+        raise ValueError(address)
+    return str(parsed), int(port)
+
+
+def join_host_port(host: str, port: int) -> str:
+    """Write an address as Envoy compares it: ``ip:port``, IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _check_host_port(address: str) -> str:
+    try:
+        return join_host_port(*split_host_port(address))
+    except ValueError:
+        raise PydanticCustomError(
+            "host_port",
+            "'{value}' is no address; write ip:port, for example 127.0.0.1:8001 or [::1]:8001",
+            {"value": address[:128]},
+        ) from None
+
+
+HostPort = Annotated[str, AfterValidator(_check_host_port)]
+"""``ip:port``, IPv6 in brackets, in its canonical spelling."""
+
+_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
+_ENDPOINT_ID = r"^[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,126}$"
+_HEADER_NAME = r"^[a-z0-9!#$%&'*+.^_`|~-]{1,64}$"
+_HEADER_VALUE = r"^[\x20-\x7e]{1,256}$"
+_MODEL_NAME = r"^[^/\x00-\x20]{1,128}$"
+_MODEL_VERSION = r"^[0-9]{1,18}$"
+_COOKIE_NAME = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$"
+_COOKIE_VALUE = r"^[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]{1,256}$"
+_FILE_PATH = r"^/[^\x00-\x1f\x7f]*[^/\x00-\x1f\x7f]$"
+_SERVER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$"
+_HTTP_PATH = r"^/[^\s?#]*$"
+_METRICS_URL = r"^http://[^\s/]+(/\S*)?$"
+
+PATTERN_MEANINGS = {
+    _NAME: "lower-case letters, digits, '.', '_' and '-', at most 63 characters",
+    _ENDPOINT_ID: "letters, digits, '.', '_', ':' and '-', at most 127 characters",
+    _HEADER_NAME: "a header name in lower case, at most 64 characters",
+    _HEADER_VALUE: "printable ASCII, 1 to 256 characters",
+    _MODEL_NAME: "a model name without '/' and white space, at most 128 characters",
+    _MODEL_VERSION: 'a version number in quotes, such as "1"',
+    _COOKIE_NAME: "a cookie's name, at most 64 characters",
+    _COOKIE_VALUE: "a cookie's value without white space, quotes, ',', ';' and '\\', 1 to 256 "
+    "characters",
+    _FILE_PATH: "an absolute path of a file, as the Envoys see it",
+    _SERVER_NAME: "a host name, such as triton.example",
+    _HTTP_PATH: "a path that starts with '/' and has neither query nor white space",
+    _METRICS_URL: "an http URL, such as http://127.0.0.1:8002/metrics",
+}
+"""What each pattern asks for, in words for error messages."""
+
+Name = Annotated[str, Field(pattern=_NAME)]
+"""Lower-case letters, digits, ``.``, ``_`` and ``-``; at most 63 characters."""
+
+EndpointId = Annotated[str, Field(pattern=_ENDPOINT_ID)]
+HeaderName = Annotated[str, Field(pattern=_HEADER_NAME)]
+"""A header name in lower case, as HTTP/2 writes it."""
+
+HeaderValue = Annotated[str, Field(pattern=_HEADER_VALUE)]
+CookieName = Annotated[str, Field(pattern=_COOKIE_NAME)]
+CookieValue = Annotated[str, Field(pattern=_COOKIE_VALUE)]
+FilePath = Annotated[str, Field(pattern=_FILE_PATH, max_length=4096)]
+"""An absolute path, as the Envoys see it: the files are theirs."""
+
+ServerName = Annotated[str, Field(pattern=_SERVER_NAME)]
+Percentage = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+ModelVersion = Annotated[str, Field(pattern=_MODEL_VERSION)]
+MetricsUrl = Annotated[str, Field(pattern=_METRICS_URL, max_length=512)]
+ModelName = Annotated[str, Field(pattern=_MODEL_NAME)]
+HttpPath = Annotated[str, Field(pattern=_HTTP_PATH, max_length=256)]
+Label = Annotated[str, Field(max_length=128)]
+RESERVED_HEADER_PREFIXES = ("x-tidegate-", "x-gateway-", "x-envoy-")
+"""Envoy strips these from client requests, so nothing may depend on them."""
+
+
+class Strict(BaseModel):
+    """Immutable, and refuses fields it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

@@ -41,9 +41,6 @@ PHASES: Final[tuple[tuple[str, Callable[[Scene], Awaitable[Finding]]], ...]] = t
     (module.TITLE, module.run)
     for module in (forms, traffic, affinity, canary, replica_loss, picker_loss)
 )
-PICKER_TIMEOUT: Final = "2s"
-"""Clients, replicas, Envoy and picker share one machine here, so a late answer is worth waiting
-for; a dead picker still costs no time, as its connection is refused."""
 INTERRUPTED: Final = 130
 """128 + SIGINT, as shells count."""
 
@@ -111,7 +108,6 @@ async def _run(options: Options, out: Console, interrupt: Interrupt) -> int:
         replicas=options.replicas,
         protocol=options.protocol,
         model_env={"TOY_LLM_CACHE_BLOCKS": str(affinity.CACHE_BLOCKS)},
-        fleet={"pickers": {"timeout": PICKER_TIMEOUT}},
         on_progress=progress,
     )
     async with AsyncExitStack() as exit_:

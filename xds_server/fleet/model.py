@@ -298,7 +298,9 @@ class Pickers(Strict):
 
     addresses: tuple[HostPort, ...] = ("127.0.0.1:18001",)
     timeout: Annotated[Duration, Field(gt=0)] = 1.0
-    """How long Envoy waits for an answer before it goes on by itself."""
+    """How long Envoy waits for an answer before it goes on by itself. A dead picker costs nothing
+    (Envoy's health check), so this bounds only a slow one; too short, and sequences lose their
+    replica whenever the machine is busy."""
     fail_open: bool = True
     """Without an answer Envoy balances by itself; otherwise the request fails."""
 
@@ -308,4 +310,7 @@ class Fleet(Strict):
 
     listener: Listener = Listener()
     pickers: Pickers = Pickers()
+    on_reject: Literal["rollback", "keep"] = "rollback"
+    """When an Envoy refuses new routes while others took them: all go back, or the others keep
+    them."""
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]

@@ -67,12 +67,12 @@ def test_nested_fields_are_named_by_their_path() -> None:
             health={"path": "/ready"},
         ),
         listener={"debug_headers": True},
-        pickers={"timeout": "1s", "addresses": []},
+        pickers={"timeout": "2s", "addresses": []},
     )
     assert diff(fleet(), after) == (
         "listener debug_headers false -> true",
         "pickers addresses -127.0.0.1:18001",
-        "pickers timeout 200ms -> 1s",
+        "pickers timeout 1s -> 2s",
         "pool llm: match.models +new",
         "pool llm: slow_start.window 30s -> 1500ms",
         "pool llm: health.path none -> /ready",

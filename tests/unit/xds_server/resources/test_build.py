@@ -168,3 +168,43 @@ def test_pickers_learn_the_whole_pool() -> None:
     assert (second.id, second.incarnation, second.joined_unix_ms) == ("r2", 7, 1234)
     assert message.endpoints[2].variant == "canary"
     assert message.slow_start.min_weight == pytest.approx(0.1)
+
+
+def test_zones_in_order_are_priorities() -> None:
+    """The first listed zone is preferred; what is not listed comes last; no number is left out."""
+    replicas = [
+        endpoint(1, zone="c"),
+        endpoint(2, zone="b"),
+        endpoint(4, zone="other"),
+        endpoint(5, zone="b"),
+        endpoint(3, variant="canary", zone="other"),
+    ]
+    one = pool(endpoints=replicas, zones=["a", "b", "c"])
+    for variant, expected in (("stable", {"b": 0, "c": 1, "other": 2}), ("canary", {"other": 0})):
+        data = assignment(fleet(one).pools[0], ClusterRef("llm", variant, "http"))
+        groups = endpoint_pb2.ClusterLoadAssignment.FromString(data).endpoints
+        assert {group.locality.zone: group.priority for group in groups} == expected
+
+
+def test_the_brake_is_one_category() -> None:
+    """Envoy refuses an assignment with two."""
+    for share, expected in ((0, []), (12.5, [125_000])):
+        one = pool(drop_overload=share)
+        data = assignment(fleet(one).pools[0], ClusterRef("llm", "stable", "http"))
+        drops = endpoint_pb2.ClusterLoadAssignment.FromString(data).policy.drop_overloads
+        assert [drop.drop_percentage.numerator for drop in drops] == expected
+
+
+def test_connections_to_one_replica_can_be_limited() -> None:
+    """Envoy has this limit per host, and no other."""
+    of = fleet(pool(circuit_breaker={"max_connections_per_endpoint": 7}))
+    breakers = clusters(of)["llm/stable/http"].circuit_breakers
+    assert [limit.max_connections.value for limit in breakers.per_host_thresholds] == [7]
+    usual = clusters(fleet())["llm/stable/http"].circuit_breakers
+    assert not usual.per_host_thresholds
+
+
+def test_the_listeners_buffer_can_be_set() -> None:
+    """It bounds what one connection may hold in memory."""
+    message, _, _ = _processor(fleet(listener={"buffer_bytes": 131_072}))
+    assert message.per_connection_buffer_limit_bytes.value == 131_072

@@ -223,3 +223,58 @@ def test_the_served_replica_is_shown_only_on_demand() -> None:
     )
     assert not quiet.response_headers_to_add
     assert loud.response_headers_to_add[0].header.value == "%UPSTREAM_HOST%"
+
+
+SHADOWED = pool(
+    default=True,
+    variants=[{"name": "stable"}, {"name": "canary", "weight": 0, "model_version": "2"}],
+    shadow={"variant": "canary", "percent": 12.5},
+)
+
+
+def mirrors(route) -> dict[str, int]:
+    """Return where a route sends copies, and how many in a million."""
+    return {
+        policy.cluster: policy.runtime_fraction.default_value.numerator
+        for policy in route.route.request_mirror_policies
+    }
+
+
+def test_a_shadow_is_sent_copies() -> None:
+    """Copies go to the shadow's cluster of the same protocol, drawn or picked."""
+    data = route_configuration(fleet(SHADOWED))
+    routes = parse(data)
+    assert mirrors(routes[first(data, MODELS + "/infer")]) == {"llm/canary/http": 125_000}
+    assert mirrors(routes["picked/llm/stable/grpc"]) == {"llm/canary/grpc": 125_000}
+
+
+def test_what_must_not_be_copied_is_not() -> None:
+    """Streams, calls about the server, and what goes to the shadow itself."""
+    data = route_configuration(fleet(SHADOWED))
+    routes = parse(data)
+    assert mirrors(routes[first(data, GRPC + "ModelStreamInfer", tidegate_model="llm-model")]) == {}
+    assert mirrors(routes[first(data, "/v2/health/ready")]) == {}
+    assert mirrors(routes[first(data, MODELS + "/versions/2/infer")]) == {}
+    assert mirrors(routes["picked/llm/canary/http"]) == {}
+
+
+def test_a_cookie_pins_a_variant() -> None:
+    """Beside headers, and whatever the weights."""
+    variants = [
+        {"name": "stable"},
+        {"name": "canary", "weight": 0, "match": {"cookies": {"ab": "b"}}},
+    ]
+    data = route_configuration(fleet(pool(variants=variants)))
+    route = parse(data)[first(data, MODELS + "/infer", cookie="id=1; ab=b")]
+    assert route.route.cluster == "llm/canary/http"
+    route = parse(data)[first(data, MODELS + "/infer", cookie="id=1; ab=c")]
+    assert route.route.cluster == "llm/stable/http"
+
+
+def test_weights_may_be_basis_points() -> None:
+    """Weights that add up to 10,000 reach Envoy as they are, with nothing rounded."""
+    variants = [{"name": "stable", "weight": 9975}, {"name": "canary", "weight": 25}]
+    data = route_configuration(fleet(pool(variants=variants)))
+    route = parse(data)[first(data, MODELS + "/infer")]
+    weights = {entry.name: entry.weight.value for entry in route.route.weighted_clusters.clusters}
+    assert weights == {"llm/stable/http": 9975, "llm/canary/http": 25}

@@ -1,0 +1,88 @@
+"""Certificates and keys by file."""
+
+from __future__ import annotations
+
+from envoy.config.cluster.v3 import cluster_pb2
+from envoy.config.listener.v3 import listener_pb2
+from envoy.extensions.transport_sockets.tls.v3 import secret_pb2, tls_pb2
+
+from protos.names import CLUSTER_TYPE
+from support.fleets import fleet, pool
+from xds_server.fleet.model import Fleet
+from xds_server.resources.build import upstream_resources
+from xds_server.resources.listener import listener
+from xds_server.resources.secrets import secrets
+
+TO_REPLICAS = {"ca": "/r/ca.crt", "certificate": "/e/tls.crt", "key": "/e/tls.key"}
+TO_CLIENTS = {"certificate": "/l/tls.crt", "key": "/l/tls.key", "client_ca": "/c/ca.crt"}
+
+
+def secure(**more: str) -> Fleet:
+    """Return a fleet with TLS on both sides."""
+    return fleet(pool(upstream_tls={**TO_REPLICAS, **more}), listener={"tls": TO_CLIENTS})
+
+
+def parsed(of: Fleet, also: Fleet | None = None):
+    """Return the secrets by name."""
+    return {name: secret_pb2.Secret.FromString(data) for name, data in secrets(of, also).items()}
+
+
+def test_secrets_name_files_and_hold_none() -> None:
+    """Keys never travel; each Envoy watches the folder."""
+    found = parsed(secure())
+    assert sorted(found) == [
+        "listener/certificate",
+        "listener/client-ca",
+        "pool/llm/ca",
+        "pool/llm/certificate",
+    ]
+    own = found["pool/llm/certificate"].tls_certificate
+    assert (own.certificate_chain.filename, own.private_key.filename) == (
+        "/e/tls.crt",
+        "/e/tls.key",
+    )
+    assert own.watched_directory.path == "/e"
+    assert found["listener/client-ca"].validation_context.trusted_ca.filename == "/c/ca.crt"
+
+
+def test_without_tls_there_are_no_secrets() -> None:
+    """Nothing is sent that nobody uses."""
+    assert secrets(fleet()) == {}
+
+
+def test_both_fleets_of_a_change_have_their_secrets() -> None:
+    """What a retiring cluster uses stays; where both name one, the fleet in force wins."""
+    other = fleet(pool(upstream_tls={"ca": "/other/ca.crt"}))
+    found = parsed(other, also=secure())
+    assert found["pool/llm/ca"].validation_context.trusted_ca.filename == "/other/ca.crt"
+    assert "listener/certificate" in found
+
+
+def test_a_renamed_file_touches_no_cluster() -> None:
+    """Only the secret changes."""
+    other = secure(ca="/elsewhere/ca.crt")
+    assert upstream_resources(secure()) == upstream_resources(other)
+    assert secrets(secure()) != secrets(other)
+
+
+def test_a_listener_asks_for_certificates_only_where_it_can_check_them() -> None:
+    """Mutual TLS is on with `client_ca`."""
+    for tls, required in ((TO_CLIENTS, True), ({**TO_CLIENTS, "client_ca": None}, False)):
+        message = listener_pb2.Listener.FromString(listener(fleet(listener={"tls": tls})))
+        context = tls_pb2.DownstreamTlsContext()
+        message.filter_chains[0].transport_socket.typed_config.Unpack(context)
+        assert context.require_client_certificate.value == required
+        assert list(context.common_tls_context.alpn_protocols) == ["h2", "http/1.1"]
+
+
+def test_a_cluster_checks_the_name_that_it_asks_for() -> None:
+    """The server name is sent, and the certificate must carry it."""
+    data = upstream_resources(secure(server_name="triton.internal"))[CLUSTER_TYPE]
+    message = cluster_pb2.Cluster.FromString(data["llm/stable/grpc"])
+    context = tls_pb2.UpstreamTlsContext()
+    message.transport_socket.typed_config.Unpack(context)
+    combined = context.common_tls_context.combined_validation_context
+    assert context.sni == "triton.internal"
+    (name,) = combined.default_validation_context.match_typed_subject_alt_names
+    assert name.matcher.exact == "triton.internal"
+    assert list(context.common_tls_context.alpn_protocols) == ["h2"]

@@ -1,4 +1,4 @@
-"""What reading a request costs: microseconds per body, by form and size.
+"""What reading a request costs: CPU microseconds per body, by form and size.
 
 Run ``python -m bench.parse``. Each row is the best of several rounds, with the head, the body and
 the prompt's blocks read as the picker reads them; ``cut`` is a first part as in body mode ``peek``.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tritonclient.grpc import service_pb2
 
-from ext_proc.requests import prompt_blocks, read_body, read_head
+from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head
 from ext_proc.telemetry.dialects import read_all
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ROUNDS = 5
 ROUND_S = 0.1
 BLOCK_CHARS = 256
+SIZE = 4 * 2**20 - 64
 GRPC = "/inference.GRPCInferenceService/ModelInfer"
 INFER = "/v2/models/toy/infer"
 GENERATE = "/v2/models/toy/generate"
@@ -32,15 +33,15 @@ LENGTH = "inference-header-content-length"
 def best_us(call: Callable[[], object]) -> float:
     """Return the microseconds that one call takes, best of ``ROUNDS``."""
     call()
-    start = time.perf_counter()
+    start = time.thread_time()
     call()
-    count = max(1, int(ROUND_S / max(time.perf_counter() - start, 1e-6)))
+    count = max(1, int(ROUND_S / max(time.thread_time() - start, 1e-6)))
     best = float("inf")
     for _ in range(ROUNDS):
-        start = time.perf_counter()
+        start = time.thread_time()
         for _ in range(count):
             call()
-        best = min(best, (time.perf_counter() - start) / count)
+        best = min(best, (time.thread_time() - start) / count)
     return best * 1e6
 
 
@@ -87,7 +88,7 @@ def chat_body(size: int) -> bytes:
 def cases() -> list[tuple[str, str, dict[str, str], bytes]]:
     """Return name, path, headers and body of all rows."""
     rows: list[tuple[str, str, dict[str, str], bytes]] = []
-    for kilobytes in (1, 8, 32):
+    for kilobytes in (1, 2, 8, 32, 128):
         text = b"tide " * (kilobytes * 1024 // 5)
         element = struct.pack("<I", len(text)) + text
         size = f"{kilobytes} KB"
@@ -110,6 +111,32 @@ def cases() -> list[tuple[str, str, dict[str, str], bytes]]:
     return rows
 
 
+def hostile() -> list[tuple[str, bytes]]:
+    """Return bodies of just under 4 MiB, each made to cost as much as it can."""
+    rows = {
+        "empty arrays": b"[],",
+        "arrays in arrays": b"[[[[[[[[[[]]]]]]]]]],",
+        "objects": b'{"a":{}},',
+        "short texts": b'"",',
+        "different keys": b"",
+        "numbers": b"1,",
+        "floats": b"1.23456789e-300,",
+        "escapes": b'"\\"\u00e9",',
+        "messages": b'{"role":"user","content":""},',
+        "messages with names": b'{"name":"","role":"user","content":[]},',
+        "parts": b'{"role":"","content":[{},{},{},{},{},{},{},{}]},',
+    }
+    bodies = []
+    for name, unit in rows.items():
+        content = unit * (SIZE // len(unit)) if unit else b""
+        if not unit:
+            content = b",".join(b'{"%x":0}' % index for index in range(SIZE // 11)) + b","
+        bodies.append((name, b'{"messages":[' + content[:-1] + b"]}"))
+    bodies.append(("one long text", b'{"messages":[],"prompt":"' + b"x" * SIZE + b'"}'))
+    bodies.append(("token ids", b'{"prompt":[' + b"31999," * (SIZE // 6) + b"0]}"))
+    return bodies
+
+
 def main() -> None:
     """Print the table."""
     print(f"{'form and size':<28}{'whole, us':>12}{'cut, us':>12}")
@@ -121,13 +148,26 @@ def main() -> None:
             headers: dict[str, str] = headers,
             body: bytes = body,
         ) -> object:
-            part = body if complete else memoryview(body)[: min(len(body) * 9 // 10, 65_536)]
+            part = body if complete else memoryview(body)[: min(len(body) * 9 // 10, 131_072)]
             features = read_body(read_head("POST", path, headers), headers, part, complete=complete)
             return prompt_blocks(features, BLOCK_CHARS)
 
         whole = best_us(lambda read=read: read(complete=True))  # type: ignore[misc]  # default binds
         cut = best_us(lambda read=read: read(complete=False))  # type: ignore[misc]  # default binds
         print(f"{name:<28}{whole:>12.1f}{cut:>12.1f}")
+    print(f"\n{'hostile JSON':<28}{'whole, ms':>12}{'cut, ms':>12}")
+    for name, body in hostile():
+
+        def attempt(complete: bool, body: bytes = body) -> object:
+            try:
+                features = read_body(read_head("POST", CHAT, {}), {}, body, complete=complete)
+            except BadRequest as error:
+                return error
+            return prompt_blocks(features, BLOCK_CHARS)
+
+        whole = best_us(lambda attempt=attempt: attempt(complete=True))  # type: ignore[misc]  # default binds
+        cut = best_us(lambda attempt=attempt: attempt(complete=False))  # type: ignore[misc]  # default binds
+        print(f"{name:<28}{whole / 1000:>12.2f}{cut / 1000:>12.2f}")
     page = "".join(
         f'nv_inference_{kind}{{model="m{index}",version="1"}} {index}\n'
         for index in range(4)

@@ -8,15 +8,13 @@ only. Only full blocks count: a prompt that grows keeps all its hashes.
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
 import xxhash
 
 if TYPE_CHECKING:
     from ext_proc.routing.types import Features
-
-_SIGN = 1 << 63
-_WRAP = 1 << 64
 
 
 def prompt_blocks(features: Features, block_chars: int, limit: int = 2048) -> tuple[int, ...]:
@@ -36,10 +34,7 @@ def prompt_blocks(features: Features, block_chars: int, limit: int = 2048) -> tu
     digest = xxhash.xxh3_64_intdigest
     salt = f"{features.model or ''}\0{features.adapter or ''}"
     chain = digest(salt.encode("utf-8", "surrogatepass"))
-    view = memoryview(prompt)
     count = min(len(prompt) // block_chars, limit)
-    blocks = []
-    for start in range(0, count * block_chars, block_chars):
-        chain = digest(view[start : start + block_chars], chain)
-        blocks.append(chain - _WRAP if chain >= _SIGN else chain)
-    return tuple(blocks)
+    pieces = struct.iter_unpack(f"{block_chars}s", memoryview(prompt)[: count * block_chars])
+    chains = [chain := digest(piece, chain) for (piece,) in pieces]
+    return struct.unpack(f"{count}q", struct.pack(f"{count}Q", *chains))

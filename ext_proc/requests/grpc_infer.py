@@ -15,7 +15,7 @@ from ext_proc.requests import values
 from ext_proc.requests.errors import BadRequest
 from ext_proc.requests.inflate import inflate, is_supported
 from ext_proc.requests.protobuf import BYTES, VARINT, Field, Scanner, signed
-from ext_proc.requests.tensors import INTEGERS, READ_INPUTS, Tensor, read_tensors
+from ext_proc.requests.tensors import INTEGERS, NOTHING, READ_INPUTS, Tensor, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,7 +127,7 @@ def _identifier(scanner: Scanner, item: Field, place: str) -> str | None:
 def _fields(scanner: Scanner, item: Field) -> list[Field]:
     if item.kind != BYTES:
         raise BadRequest(f"field {item.number} of the request must be a message")
-    return list(scanner.fields(item.start, item.end))
+    return scanner.fields(item.start, item.end)
 
 
 def _read_parameter(scanner: Scanner, item: Field, into: dict[str, Parameter]) -> None:
@@ -184,7 +184,8 @@ def _describe(features: Features, scanner: Scanner, message: _Message) -> Featur
     sequence = values.sequence_id(parameters.get("sequence_id"), "parameter sequence_id")
     timeout_us = values.positive(parameters.get("timeout"))
     timeout_s = None if timeout_us is None else timeout_us * _MICROSECOND_S
-    described = replace(
+    said = read_tensors(_tensors(scanner, message)) if message.inputs else NOTHING
+    return replace(
         features,
         model=message.model or features.model,
         version=message.version or features.version,
@@ -194,13 +195,14 @@ def _describe(features: Features, scanner: Scanner, message: _Message) -> Featur
         sequence_end=parameters.get("sequence_end") is True,
         priority=values.positive(parameters.get("priority")),
         timeout_s=values.sooner(features.timeout_s, timeout_s),
-        max_tokens=values.positive(parameters.get("max_tokens")),
-        adapter=values.label(parameters.get("lora_name")),
+        max_tokens=said.max_tokens or values.positive(parameters.get("max_tokens")),
+        adapter=said.adapter or values.label(parameters.get("lora_name")),
+        prompt=said.prompt,
+        prompt_is_partial=said.partial,
     )
-    return read_tensors(described, _tensors(scanner, message))
 
 
-def _tensors(scanner: Scanner, message: _Message) -> list[Tensor]:
+def _tensors(scanner: Scanner, message: _Message) -> dict[str, Tensor]:
     """Find the data of the inputs that matter, in ``raw_input_contents`` or in ``contents``.
 
     The k-th raw content belongs to the k-th input that lies in no shared memory.
@@ -220,7 +222,7 @@ def _tensors(scanner: Scanner, message: _Message) -> list[Tensor]:
             tensor = _typed_contents(scanner, item, item.contents)
             if tensor is not None:
                 tensors[item.name] = tensor
-    return list(tensors.values())
+    return tensors
 
 
 def _typed_contents(scanner: Scanner, item: _Input, contents: Field) -> Tensor | None:
@@ -230,7 +232,8 @@ def _typed_contents(scanner: Scanner, item: _Input, contents: Field) -> Tensor |
         return None
     raw = bytearray()
     whole = contents.whole
-    for index, part in enumerate(scanner.fields(contents.start, contents.end)):
+    parts = scanner.fields(contents.start, contents.end, MAX_TYPED_PARTS + 1)
+    for index, part in enumerate(parts):
         if index >= MAX_TYPED_PARTS or len(raw) > values.MAX_PROMPT_BYTES:
             whole = False
             break

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 from ext_proc.requests import values
 from ext_proc.requests.errors import BadRequest
 from ext_proc.requests.json_prefix import Document, read_object
-from ext_proc.requests.tensors import READ_INPUTS, Tensor, from_json, read_tensors
+from ext_proc.requests.tensors import (
+    NOTHING,
+    READ_INPUTS,
+    Said,
+    Tensor,
+    from_json,
+    read_tensors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,8 +68,10 @@ def read_infer(
     inputs = document.members.get("inputs")
     if inputs is not None and not isinstance(inputs, list):
         raise BadRequest(f"`inputs` must be an array, not {values.json_type(inputs)}")
-    described = _describe(features, document.members)
-    return read_tensors(described, _tensors(inputs or [], document, blobs, complete=complete))
+    said = NOTHING
+    if inputs:
+        said = read_tensors(_tensors(inputs, document, blobs, complete=complete))
+    return _describe(features, document.members, said)
 
 
 def _json_length(headers: Mapping[str, str]) -> int | None:
@@ -74,7 +83,7 @@ def _json_length(headers: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def _describe(features: Features, members: dict[str, Any]) -> Features:
+def _describe(features: Features, members: dict[str, Any], said: Said) -> Features:
     parameters = members.get("parameters")
     if parameters is None:
         parameters = {}
@@ -91,8 +100,10 @@ def _describe(features: Features, members: dict[str, Any]) -> Features:
         sequence_end=parameters.get("sequence_end") is True,
         priority=values.positive(parameters.get("priority")),
         timeout_s=values.sooner(features.timeout_s, timeout_s),
-        max_tokens=values.positive(parameters.get("max_tokens")),
-        adapter=values.label(parameters.get("lora_name")),
+        max_tokens=said.max_tokens or values.positive(parameters.get("max_tokens")),
+        adapter=said.adapter or values.label(parameters.get("lora_name")),
+        prompt=said.prompt,
+        prompt_is_partial=said.partial,
     )
 
 
@@ -102,7 +113,7 @@ def _tensors(
     blobs: memoryview | None,
     *,
     complete: bool,
-) -> list[Tensor]:
+) -> dict[str, Tensor]:
     """Find the data of the inputs that matter, inline or in the binary part."""
     if len(inputs) > MAX_INPUTS:
         raise BadRequest(f"the request has more than {MAX_INPUTS} inputs; send fewer")
@@ -131,7 +142,7 @@ def _tensors(
                     f"`inputs[{index}]` says {size} binary bytes, but {len(blob)} are in the body"
                 )
             tensors[name] = Tensor(name, datatype, blob, whole=len(blob) == size)
-    return list(tensors.values())
+    return tensors
 
 
 def _binary_size(item: dict[str, Any], index: int) -> int | None:

@@ -1,14 +1,18 @@
 """JSON objects, whole or cut off anywhere.
 
-A whole body is parsed by orjson. Of a body that was read in part (or is longer than
+A whole body is parsed by orjson. Of a body that was read in part (or is too costly, see
 ``MAX_JSON_BYTES``), at most ``MAX_CUT_BYTES`` are looked at: this module finds the longest prefix
 that can be closed into a valid document, closes it and gives that to orjson. Complete members stay,
 the text in which the cut fell stays as ``CutText``, and a key without its value or a number without
 its end (``12`` may be the start of ``123``) is dropped. What comes after the cut is unknown;
 nothing else is lost.
 
-Law: at every moment ``safe`` is a position at which the document may be closed with the brackets
-that are open; it only moves forward.
+Nothing here walks the text in Python. The cut usually falls into the prompt, whose place is known
+from the key before it: the document is closed there on a guess, and orjson, the fastest scanner at
+hand, is the judge. A guess begins with a quote, so it can only be valid where the cut is in a text,
+and only with the brackets that are open: what orjson accepts is right. Otherwise the text is split
+at its quotes, what lies outside of texts is stripped to its brackets, pairs are taken away, and
+what is left is what is open at the cut.
 """
 
 from __future__ import annotations
@@ -22,22 +26,48 @@ from ext_proc.requests.errors import BadRequest
 from ext_proc.requests.values import CutText
 
 MAX_JSON_BYTES: Final = 4 * 2**20
-"""Whole JSON beyond this is read as a cut one: orjson costs milliseconds per MiB of numbers."""
+"""Whole JSON beyond this is read as a cut one."""
 
-MAX_CUT_BYTES: Final = 256 * 2**10
-"""Of a cut document is read no more; the worst text costs a tenth of a microsecond per byte."""
+MAX_CUT_BYTES: Final = 128 * 2**10
+"""Of a cut document is read no more: what Envoy sends at most in ``peek``."""
+
+MAX_OPENERS: Final = 16_384
+"""Opening brackets of one kind in a document longer than ``MAX_CUT_BYTES``; with more it is read as
+a cut one. An object or array costs a third of a microsecond, the collector's work included, a byte
+of text a thousandth of that: so this and the next bound hold reading below about 20 ms."""
+
+MAX_COMMAS: Final = 100_000
+"""The same for commas, in a document longer than ``MAX_FREE_COMMAS_BYTES``."""
+
+MAX_FREE_COMMAS_BYTES: Final = 2**20
 
 MAX_DEPTH: Final = 100
 """Triton refuses deeper nesting too."""
 
-MAX_TOKENS: Final = 20_000
-"""Brackets and strings that are looked at in a cut document."""
+_BRACKETS: Final = (b"{", b"}", b"[", b"]")
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"{}[]"))
+_CLOSERS: Final = bytes.maketrans(b"{[", b"}]")
+_PAIR: Final = {ord("{"): ord("}"), ord("["): ord("]")}
+_ROUNDS: Final = 6
+"""Levels of closed brackets that are taken away by ``replace``, before the rest is walked."""
 
-_NEXT: Final = re.compile(rb'["\[\]{}]')
-_QUOTE: Final = ord('"')
 _BACKSLASH: Final = ord("\\")
-_CLOSER: Final = {b"{": b"}", b"[": b"]"}
-_TEXT_REST: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_ESCAPED_QUOTES: Final = 64
+"""Escaped quotes at the end that a guess passes."""
+_KEY_REACH: Final = 64
+_KEY_BEFORE: Final = re.compile(rb'"([a-z_]{1,16})"[ \n]{0,9}:[ \n]{0,9}(\[?)[ \n]{0,9}"\Z')
+_TAILS: Final = {
+    (b"content", b""): b'"}]}',
+    (b"text", b""): b'"}]}]}',
+    (b"text_input", b""): b'"}',
+    (b"prompt", b""): b'"}',
+    (b"input", b""): b'"}',
+    (b"prompt", b"["): b'"]}',
+    (b"input", b"["): b'"]}',
+    (b"data", b"["): b'"]}]}',
+}
+"""What closes a text behind these keys: generate, completions, chats (parts too), tensors."""
+
 _ESCAPE_TAIL: Final = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _HIGH_SURROGATE_TAIL: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 _LONGEST_ESCAPE: Final = 6
@@ -71,18 +101,46 @@ def read_object(body: bytes | memoryview, *, complete: bool, place: str) -> Docu
     Raises:
         BadRequest: It is no valid JSON, or no object, or nests too deep.
     """
-    if complete and len(body) <= MAX_JSON_BYTES:
+    if complete and _is_affordable(body):
         return Document(_parse(body, place), whole=True)
     head = bytes(body[:MAX_CUT_BYTES])
-    closed, whole, in_text = _close(head, place)
-    if not closed:
-        if complete or head.strip():
+    start = head.lstrip()[:1]
+    if start != b"{":
+        if complete or start:
             raise BadRequest(f"{place} must be a JSON object")
         return Document({}, whole=False)
+    members = _guess(head)
+    if members is not None:
+        _mark_last_text(members)
+        return Document(members, whole=False)
+    closed, whole, in_text = _close(head, place)
     members = _parse(closed, place)
     if in_text:
         _mark_last_text(members)
     return Document(members, whole)
+
+
+def _is_affordable(body: bytes | memoryview) -> bool:
+    """Tell whether all of a document may be parsed."""
+    size = len(body)
+    if size <= MAX_CUT_BYTES:
+        return True
+    if size > MAX_JSON_BYTES:
+        return False
+    data = bytes(body)
+    if _has_more(data, b"[", MAX_OPENERS) or _has_more(data, b"{", MAX_OPENERS):
+        return False
+    return size <= MAX_FREE_COMMAS_BYTES or not _has_more(data, b",", MAX_COMMAS)
+
+
+def _has_more(data: bytes, byte: bytes, most: int) -> bool:
+    """Tell whether ``byte`` occurs more than ``most`` times; fast where it is rare."""
+    find, position = data.find, -1
+    for _ in range(most + 1):
+        position = find(byte, position + 1)
+        if position < 0:
+            return False
+    return True
 
 
 def _parse(text: bytes | memoryview, place: str) -> dict[str, Any]:
@@ -95,85 +153,85 @@ def _parse(text: bytes | memoryview, place: str) -> dict[str, Any]:
     return value
 
 
+def _guess(data: bytes) -> dict[str, Any] | None:
+    """Return the members where the cut falls into a text behind a known key, ``None`` elsewhere."""
+    quote = data.rfind(b'"')
+    for _ in range(_ESCAPED_QUOTES):
+        if quote < 1 or data[quote - 1] != _BACKSLASH:
+            break
+        quote = data.rfind(b'"', 0, quote)
+    found = _KEY_BEFORE.search(data, max(0, quote - _KEY_REACH), quote + 1)
+    if found is None:
+        return None
+    tail = _TAILS.get((found[1], found[2]))
+    if tail is None:
+        return None
+    try:
+        value = orjson.loads(data[: _text_end(data, quote + 1)] + tail)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def _close(data: bytes, place: str) -> tuple[bytes, bool, bool]:
-    """Return ``data`` closed into a document, whether it was whole, and if the cut is in a text."""
-    outline = _Outline(data, place)
-    position = 0
-    for _ in range(MAX_TOKENS):
-        found = _NEXT.search(data, position)
-        outline.plain(position, len(data) if found is None else found.start())
-        if found is None or (not outline.closers and found.group() != b"{"):
-            break
-        position = found.end()
-        if data[position - 1] != _QUOTE:
-            outline.bracket(found.group(), position)
-            if not outline.closers:
-                return data, True, False
-            continue
-        end = _closing_quote(data, position)
-        if end < 0:
-            if outline.expects_value():
-                text = data[: _text_end(data, position)]
-                return text + b'"' + outline.tail(), False, True
-            break
-        position = end + 1
-        outline.text(position)
-    return data[: outline.safe] + outline.tail(), False, False
+    """Return ``data`` closed into a document, whether it was whole, and if the cut is in a text.
+
+    With escaped quotes masked, the pieces between quotes are plain and text by turns.
+    """
+    masked = data
+    if b"\\" in data:
+        masked = data.replace(b"\\\\", b"\0\0").replace(b'\\"', b"\0\0")
+    pieces = masked.split(b'"')
+    open_brackets = _open_brackets(b"".join(pieces[::2]), place)
+    if not open_brackets:
+        return data, True, False
+    tail = open_brackets.translate(_CLOSERS)[::-1]
+    in_array = open_brackets.endswith(b"[")
+    start = len(data) - len(pieces[-1])
+    if len(pieces) % 2 == 0:
+        if _precedes_value(pieces[-2], in_array=in_array):
+            return data[: _text_end(data, start)] + b'"' + tail, False, True
+        pieces.pop()
+        start -= 1 + len(pieces[-1])
+    last = _last_safe(pieces[-1])
+    if last is None:
+        # A number, a word or nothing since the last text: that is a value, or a key to drop.
+        last = 0
+        if b":" in pieces[-1] or not _precedes_value(pieces[-3], in_array=in_array):
+            start -= len(pieces[-2]) + len(pieces[-3]) + 2
+            last = _last_safe(pieces[-3]) or 0
+    return data[: start + last] + tail, False, False
 
 
-def _closing_quote(data: bytes, start: int) -> int:
-    """Return where the text that begins at ``start`` ends, -1 where its end is missing."""
-    end = data.find(b'"', start)
-    if end < 0 or data[end - 1] != _BACKSLASH:
-        return end
-    found = _TEXT_REST.match(data, start)
-    return -1 if found is None else found.end() - 1
+def _open_brackets(plain: bytes, place: str) -> bytes:
+    """Return the brackets of ``plain`` that are still open at its end."""
+    brackets = plain.translate(None, _NO_BRACKETS)
+    if len(brackets) > 2 * MAX_OPENERS:
+        raise BadRequest(f"{place} has too many arrays and objects to be read; send it flatter")
+    for _ in range(_ROUNDS):
+        brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
+    left = bytearray()
+    for bracket in brackets:
+        if bracket in b"{[":
+            if len(left) >= MAX_DEPTH:
+                raise BadRequest(f"{place} nests deeper than {MAX_DEPTH} levels")
+            left.append(bracket)
+        elif not left or _PAIR[left.pop()] != bracket:
+            raise BadRequest(f"{place} is not valid JSON: unexpected {chr(bracket)}")
+    return bytes(left)
 
 
-class _Outline:
-    """Which brackets are open, and up to where the document could be closed."""
+def _precedes_value(plain: bytes, *, in_array: bool) -> bool:
+    """Tell whether a text behind ``plain`` is a value (and no key)."""
+    return in_array or plain.rstrip().endswith(b":")
 
-    __slots__ = ("_after_colon", "_data", "_place", "closers", "safe")
 
-    def __init__(self, data: bytes, place: str) -> None:
-        self.closers: list[bytes] = []
-        self.safe = 0
-        self._after_colon = False
-        self._data = data
-        self._place = place
-
-    def tail(self) -> bytes:
-        """Return the brackets that close the document."""
-        return b"".join(reversed(self.closers))
-
-    def expects_value(self) -> bool:
-        """Tell whether a text here would be a value (and no key)."""
-        return bool(self.closers) and (self._after_colon or self.closers[-1] == b"]")
-
-    def plain(self, start: int, end: int) -> None:
-        """Pass white space, colons, commas, numbers and words: before a comma all is complete."""
-        plain = self._data[start:end]
-        comma = plain.rfind(b",")
-        if comma >= 0 and self.closers:
-            self.safe = start + comma
-        self._after_colon = plain.endswith(b":") or plain.rstrip().endswith(b":")
-
-    def text(self, end: int) -> None:
-        """Pass a text: a value is complete at its end, a key is nothing yet."""
-        if self.expects_value():
-            self.safe = end
-        self._after_colon = False
-
-    def bracket(self, bracket: bytes, end: int) -> None:
-        """Pass a bracket: behind it the document may be closed."""
-        if bracket in _CLOSER:
-            if len(self.closers) >= MAX_DEPTH:
-                raise BadRequest(f"{self._place} nests deeper than {MAX_DEPTH} levels")
-            self.closers.append(_CLOSER[bracket])
-        elif self.closers.pop() != bracket:
-            raise BadRequest(f"{self._place} is not valid JSON: unexpected {bracket.decode()}")
-        self.safe = end
-        self._after_colon = False
+def _last_safe(plain: bytes) -> int | None:
+    """Return the last offset where the document can be closed: at a comma or behind a bracket."""
+    comma = plain.rfind(b",")
+    bracket = max(map(plain.rfind, _BRACKETS))
+    last = max(comma, bracket + 1 if bracket >= 0 else -1)
+    return None if last < 0 else last
 
 
 def _text_end(data: bytes, start: int) -> int:

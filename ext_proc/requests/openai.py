@@ -31,10 +31,12 @@ MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 1024
 """Parts of one message's content."""
 
-_ROLE_MARK: Final = b"\x1f"
-_MESSAGE_END: Final = b"\x1e"
-_PART_END: Final = b"\x1d"
-_MEDIA_MARK: Final = b"\x1c"
+_ROLE_MARK: Final = "\x1f"
+_MESSAGE_END: Final = "\x1e"
+_PART_END: Final = "\x1d"
+_MEDIA_MARK: Final = "\x1c"
+_PLAIN: Final = 2
+"""Members of a message that is a text and its role."""
 _PLACE: Final = "the OpenAI request"
 
 
@@ -91,36 +93,42 @@ def _chat(messages: object, *, cut: bool) -> tuple[bytes | None, bool]:
         raise BadRequest(f"`messages` must be an array, not {values.json_type(messages)}")
     if len(messages) > MAX_MESSAGES:
         raise BadRequest(f"the request has more than {MAX_MESSAGES} messages; send fewer")
-    text = bytearray()
-    last = len(messages) - 1
+    pieces: list[str] = []
+    cut_at = len(messages) - 1 if cut else -1
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             place = f"`messages[{index}]`"
             raise BadRequest(f"{place} must be an object, not {values.json_type(message)}")
-        _write_message(text, message, cut=cut and index == last)
-        if len(text) > values.MAX_PROMPT_BYTES:
-            return bytes(text[: values.MAX_PROMPT_BYTES]), True
-    return bytes(text), cut
+        content = message.get("content")
+        role = message.get("role")
+        plain = len(message) == _PLAIN and index != cut_at
+        if plain and isinstance(content, str) and isinstance(role, str):
+            pieces += (content, _ROLE_MARK, role, _MESSAGE_END)
+        else:
+            _write_message(pieces, message, cut=index == cut_at)
+    text = "".join(pieces).encode()
+    return text[: values.MAX_PROMPT_BYTES], cut or len(text) > values.MAX_PROMPT_BYTES
 
 
-def _write_message(text: bytearray, message: dict[str, Any], *, cut: bool) -> None:
+def _write_message(pieces: list[str], message: dict[str, Any], *, cut: bool) -> None:
     content = message.get("content")
     if isinstance(content, str):
-        text += content.encode()
+        pieces.append(content)
     elif isinstance(content, list):
-        _write_parts(text, content, cut=cut)
+        _write_parts(pieces, content, cut=cut)
     if cut:
         return
     role = message.get("role")
-    text += _ROLE_MARK
-    text += role.encode() if isinstance(role, str) else b""
+    pieces.append(_ROLE_MARK)
+    if isinstance(role, str):
+        pieces.append(role)
     others = {key: message[key] for key in message if key not in ("content", "role")}
     if others:
-        text += _MEDIA_MARK + _digest(others)
-    text += _MESSAGE_END
+        pieces += (_MEDIA_MARK, _digest(others))
+    pieces.append(_MESSAGE_END)
 
 
-def _write_parts(text: bytearray, parts: list[Any], *, cut: bool) -> None:
+def _write_parts(pieces: list[str], parts: list[Any], *, cut: bool) -> None:
     """Write texts as they are, and everything else (images, audio) as a digest."""
     if len(parts) > MAX_PARTS:
         raise BadRequest(f"a message of the request has more than {MAX_PARTS} parts; send fewer")
@@ -129,16 +137,16 @@ def _write_parts(text: bytearray, parts: list[Any], *, cut: bool) -> None:
         ends_here = cut and index == last
         words = part.get("text") if isinstance(part, dict) else part
         if isinstance(words, str):
-            text += words.encode()
+            pieces.append(words)
         elif not ends_here:
-            text += _MEDIA_MARK + _digest(part)
+            pieces += (_MEDIA_MARK, _digest(part))
         if not ends_here:
-            text += _PART_END
+            pieces.append(_PART_END)
 
 
-def _digest(value: object) -> bytes:
+def _digest(value: object) -> str:
     try:
         canonical = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:
         raise BadRequest("a message of the request nests too deep; send it flatter") from None
-    return xxhash.xxh3_128_digest(canonical)
+    return xxhash.xxh3_128_hexdigest(canonical)

@@ -11,12 +11,9 @@ Source: protobuf.dev, "Encoding". Groups (wire types 3 and 4) are refused; KServ
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ext_proc.requests.errors import BadRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_FIELDS: Final = 4096
 
@@ -28,6 +25,8 @@ FIXED32: Final = 5
 _MAX_VARINT_BYTES: Final = 10
 _UINT64: Final = 2**64 - 1
 _SIGN: Final = 2**63
+_MORE: Final = 0x80
+"""The continuation bit: more bytes of the varint follow."""
 _FIXED_WIDTH: Final = {FIXED64: 8, FIXED32: 4}
 
 
@@ -53,51 +52,64 @@ class Scanner:
         self.data = memoryview(data)
         self._budget = MAX_FIELDS
 
-    def fields(self, start: int, end: int) -> Iterator[Field]:
+    def fields(  # noqa: C901 - one loop; a function per kind of field costs a third of the speed
+        self, start: int, end: int, most: int = MAX_FIELDS + 1
+    ) -> list[Field]:
         """Read the fields of the message between ``start`` and ``end``.
 
         Args:
             start: Where the message begins.
             end: Where it ends; beyond the data where the data is cut.
+            most: Stop silently behind so many fields.
 
         Raises:
             BadRequest: The bytes are no protobuf message, or have too many fields.
         """
-        have = min(end, len(self.data))
+        data = self.data
+        have = min(end, len(data))
         cut = end > have
         position = start
-        while position < have:
+        found: list[Field] = []
+        while position < have and len(found) < most:
             self._budget -= 1
             if self._budget < 0:
                 raise BadRequest(f"the message has more than {MAX_FIELDS} fields; send fewer")
-            tag, position = self._varint(position, have, cut=cut)
-            if tag is None:
-                return
-            number, kind = tag >> 3, tag & 7
-            if number == 0:
+            # Most tags, lengths and values are varints of one byte: these are read right here.
+            tag, position = data[position], position + 1
+            if tag >= _MORE:
+                long_tag, position = self._varint(position - 1, have, cut=cut)
+                if long_tag is None:
+                    break
+                tag = long_tag
+            kind = tag & 7
+            if tag <= 7:  # noqa: PLR2004 - a field number of 0
                 raise BadRequest(f"byte {position} of the message is no protobuf field")
-            if kind == VARINT:
-                value, position = self._varint(position, have, cut=cut)
-                if value is None:
-                    return
-                yield Field(number, kind, value, position, position, whole=True)
-                continue
-            length, position = self._length(kind, position, have, cut=cut)
-            if length is None:
-                return
-            if position + length > end:
-                raise BadRequest(f"field {number} of the message is longer than the message")
-            stop = position + length
-            yield Field(number, kind, 0, position, stop, whole=stop <= have)
+            if kind in (BYTES, VARINT):
+                number = data[position] if position < have else _MORE
+                position += 1
+                if number >= _MORE:
+                    long_number, position = self._varint(position - 1, have, cut=cut)
+                    if long_number is None:
+                        break
+                    number = long_number
+                if kind == VARINT:
+                    found.append(Field(tag >> 3, kind, number, position, position, True))
+                    continue
+            else:
+                number = self._width(kind, position)
+            stop = position + number
+            if stop > end:
+                raise BadRequest(f"field {tag >> 3} of the message is longer than the message")
+            found.append(Field(tag >> 3, kind, 0, position, stop, stop <= have))
             position = stop
+        return found
 
-    def _length(self, kind: int, position: int, end: int, *, cut: bool) -> tuple[int | None, int]:
-        """Return the length of a field's content and where that begins."""
-        if kind == BYTES:
-            return self._varint(position, end, cut=cut)
-        if kind in _FIXED_WIDTH:
-            return _FIXED_WIDTH[kind], position
-        raise BadRequest(f"byte {position} of the message has the unknown wire type {kind}")
+    @staticmethod
+    def _width(kind: int, position: int) -> int:
+        width = _FIXED_WIDTH.get(kind)
+        if width is None:
+            raise BadRequest(f"byte {position} of the message has the unknown wire type {kind}")
+        return width
 
     def text(self, field: Field, most: int) -> str | None:
         """Return a string field; ``None`` where it is cut or longer than ``most`` bytes.
@@ -110,7 +122,7 @@ class Scanner:
         if not field.whole or field.end - field.start > most:
             return None
         try:
-            return bytes(self.data[field.start : field.end]).decode()
+            return str(self.data[field.start : field.end], "utf-8")
         except UnicodeDecodeError:
             raise BadRequest(f"field {field.number} of the message is not valid UTF-8") from None
 
@@ -137,7 +149,7 @@ class Scanner:
         for index in range(position, min(end, position + _MAX_VARINT_BYTES)):
             byte = data[index]
             value |= (byte & 0x7F) << shift
-            if byte < 0x80:  # noqa: PLR2004 - the continuation bit
+            if byte < _MORE:
                 return value & _UINT64, index + 1
             shift += 7
         if cut and end - position < _MAX_VARINT_BYTES:

@@ -8,9 +8,8 @@ tensorrtllm_backend ``text_input``, ``QUERY``, ``input_ids``, ``request_output_l
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
@@ -18,9 +17,7 @@ from ext_proc.requests.errors import BadRequest
 from ext_proc.requests.values import MAX_PROMPT_BYTES, CutText, label, positive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ext_proc.routing.types import Features
+    from collections.abc import Iterable, Mapping
 
 TEXT_INPUTS: Final = ("text_input", "prompt", "QUERY")
 TOKEN_INPUT: Final = "input_ids"  # noqa: S105 - a tensor's name
@@ -50,8 +47,7 @@ INTEGERS: Final = {
 """Datatypes of token ids and limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """An input whose name is one of ``READ_INPUTS``."""
 
     name: str
@@ -62,32 +58,39 @@ class Tensor:
     """``data`` is all of it."""
 
 
-def read_tensors(features: Features, tensors: Iterable[Tensor]) -> Features:
-    """Fill in prompt, token limit and adapter from the inputs.
+class Said(NamedTuple):
+    """What the inputs say."""
+
+    prompt: bytes | None = None
+    partial: bool = False
+    max_tokens: int | None = None
+    adapter: str | None = None
+
+
+NOTHING: Final = Said()
+
+
+def read_tensors(tensors: Mapping[str, Tensor]) -> Said:
+    """Read prompt, token limit and adapter from the inputs, given by name.
 
     Raises:
         BadRequest: A BYTES tensor's lengths do not fit its data.
     """
-    by_name = {tensor.name: tensor for tensor in tensors}
-    if not by_name:
-        return features
-    prompt, partial = _prompt(by_name)
-    sampling = _sampling(by_name.get(SAMPLING_INPUT))
-    limit = positive(sampling.get("max_tokens"))
+    if not tensors:
+        return NOTHING
+    prompt, partial = _prompt(tensors)
+    limit = adapter = None
+    if SAMPLING_INPUT in tensors:
+        sampling = _sampling(tensors[SAMPLING_INPUT])
+        limit = positive(sampling.get("max_tokens"))
+        adapter = label(sampling.get("lora_name"))
     for name in LENGTH_INPUTS:
-        if name in by_name:
-            limit = positive(_integer(by_name[name])) or limit
-    adapter = label(sampling.get("lora_name"))
-    if ADAPTER_INPUT in by_name:
-        task = _integer(by_name[ADAPTER_INPUT])
+        if name in tensors:
+            limit = positive(_integer(tensors[name])) or limit
+    if ADAPTER_INPUT in tensors:
+        task = _integer(tensors[ADAPTER_INPUT])
         adapter = adapter if task is None else str(task)
-    return replace(
-        features,
-        prompt=prompt,
-        prompt_is_partial=partial,
-        max_tokens=limit or features.max_tokens,
-        adapter=adapter or features.adapter,
-    )
+    return Said(prompt, partial, limit, adapter)
 
 
 def from_json(name: str, datatype: str, data: list[Any], *, whole: bool) -> Tensor | None:
@@ -144,7 +147,7 @@ def _flat(data: list[Any]) -> Iterable[Any]:
             stack.pop()
 
 
-def _prompt(by_name: dict[str, Tensor]) -> tuple[bytes | None, bool]:
+def _prompt(by_name: Mapping[str, Tensor]) -> tuple[bytes | None, bool]:
     for name in TEXT_INPUTS:
         tensor = by_name.get(name)
         if tensor is not None and tensor.datatype == "BYTES":
@@ -201,9 +204,9 @@ def _integer(tensor: Tensor) -> int | None:
     return value
 
 
-def _sampling(tensor: Tensor | None) -> dict[str, Any]:
+def _sampling(tensor: Tensor) -> dict[str, Any]:
     """Return vLLM's ``sampling_parameters`` (JSON in a BYTES tensor), empty where unreadable."""
-    if tensor is None or tensor.datatype != "BYTES" or len(tensor.data) > MAX_SAMPLING_BYTES:
+    if tensor.datatype != "BYTES" or len(tensor.data) > MAX_SAMPLING_BYTES:
         return {}
     texts, _ = elements(tensor)
     return sampling_parameters(texts[0] if texts else b"")

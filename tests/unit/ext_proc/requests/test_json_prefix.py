@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ext_proc.requests import json_prefix
 from ext_proc.requests.errors import BadRequest
-from ext_proc.requests.json_prefix import MAX_DEPTH, MAX_TOKENS, read_object
+from ext_proc.requests.json_prefix import MAX_DEPTH, read_object
 from ext_proc.requests.values import CutText
 
 VALUES = st.recursive(
@@ -120,13 +120,6 @@ def test_depth_bound():
         cut('{"a":' + "[" * (inner + 1))
 
 
-def test_token_bound():
-    """A document of too many tokens is read up to the bound."""
-    document = cut('{"a":[' + "[]," * MAX_TOKENS)
-    assert not document.whole
-    assert 0 < len(document.members["a"]) < MAX_TOKENS
-
-
 def test_size_bound(monkeypatch):
     """Whole JSON beyond the bound is read as a first part."""
     monkeypatch.setattr(json_prefix, "MAX_JSON_BYTES", 30)
@@ -151,3 +144,71 @@ def test_only_bad_request_escapes(body, complete):
         read_object(b"{" + body, complete=complete, place="p")
     except BadRequest as error:
         assert error.message  # noqa: PT017 - either outcome is right
+
+
+def test_bracket_bound():
+    """A first part of more brackets than the bound is refused, exactly beyond it."""
+    pairs = json_prefix.MAX_OPENERS - 1
+    assert len(cut(b'{"a":[' + b"[]," * (pairs)).members["a"]) == pairs
+    with pytest.raises(BadRequest, match="too many arrays and objects"):
+        cut(b'{"a":[' + b"[]," * (pairs + 1))
+
+
+@pytest.mark.parametrize(("opener", "unit"), [(b"[", b"[],"), (b"{", b"{},")])
+def test_opener_bound(monkeypatch, opener, unit):
+    """A long document of more brackets of a kind than the bound is read as a first part."""
+    monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 100)
+    monkeypatch.setattr(json_prefix, "MAX_OPENERS", 50)
+    head, tail = b'{"a":[', b"0]}"
+    most = 50 - head.count(opener)
+    assert read_object(head + unit * most + tail, complete=True, place="p").whole
+    assert not read_object(head + unit * (most + 1) + tail, complete=True, place="p").whole
+
+
+def test_comma_bound(monkeypatch):
+    """A very long document of more commas than the bound is read as a first part."""
+    monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 100)
+    monkeypatch.setattr(json_prefix, "MAX_FREE_COMMAS_BYTES", 101)
+    monkeypatch.setattr(json_prefix, "MAX_COMMAS", 50)
+    assert read_object(b'{"a":[' + b"0," * 50 + b"0]}", complete=True, place="p").whole
+    assert not read_object(b'{"a":[' + b"0," * 51 + b"0]}", complete=True, place="p").whole
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"messages":[{"role":"user","content":"what is \\"this\\" and',
+        '{"messages":[{"content":[{"type":"text","text":"a',
+        '{"text_input":"a',
+        '{"prompt": ["a", "b',
+        '{"prompt": [ "b',
+        '{"inputs":[{"name":"text_input","data":["a',
+        '{"a":{"prompt":"x',
+        '{"prompt":"x","b',
+        '{"prompt":"x\\\\"',
+        '{"prompt":"\\\\\\"',
+        '{"prompt":"' + '\\"' * 200,
+    ],
+)
+def test_a_guess_says_what_the_outline_says(text, monkeypatch):
+    """Where a guess closes the document, it closes it as the slow way does."""
+    guessed = cut(text)
+    monkeypatch.setattr(json_prefix, "_guess", lambda _: None)
+    assert guessed == cut(text)
+
+
+KEYS = st.sampled_from(["content", "text", "text_input", "prompt", "input", "data", "messages"])
+
+
+@given(
+    st.dictionaries(KEYS, VALUES | st.lists(st.dictionaries(KEYS, VALUES)), max_size=3), st.data()
+)
+def test_guessing_changes_nothing(members, data):
+    """With and without a guess the same is read."""
+    text = json.dumps(members, separators=(",", ":")).encode("utf-8", "replace")
+    head = text[: data.draw(st.integers(0, len(text)))]
+    closed = json_prefix._guess(head)
+    if closed is None:
+        return
+    text, whole, _ = json_prefix._close(head, "p")
+    assert (closed, False) == (orjson.loads(text), whole)

@@ -19,9 +19,10 @@ from ext_proc.requests.tensors import (
     sampling_parameters,
 )
 from ext_proc.requests.values import MAX_PROMPT_BYTES, CutText
-from ext_proc.routing.types import Features, Form
 
-HEAD = Features(Form.HTTP_INFER)
+
+def said(tensors: list[Tensor]):
+    return read_tensors({tensor.name: tensor for tensor in tensors})
 
 
 def packed(*texts: bytes) -> bytes:
@@ -35,23 +36,23 @@ def test_text_wins_over_tokens():
         Tensor("prompt", "BYTES", packed(b"second")),
         Tensor("text_input", "BYTES", packed(b"first")),
     ]
-    assert read_tensors(HEAD, tensors).prompt == b"first"
-    assert read_tensors(HEAD, tensors[:1]).prompt == bytes(8)
+    assert said(tensors).prompt == b"first"
+    assert said(tensors[:1]).prompt == bytes(8)
 
 
 def test_cut_tokens():
     """Half a token is none."""
-    features = read_tensors(HEAD, [Tensor("input_ids", "INT64", bytes(13), whole=False)])
-    assert (features.prompt, features.prompt_is_partial) == (bytes(8), True)
+    found = said([Tensor("input_ids", "INT64", bytes(13), whole=False)])
+    assert (found.prompt, found.partial) == (bytes(8), True)
 
 
 def test_prompt_bound():
     """A prompt beyond the bound is cut and says so."""
     raw = packed(b"x" * (MAX_PROMPT_BYTES + 1))
-    features = read_tensors(HEAD, [Tensor("prompt", "BYTES", raw)])
-    assert (len(features.prompt), features.prompt_is_partial) == (MAX_PROMPT_BYTES, True)
-    many = read_tensors(HEAD, [Tensor("input_ids", "INT32", bytes(MAX_PROMPT_BYTES + 4))])
-    assert (len(many.prompt), many.prompt_is_partial) == (MAX_PROMPT_BYTES, True)
+    found = said([Tensor("prompt", "BYTES", raw)])
+    assert (len(found.prompt), found.partial) == (MAX_PROMPT_BYTES, True)
+    many = said([Tensor("input_ids", "INT32", bytes(MAX_PROMPT_BYTES + 4))])
+    assert (len(many.prompt), many.partial) == (MAX_PROMPT_BYTES, True)
 
 
 def test_element_bound():
@@ -72,12 +73,12 @@ def test_options():
     sampling = Tensor(
         "sampling_parameters", "BYTES", packed(b'{"max_tokens": 3, "lora_name": "a"}')
     )
-    features = read_tensors(HEAD, [sampling])
-    assert (features.max_tokens, features.adapter) == (3, "a")
+    found = said([sampling])
+    assert (found.max_tokens, found.adapter) == (3, "a")
     limit = Tensor("max_tokens", "INT32", struct.pack("<i", 9))
     task = Tensor("lora_task_id", "UINT64", struct.pack("<Q", 4))
-    features = read_tensors(HEAD, [sampling, limit, task])
-    assert (features.max_tokens, features.adapter) == (9, "4")
+    found = said([sampling, limit, task])
+    assert (found.max_tokens, found.adapter) == (9, "4")
 
 
 def test_unreadable_options_are_unknown():
@@ -88,8 +89,8 @@ def test_unreadable_options_are_unknown():
         Tensor("lora_task_id", "FP32", bytes(4)),
         Tensor("prompt", "FP32", bytes(4)),
     ]
-    features = read_tensors(HEAD, tensors)
-    assert (features.max_tokens, features.adapter, features.prompt) == (None, None, None)
+    found = said(tensors)
+    assert (found.max_tokens, found.adapter, found.prompt) == (None, None, None)
     assert sampling_parameters(b"[1]") == {}
     assert sampling_parameters(b" " * (MAX_SAMPLING_BYTES + 1)) == {}
 

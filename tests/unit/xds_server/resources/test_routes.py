@@ -163,6 +163,24 @@ def test_an_unknown_path_is_nobodys() -> None:
     assert parse(data)[first(data, "/v2/models/other/infer")].direct_response.status == 404
 
 
+def test_a_pool_may_read_the_first_message_of_streams() -> None:
+    """``first_message: duplex``: the picker draws the pool, and every message goes through it."""
+    data = route_configuration(
+        fleet(
+            pool("a", default=True, routing={"first_message": "duplex"}),
+            pool("b", endpoints=[endpoint(4)]),
+        )
+    )
+    assert first(data, GRPC + "ModelStreamInfer") == "unnamed/grpc-stream"
+    named = first(data, GRPC + "ModelStreamInfer", tidegate_pool="a")
+    for name in ("unnamed/grpc-stream", named):
+        mode = processing(parse(data)[name]).overrides.processing_mode
+        assert mode.request_body_mode == MODE.FULL_DUPLEX_STREAMED
+        assert (mode.request_trailer_mode, mode.response_trailer_mode) == (MODE.SEND, MODE.SEND)
+    other = parse(data)[first(data, GRPC + "ModelStreamInfer", tidegate_pool="b")]
+    assert processing(other).overrides.processing_mode.request_body_mode == MODE.NONE
+
+
 def test_streams_are_never_collected() -> None:
     """A buffered ModelStreamInfer would hang, so its routes read no body in any mode."""
     for body in ("none", "peek", "full"):

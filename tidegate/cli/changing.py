@@ -49,7 +49,7 @@ def apply(
     text, source = read_text(fleet)
     change = Change(server, reason, author, dry_run, wait, timeout)
     request = ApplyRequest(fleet=text, source=source, options=change.to_proto())
-    _perform(change, output, lambda stub, bound: stub.Apply(request, timeout=bound))
+    perform(change, output, lambda stub, bound: stub.Apply(request, timeout=bound))
 
 
 def weight(
@@ -73,7 +73,7 @@ def weight(
     request = SetWeightsRequest(
         pool=pool, weights=parse_weights(weights), options=change.to_proto()
     )
-    _perform(change, output, lambda stub, bound: stub.SetWeights(request, timeout=bound))
+    perform(change, output, lambda stub, bound: stub.SetWeights(request, timeout=bound))
 
 
 def drain(
@@ -121,7 +121,7 @@ def rollback(
 
     change = Change(server, reason, author, dry_run, wait, timeout)
     request = RollbackRequest(revision=revision, options=change.to_proto())
-    _perform(change, output, lambda stub, bound: stub.Rollback(request, timeout=bound))
+    perform(change, output, lambda stub, bound: stub.Rollback(request, timeout=bound))
 
 
 def parse_weights(words: list[str]) -> dict[str, int]:
@@ -171,6 +171,11 @@ def failure(result: ChangeResult, change: Change) -> CliError | None:
     """Tell what keeps a waited-for change from being everywhere, ``None`` when nothing does."""
     if change.dry_run or not change.wait or not result.changes:
         return None
+    if result.outcome == "abandoned":
+        return CliError(
+            f"revision {result.revision} was refused and is not in force; the last good fleet is "
+            "back as a new revision, see `tidegate status` and `tidegate history`"
+        )
     if result.problems:
         names = ", ".join(sorted({one.client for one in result.problems}))
         return CliError(
@@ -190,10 +195,10 @@ def _set_draining(endpoint: str, *, draining: bool, change: Change, output: Outp
     from protos.tidegate.admin.v1.admin_pb2 import SetDrainingRequest
 
     request = SetDrainingRequest(endpoint=endpoint, draining=draining, options=change.to_proto())
-    _perform(change, output, lambda stub, bound: stub.SetDraining(request, timeout=bound))
+    perform(change, output, lambda stub, bound: stub.SetDraining(request, timeout=bound))
 
 
-def _perform(
+def perform(
     change: Change, output: Output, call: Callable[[AdminStub, float], ChangeResult]
 ) -> None:
     """Make the call, print its outcome, and fail where the change is not everywhere."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
-from tidegate.cli import changing, files, reading, running
+from tidegate.cli import changing, comparing, files, reading, running, tuning
 from tidegate.cli.errors import CliError
 
 if TYPE_CHECKING:
@@ -68,11 +68,17 @@ VERBS: Final = (
     _Verb("get", _READ, reading.get, "tidegate get endpoints -o json"),
     _Verb("status", _READ, reading.status, "tidegate status"),
     _Verb("history", _READ, reading.history, "tidegate history -n 5"),
+    _Verb("diff", _READ, comparing.diff, "tidegate diff 7 9"),
     _Verb("validate", _READ, files.validate, "tidegate validate fleet.yaml"),
     _Verb(
         "apply", _CHANGE, changing.apply, "tidegate apply -f fleet.yaml --reason 'more replicas'"
     ),
     _Verb("weight", _CHANGE, changing.weight, "tidegate weight llm stable=90 canary=10"),
+    _Verb("breaker", _CHANGE, tuning.breaker, "tidegate breaker llm max-requests=512"),
+    _Verb(
+        "slow-start", _CHANGE, tuning.slow_start, "tidegate slow-start llm window=60s aggression=2"
+    ),
+    _Verb("shed", _CHANGE, tuning.shed, "tidegate shed llm 25 --reason 'overload'"),
     _Verb(
         "drain", _CHANGE, changing.drain, "tidegate drain r2 --timeout 120 --reason 'new driver'"
     ),

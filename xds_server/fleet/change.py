@@ -113,6 +113,22 @@ def set_section(fleet: Fleet, pool: str, section: Section, values: Mapping[str, 
     )
 
 
+def set_drop_overload(fleet: Fleet, pool: str, percent: float) -> Fleet:
+    """Return the fleet whose pool refuses this percentage of its requests.
+
+    Raises:
+        UnknownName: No such pool.
+        BadChange: The percentage is out of range.
+    """
+    current = _find_pool(fleet, pool)
+    if not 0 <= percent <= 100:  # noqa: PLR2004 - a percentage
+        raise BadChange(f"{percent:g} is no percentage; write a number between 0 and 100")
+    return _with_pools(
+        fleet,
+        lambda p: p.model_copy(update={"drop_overload": percent}) if p.name == current.name else p,
+    )
+
+
 def merge(last_file: Fleet | None, new_file: Fleet, live: Fleet) -> Fleet:
     """Return what an edited fleet file makes of the live fleet.
 

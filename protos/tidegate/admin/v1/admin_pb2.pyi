@@ -159,6 +159,203 @@ class SetDrainingRequest(_message.Message):
 Global___SetDrainingRequest: _TypeAlias = SetDrainingRequest  # noqa: Y015
 
 @_typing.final
+class SetBreakerRequest(_message.Message):
+    """SetBreakerRequest sets a pool's limits; fields that are not set keep their values. Names and
+    ranges are those of `circuit_breaker` in the fleet file.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    MAX_CONNECTIONS_FIELD_NUMBER: _builtins.int
+    MAX_PENDING_FIELD_NUMBER: _builtins.int
+    MAX_REQUESTS_FIELD_NUMBER: _builtins.int
+    MAX_CONNECTIONS_PER_ENDPOINT_FIELD_NUMBER: _builtins.int
+    PER_ENDPOINT_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    RETRY_BUDGET_PERCENT_FIELD_NUMBER: _builtins.int
+    MIN_RETRIES_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    max_connections: _builtins.int
+    max_pending: _builtins.int
+    max_requests: _builtins.int
+    max_connections_per_endpoint: _builtins.int
+    per_endpoint_in_flight: _builtins.int
+    retry_budget_percent: _builtins.float
+    min_retries: _builtins.int
+    @_builtins.property
+    def options(self) -> Global___ChangeOptions: ...
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        max_connections: _builtins.int | None = ...,
+        max_pending: _builtins.int | None = ...,
+        max_requests: _builtins.int | None = ...,
+        max_connections_per_endpoint: _builtins.int | None = ...,
+        per_endpoint_in_flight: _builtins.int | None = ...,
+        retry_budget_percent: _builtins.float | None = ...,
+        min_retries: _builtins.int | None = ...,
+        options: Global___ChangeOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_connections", b"_max_connections", "_max_connections_per_endpoint", b"_max_connections_per_endpoint", "_max_pending", b"_max_pending", "_max_requests", b"_max_requests", "_min_retries", b"_min_retries", "_per_endpoint_in_flight", b"_per_endpoint_in_flight", "_retry_budget_percent", b"_retry_budget_percent", "max_connections", b"max_connections", "max_connections_per_endpoint", b"max_connections_per_endpoint", "max_pending", b"max_pending", "max_requests", b"max_requests", "min_retries", b"min_retries", "options", b"options", "per_endpoint_in_flight", b"per_endpoint_in_flight", "retry_budget_percent", b"retry_budget_percent"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_connections", b"_max_connections", "_max_connections_per_endpoint", b"_max_connections_per_endpoint", "_max_pending", b"_max_pending", "_max_requests", b"_max_requests", "_min_retries", b"_min_retries", "_per_endpoint_in_flight", b"_per_endpoint_in_flight", "_retry_budget_percent", b"_retry_budget_percent", "max_connections", b"max_connections", "max_connections_per_endpoint", b"max_connections_per_endpoint", "max_pending", b"max_pending", "max_requests", b"max_requests", "min_retries", b"min_retries", "options", b"options", "per_endpoint_in_flight", b"per_endpoint_in_flight", "pool", b"pool", "retry_budget_percent", b"retry_budget_percent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_connections: _TypeAlias = _typing.Literal["max_connections"]  # noqa: Y015
+    _WhichOneofArgType__max_connections: _TypeAlias = _typing.Literal["_max_connections", b"_max_connections"]  # noqa: Y015
+    _WhichOneofReturnType__max_connections_per_endpoint: _TypeAlias = _typing.Literal["max_connections_per_endpoint"]  # noqa: Y015
+    _WhichOneofArgType__max_connections_per_endpoint: _TypeAlias = _typing.Literal["_max_connections_per_endpoint", b"_max_connections_per_endpoint"]  # noqa: Y015
+    _WhichOneofReturnType__max_pending: _TypeAlias = _typing.Literal["max_pending"]  # noqa: Y015
+    _WhichOneofArgType__max_pending: _TypeAlias = _typing.Literal["_max_pending", b"_max_pending"]  # noqa: Y015
+    _WhichOneofReturnType__max_requests: _TypeAlias = _typing.Literal["max_requests"]  # noqa: Y015
+    _WhichOneofArgType__max_requests: _TypeAlias = _typing.Literal["_max_requests", b"_max_requests"]  # noqa: Y015
+    _WhichOneofReturnType__min_retries: _TypeAlias = _typing.Literal["min_retries"]  # noqa: Y015
+    _WhichOneofArgType__min_retries: _TypeAlias = _typing.Literal["_min_retries", b"_min_retries"]  # noqa: Y015
+    _WhichOneofReturnType__per_endpoint_in_flight: _TypeAlias = _typing.Literal["per_endpoint_in_flight"]  # noqa: Y015
+    _WhichOneofArgType__per_endpoint_in_flight: _TypeAlias = _typing.Literal["_per_endpoint_in_flight", b"_per_endpoint_in_flight"]  # noqa: Y015
+    _WhichOneofReturnType__retry_budget_percent: _TypeAlias = _typing.Literal["retry_budget_percent"]  # noqa: Y015
+    _WhichOneofArgType__retry_budget_percent: _TypeAlias = _typing.Literal["_retry_budget_percent", b"_retry_budget_percent"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_connections) -> _WhichOneofReturnType__max_connections | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_connections_per_endpoint) -> _WhichOneofReturnType__max_connections_per_endpoint | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_pending) -> _WhichOneofReturnType__max_pending | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_requests) -> _WhichOneofReturnType__max_requests | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_retries) -> _WhichOneofReturnType__min_retries | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__per_endpoint_in_flight) -> _WhichOneofReturnType__per_endpoint_in_flight | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_budget_percent) -> _WhichOneofReturnType__retry_budget_percent | None: ...
+
+Global___SetBreakerRequest: _TypeAlias = SetBreakerRequest  # noqa: Y015
+
+@_typing.final
+class SetSlowStartRequest(_message.Message):
+    """SetSlowStartRequest sets a pool's ramp; fields that are not set keep their values. Names and
+    ranges are those of `slow_start` in the fleet file.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    AGGRESSION_FIELD_NUMBER: _builtins.int
+    MIN_WEIGHT_PERCENT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    window: _builtins.float
+    """Seconds; 0 = no ramp."""
+    aggression: _builtins.float
+    min_weight_percent: _builtins.float
+    @_builtins.property
+    def options(self) -> Global___ChangeOptions: ...
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        window: _builtins.float | None = ...,
+        aggression: _builtins.float | None = ...,
+        min_weight_percent: _builtins.float | None = ...,
+        options: Global___ChangeOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_aggression", b"_aggression", "_min_weight_percent", b"_min_weight_percent", "_window", b"_window", "aggression", b"aggression", "min_weight_percent", b"min_weight_percent", "options", b"options", "window", b"window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_aggression", b"_aggression", "_min_weight_percent", b"_min_weight_percent", "_window", b"_window", "aggression", b"aggression", "min_weight_percent", b"min_weight_percent", "options", b"options", "pool", b"pool", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__aggression: _TypeAlias = _typing.Literal["aggression"]  # noqa: Y015
+    _WhichOneofArgType__aggression: _TypeAlias = _typing.Literal["_aggression", b"_aggression"]  # noqa: Y015
+    _WhichOneofReturnType__min_weight_percent: _TypeAlias = _typing.Literal["min_weight_percent"]  # noqa: Y015
+    _WhichOneofArgType__min_weight_percent: _TypeAlias = _typing.Literal["_min_weight_percent", b"_min_weight_percent"]  # noqa: Y015
+    _WhichOneofReturnType__window: _TypeAlias = _typing.Literal["window"]  # noqa: Y015
+    _WhichOneofArgType__window: _TypeAlias = _typing.Literal["_window", b"_window"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__aggression) -> _WhichOneofReturnType__aggression | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_weight_percent) -> _WhichOneofReturnType__min_weight_percent | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window) -> _WhichOneofReturnType__window | None: ...
+
+Global___SetSlowStartRequest: _TypeAlias = SetSlowStartRequest  # noqa: Y015
+
+@_typing.final
+class SetDropOverloadRequest(_message.Message):
+    """SetDropOverloadRequest is the emergency brake."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    PERCENT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    percent: _builtins.float
+    """Percentage of the pool's requests that Envoy refuses; 0 = none."""
+    @_builtins.property
+    def options(self) -> Global___ChangeOptions: ...
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        percent: _builtins.float = ...,
+        options: Global___ChangeOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "percent", b"percent", "pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetDropOverloadRequest: _TypeAlias = SetDropOverloadRequest  # noqa: Y015
+
+@_typing.final
+class DiffRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OLD_REVISION_FIELD_NUMBER: _builtins.int
+    NEW_REVISION_FIELD_NUMBER: _builtins.int
+    old_revision: _builtins.int
+    new_revision: _builtins.int
+    """0 = the fleet in force."""
+    def __init__(
+        self,
+        *,
+        old_revision: _builtins.int = ...,
+        new_revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["new_revision", b"new_revision", "old_revision", b"old_revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiffRequest: _TypeAlias = DiffRequest  # noqa: Y015
+
+@_typing.final
+class DiffResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """One line per difference, human readable."""
+
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiffResponse: _TypeAlias = DiffResponse  # noqa: Y015
+
+@_typing.final
 class RollbackRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -193,19 +390,24 @@ class ChangeResult(_message.Message):
     ACKED_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
     ELAPSED_MS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """The new revision, or the current one if nothing changed."""
     clients: _builtins.int
     acked: _builtins.int
     elapsed_ms: _builtins.float
     """From the call to the last acknowledgement, milliseconds; unset when not waited for."""
+    outcome: _builtins.str
+    """How it went, where it was waited for: "done", "waiting" (still under way), or "abandoned":
+    clients refused it (see problems) and are led back to the last good revision.
+    """
     @_builtins.property
     def changes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """One line per difference, human readable; empty = nothing changed."""
 
     @_builtins.property
     def channels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Channels used, out of CDS EDS LDS RDS POOL."""
+        """Channels used, out of CDS EDS LDS RDS RTDS SDS POOL."""
 
     @_builtins.property
     def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientProblem]: ...
@@ -219,10 +421,11 @@ class ChangeResult(_message.Message):
         acked: _builtins.int = ...,
         problems: _abc.Iterable[Global___ClientProblem] | None = ...,
         elapsed_ms: _builtins.float | None = ...,
+        outcome: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_elapsed_ms", b"_elapsed_ms", "elapsed_ms", b"elapsed_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_elapsed_ms", b"_elapsed_ms", "acked", b"acked", "changes", b"changes", "channels", b"channels", "clients", b"clients", "elapsed_ms", b"elapsed_ms", "problems", b"problems", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_elapsed_ms", b"_elapsed_ms", "acked", b"acked", "changes", b"changes", "channels", b"channels", "clients", b"clients", "elapsed_ms", b"elapsed_ms", "outcome", b"outcome", "problems", b"problems", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__elapsed_ms: _TypeAlias = _typing.Literal["elapsed_ms"]  # noqa: Y015
     _WhichOneofArgType__elapsed_ms: _TypeAlias = _typing.Literal["_elapsed_ms", b"_elapsed_ms"]  # noqa: Y015
@@ -347,11 +550,14 @@ class GetStatusResponse(_message.Message):
     SETTLED_FIELD_NUMBER: _builtins.int
     CLIENTS_FIELD_NUMBER: _builtins.int
     FILE_ERROR_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     settled: _builtins.bool
     """True when no transaction is under way."""
     file_error: _builtins.str
     """Why the fleet file on disk is not in force; empty when it is."""
+    refusal: _builtins.str
+    """Which revision clients refused last, and why; empty once a later one is in force."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]: ...
     def __init__(
@@ -361,10 +567,11 @@ class GetStatusResponse(_message.Message):
         settled: _builtins.bool = ...,
         clients: _abc.Iterable[Global___ClientStatus] | None = ...,
         file_error: _builtins.str = ...,
+        refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "file_error", b"file_error", "revision", b"revision", "settled", b"settled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "file_error", b"file_error", "refusal", b"refusal", "revision", b"revision", "settled", b"settled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -419,7 +626,7 @@ class TypeStatus(_message.Message):
     PENDING_SECONDS_FIELD_NUMBER: _builtins.int
     RESOURCES_FIELD_NUMBER: _builtins.int
     type: _builtins.str
-    """Short name: CDS, EDS, LDS, RDS, POOL."""
+    """Short name: CDS, EDS, LDS, RDS, RTDS, SDS, POOL."""
     version_sent: _builtins.str
     version_acked: _builtins.str
     state: _builtins.str
@@ -496,11 +703,14 @@ class Revision(_message.Message):
     AUTHOR_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     at_unix_ms: _builtins.int
     """Unix time in milliseconds."""
     author: _builtins.str
     reason: _builtins.str
+    outcome: _builtins.str
+    """What became of it, in one sentence; empty while that is open."""
     @_builtins.property
     def changes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -511,10 +721,11 @@ class Revision(_message.Message):
         author: _builtins.str = ...,
         reason: _builtins.str = ...,
         changes: _abc.Iterable[_builtins.str] | None = ...,
+        outcome: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_ms", b"at_unix_ms", "author", b"author", "changes", b"changes", "number", b"number", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_ms", b"at_unix_ms", "author", b"author", "changes", b"changes", "number", b"number", "outcome", b"outcome", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

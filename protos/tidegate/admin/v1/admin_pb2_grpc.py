@@ -52,10 +52,30 @@ class AdminStub:
                 request_serializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.SetDrainingRequest.SerializeToString,
                 response_deserializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
                 _registered_method=True)
+        self.SetBreaker = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/SetBreaker',
+                request_serializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.SetBreakerRequest.SerializeToString,
+                response_deserializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
+                _registered_method=True)
+        self.SetSlowStart = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/SetSlowStart',
+                request_serializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.SetSlowStartRequest.SerializeToString,
+                response_deserializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
+                _registered_method=True)
+        self.SetDropOverload = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/SetDropOverload',
+                request_serializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.SetDropOverloadRequest.SerializeToString,
+                response_deserializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
+                _registered_method=True)
         self.Rollback = channel.unary_unary(
                 '/tidegate.admin.v1.Admin/Rollback',
                 request_serializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.RollbackRequest.SerializeToString,
                 response_deserializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
+                _registered_method=True)
+        self.Diff = channel.unary_unary(
+                '/tidegate.admin.v1.Admin/Diff',
+                request_serializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.DiffRequest.SerializeToString,
+                response_deserializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.DiffResponse.FromString,
                 _registered_method=True)
         self.GetFleet = channel.unary_unary(
                 '/tidegate.admin.v1.Admin/GetFleet',
@@ -98,7 +118,31 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetBreaker(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetSlowStart(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetDropOverload(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Rollback(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Diff(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,10 +184,30 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.SetDrainingRequest.FromString,
                     response_serializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.SerializeToString,
             ),
+            'SetBreaker': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetBreaker,
+                    request_deserializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.SetBreakerRequest.FromString,
+                    response_serializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.SerializeToString,
+            ),
+            'SetSlowStart': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSlowStart,
+                    request_deserializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.SetSlowStartRequest.FromString,
+                    response_serializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.SerializeToString,
+            ),
+            'SetDropOverload': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetDropOverload,
+                    request_deserializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.SetDropOverloadRequest.FromString,
+                    response_serializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.SerializeToString,
+            ),
             'Rollback': grpc.unary_unary_rpc_method_handler(
                     servicer.Rollback,
                     request_deserializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.RollbackRequest.FromString,
                     response_serializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.SerializeToString,
+            ),
+            'Diff': grpc.unary_unary_rpc_method_handler(
+                    servicer.Diff,
+                    request_deserializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.DiffRequest.FromString,
+                    response_serializer=protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.DiffResponse.SerializeToString,
             ),
             'GetFleet': grpc.unary_unary_rpc_method_handler(
                     servicer.GetFleet,
@@ -256,6 +320,87 @@ class Admin:
             _registered_method=True)
 
     @staticmethod
+    def SetBreaker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/SetBreaker',
+            protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.SetBreakerRequest.SerializeToString,
+            protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSlowStart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/SetSlowStart',
+            protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.SetSlowStartRequest.SerializeToString,
+            protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetDropOverload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/SetDropOverload',
+            protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.SetDropOverloadRequest.SerializeToString,
+            protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Rollback(request,
             target,
             options=(),
@@ -272,6 +417,33 @@ class Admin:
             '/tidegate.admin.v1.Admin/Rollback',
             protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.RollbackRequest.SerializeToString,
             protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.ChangeResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Diff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.admin.v1.Admin/Diff',
+            protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.DiffRequest.SerializeToString,
+            protos_dot_tidegate_dot_admin_dot_v1_dot_admin__pb2.DiffResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,7 +39,11 @@ class AdminStub:
     Apply: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApplyRequest, _admin_pb2.ChangeResult]
     SetWeights: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetWeightsRequest, _admin_pb2.ChangeResult]
     SetDraining: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetDrainingRequest, _admin_pb2.ChangeResult]
+    SetBreaker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetBreakerRequest, _admin_pb2.ChangeResult]
+    SetSlowStart: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetSlowStartRequest, _admin_pb2.ChangeResult]
+    SetDropOverload: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetDropOverloadRequest, _admin_pb2.ChangeResult]
     Rollback: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RollbackRequest, _admin_pb2.ChangeResult]
+    Diff: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DiffRequest, _admin_pb2.DiffResponse]
     GetFleet: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetFleetRequest, _admin_pb2.GetFleetResponse]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
     ListRevisions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRevisionsRequest, _admin_pb2.ListRevisionsResponse]
@@ -55,7 +59,11 @@ class AdminAsyncStub(AdminStub):
     Apply: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApplyRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
     SetWeights: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetWeightsRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
     SetDraining: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetDrainingRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
+    SetBreaker: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetBreakerRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
+    SetSlowStart: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetSlowStartRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
+    SetDropOverload: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetDropOverloadRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
     Rollback: _aio.UnaryUnaryMultiCallable[_admin_pb2.RollbackRequest, _admin_pb2.ChangeResult]  # type: ignore[assignment]
+    Diff: _aio.UnaryUnaryMultiCallable[_admin_pb2.DiffRequest, _admin_pb2.DiffResponse]  # type: ignore[assignment]
     GetFleet: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetFleetRequest, _admin_pb2.GetFleetResponse]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
     ListRevisions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRevisionsRequest, _admin_pb2.ListRevisionsResponse]  # type: ignore[assignment]
@@ -88,11 +96,39 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.ChangeResult, _abc.Awaitable[_admin_pb2.ChangeResult]]: ...
 
     @_abc_1.abstractmethod
+    def SetBreaker(
+        self,
+        request: _admin_pb2.SetBreakerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChangeResult, _abc.Awaitable[_admin_pb2.ChangeResult]]: ...
+
+    @_abc_1.abstractmethod
+    def SetSlowStart(
+        self,
+        request: _admin_pb2.SetSlowStartRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChangeResult, _abc.Awaitable[_admin_pb2.ChangeResult]]: ...
+
+    @_abc_1.abstractmethod
+    def SetDropOverload(
+        self,
+        request: _admin_pb2.SetDropOverloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChangeResult, _abc.Awaitable[_admin_pb2.ChangeResult]]: ...
+
+    @_abc_1.abstractmethod
     def Rollback(
         self,
         request: _admin_pb2.RollbackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ChangeResult, _abc.Awaitable[_admin_pb2.ChangeResult]]: ...
+
+    @_abc_1.abstractmethod
+    def Diff(
+        self,
+        request: _admin_pb2.DiffRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DiffResponse, _abc.Awaitable[_admin_pb2.DiffResponse]]: ...
 
     @_abc_1.abstractmethod
     def GetFleet(

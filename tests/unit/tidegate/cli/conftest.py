@@ -81,6 +81,13 @@ class FakeAdmin(AdminServicer):
         return self.result
 
     Apply = SetWeights = SetDraining = Rollback = _change
+    SetBreaker = SetSlowStart = SetDropOverload = _change
+
+    def Diff(self, request: Any, _context: Any) -> api.DiffResponse:  # noqa: N802 - gRPC
+        """Return one difference, none against the fleet in force."""
+        self.requests.append(request)
+        changes = ["pool llm removed"] if request.new_revision else []
+        return api.DiffResponse(changes=changes)
 
     def GetFleet(self, _request: Any, _context: Any) -> api.GetFleetResponse:  # noqa: N802 - gRPC
         """Return the fleet with one loaded replica."""

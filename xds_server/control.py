@@ -6,8 +6,9 @@ Laws:
 2. A change is judged as a whole - rules, then resources - before anything is stored, stored
    before it is published, and published once. What fails on the way changes nothing.
 3. What changes nothing makes no revision.
-4. Old resources are withdrawn only once a publication has run to its end: until then the next
-   one is planned against everything that clients may still use.
+4. A revision that clients refuse does not stay in force unseen: it is marked with their words,
+   and before anything else is changed a new revision leads back to the last good one. Drains and
+   the coming and going of replicas survive that (``xds_server.fleet.fallback``).
 5. A change that has its turn is finished even if nobody waits for it any more.
 6. At most ``MAX_WAITING`` changes wait for their turn; further ones are refused.
 """
@@ -15,14 +16,13 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
 from xds_server.fleet import change as changes_of
 from xds_server.fleet.diff import diff
+from xds_server.fleet.fallback import fallen_back
 from xds_server.fleet.load import check, load_text
 from xds_server.fleet.revision import (
     MAX_AUTHOR_CHARS,
@@ -33,40 +33,24 @@ from xds_server.fleet.revision import (
     next_incarnations,
     text_hash,
 )
-from xds_server.operation import MAX_TIMEOUT_S, Busy, Change, Options
-from xds_server.resources.stages import plan, widened
-from xds_server.resources.view import View
+from xds_server.fleet.store import StoreError
+from xds_server.operation import MAX_TIMEOUT_S, Busy, Change, Options, told
+from xds_server.rollout import Rollout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xds_server.fleet.model import Fleet
     from xds_server.fleet.store import Store
-    from xds_server.protocol.transaction import Stage
-    from xds_server.publisher import Publication, Publisher
+    from xds_server.publisher import Publisher
+    from xds_server.rollout import Planned, Published
 
 MAX_WAITING = 64
+GOES_BACK = "tidegate"
+"""Author of the revisions that lead back."""
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The stages from one view to another."""
-
-    old: View | None
-    new: View
-    stages: tuple[Stage, ...]
-
-
-@dataclass(slots=True)
-class _Published:
-    number: int
-    before: View | None
-    """What clients could use when it began."""
-    view: View
-    publication: Publication
 
 
 class Control:
@@ -90,17 +74,17 @@ class Control:
     ) -> None:
         self.file_error: str = ""
         """Why the fleet file on disk is not in force; empty when it is."""
+        self.refusal: str = ""
+        """Which revision clients refused last, and why; empty once a later one is in force."""
         self._store = store
-        self._publisher = publisher
+        self._rollout = Rollout(publisher)
         self._unix_ms = unix_ms
         self._monotonic_s = monotonic_s
         self._on_revision = on_revision
         self._turn = asyncio.Lock()
         self._state: State | None = None
-        self._reachable: View | None = None
-        self._published: _Published | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[tuple[Change, _Published | None]]] = set()
+        self._tasks: set[asyncio.Task[tuple[Change, Published | None]]] = set()
+        self._watchers: set[asyncio.Task[None]] = set()
 
     @property
     def fleet(self) -> Fleet:
@@ -129,17 +113,15 @@ class Control:
         """
         self._state = await asyncio.to_thread(self._store.latest)
         if self._state is not None:
-            self._publish(self._state, self._plan(self._state))
+            self._publish(self._state)
         return await self.apply_file(text, source)
 
     async def stop(self) -> None:
         """Finish the changes under way; the store is its owner's to close."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._watcher is not None:
-            self._watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watcher
-            self._watcher = None
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
 
     async def apply_file(self, text: str, source: str) -> Change:
         """Take over the fleet file, if it is not the one taken over last.
@@ -203,6 +185,45 @@ class Control:
             lambda live: changes_of.set_draining(_there(live), endpoint, draining), options
         )
 
+    async def set_section(
+        self, pool: str, section: changes_of.Section, values: Mapping[str, float], options: Options
+    ) -> Change:
+        """Set fields of a pool's limits or ramp; fields not named keep theirs.
+
+        Raises:
+            UnknownName: No such pool.
+            BadChange: An unknown field, or a value out of range.
+            StoreError: It could not be stored.
+            Busy: Too many changes wait.
+        """
+        return await self._make(
+            lambda live: changes_of.set_section(_there(live), pool, section, values), options
+        )
+
+    async def set_drop_overload(self, pool: str, percent: float, options: Options) -> Change:
+        """Make Envoy refuse a percentage of a pool's requests; 0 ends it.
+
+        Raises:
+            UnknownName: No such pool.
+            BadChange: The percentage is out of range.
+            StoreError: It could not be stored.
+            Busy: Too many changes wait.
+        """
+        return await self._make(
+            lambda live: changes_of.set_drop_overload(_there(live), pool, percent), options
+        )
+
+    async def difference(self, old: int, new: int) -> tuple[str, ...]:
+        """Return what differs between two revisions; 0 is the fleet in force.
+
+        Raises:
+            UnknownRevision: There is none of a number, or no longer.
+            StoreError: They cannot be read.
+        """
+        was = await asyncio.to_thread(self._store.fleet, old) if old else self.fleet
+        now = await asyncio.to_thread(self._store.fleet, new) if new else self.fleet
+        return diff(was, now)
+
     async def rollback(self, revision: int, options: Options) -> Change:
         """Make the fleet of an earlier revision the fleet in force, as a new revision.
 
@@ -246,8 +267,9 @@ class Control:
         step: Callable[[Fleet | None], Fleet],
         options: Options,
         file: FileState | None,
-    ) -> tuple[Change, _Published | None]:
+    ) -> tuple[Change, Published | None]:
         async with self._turn:
+            await self._go_back()
             live = None if self._state is None else self._state.fleet
             fleet = step(live)
             check(fleet)
@@ -255,32 +277,40 @@ class Control:
             if not lines:
                 if file is not None and not options.dry_run:
                     await self._remember(file)
-                return Change(self.revision, ()), self._published
+                return Change(self.revision, ()), self._rollout.newest
             state = self._next_state(fleet, lines, options, file)
             # Built once before anything is kept: what cannot be published is never stored.
-            planned = self._plan(state)
+            planned = await asyncio.to_thread(self._rollout.plan, state, self._rollout.reached())
             if options.dry_run:
                 return Change(self.revision, lines), None
-            await asyncio.to_thread(self._store.append, state)
-            self._state = state
-            _log.info(
-                "revision_stored",
-                revision=state.revision.number,
-                author=state.revision.author,
-                reason=state.revision.reason,
-                changes=len(lines),
-            )
-            return Change(state.revision.number, lines), self._publish(state, planned)
+            await self._keep(state)
+            change, newest = Change(state.revision.number, lines), self._rollout.newest
+            if newest is not None and newest.refused:
+                # What it was made on was refused in the meantime, so it goes the same way.
+                await self._go_back()
+                return change, newest
+            return change, self._publish(state, planned)
+
+    async def _keep(self, state: State) -> None:
+        await asyncio.to_thread(self._store.append, state)
+        self._state = state
+        _log.info(
+            "revision_stored",
+            revision=state.revision.number,
+            author=state.revision.author,
+            reason=state.revision.reason,
+            changes=len(state.revision.changes),
+        )
 
     async def _waited(
-        self, change: Change, published: _Published, began: float, timeout_s: float
+        self, change: Change, published: Published, began: float, timeout_s: float
     ) -> Change:
         called = self._monotonic_s()
         while True:
             left = max(0.0, called + timeout_s - self._monotonic_s())
             outcome = await published.publication.wait(left)
-            newer = self._published
-            if outcome.state != "superseded" or newer is None or newer is published:
+            newer = published.next
+            if outcome.state != "superseded" or newer is None:
                 break
             # A newer revision contains this change: its acknowledgement is this one's too.
             published = newer
@@ -323,44 +353,71 @@ class Control:
         state = _there(self._state)
         self._state = State(state.revision, state.fleet, state.incarnations, file)
 
-    def _plan(self, state: State) -> _Plan:
-        new = View(state.fleet, state.incarnations)
-        return _Plan(self._reachable, new, plan(self._reachable, new))
-
-    def _publish(self, state: State, planned: _Plan) -> _Published:
-        old, new = self._reachable, planned.new
-        # An earlier publication may have ended while the revision was being stored.
-        stages = planned.stages if planned.old is old else plan(old, new)
-        publication = self._publisher.publish(lambda: stages)
-        self._reachable = _both(old, new)
-        self._published = _Published(state.revision.number, old, new, publication)
+    def _publish(self, state: State, planned: Planned | None = None) -> Published:
+        published = self._rollout.publish(state, planned)
         self._on_revision(state.revision.number)
-        if self._watcher is not None:
-            self._watcher.cancel()
-        self._watcher = asyncio.create_task(self._narrow(self._published))
-        return self._published
+        watcher = asyncio.create_task(self._follow(published))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+        return published
 
-    async def _narrow(self, published: _Published) -> None:
-        """Settle what clients may still use, once the publication has run to its end."""
+    async def _follow(self, published: Published) -> None:
+        """See a publication to its end, and note how it ended."""
+        number = published.state.revision.number
         while True:
             outcome = await published.publication.wait(MAX_TIMEOUT_S)
             if outcome.state != "waiting":
                 break
-        if self._published is published:
-            if outcome.state == "done":
-                self._reachable = published.view
-            elif outcome.state == "abandoned":
-                # Clients went back, and what one of them refused must not be planned with again.
-                self._reachable = published.before
         for problem in outcome.problems:
             _log.warning(
                 "client_behind",
-                revision=published.number,
+                revision=number,
                 client=problem.client,
                 state=problem.state,
                 type=problem.type,
                 message=problem.message,
             )
+        try:
+            if outcome.state == "abandoned":
+                async with self._turn:
+                    await self._go_back()
+                return
+            if outcome.state == "done" and published.state.revision.author != GOES_BACK:
+                self.refusal = ""
+            await asyncio.to_thread(self._store.note, number, told(outcome))
+        except StoreError as error:
+            _log.error("outcome_not_stored", revision=number, error=str(error))
+
+    async def _go_back(self) -> None:
+        """Lead clients back to the last good state, if they refused the newest one.
+
+        Raises:
+            StoreError: That could not be stored; the next change tries again.
+        """
+        refused = self._rollout.newest
+        if refused is None or not refused.refused:
+            return
+        outcome, here, good = refused.outcome, _there(self._state), refused.good
+        number, words = refused.state.revision.number, told(outcome)
+        membership = all(problem.type != "EDS" for problem in outcome.problems)
+        fleet = fallen_back(good.fleet, here.fleet, membership=membership)
+        why = f"revision {number} was {words}"
+        options = Options(GOES_BACK, f"back to revision {good.revision.number}: {why}")
+        # The file was seen, but what it says is not what edits are compared with.
+        file = here.file and good.file and FileState(here.file.text_hash, good.file.fleet)
+        state = self._next_state(fleet, diff(here.fleet, fleet), options, file)
+        # A replica that never was away for pickers comes back as the one that it was.
+        before = next_incarnations(good.fleet, good.incarnations, fleet, self.revision + 1, 0)
+        returned = {e: one for e, one in before.items() if good.incarnations.get(e) == one}
+        state = State(state.revision, fleet, {**state.incarnations, **returned}, state.file)
+        await self._keep(state)
+        refused.answered = True
+        self.refusal = f"{why}; revision {state.revision.number} leads back"
+        if here.file != good.file:
+            self.file_error = self.refusal
+        self._publish(state)
+        for passed in range(number, here.revision.number + 1):
+            await asyncio.to_thread(self._store.note, passed, words)
 
 
 def _there(value: _T | None) -> _T:
@@ -369,13 +426,7 @@ def _there(value: _T | None) -> _T:
     return value
 
 
-def _retrieve(task: asyncio.Task[tuple[Change, _Published | None]]) -> None:
+def _retrieve(task: asyncio.Task[tuple[Change, Published | None]]) -> None:
     """Look at a task's error, which nobody else may be left to see."""
     if not task.cancelled():
         task.exception()
-
-
-def _both(old: View | None, new: View) -> View:
-    if old is None:
-        return new
-    return View(widened(old.fleet, new.fleet), {**old.incarnations, **new.incarnations})

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from xds_server.fleet.revision import MAX_OUTCOME_CHARS
+
 if TYPE_CHECKING:
     from xds_server.publisher import Outcome
 
@@ -40,3 +42,19 @@ class Change:
     """``None`` where nobody waited."""
     elapsed_s: float | None = None
     """From the call to the last acknowledgement; ``None`` where there was none in time."""
+
+
+def told(outcome: Outcome) -> str:
+    """Say in one sentence what became of a publication."""
+    refusers = [f"{p.client} ({p.type}: {p.message})" for p in outcome.problems]
+    if outcome.state == "abandoned":
+        told = f"refused by {', '.join(refusers)}"
+    elif outcome.state == "superseded":
+        told = "taken over by the next revision"
+    else:
+        over = f" over {', '.join(outcome.channels)}" if outcome.channels else ""
+        took = f" in {(outcome.elapsed_s or 0.0) * 1000:.0f} ms"
+        told = f"acknowledged by {outcome.acked} of {outcome.clients} clients{over}{took}"
+        if refusers:
+            told += f"; not by {', '.join(refusers)}"
+    return told[:MAX_OUTCOME_CHARS]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xds_server.protocol.transaction import Stage
+    from xds_server.protocol.snapshot import Snapshot
+    from xds_server.protocol.transaction import Audience, OnReject, Stage
 
 
 class Problem(Protocol):
@@ -38,6 +39,10 @@ class Outcome(Protocol):
         """``done``, ``superseded``, ``abandoned`` or ``waiting``."""
 
     @property
+    def stage(self) -> str:
+        """Label of the stage it waits in, or ended in; empty before the first."""
+
+    @property
     def clients(self) -> int:
         """Clients it concerned."""
 
@@ -61,6 +66,10 @@ class Outcome(Protocol):
 class Publication(Protocol):
     """One walk through the stages."""
 
+    @property
+    def outcome(self) -> Outcome:
+        """How it stands now, or how it ended."""
+
     async def wait(self, timeout_s: float) -> Outcome:
         """Return the outcome, at the latest after ``timeout_s``."""
 
@@ -68,8 +77,11 @@ class Publication(Protocol):
 class Publisher(Protocol):
     """What brings resources to clients."""
 
-    def publish(self, plan: Callable[[], Sequence[Stage]]) -> Publication:
+    def publish(self, plan: Callable[[], Sequence[Stage]], *, on_reject: OnReject) -> Publication:
         """Walk the stages; an earlier walk under way is superseded."""
+
+    def in_force(self, audience: Audience) -> Snapshot | None:
+        """Return what the audience should hold now; ``None`` = nothing was published yet."""
 
 
 class TypeView(Protocol):

@@ -30,7 +30,16 @@ from protos.tidegate.fleet.v1 import report_pb2_grpc
 from xds_server.protocol import wire
 from xds_server.protocol.messages import ProtocolError, Response, TypeView, short_type
 from xds_server.protocol.stream import DeltaStream, SotwStream
-from xds_server.protocol.transaction import Audience, Outcome, Plan, Problem, Publisher, Run, Stage
+from xds_server.protocol.transaction import (
+    Audience,
+    OnReject,
+    Outcome,
+    Plan,
+    Problem,
+    Publisher,
+    Run,
+    Stage,
+)
 from xds_server.reports import PickerReports
 
 if TYPE_CHECKING:
@@ -191,17 +200,18 @@ class AdsServer:
 
     # --- publishing -----------------------------------------------------------------------------
 
-    def publish(self, plan: Plan) -> Publication:
+    def publish(self, plan: Plan, *, on_reject: OnReject = "rollback") -> Publication:
         """Begin to lead all clients along the stages; a running publication is superseded.
 
         Args:
             plan: The stages, or what computes them: it is called once, at once, when
                 ``in_force`` is what they start from.
+            on_reject: What a refusal in the stage ``switch`` does, see ``Publisher``.
 
         Raises:
             ValueError: There are too many stages; nothing has changed.
         """
-        run, sent = self._publisher.publish(plan, self._clock())
+        run, sent = self._publisher.publish(plan, self._clock(), on_reject=on_reject)
         publication = Publication(run, self._outcome)
         self._running.append(publication)
         self._dispatch(sent)

@@ -81,6 +81,8 @@ def status(server: ServerOption = DEFAULT_SERVER, output: OutputOption = Output.
         "settled" if data["settled"] else "a change is under way"
     )
     shown: list[Table | str] = [head]
+    if data["refusal"]:
+        shown.append(data["refusal"])
     if data["file_error"]:
         shown.append(f"the fleet file on disk is not in force: {data['file_error']}")
     shown.append(_clients_table(data["clients"]) if data["clients"] else "no client is connected")
@@ -94,7 +96,7 @@ def history(
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List the revisions of the fleet, newest first, with author and reason."""
+    """List the revisions of the fleet, newest first: who, why, what, and what became of it."""
     from protos.tidegate.admin.v1 import admin_pb2 as api
     from tidegate.cli import views
     from tidegate.cli.client import READ_TIMEOUT_S, admin
@@ -197,7 +199,7 @@ def _revisions_table(rows: list[dict[str, Any]]) -> Table:
     from tidegate.cli.output import table
 
     return table(
-        ("#revision", "at", "author", "reason", "changes"),
+        ("#revision", "at", "author", "reason", "changes", "outcome"),
         [
             (
                 row["revision"],
@@ -205,6 +207,7 @@ def _revisions_table(rows: list[dict[str, Any]]) -> Table:
                 row["author"],
                 row["reason"],
                 _short(row["changes"]),
+                row["outcome"],
             )
             for row in rows
         ],

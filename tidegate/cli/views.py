@@ -112,6 +112,7 @@ def revisions(found: Iterable[Revision]) -> list[Row]:
             "author": one.author or None,
             "reason": one.reason or None,
             "changes": list(one.changes),
+            "outcome": one.outcome or None,
         }
         for one in found
     ]
@@ -123,6 +124,7 @@ def status(answer: GetStatusResponse) -> Row:
         "revision": answer.revision,
         "settled": answer.settled,
         "file_error": answer.file_error or None,
+        "refusal": answer.refusal or None,
         "clients": clients(answer),
     }
 
@@ -133,6 +135,7 @@ def change(result: ChangeResult, *, dry_run: bool) -> Row:
         "revision": result.revision,
         "dry_run": dry_run,
         "changes": list(result.changes),
+        "outcome": result.outcome or None,
         "channels": list(result.channels),
         "clients": result.clients,
         "acked": result.acked,

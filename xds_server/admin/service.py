@@ -109,6 +109,44 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         )
 
     @_explained
+    async def SetBreaker(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.SetBreakerRequest, _context: Any
+    ) -> admin_pb2.ChangeResult:
+        """Set limits of a pool."""
+        options, values = _options(request.options), _given(request)
+        return self._result(
+            await self._control.set_section(request.pool, "circuit_breaker", values, options)
+        )
+
+    @_explained
+    async def SetSlowStart(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.SetSlowStartRequest, _context: Any
+    ) -> admin_pb2.ChangeResult:
+        """Set the ramp of a pool."""
+        options, values = _options(request.options), _given(request)
+        return self._result(
+            await self._control.set_section(request.pool, "slow_start", values, options)
+        )
+
+    @_explained
+    async def SetDropOverload(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.SetDropOverloadRequest, _context: Any
+    ) -> admin_pb2.ChangeResult:
+        """Refuse a share of a pool's requests."""
+        options = _options(request.options)
+        return self._result(
+            await self._control.set_drop_overload(request.pool, request.percent, options)
+        )
+
+    @_explained
+    async def Diff(  # noqa: N802 - gRPC's name
+        self, request: admin_pb2.DiffRequest, _context: Any
+    ) -> admin_pb2.DiffResponse:
+        """Compare two revisions."""
+        changes = await self._control.difference(request.old_revision, request.new_revision)
+        return admin_pb2.DiffResponse(changes=changes)
+
+    @_explained
     async def Rollback(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.RollbackRequest, _context: Any
     ) -> admin_pb2.ChangeResult:
@@ -137,6 +175,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             settled=self._observed.settled,
             clients=[_client(client) for client in self._observed.clients()],
             file_error=self._control.file_error,
+            refusal=self._control.refusal,
         )
 
     @_explained
@@ -154,6 +193,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             revision=change.revision, changes=change.changes, clients=len(self._observed.clients())
         )
         if change.outcome is not None:
+            result.outcome = change.outcome.state
             result.clients = change.outcome.clients
             result.acked = change.outcome.acked
             result.channels.extend(change.outcome.channels)
@@ -245,7 +285,17 @@ def _revision(revision: Revision) -> admin_pb2.Revision:
         author=revision.author,
         reason=revision.reason,
         changes=revision.changes,
+        outcome=revision.outcome,
     )
+
+
+def _given(request: admin_pb2.SetBreakerRequest | admin_pb2.SetSlowStartRequest) -> dict[str, Any]:
+    """Return the values that the request sets, by field name."""
+    return {
+        field.name: value
+        for field, value in request.ListFields()
+        if field.name not in {"pool", "options"}
+    }
 
 
 def _shortened(text: str) -> str:

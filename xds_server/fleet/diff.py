@@ -35,6 +35,7 @@ def _lines(old: Fleet | None, new: Fleet) -> Iterator[str]:
         return
     yield from _fields("listener", old.listener, new.listener)
     yield from _fields("pickers", old.pickers, new.pickers)
+    yield from _values("on_reject", old.on_reject, new.on_reject)
     before = {pool.name: pool for pool in old.pools}
     for pool in new.pools:
         known = before.pop(pool.name, None)

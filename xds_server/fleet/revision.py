@@ -25,6 +25,7 @@ Incarnations = dict[str, tuple[int, int]]
 
 MAX_AUTHOR_CHARS = 128
 MAX_REASON_CHARS = 1024
+MAX_OUTCOME_CHARS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Revision:
     reason: str
     changes: tuple[str, ...]
     """What differs from the revision before, one line each."""
+    outcome: str = ""
+    """What became of it, in one sentence; empty while that is open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ MAX_REVISIONS = 1000
 MAX_HISTORY_BYTES = 256 * 2**20
 FILE_NAME = "tidegate.db"
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS revisions (
   number INTEGER PRIMARY KEY,
@@ -43,11 +43,15 @@ CREATE TABLE IF NOT EXISTS revisions (
   changes TEXT NOT NULL,
   fleet TEXT NOT NULL,
   size INTEGER NOT NULL,
-  file_hash TEXT
+  file_hash TEXT,
+  outcome TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE TABLE IF NOT EXISTS latest (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 PRAGMA user_version = {_VERSION};
 """
+_FROM_1 = "ALTER TABLE revisions ADD COLUMN outcome TEXT NOT NULL DEFAULT '';"
+"""Format 1 kept no outcomes."""
+
 _PRUNE = """
 DELETE FROM revisions WHERE number IN (
   SELECT number FROM (
@@ -115,7 +119,8 @@ class Store:
                 f"{self._name} was written by a newer Tidegate (format {version}); "
                 "use that one, or another --state folder"
             )
-        db.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} COMMIT;")
+        upgrade = _FROM_1 if version == 1 else ""
+        db.executescript(f"BEGIN EXCLUSIVE; {upgrade} {_SCHEMA} COMMIT;")
         verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
@@ -160,7 +165,7 @@ class Store:
         fleet = state.fleet.model_dump_json()
         with self._lock, self._explained(), self._transaction() as db:
             db.execute(
-                "INSERT INTO revisions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO revisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     revision.number,
                     revision.at_unix_ms,
@@ -170,11 +175,21 @@ class Store:
                     fleet,
                     len(fleet),
                     None if file is None else file.text_hash,
+                    revision.outcome,
                 ),
             )
             self._put(db, "incarnations", json.dumps(state.incarnations))
             self._put_file(db, file)
             db.execute(_PRUNE, self._bounds)
+
+    def note(self, number: int, outcome: str) -> None:
+        """Store what became of a revision; one that is kept no longer is passed over.
+
+        Raises:
+            StoreError: It was not stored.
+        """
+        with self._lock, self._explained(), self._transaction() as db:
+            db.execute("UPDATE revisions SET outcome = ? WHERE number = ?", (outcome, number))
 
     def remember_file(self, file: FileState) -> None:
         """Store that the fleet file was taken over without changing the fleet.
@@ -280,4 +295,4 @@ class Store:
 
 
 def _revision(row: Any) -> Revision:
-    return Revision(row[0], row[1], row[2], row[3], tuple(json.loads(row[4])))
+    return Revision(row[0], row[1], row[2], row[3], tuple(json.loads(row[4])), row[8])

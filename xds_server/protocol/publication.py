@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from xds_server.protocol.snapshot import Snapshot
 
 Audience = Literal["envoy", "picker"]
+OnReject = Literal["rollback", "keep"]
 
 STAGE_DEADLINE_S: Final = 15.0
 HOLD_DEADLINE_S: Final = 30.0
@@ -72,6 +73,7 @@ class Run:
     stages: tuple[Stage, ...]
     started: float
     before: dict[Audience, Snapshot]
+    on_reject: OnReject = "rollback"
     index: int = -1
     """The stage in force; -1 = none yet."""
     entered: float = 0.0

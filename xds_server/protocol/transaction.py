@@ -15,7 +15,10 @@ Rules:
    caught up it counts again. A publication takes all clients along afresh. A refusal older than
    the publication holds up nothing and keeps nothing from the client.
 4. A refusal in an Envoy stage before the stage named ``switch`` abandons the publication: all
-   clients go back to what was in force before. Later refusals leave it in force for the others.
+   clients go back to what was in force before. A refusal in ``switch`` itself halts it (unless it
+   is told to keep on): what was reached stays in force, as going back takes stages of its own,
+   which are the caller's to publish. Later refusals leave it in force for the others. A client
+   that connected after the beginning, or that refused something already then, has no such veto.
 5. A newer publication supersedes the running one. What was reached stays in force, and the new
    stages are to be computed from it (``in_force``).
 6. A client that connects gets its audience's newest snapshot and counts from then on; one that
@@ -32,6 +35,7 @@ from xds_server.protocol.messages import Response, short_type
 from xds_server.protocol.publication import (
     MAX_STAGES,
     Audience,
+    OnReject,
     Outcome,
     Plan,
     Problem,
@@ -46,7 +50,17 @@ if TYPE_CHECKING:
     from xds_server.protocol.snapshot import Snapshot
     from xds_server.protocol.stream import DeltaStream, SotwStream
 
-__all__ = ["Audience", "Outcome", "Plan", "Problem", "Publisher", "Run", "Sent", "Stage"]
+__all__ = [
+    "Audience",
+    "OnReject",
+    "Outcome",
+    "Plan",
+    "Problem",
+    "Publisher",
+    "Run",
+    "Sent",
+    "Stage",
+]
 
 Sent: TypeAlias = list[tuple[int, Response]]
 """What to send: the client's number and the message, in order."""
@@ -69,6 +83,8 @@ class _Client:
     standing: Standing
     old_nacks: int = 0
     """Refusals before the running publication."""
+    refusing: bool = False
+    """It stood NACKED when the running publication began."""
     left: Literal["", "NACKED", "STALLED"] = ""
     left_at: float = 0.0
 
@@ -132,8 +148,16 @@ class Publisher:
 
     # --- publications ---------------------------------------------------------------------------
 
-    def publish(self, plan: Plan, now: float) -> tuple[Run, Sent]:
+    def publish(
+        self, plan: Plan, now: float, *, on_reject: OnReject = "rollback"
+    ) -> tuple[Run, Sent]:
         """Begin a publication; a running one ends as superseded.
+
+        Args:
+            plan: The stages.
+            now: The time.
+            on_reject: What a refusal in the stage ``switch`` does: it halts the publication, or
+                the other clients keep on.
 
         Raises:
             ValueError: The plan has more than ``MAX_STAGES`` stages; nothing has changed.
@@ -144,9 +168,10 @@ class Publisher:
         if self._run is not None:
             self._finish(self._run, "superseded", now)
         before = {name: ladder[-1] for name, ladder in self._ladders.items() if ladder}
-        run = self._run = Run(stages, now, before)
+        run = self._run = Run(stages, now, before, on_reject)
         for client in self._clients.values():
             client.old_nacks = client.standing.nacks
+            client.refusing = client.standing.state == "NACKED"
         return run, self._advance(now)
 
     def tick(self, now: float) -> Sent:
@@ -187,7 +212,7 @@ class Publisher:
             if run.current is not None and run.hold_since is None:
                 verdict = self._gate(run, run.current, now)
                 if verdict == "abandon":
-                    sent += self._abandon(run, now)
+                    sent += self._abandon(run, run.current, now)
                     break
                 if verdict == "wait":
                     break
@@ -209,7 +234,7 @@ class Publisher:
             standing = client.standing
             if standing.state == "NACKED" and standing.nacks > client.old_nacks:
                 client.left, client.left_at = "NACKED", now
-                if self._revocable(run, stage):
+                if self._has_veto(client, run) and self._revocable(run, stage):
                     return "abandon"
             elif standing.state == "PENDING":
                 if late:
@@ -218,13 +243,17 @@ class Publisher:
                     waiting = True
         return "wait" if waiting else "pass"
 
-    def _revocable(self, run: Run, stage: Stage) -> bool:
-        labels = [found.label for found in run.stages]
-        return (
-            stage.audience == "envoy"
-            and stage.audience in run.before
-            and SWITCH in labels[run.index + 1 :]
-        )
+    @staticmethod
+    def _has_veto(client: _Client, run: Run) -> bool:
+        return client.connected <= run.started and not client.refusing
+
+    @staticmethod
+    def _revocable(run: Run, stage: Stage) -> bool:
+        if stage.audience != "envoy" or stage.audience not in run.before:
+            return False
+        if stage.label == SWITCH:
+            return run.on_reject == "rollback"
+        return SWITCH in [found.label for found in run.stages[run.index + 1 :]]
 
     def _may_begin(self, run: Run, stage: Stage, now: float) -> bool:
         if not stage.wait_for_drained or not self._reporting:
@@ -277,9 +306,11 @@ class Publisher:
                 sent += self._assign(client, client.rung + 1, now)
         return sent
 
-    def _abandon(self, run: Run, now: float) -> Sent:
+    def _abandon(self, run: Run, stage: Stage, now: float) -> Sent:
         self._finish(run, "abandoned", now)
         sent: Sent = []
+        if stage.label == SWITCH:
+            return sent
         # Pickers first: they stop naming what Envoys then forget.
         for audience in ("picker", "envoy"):
             if audience in run.touched and audience in run.before:

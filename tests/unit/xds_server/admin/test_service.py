@@ -27,18 +27,29 @@ class FakeAds:
 
     settled = True
 
-    def publish(self, plan) -> FakeAds:
+    outcome = SimpleNamespace(
+        state="done",
+        stage="remove",
+        clients=2,
+        acked=1,
+        problems=(SimpleNamespace(client="envoy-2", state="NACKED", type="RDS", message="no"),),
+        channels=("RDS",),
+        elapsed_s=0.1,
+    )
+
+    def publish(self, plan, *, on_reject: str) -> FakeAds:
         """Take the stages."""
         assert list(plan())
+        assert on_reject == "rollback"
         return self
 
+    def in_force(self, _audience: str) -> None:
+        """Return nothing: every publication ends at once."""
+
     async def wait(self, timeout_s: float) -> SimpleNamespace:
-        """Return an outcome."""
+        """Return the outcome."""
         assert timeout_s >= 0
-        problem = SimpleNamespace(client="envoy-2", state="NACKED", type="RDS", message="no")
-        return SimpleNamespace(
-            state="done", clients=2, acked=1, problems=(problem,), channels=("RDS",), elapsed_s=0.1
-        )
+        return self.outcome
 
     def clients(self) -> tuple[SimpleNamespace, ...]:
         """Return one client."""
@@ -255,3 +266,57 @@ async def test_a_taken_port_is_an_error(admin: Admin) -> None:
         second.bind(address)
     await first.stop(0)
     await second.stop(0)
+
+
+async def test_limits_ramps_and_the_brake_are_set_field_by_field(admin: Admin) -> None:
+    """What is not set keeps its value, and 0 is a value."""
+    result = await admin.stub.SetBreaker(
+        admin_pb2.SetBreakerRequest(
+            pool="llm", max_requests=9, per_endpoint_in_flight=0, options=options()
+        )
+    )
+    assert list(result.changes) == ["pool llm: circuit_breaker.max_requests 1024 -> 9"]
+    result = await admin.stub.SetSlowStart(
+        admin_pb2.SetSlowStartRequest(pool="llm", window=0, options=options())
+    )
+    assert list(result.changes) == ["pool llm: slow_start.window 30s -> 0s"]
+    result = await admin.stub.SetDropOverload(
+        admin_pb2.SetDropOverloadRequest(pool="llm", percent=12.5, options=options())
+    )
+    assert list(result.changes) == ["pool llm: drop_overload 0.0 -> 12.5"]
+
+
+async def test_bad_limits_are_invalid_arguments(admin: Admin) -> None:
+    """Each is told with its field."""
+    for call, words in (
+        (admin.stub.SetBreaker(admin_pb2.SetBreakerRequest(pool="llm")), "nothing given"),
+        (
+            admin.stub.SetBreaker(admin_pb2.SetBreakerRequest(pool="llm", max_requests=0)),
+            "circuit_breaker.max_requests",
+        ),
+        (
+            admin.stub.SetSlowStart(admin_pb2.SetSlowStartRequest(pool="llm", aggression=-1)),
+            "slow_start.aggression",
+        ),
+        (
+            admin.stub.SetDropOverload(admin_pb2.SetDropOverloadRequest(pool="llm", percent=101)),
+            "between 0 and 100",
+        ),
+    ):
+        code, details = await refused(call)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert words in details
+
+
+async def test_revisions_can_be_compared(admin: Admin) -> None:
+    """Two by number, or one with what is in force."""
+    for percent in (5, 10):
+        await admin.stub.SetDropOverload(
+            admin_pb2.SetDropOverloadRequest(pool="llm", percent=percent, options=options())
+        )
+    answer = await admin.stub.Diff(admin_pb2.DiffRequest(old_revision=1, new_revision=2))
+    assert list(answer.changes) == ["pool llm: drop_overload 0.0 -> 5.0"]
+    answer = await admin.stub.Diff(admin_pb2.DiffRequest(old_revision=2))
+    assert list(answer.changes) == ["pool llm: drop_overload 5.0 -> 10.0"]
+    code, _ = await refused(admin.stub.Diff(admin_pb2.DiffRequest(old_revision=9)))
+    assert code is grpc.StatusCode.NOT_FOUND

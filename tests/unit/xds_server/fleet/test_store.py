@@ -140,6 +140,30 @@ def test_a_damaged_page_is_told(folder) -> None:
         Store(folder)
 
 
+def test_what_became_of_a_revision_is_kept(folder) -> None:
+    """Across restarts; a revision that is there no longer is passed over."""
+    with closing(Store(folder)) as store:
+        store.append(state(1))
+        store.note(1, "refused by envoy-1")
+        store.note(7, "acknowledged")
+    with closing(Store(folder)) as store:
+        (only,) = store.revisions(10)
+        assert only.outcome == "refused by envoy-1"
+
+
+def test_the_first_format_is_taken_over(folder) -> None:
+    """It had no outcomes; everything else stays."""
+    with closing(Store(folder)) as store:
+        store.append(state(1))
+    with closing(sqlite3.connect(folder / FILE_NAME)) as db:
+        db.execute("ALTER TABLE revisions DROP COLUMN outcome")
+        db.execute("PRAGMA user_version = 1")
+    with closing(Store(folder)) as store:
+        assert store.latest() == state(1)
+        store.append(state(2))
+        assert [revision.outcome for revision in store.revisions(10)] == ["", ""]
+
+
 def test_a_newer_format_is_refused(folder) -> None:
     """A downgrade does not guess."""
     Store(folder).close()

@@ -12,6 +12,7 @@ from xds_server.protocol.stream import SotwStream
 from xds_server.protocol.transaction import (
     REPORT_LAG_S,
     Audience,
+    OnReject,
     Outcome,
     Publisher,
     Run,
@@ -69,8 +70,8 @@ class House:
             error = None
             self.take(self.publisher.request(number, request, self.now)[0])
 
-    def publish(self, *stages: Stage) -> Run:
-        run, sent = self.publisher.publish(stages, self.now)
+    def publish(self, *stages: Stage, on_reject: OnReject = "rollback") -> Run:
+        run, sent = self.publisher.publish(stages, self.now, on_reject=on_reject)
         self.take(sent)
         return run
 
@@ -238,10 +239,51 @@ def test_a_refusal_before_the_switch_abandons() -> None:
     assert house.outcome(check).acked == 3
 
 
-def test_a_refusal_at_the_switch_leaves_it_in_force_for_the_others() -> None:
-    """X56: the refuser gets no further stage; the others finish."""
+def test_a_refusal_at_the_switch_halts() -> None:
+    """Rule 4: it stays as far as it came, for who published it to lead back in stages."""
     house = running(envoy_count=2)
     run = house.publish(*five("a", "b"))
+    for number in (1, 2, 11):
+        house.answer(number)
+    house.answer(1, error="bad route")
+    outcome = house.outcome(run)
+    assert (outcome.state, outcome.stage) == ("abandoned", "switch")
+    assert [(p.client, p.type, p.message) for p in outcome.problems] == [("n1", "RDS", "bad route")]
+    assert house.publisher.in_force("envoy") == envoys("ab", "b")
+    back = house.publish(Stage("switch", "envoy", envoys("ab", "a")))
+    for number in (1, 2):
+        house.answer(number)
+    assert (house.outcome(back).state, house.outcome(back).acked) == ("done", 3)
+
+
+def test_a_latecomers_refusal_vetoes_nothing() -> None:
+    """Rule 4: a client that connects during a change only leaves the gate."""
+    house = running()
+    house.now = 1.0
+    run = house.publish(*five("a", "b"))
+    house.now = 2.0
+    house.join(2)
+    house.answer(2, error="cannot bind")
+    house.answer(1)
+    assert house.outcome(run).stage == "use"
+
+
+def test_who_refused_before_has_no_veto() -> None:
+    """Rule 4: a client that takes nothing cannot keep the others from changing."""
+    house = running(envoy_count=2)
+    house.publish(Stage("add", "envoy", envoys("x", "a")), on_reject="keep")
+    house.answer(1, error="too old")
+    house.answer(2)
+    run = house.publish(*five("a", "b"))
+    house.answer(1, error="too old")
+    house.answer(2)
+    assert house.outcome(run).stage == "use"
+
+
+def test_a_refusal_at_the_switch_may_leave_it_in_force_for_the_others() -> None:
+    """X56: told to keep on, the refuser gets no further stage; the others finish."""
+    house = running(envoy_count=2)
+    run = house.publish(*five("a", "b"), on_reject="keep")
     for number in (1, 2, 11):
         house.answer(number)
     house.answer(1, error="bad route")

@@ -1,0 +1,133 @@
+"""Brings states of the fleet to the clients, and knows what these have at every moment.
+
+Laws:
+
+1. A change is planned from what clients really have (``Reached``): an unfinished change leaves
+   them between two fleets, a refused one with the fleet before it, or, where they had switched
+   already, between the two.
+2. *Good* is the newest state that ran to its end. It is where a refusal leads back to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xds_server.resources.memo import Memo
+from xds_server.resources.reached import Reached
+from xds_server.resources.stages import plan, widened
+from xds_server.resources.view import View
+
+if TYPE_CHECKING:
+    from xds_server.fleet.revision import State
+    from xds_server.protocol.transaction import Stage
+    from xds_server.publisher import Outcome, Publication, Publisher
+
+_BEFORE_SWITCH = ("", "add", "use")
+
+
+@dataclass(slots=True)
+class Published:
+    """A state on its way to the clients, or there."""
+
+    state: State
+    before: Reached | None
+    """What clients had when it began."""
+    good: State
+    """Where a refusal leads back to."""
+    publication: Publication
+    next: Published | None = None
+    """What came after it."""
+    answered: bool = False
+    """Its refusal was dealt with."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """How far it has come."""
+        return self.publication.outcome
+
+    @property
+    def refused(self) -> bool:
+        """Clients refused it, and nothing was done about that yet."""
+        return not self.answered and self.outcome.state == "abandoned"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The stages from what clients had to a state."""
+
+    have: Reached | None
+    stages: tuple[Stage, ...]
+
+
+class Rollout:
+    """Plans and publishes; see the module's laws.
+
+    Args:
+        publisher: Who brings stages to clients.
+    """
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._memo = Memo()
+        self.newest: Published | None = None
+        """The state published last."""
+
+    def reached(self) -> Reached | None:
+        """Return what clients have now; ``None`` where nothing was published."""
+        published = self.newest
+        if published is None:
+            return None
+        new, before = _view(published.state), published.before
+        outcome = published.outcome
+        if before is None or outcome.state == "done":
+            return Reached.settled(new)
+        if outcome.state == "abandoned" and outcome.stage in _BEFORE_SWITCH:
+            return before
+        view = _both(before.view, new)
+        force = self._publisher.in_force("envoy")
+        if outcome.stage in _BEFORE_SWITCH:
+            return Reached(view, before.front, before.draws, before.named, force)
+        if outcome.stage == "switch":
+            return Reached(view, new.fleet, before.draws, before.named, force)
+        return Reached(view, new.fleet, new.fleet, view.fleet, force)
+
+    def plan(self, state: State, have: Reached | None) -> Planned:
+        """Return the stages from ``have`` to ``state``; takes CPU time, and may run in a thread.
+
+        Raises:
+            Exception: The state cannot be built into resources; nothing has changed.
+        """
+        return Planned(have, plan(have, _view(state), self._memo))
+
+    def publish(self, state: State, planned: Planned | None = None) -> Published:
+        """Bring ``state`` to the clients; what is under way is superseded.
+
+        Args:
+            state: The state.
+            planned: Its plan, used if clients still have what it starts from.
+        """
+        have = self.reached()
+        if planned is None or planned.have != have:
+            planned = self.plan(state, have)
+        stages, before = planned.stages, self.newest
+        publication = self._publisher.publish(lambda: stages, on_reject=state.fleet.on_reject)
+        self.newest = Published(state, have, self._good(state), publication)
+        if before is not None:
+            before.next = self.newest
+        return self.newest
+
+    def _good(self, state: State) -> State:
+        newest = self.newest
+        if newest is None:
+            return state
+        finished = newest.before is None or newest.outcome.state == "done"
+        return newest.state if finished else newest.good
+
+
+def _view(state: State) -> View:
+    return View(state.fleet, state.incarnations)
+
+
+def _both(old: View, new: View) -> View:
+    return View(widened(old.fleet, new.fleet), {**old.incarnations, **new.incarnations})

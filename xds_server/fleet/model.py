@@ -289,6 +289,9 @@ class Listener(Strict):
     """Answer with `x-tidegate-served-by`, the replica's address."""
     buffer_bytes: Annotated[int, Field(ge=16_384, le=16 * 2**20)] = 65_536
     """What Envoy buffers of one connection, each way. Also bounds what `peek` collects."""
+    headers_timeout: Duration = 10.0
+    """How long a client may take to send a request's headers; 0 = no limit. A body that stalls is
+    ended by the pool's `timeouts.idle`."""
     tls: ListenerTls | None = None
     """Accept TLS only."""
 

@@ -93,6 +93,7 @@ def listener(fleet: Fleet) -> bytes:
         ),
         # The bound on idle streams belongs to the routes; this is the outermost one.
         stream_idle_timeout=timedelta(hours=1),
+        request_headers_timeout=timedelta(seconds=fleet.listener.headers_timeout),
         early_header_mutation_extensions=[
             extension(
                 "strip",

@@ -208,3 +208,10 @@ def test_the_listeners_buffer_can_be_set() -> None:
     """It bounds what one connection may hold in memory."""
     message, _, _ = _processor(fleet(listener={"buffer_bytes": 131_072}))
     assert message.per_connection_buffer_limit_bytes.value == 131_072
+
+
+def test_headers_that_stall_are_bounded() -> None:
+    """A client that never finishes its headers holds no stream for ever; 0 switches it off."""
+    for seconds in (10, 0):
+        _, manager, _ = _processor(fleet(listener={"headers_timeout": seconds}))
+        assert manager.request_headers_timeout.seconds == seconds

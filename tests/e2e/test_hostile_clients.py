@@ -1,0 +1,201 @@
+"""Clients that stall, leave, or send too much: afterwards nothing of them is left in the picker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import tritonclient.grpc.aio as triton_grpc
+
+from support.sockets import Raw, chunks, h2_request, head
+from support.traffic import (
+    GENERATE,
+    GENERATE_STREAM,
+    VISION,
+    eventually,
+    fresh_prompt,
+    llm_inputs,
+    metric,
+    vision_body,
+)
+
+BODY_MODES = ("none", "peek", "full")
+RSS_TOLERANCE = 24 * 2**20
+"""Bytes that the picker may be larger afterwards: arenas that gRPC and Python keep for reuse."""
+
+
+@pytest.fixture(scope="module", params=BODY_MODES)
+async def mode_stack(request, new_module_stack):
+    """One stack per body mode, with short timeouts."""
+    routing = {"max_body": 1_000_000}
+    pools = {name: {"routing": routing, "timeouts": {"idle": "1s"}} for name in ("llm", "vision")}
+    stack = await new_module_stack(
+        body=request.param, fleet={"pools": pools, "listener": {"headers_timeout": "1s"}}
+    )
+    stack.mode = request.param
+    return stack
+
+
+async def of_picker(http, stack, name: str) -> float:
+    """Return the sum of one of the picker's metrics."""
+    return await metric(http, stack.picker_metrics, f"tidegate_picker_{name}")
+
+
+async def quiet(http, stack) -> bool:
+    """Wait until the picker has neither a request nor a stream."""
+
+    async def look() -> bool:
+        names = ("in_flight", "open_streams")
+        return not any([await of_picker(http, stack, name) for name in names])
+
+    return await eventually(look, 10)
+
+
+def rss(stack) -> int:
+    """Return the picker's resident memory in bytes."""
+    pages = Path(f"/proc/{stack.pid('picker')}/statm").read_text().split()[1]
+    return int(pages) * 4096
+
+
+def generate(tokens: int = 1, **more: Any) -> bytes:
+    """Return a generate body."""
+    return orjson.dumps({"text_input": fresh_prompt(), "max_tokens": tokens, **more})
+
+
+BODY = generate()
+POINTS = {
+    "in-the-head": ([head(GENERATE, f"content-length: {len(BODY)}")[:-6]], 0),
+    "after-the-head": ([head(GENERATE, f"content-length: {len(BODY)}")], {"none": 1}),
+    "in-the-body": ([head(GENERATE, f"content-length: {len(BODY)}"), BODY[:50]], {"none": 1}),
+    "in-a-chunk": ([head(GENERATE, "transfer-encoding: chunked"), b"ff\r\n{"], {"none": 1}),
+    "before-the-answer": (
+        [head(GENERATE, f"content-length: {len(generate(3000))}"), generate(3000)],
+        1,
+    ),
+    "in-the-answer": (
+        [
+            head(GENERATE_STREAM, f"content-length: {len(generate(3000, stream=True))}"),
+            generate(3000, stream=True),
+        ],
+        1,
+    ),
+}
+"""What is sent before the client is gone, and how often that is picked for, by mode."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_client_that_vanishes(http, mode_stack, point):
+    """At each point of an exchange: no charge and no stream survive it, nor an error of ours."""
+    parts, picks = POINTS[point]
+    expected = picks if isinstance(picks, int) else picks.get(mode_stack.mode, 0)
+    before = await of_picker(http, mode_stack, "picks_total")
+
+    async def reached() -> bool:
+        return await of_picker(http, mode_stack, "picks_total") == before + expected
+
+    async with Raw(mode_stack.http_address) as raw:
+        await raw.send(*parts)
+        if point == "in-the-answer":
+            assert await raw.status() == 200
+        assert await eventually(reached)
+        raw.vanish()
+    assert await quiet(http, mode_stack)
+    assert await reached()
+    assert await of_picker(http, mode_stack, "errors_total") == 0
+
+
+@pytest.mark.parametrize("stall", ["in-the-head", "in-the-body"])
+async def test_a_client_that_stalls_is_ended(http, mode_stack, stall):
+    """Slow loris: Envoy's timeouts end it with 408, and the picker forgets it."""
+    parts, _ = POINTS[stall]
+    async with Raw(mode_stack.http_address) as raw:
+        await raw.send(*parts)
+        assert await asyncio.wait_for(raw.status(), 20) == 408
+    assert await quiet(http, mode_stack)
+
+
+async def test_chunked_and_trailers_over_http_1(http, mode_stack):
+    """A body in many chunks, with trailers behind it, is served like any other."""
+    body = orjson.dumps(vision_body())
+    pieces = [body[at : at + 997] for at in range(0, len(body), 997)]
+    for trailers in (None, {"x-checksum": "7"}):
+        async with Raw(mode_stack.http_address) as raw:
+            await raw.send(
+                head(VISION, "transfer-encoding: chunked", "trailer: x-checksum"),
+                chunks(pieces, trailers),
+            )
+            assert await raw.status() == 200
+    assert await quiet(http, mode_stack)
+
+
+async def test_h2c_and_trailers(http, mode_stack):
+    """HTTP/2 without TLS, the request ended by trailers or by its last frame."""
+    body = generate()
+    for trailers in (None, {"x-checksum": "7"}):
+        async with Raw(mode_stack.http_address) as raw:
+            answer = await asyncio.wait_for(
+                h2_request(raw, GENERATE, [body[:7], body[7:]], trailers), 20
+            )
+        assert (answer.headers[":status"], answer.reset) == ("200", False)
+        assert b"text_output" in answer.body
+    assert await quiet(http, mode_stack)
+
+
+async def deliver(stack, lines: list[str], parts: list[bytes]) -> int:
+    """Send a generate request, the answer read at the same time; return its status."""
+    async with Raw(stack.http_address) as raw:
+        sending = asyncio.create_task(raw.send(head(GENERATE, *lines), *parts))
+        status = await asyncio.wait_for(raw.status(), 60)
+        await asyncio.wait([sending], timeout=5)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        return status
+
+
+async def test_a_body_above_the_limit(http, mode_stack):
+    """In full mode 413, with a length and in chunks alike; otherwise it is Triton's business."""
+    pieces = [b" " * 50_000 for _ in range(40)]
+    expected = 413 if mode_stack.mode == "full" else 200
+    length = [f"content-length: {2_000_000 + len(BODY)}"]
+    assert await deliver(mode_stack, length, [*pieces, BODY]) == expected
+    chunked = ["transfer-encoding: chunked"]
+    assert await deliver(mode_stack, chunked, [chunks([*pieces, BODY])]) == expected
+    assert await quiet(http, mode_stack)
+
+
+async def test_a_stalled_reader_of_a_stream(http, mode_stack):
+    """A client that sends on its stream and reads nothing costs one charge, until it leaves."""
+    never = asyncio.Event()
+
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": "toy-llm", "inputs": llm_inputs(fresh_prompt(), 200)}
+        await never.wait()
+
+    async with triton_grpc.InferenceServerClient(mode_stack.grpc_address) as client:
+        answers = client.stream_infer(requests())
+        await answers.__anext__()
+        assert await of_picker(http, mode_stack, "in_flight") == 1
+        await asyncio.sleep(0.3)
+        assert await of_picker(http, mode_stack, "open_streams") == 1
+        answers.cancel()
+    assert await quiet(http, mode_stack)
+
+
+async def test_64_megabytes(http, mode_stack):
+    """The picker reads at most a first part of them, and is as small afterwards as before."""
+    megabyte = b" " * 2**20
+    expected = 413 if mode_stack.mode == "full" else 200
+
+    async def send(count: int) -> int:
+        length = [f"content-length: {count * len(megabyte) + len(BODY)}"]
+        return await deliver(mode_stack, length, [*[megabyte] * count, BODY])
+
+    assert await send(1) == expected
+    before = rss(mode_stack)
+    assert await send(64) == expected
+    assert await quiet(http, mode_stack)
+    assert rss(mode_stack) - before < RSS_TOLERANCE

@@ -1,0 +1,106 @@
+"""Clients that do what no library would: raw HTTP/1.1 and raw HTTP/2 over cleartext."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class Raw:
+    """One TCP connection."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._peer = host, int(port)
+
+    async def __aenter__(self) -> Self:
+        self.reader, self.writer = await asyncio.open_connection(*self._peer)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+
+    async def send(self, *parts: bytes) -> None:
+        """Send all of it."""
+        for part in parts:
+            self.writer.write(part)
+            await self.writer.drain()
+
+    async def status(self) -> int:
+        """Read a response's head and return its status."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        return int(head.split(b" ", 2)[1])
+
+    def vanish(self) -> None:
+        """Leave as a killed process does: with a reset, not with a goodbye."""
+        own = self.writer.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+def head(path: str, *lines: str, method: str = "POST") -> bytes:
+    """Return an HTTP/1.1 request head."""
+    return "\r\n".join((f"{method} {path} HTTP/1.1", "host: test", *lines, "", "")).encode()
+
+
+def chunks(pieces: Iterable[bytes], trailers: Mapping[str, str] | None = None) -> bytes:
+    """Return a chunked body."""
+    made = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    end = "".join(f"{name}: {value}\r\n" for name, value in (trailers or {}).items())
+    return made + b"0\r\n" + end.encode() + b"\r\n"
+
+
+@dataclass
+class H2Answer:
+    """What came back on one stream."""
+
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    reset: bool = False
+
+
+async def h2_request(
+    raw: Raw,
+    path: str,
+    pieces: Iterable[bytes],
+    trailers: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> H2Answer:
+    """Send one request over cleartext HTTP/2, with trailers if given; return its answer.
+
+    The pieces together must fit into the first window of 65,535 bytes.
+    """
+    connection = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+    connection.initiate_connection()
+    pseudo = [(":method", "POST"), (":scheme", "http"), (":authority", "test"), (":path", path)]
+    connection.send_headers(1, [*pseudo, *(headers or {}).items()])
+    for piece in pieces:
+        connection.send_data(1, piece)
+        await raw.send(connection.data_to_send())
+    if trailers:
+        connection.send_headers(1, list(trailers.items()), end_stream=True)
+    else:
+        connection.end_stream(1)
+    await raw.send(connection.data_to_send())
+    answer = H2Answer()
+    while data := await raw.reader.read(65_536):
+        for event in connection.receive_data(data):
+            if isinstance(event, ResponseReceived):
+                answer.headers = dict(event.headers)
+            elif isinstance(event, DataReceived):
+                answer.body += event.data
+            elif isinstance(event, StreamEnded | StreamReset):
+                answer.reset = isinstance(event, StreamReset)
+                return answer
+        await raw.send(connection.data_to_send())
+    return answer

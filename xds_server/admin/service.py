@@ -6,6 +6,7 @@
 | a pool, variant, endpoint or revision does not exist | NOT_FOUND |
 | too many changes wait | ABORTED |
 | the revision cannot be stored | FAILED_PRECONDITION |
+| a fault of Tidegate, caught before anything was published | INTERNAL |
 
 It has no passwords: bind it to loopback, or put something in front that checks who calls.
 """
@@ -24,6 +25,7 @@ from xds_server.fleet.document import MAX_BYTES
 from xds_server.fleet.load import FleetError, load_text
 from xds_server.fleet.store import MAX_REVISIONS, StoreError, UnknownRevision
 from xds_server.operation import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, Busy, Options
+from xds_server.resources.check import Inconsistent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -51,6 +53,7 @@ _STATUS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (BadChange, grpc.StatusCode.INVALID_ARGUMENT),
     (Busy, grpc.StatusCode.ABORTED),
     (StoreError, grpc.StatusCode.FAILED_PRECONDITION),
+    (Inconsistent, grpc.StatusCode.INTERNAL),
 )
 _Method = TypeVar("_Method", bound="Callable[..., Awaitable[Any]]")
 

@@ -22,6 +22,7 @@ from xds_server.fleet.model import Match, VariantMatch
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.transaction import Stage
 from xds_server.resources.build import front_resources, picker_resources, upstream_resources
+from xds_server.resources.check import hold
 from xds_server.resources.memo import Memo
 from xds_server.resources.reached import Reached
 from xds_server.resources.view import View
@@ -38,10 +39,15 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
             where nothing was published.
         new: What they should have.
         memo: Resources built before.
+
+    Raises:
+        Inconsistent: The resources of a stage do not fit together.
     """
     memo = memo or Memo()
-    target = Snapshot.of(
-        {**upstream_resources(new.fleet, memo), **front_resources(new.fleet, memo=memo)}
+    target = hold(
+        Snapshot.of(
+            {**upstream_resources(new.fleet, memo), **front_resources(new.fleet, memo=memo)}
+        )
     )
     pools = Snapshot.of(picker_resources(new))
     if old is None:
@@ -57,9 +63,9 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     switched = front_resources(new.fleet, retiring=have.named, coming=wide, memo=memo)
     known = View(draws_of(wide, have.draws), {**new.incarnations, **have.view.incarnations})
     return (
-        Stage("add", "envoy", added),
+        Stage("add", "envoy", hold(added)),
         Stage("use", "picker", Snapshot.of(picker_resources(known), previous=pools)),
-        Stage("switch", "envoy", Snapshot.of({**reachable, **switched}, previous=target)),
+        Stage("switch", "envoy", hold(Snapshot.of({**reachable, **switched}, previous=target))),
         Stage("stop", "picker", pools),
         Stage(
             "remove",

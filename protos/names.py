@@ -21,6 +21,12 @@ SESSION_HEADER: Final = "x-session-id"
 SEQUENCE_HEADER: Final = "tidegate-sequence-id"
 """Names the sequence where no body is read (ModelStreamInfer)."""
 
+TIMEOUT_HEADER: Final = "tidegate-timeout-ms"
+"""How long the caller waits for the answer, in milliseconds."""
+
+REQUEST_ID_HEADER: Final = "x-request-id"
+"""Names the request where its body does not; Envoy sets it where the client did not."""
+
 # --- Control headers: set by the picker, stripped from every client request by Envoy ------------
 
 CONTROL_POOL_HEADER: Final = "x-tidegate-pool"

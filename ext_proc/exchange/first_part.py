@@ -20,7 +20,7 @@ _UNARY: Final = frozenset(
 )
 """Unary inference. A stream's body cannot be waited for: its client may wait for us."""
 
-_GRPC: Final = frozenset({Form.GRPC_INFER, Form.GRPC_STREAM})
+_GRPC: Final = frozenset({Form.GRPC_INFER, Form.GRPC_STREAM, Form.MODEL_CALL})
 
 
 def body_tells_more(head: Head, form: Form, pool: Pool | None) -> bool:
@@ -37,6 +37,8 @@ def body_tells_more(head: Head, form: Form, pool: Pool | None) -> bool:
     if form is Form.GRPC_STREAM:
         # A stream's route announces duplex only where its pool chose to read the first message.
         return sent is BodySending.DUPLEX
+    if form is Form.MODEL_CALL:
+        return pool is None
     return form in _UNARY and (pool is None or pool.body != "none")
 
 

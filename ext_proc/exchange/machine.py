@@ -8,11 +8,12 @@ Law:
    their order, and a chunk that is too large for one message is answered by several.
 2. There is at most one decision, and its reply is the only one with a pick. It falls at the head,
    unless the body can tell more: the request has one, its form is a unary inference, and its pool
-   reads bodies or is not known yet. Then it falls at the first body message, which in the
-   buffered modes is the only one. Where the proxy announced chunks that wait for nobody
-   (streamed) it would be too late, so the decision falls at the head. Where they wait for us
-   (duplex) it falls as soon as the first message of a gRPC call, the first `FIRST_PART_BYTES`, or
-   all of the body is here, so never later than that, and a stream's client need not half-close.
+   reads bodies or is not known yet (or the form is a call about a model whose pool is not known
+   yet). Then it falls at the first body message, the only one in the buffered modes. Where the
+   proxy announced chunks that wait for nobody (streamed) it would be too late, so the decision
+   falls at the head. Where they wait for us (duplex) it falls as soon as the first message of a
+   gRPC call, the first `FIRST_PART_BYTES`, or all of the body is here, so never later than that,
+   and a stream's client need not half-close.
 3. The pool is the one of the route's cluster. On an unnamed route it is the one that the request
    names (header, model), else the form's default one.
 4. The reply clears the route cache if, and only if, the pool or variant decided on is not the one
@@ -70,7 +71,15 @@ from ext_proc.exchange.events import (
 from ext_proc.exchange.first_part import body_tells_more, enough
 from ext_proc.exchange.refusals import refuse, too_large
 from ext_proc.exchange.replies import echoes, write_pick
-from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head, session_of
+from ext_proc.requests import (
+    BadRequest,
+    prompt_blocks,
+    read_body,
+    read_head,
+    served_by,
+    session_of,
+    split_adapter,
+)
 from ext_proc.routing.types import (
     Decision,
     Features,
@@ -334,6 +343,7 @@ class Exchange:
 
     def _find_pool(self, known: _Known) -> Pool | Refusal:
         """Fill in the pool that the request names, or the form's default one."""
+        known.features = split_adapter(known.features, served_by(self._chooser.pools))
         found = self._chooser.pool_for(known.features, known.head.path, known.ref.protocol)
         if isinstance(found, Refusal):
             return found
@@ -346,7 +356,8 @@ class Exchange:
         pool = known.pool or self._find_pool(known)
         if isinstance(pool, Refusal):
             return self._refuse(known, pool)
-        head, ref, features = known.head, known.ref, known.features
+        head, ref = known.head, known.ref
+        features = split_adapter(known.features, pool.models)
         session = session_of(features, head.headers, pool.session_header)
         if session != features.session:
             features = replace(features, session=session)

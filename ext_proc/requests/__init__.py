@@ -4,9 +4,18 @@
 the body says, from the whole body or from its first part, and raises nothing but ``BadRequest``.
 """
 
+from ext_proc.requests.adapters import served_by, split_adapter
 from ext_proc.requests.blocks import prompt_blocks
 from ext_proc.requests.body import read_body, session_of
 from ext_proc.requests.errors import BadRequest
 from ext_proc.requests.head import read_head
 
-__all__ = ["BadRequest", "prompt_blocks", "read_body", "read_head", "session_of"]
+__all__ = [
+    "BadRequest",
+    "prompt_blocks",
+    "read_body",
+    "read_head",
+    "served_by",
+    "session_of",
+    "split_adapter",
+]

@@ -2,8 +2,8 @@
 
 The hash of a block covers all blocks before it, so two prompts share their first ``n`` hashes
 exactly if they share their first ``n`` blocks; vLLM and TensorRT-LLM chain the hashes of their KV
-blocks in the same way. Blocks are salted by model and adapter, as a KV cache is valid for one pair
-only. Only full blocks count: a prompt that grows keeps all its hashes.
+blocks in the same way. Blocks are salted by model, adapter and cache salt, as a KV cache is valid
+for one of these only. Only full blocks count: a prompt that grows keeps all its hashes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def prompt_blocks(features: Features, block_chars: int, limit: int = 2048) -> tu
         return ()
     digest = xxhash.xxh3_64_intdigest
     salt = f"{features.model or ''}\0{features.adapter or ''}"
+    if features.salt is not None:
+        salt = f"{salt}\0{features.salt}"
     chain = digest(salt.encode("utf-8", "surrogatepass"))
     count = min(len(prompt) // block_chars, limit)
     pieces = struct.iter_unpack(f"{block_chars}s", memoryview(prompt)[: count * block_chars])

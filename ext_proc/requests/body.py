@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ext_proc.requests import values
 from ext_proc.requests.generate import read_generate
-from ext_proc.requests.grpc_infer import read_grpc
+from ext_proc.requests.grpc_infer import read_grpc, read_model_call
 from ext_proc.requests.http_infer import read_infer
 from ext_proc.requests.inflate import inflate, is_supported
 from ext_proc.requests.openai import read_openai
@@ -15,7 +15,11 @@ from ext_proc.routing.types import Features, Form
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_GRPC_FORMS: Final = frozenset({Form.GRPC_INFER, Form.GRPC_STREAM})
+_GRPC_READERS: Final = {
+    Form.GRPC_INFER: read_grpc,
+    Form.GRPC_STREAM: read_grpc,
+    Form.MODEL_CALL: read_model_call,
+}
 
 
 def read_body(
@@ -42,8 +46,9 @@ def read_body(
     """
     if features.form is Form.OTHER:
         return features
-    if features.form in _GRPC_FORMS:
-        return read_grpc(features, headers, body, complete=complete)
+    grpc_reader = _GRPC_READERS.get(features.form)
+    if grpc_reader is not None:
+        return grpc_reader(features, headers, body, complete=complete)
     coding = headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
         if not is_supported(coding):
@@ -58,7 +63,9 @@ def read_body(
 
 
 def session_of(features: Features, headers: Mapping[str, str], session_header: str) -> str | None:
-    """Return the request's session: the header's, or else the body's (OpenAI's ``user``).
+    """Return the request's session: the header's, or else the body's.
+
+    OpenAI's bodies name one as ``prompt_cache_key`` or ``user``.
 
     Args:
         features: What was read so far.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.requests import values
 from ext_proc.requests.json_prefix import Document, read_object
-from ext_proc.requests.tensors import SAMPLING_INPUT, SEPARATOR, sampling_parameters
+from ext_proc.requests.tensors import ADAPTER_INPUT, SAMPLING_INPUT, SEPARATOR, sampling_parameters
 
 if TYPE_CHECKING:
     from ext_proc.routing.types import Features
@@ -39,13 +39,11 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     sampling = _sampling(members.get(SAMPLING_INPUT, parameters.get(SAMPLING_INPUT)))
     return replace(
         features,
-        request_id=values.label(members.get("id")),
+        request_id=values.label(members.get("id")) or features.request_id,
         prompt=prompt,
         prompt_is_partial=partial,
         max_tokens=_first_positive(members, parameters, sampling),
-        adapter=values.label(
-            members.get("lora_name", parameters.get("lora_name", sampling.get("lora_name")))
-        ),
+        adapter=_adapter(members, parameters, sampling),
     )
 
 
@@ -75,6 +73,18 @@ def _sampling(value: object) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     return sampling_parameters(value) if isinstance(value, str) else {}
+
+
+def _adapter(*places: dict[str, Any]) -> str | None:
+    """Return the first adapter that is named, or numbered (TensorRT-LLM's ``lora_task_id``)."""
+    for place in places:
+        found = values.label(place.get("lora_name"))
+        if found is not None:
+            return found
+        task = values.positive(place.get(ADAPTER_INPUT))
+        if task is not None:
+            return str(task)
+    return None
 
 
 def _first_positive(*places: dict[str, Any]) -> int | None:

@@ -33,6 +33,7 @@ MAX_PACKED: Final = 32_768
 
 _MODEL, _VERSION, _ID, _PARAMETERS, _INPUTS, _RAW = 1, 2, 3, 4, 5, 7
 _KEY, _VALUE = 1, 2
+_CALL_NAME, _CALL_VERSION = 1, 2
 _NAME, _DATATYPE, _INPUT_PARAMETERS, _CONTENTS = 1, 2, 4, 5
 _NAME_BYTES: Final = 4 * values.MAX_NAME_CHARS
 _TEXT_BYTES: Final = 65_536
@@ -76,10 +77,48 @@ def read_grpc(
     Raises:
         BadRequest: The bytes are no gRPC frame with such a message.
     """
+    opened = _open(headers, body, complete=complete)
+    if opened is None:
+        return features
+    scanner, end = opened
+    return _describe(features, scanner, _read_message(scanner, end))
+
+
+def read_model_call(
+    features: Features,
+    headers: Mapping[str, str],
+    body: bytes | memoryview,
+    *,
+    complete: bool,
+) -> Features:
+    """Read whom ModelReady, ModelMetadata, ModelConfig or ModelStatistics asks about.
+
+    All four have the model's name in field 1 and its version in field 2.
+
+    Raises:
+        BadRequest: The bytes are no gRPC frame with such a message.
+    """
+    opened = _open(headers, body, complete=complete)
+    if opened is None:
+        return features
+    scanner, end = opened
+    model = version = None
+    for item in scanner.fields(0, end):
+        if item.number == _CALL_NAME:
+            model = _identifier(scanner, item, "name")
+        elif item.number == _CALL_VERSION:
+            version = _identifier(scanner, item, "version")
+    return replace(features, model=model or features.model, version=version or features.version)
+
+
+def _open(
+    headers: Mapping[str, str], body: bytes | memoryview, *, complete: bool
+) -> tuple[Scanner, int] | None:
+    """Return the first message and where it ends, ``None`` where nothing of it can be read."""
     if len(body) < FRAME_HEADER_BYTES:
         if complete:
-            raise BadRequest("the body has no gRPC message; send one framed ModelInferRequest")
-        return features
+            raise BadRequest("the body has no gRPC message; send one framed message")
+        return None
     flag, length = struct.unpack_from(">BI", body)
     content: bytes | memoryview = memoryview(body)[FRAME_HEADER_BYTES:]
     if flag > 1:
@@ -89,12 +128,11 @@ def read_grpc(
     end = length
     if flag:
         if not is_supported(headers.get("grpc-encoding", "")):
-            return features
+            return None
         whole = length <= len(content)
         content, whole = inflate(content[:length], complete=whole, place="the gRPC message")
         end = len(content) if whole else _UNKNOWN_END
-    scanner = Scanner(content)
-    return _describe(features, scanner, _read_message(scanner, end))
+    return Scanner(content), end
 
 
 def _read_message(scanner: Scanner, end: int) -> _Message:
@@ -189,7 +227,7 @@ def _describe(features: Features, scanner: Scanner, message: _Message) -> Featur
         features,
         model=message.model or features.model,
         version=message.version or features.version,
-        request_id=values.label(message.id),
+        request_id=values.label(message.id) or features.request_id,
         sequence_id=features.sequence_id if sequence is None else sequence,
         sequence_start=parameters.get("sequence_start") is True,
         sequence_end=parameters.get("sequence_end") is True,

@@ -10,9 +10,15 @@ import re
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from ext_proc.requests.values import MAX_NAME_CHARS
+from ext_proc.requests.values import MAX_NAME_CHARS, label, sooner
 from ext_proc.routing.types import Features, Form
-from protos.names import MODEL_HEADER, POOL_HEADER, SEQUENCE_HEADER
+from protos.names import (
+    MODEL_HEADER,
+    POOL_HEADER,
+    REQUEST_ID_HEADER,
+    SEQUENCE_HEADER,
+    TIMEOUT_HEADER,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,11 +35,19 @@ _VERBS: Final = {
     "generate": Form.GENERATE,
     "generate_stream": Form.GENERATE_STREAM,
 }
-_METHODS: Final = {"ModelInfer": Form.GRPC_INFER, "ModelStreamInfer": Form.GRPC_STREAM}
+_METHODS: Final = {
+    "ModelInfer": Form.GRPC_INFER,
+    "ModelStreamInfer": Form.GRPC_STREAM,
+    "ModelReady": Form.MODEL_CALL,
+    "ModelMetadata": Form.MODEL_CALL,
+    "ModelConfig": Form.MODEL_CALL,
+    "ModelStatistics": Form.MODEL_CALL,
+}
 _OPENAI_ENDINGS: Final = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 _STREAMING: Final = frozenset({Form.GRPC_STREAM, Form.GENERATE_STREAM})
 
 _TIMEOUT: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
+_MILLISECONDS: Final = re.compile(r"[0-9]{1,12}")
 _TIMEOUT_UNIT_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _MAX_INT64_DIGITS: Final = 19
 
@@ -58,7 +72,8 @@ def read_head(method: str, path: str, headers: Mapping[str, str]) -> Features:
         model=model or _name(headers.get(MODEL_HEADER)),
         version=version,
         sequence_id=_sequence(headers.get(SEQUENCE_HEADER)),
-        timeout_s=_timeout(headers.get("grpc-timeout")),
+        request_id=label(headers.get(REQUEST_ID_HEADER)),
+        timeout_s=_timeout(headers),
         streaming=form in _STREAMING,
     )
 
@@ -97,7 +112,15 @@ def _sequence(value: str | None) -> int | str | None:
     return text
 
 
-def _timeout(value: str | None) -> float | None:
-    """Read ``grpc-timeout`` (gRPC over HTTP/2: at most eight digits and a unit) as seconds."""
-    found = _TIMEOUT.fullmatch(value) if value else None
-    return None if found is None else int(found[1]) * _TIMEOUT_UNIT_S[found[2]]
+def _timeout(headers: Mapping[str, str]) -> float | None:
+    """Return the sooner of ``grpc-timeout`` and Tidegate's own header, in seconds.
+
+    gRPC over HTTP/2 writes at most eight digits and a unit; ours are milliseconds, 0 means none.
+    """
+    spoken, own = headers.get("grpc-timeout"), headers.get(TIMEOUT_HEADER)
+    if spoken is None and own is None:
+        return None
+    found = _TIMEOUT.fullmatch(spoken) if spoken else None
+    of_grpc = None if found is None else int(found[1]) * _TIMEOUT_UNIT_S[found[2]]
+    found = _MILLISECONDS.fullmatch(own) if own else None
+    return sooner(of_grpc, None if found is None else int(found[0]) / 1000 or None)

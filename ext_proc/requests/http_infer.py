@@ -94,7 +94,7 @@ def _describe(features: Features, members: dict[str, Any], said: Said) -> Featur
     timeout_s = None if timeout_us is None else timeout_us * _MICROSECOND_S
     return replace(
         features,
-        request_id=values.label(members.get("id")),
+        request_id=values.label(members.get("id")) or features.request_id,
         sequence_id=features.sequence_id if sequence is None else sequence,
         sequence_start=parameters.get("sequence_start") is True,
         sequence_end=parameters.get("sequence_end") is True,

@@ -3,7 +3,9 @@
 The body names the model. A prompt is a text, texts, token ids or arrays of them; a chat is put into
 canonical bytes message by message, so that a conversation that grows keeps its prefix. The chat
 template is applied by the replica and unknown here; equal canonical bytes give equal templates'
-output as long as tools and template options are equal too, which are not part of the bytes.
+output as long as tools and template options are equal too. These are not part of the bytes:
+templates write tools before the messages, but OpenAI's clients write them behind, so a body read in
+part does not show them, and a conversation would change its prefix when it grows beyond that part.
 
 Each message is written as its content and then its role and other members, whatever their order in
 the JSON; of a message in which the cut fell only the content is written. So the prompt of a body
@@ -53,7 +55,9 @@ def read_openai(features: Features, body: bytes | memoryview, *, complete: bool)
     return replace(
         features,
         model=values.name(members.get("model"), "`model`") or features.model,
-        session=values.session(members.get("user")),
+        session=values.session(members.get("prompt_cache_key"))
+        or values.session(members.get("user")),
+        salt=values.session(members.get("cache_salt")),
         streaming=members.get("stream") is True,
         max_tokens=limit or values.positive(members.get("max_tokens")),
         prompt=prompt,

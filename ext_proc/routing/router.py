@@ -37,6 +37,7 @@ from ext_proc.routing.types import (
     Decision,
     EndpointKey,
     Features,
+    Form,
     Outcome,
     Pool,
     Protocol,
@@ -135,7 +136,8 @@ class Router:
 
         The order: the pool that a header names; the pool that serves the model (on the paths of
         ``match.paths`` only one that lists the path); where nothing names a model, the pool that
-        is the default for the path or for gRPC.
+        is the default for the path or for gRPC. Of a call about a model that no pool serves, the
+        default's replicas say so themselves, as Triton does.
         """
         if features.pool is not None:
             if features.pool in self.pools:
@@ -151,6 +153,7 @@ class Router:
             )
             if found is not None:
                 return found
+        if features.model is not None and features.form is not Form.MODEL_CALL:
             on = f" on {path}" if own_path else ""
             return Refusal(
                 RefusalKind.UNKNOWN_MODEL, f"no pool serves the model {features.model!r}{on}"

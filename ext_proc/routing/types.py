@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,8 +108,14 @@ class Form(StrEnum):
     GENERATE = "generate"
     GENERATE_STREAM = "generate-stream"
     OPENAI = "openai"
+    MODEL_CALL = "model-call"
+    """A gRPC call about one model (ready, metadata, config, statistics): its body names the model;
+    never priced."""
     OTHER = "other"
     """Health, metadata and everything else that is not inference; never priced."""
+
+
+_NO_INFERENCE: Final = frozenset({Form.MODEL_CALL, Form.OTHER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,9 @@ class Features:
     sequence_end: bool = False
     session: str | None = None
     adapter: str | None = None
+    """The LoRA adapter, by name or number."""
+    salt: str | None = None
+    """Separates the caches of tenants (vLLM's ``cache_salt``)."""
     priority: int | None = None
     timeout_s: float | None = None
     streaming: bool = False
@@ -138,7 +147,7 @@ class Features:
     @property
     def is_inference(self) -> bool:
         """Tell whether the request makes the replica work."""
-        return self.form is not Form.OTHER
+        return self.form not in _NO_INFERENCE
 
     @property
     def sequence(self) -> SequenceKey | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
 
 from ext_proc.exchange import (
     Ask,
@@ -696,3 +698,41 @@ def test_any_order_of_events(events):
     ends = chooser.ledger.outcomes
     assert ends.total() - ends[Outcome.MOVED] <= 1
     assert chooser.state(1.0)["counters"]["unmatched_settles"] == 0
+
+
+GRPC_READY = "/inference.GRPCInferenceService/ModelReady"
+
+
+def asked(name: str) -> Body:
+    data = service_pb2.ModelReadyRequest(name=name).SerializeToString()
+    return Body(struct.pack(">BI", 0, len(data)) + data, end_of_stream=True)
+
+
+def test_a_call_about_a_model_goes_to_its_pool():
+    """Only the body of ModelReady names the model: its pool gets it, and nobody is charged."""
+    chooser = router(llm(), vision())
+    event = grpc(GRPC_READY, route="unnamed/grpc")
+    exchange, asks = run(chooser, event)
+    assert (exchange.state, asks.ask) == (State.WAITING, Ask.FIRST_PART)
+    _, reply = run(chooser, event, asked("vision"))
+    assert (reply.pick.decision.pool, reply.pick.ticket) == ("vision", None)
+
+
+def test_a_call_about_a_model_that_nobody_serves_is_answered_by_a_replica():
+    """Triton's ModelReady says no; a refusal would be an error instead."""
+    event = grpc(GRPC_READY, route="unnamed/grpc")
+    _, reply = run(router(llm(), vision()), event, asked("nope"))
+    assert reply.pick.decision.pool == "llm"
+
+
+def test_a_call_about_a_model_is_not_read_where_its_pool_is_known():
+    """A header that names the pool saves the reading."""
+    _, reply = run(router(llm()), grpc(GRPC_READY))
+    assert reply.pick.decision.pool == "llm"
+
+
+def test_an_adapter_behind_the_model():
+    """A model with an adapter behind it goes to the pool of the model."""
+    body = Body(b'{"model": "toy-llm:sql", "messages": []}', end_of_stream=True)
+    _, reply = run(router(llm(), vision()), unnamed(), body)
+    assert reply.pick.decision.pool == "llm"

@@ -36,9 +36,11 @@ def test_stable():
     assert prompt_blocks(BASE, 32) == STABLE
 
 
-@pytest.mark.parametrize("changes", [{"model": "n"}, {"adapter": "a"}, {"model": None}])
+@pytest.mark.parametrize(
+    "changes", [{"model": "n"}, {"adapter": "a"}, {"salt": "a"}, {"model": None}]
+)
 def test_salt(changes):
-    """Another model or adapter has other blocks, from the root on."""
+    """Another model, adapter or cache salt has other blocks, from the root on."""
     other = prompt_blocks(replace(BASE, **changes), 16)
     assert not set(other) & set(prompt_blocks(BASE, 16))
 

@@ -95,3 +95,19 @@ def test_truncation():
         assert features.max_tokens in (None, 123)
     assert not read(body[:-3], complete=False).prompt_is_partial
     assert read(body[:30], complete=False).prompt_is_partial
+
+
+@pytest.mark.parametrize(
+    ("body", "adapter"),
+    [
+        ({"lora_name": "a", "lora_task_id": 3}, "a"),
+        ({"lora_task_id": 3}, "3"),
+        ({"parameters": {"lora_task_id": 4}}, "4"),
+        ({"sampling_parameters": {"lora_name": "b"}}, "b"),
+        ({"lora_task_id": "x"}, None),
+        ({"lora_task_id": 0}, None),
+    ],
+)
+def test_adapter(body, adapter):
+    """An adapter is named, or numbered as TensorRT-LLM does."""
+    assert read(body).adapter == adapter

@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from ext_proc.requests import grpc_infer
 from ext_proc.requests.errors import BadRequest
-from ext_proc.requests.grpc_infer import MAX_INPUTS, MAX_PARAMETERS, read_grpc
+from ext_proc.requests.grpc_infer import MAX_INPUTS, MAX_PARAMETERS, read_grpc, read_model_call
 from ext_proc.routing.types import Features, Form
 
 HEAD = Features(Form.GRPC_INFER)
@@ -272,3 +272,32 @@ def test_wrong_kinds_inside_tensors_are_refused():
         read(frame(b"\x2a\x0f" + wrong[2:] + b"\x38\x01"))
     with pytest.raises(BadRequest, match="bytes_contents"):
         read(frame(b"\x2a\x13" + wrong[2:] + b"\x2a\x02\x40\x01"))
+
+
+CALLS = [
+    service_pb2.ModelReadyRequest,
+    service_pb2.ModelMetadataRequest,
+    service_pb2.ModelConfigRequest,
+    service_pb2.ModelStatisticsRequest,
+]
+CALL = Features(Form.MODEL_CALL)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_model_call(kind):
+    """All calls about a model say which one, and its version."""
+    features = read_model_call(CALL, {}, frame(kind(name="m", version="2")), complete=True)
+    assert (features.model, features.version, features.is_inference) == ("m", "2", False)
+
+
+def test_model_call_about_no_model():
+    """Statistics may be asked of all models."""
+    empty = frame(service_pb2.ModelStatisticsRequest())
+    assert read_model_call(CALL, {}, empty, complete=True) == CALL
+
+
+def test_unreadable_model_call():
+    """A call about a model whose name is no text is refused; an unknown coding says nothing."""
+    with pytest.raises(BadRequest, match="UTF-8"):
+        read_model_call(CALL, {}, frame(b"\x0a\x01\xff"), complete=True)
+    assert read_model_call(CALL, {}, frame(b"x", flag=1), complete=True) == CALL

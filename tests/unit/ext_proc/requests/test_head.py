@@ -17,7 +17,11 @@ GRPC = "/inference.GRPCInferenceService/"
     [
         (GRPC + "ModelInfer", Form.GRPC_INFER, None, None),
         (GRPC + "ModelStreamInfer", Form.GRPC_STREAM, None, None),
-        (GRPC + "ModelReady", Form.OTHER, None, None),
+        (GRPC + "ModelReady", Form.MODEL_CALL, None, None),
+        (GRPC + "ModelMetadata", Form.MODEL_CALL, None, None),
+        (GRPC + "ModelConfig", Form.MODEL_CALL, None, None),
+        (GRPC + "ModelStatistics", Form.MODEL_CALL, None, None),
+        (GRPC + "ServerReady", Form.OTHER, None, None),
         (GRPC + "RepositoryModelLoad", Form.OTHER, None, None),
         ("/v2/models/m/infer", Form.HTTP_INFER, "m", None),
         ("/v2/models/m/versions/3/infer", Form.HTTP_INFER, "m", "3"),
@@ -94,6 +98,29 @@ def test_grpc_timeout(text, expected):
 def test_bad_grpc_timeout_is_unknown(text):
     """A timeout that gRPC does not define is unknown."""
     assert read_head("POST", GRPC + "ModelInfer", {"grpc-timeout": text}).timeout_s is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"tidegate-timeout-ms": "250"}, 0.25),
+        ({"tidegate-timeout-ms": "250", "grpc-timeout": "1S"}, 0.25),
+        ({"tidegate-timeout-ms": "2500", "grpc-timeout": "1S"}, 1.0),
+        ({"tidegate-timeout-ms": "0"}, None),
+        ({"tidegate-timeout-ms": "-1"}, None),
+        ({"tidegate-timeout-ms": "1.5"}, None),
+        ({"tidegate-timeout-ms": "9" * 13}, None),
+        ({"tidegate-timeout-ms": "x", "grpc-timeout": "1S"}, 1.0),
+    ],
+)
+def test_timeout_header(headers, expected):
+    """Our own header counts milliseconds; the sooner of two deadlines holds."""
+    assert read_head("POST", "/v1/completions", headers).timeout_s == expected
+
+
+def test_request_id_header():
+    """A request is named by a header until its body names it."""
+    assert read_head("POST", "/v1/completions", {"x-request-id": "r"}).request_id == "r"
 
 
 @given(st.text(), st.text(), st.dictionaries(st.sampled_from(["tidegate-model"]), st.text()))

@@ -31,6 +31,14 @@ def test_fields():
     assert (features.streaming, features.max_tokens, features.prompt) == (True, 5, b"p")
 
 
+def test_session_and_salt():
+    """The cache's key names the session before the user; the salt is bounded."""
+    features = read({"user": "u", "prompt_cache_key": "k", "cache_salt": "s"})
+    assert (features.session, features.salt) == ("k", "s")
+    assert len(read({"cache_salt": "s" * 10_000}).salt) < 100
+    assert read({"cache_salt": 5}).salt is None
+
+
 def test_newer_limit_wins():
     """``max_completion_tokens`` replaces ``max_tokens``."""
     assert read({"max_completion_tokens": 7, "max_tokens": 5}).max_tokens == 7

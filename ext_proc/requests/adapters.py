@@ -1,0 +1,58 @@
+"""OpenAI's ``model`` when it names an adapter too: ``base<separator>adapter``.
+
+Source: the ``--lora-separator`` of Triton's OpenAI frontend. The separator is the server's own
+choice, so it is not configured here: whatever of ``: / # @ | +`` stands behind the longest name
+that a pool serves is taken for it. The request is not rewritten.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.routing.types import Form
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Mapping
+
+    from ext_proc.routing.types import Features, Pool
+
+_SEPARATOR: Final = re.compile(r"[:/#@|+]+")
+
+
+class _Served:
+    """The models of many pools, looked at only where a name is asked for."""
+
+    __slots__ = ("_pools",)
+
+    def __init__(self, pools: Mapping[str, Pool]) -> None:
+        self._pools = pools
+
+    def __contains__(self, model: object) -> bool:
+        return any(model in pool.models for pool in self._pools.values())
+
+
+def served_by(pools: Mapping[str, Pool]) -> Container[str]:
+    """Return the models that any of the pools serves."""
+    return _Served(pools)
+
+
+def split_adapter(features: Features, models: Container[str]) -> Features:
+    """Split the model of an OpenAI request into model and adapter.
+
+    Args:
+        features: The request; its names are bounded by ``MAX_NAME_CHARS``.
+        models: What is served.
+
+    Returns:
+        The features with both, unchanged where the whole name is served or no part of it is.
+    """
+    whole = features.model
+    if features.form is not Form.OPENAI or whole is None or whole in models:
+        return features
+    for found in reversed(list(_SEPARATOR.finditer(whole))):
+        base, adapter = whole[: found.start()], whole[found.end() :]
+        if adapter and base in models:
+            return replace(features, model=base, adapter=adapter)
+    return features

@@ -199,8 +199,12 @@ def _unnamed(fleet: Fleet) -> Iterator[Any]:
             continue
         pool = pools[default]
         name = UNNAMED_ROUTE_PREFIX + path.lstrip("/")
+        # OpenAI's own client writes the model behind the messages. Where it decides between pools,
+        # a first part that ends before it would not do.
+        shared = sum(path in pool.match.paths for pool in fleet.pools) > 1
+        body = "full" if shared else _at_least_peek(pool.routing.body)
         for route in _drawn(name, {"path": path}, [], pool, "http", streaming=False):
-            _processing(route, pool.routing, _at_least_peek(pool.routing.body))
+            _processing(route, pool.routing, body)
             yield route
 
 

@@ -207,6 +207,18 @@ def test_an_unnamed_route_reads_the_body_even_of_a_pool_that_reads_none() -> Non
     assert parse(data)["llm/http"].request_body_buffer_limit.value == 1024 * 1024
 
 
+def test_a_path_of_several_pools_is_read_in_full() -> None:
+    """The model that decides between them may stand at the end of the body."""
+    match = {"models": ["m"], "paths": ["/v1/completions"]}
+    one = pool("a", match=match, default=True)
+    two = pool("b", endpoints=[endpoint(4)], match={**match, "models": ["n"]})
+    alone = parse(route_configuration(fleet(one)))["unnamed/v1/completions"]
+    shared = parse(route_configuration(fleet(one, two)))["unnamed/v1/completions"]
+    assert processing(alone).overrides.processing_mode.request_body_mode == MODE.NONE
+    assert processing(shared).overrides.processing_mode.request_body_mode == MODE.BUFFERED
+    assert shared.request_body_buffer_limit.value == 4 * 2**20
+
+
 def test_every_picked_route_keeps_the_stream_open_to_the_end() -> None:
     """Response trailers are sent, so a picker's stream lasts as long as the exchange."""
     for route in parse(route_configuration(fleet())).values():

@@ -173,7 +173,9 @@ def _protocol_options(protocol: str) -> dict[str, PackedAny]:
 def variant_cluster(pool: Pool, variant: Variant, ref: ClusterRef) -> bytes:
     """Return the serialized ``Cluster`` of one variant and protocol."""
     per_host, tls = pool.circuit_breaker.max_connections_per_endpoint, pool.upstream_tls
-    path = probe_path(pool, variant) if probes_http(pool) else None
+    # Who is in an HTTP cluster speaks HTTP, and Envoy refuses gRPC checks without HTTP/2.
+    http = ref.protocol == "http" or probes_http(pool)
+    path = probe_path(pool, variant) if http else None
     cluster = Cluster(
         name=str(ref),
         type=ClusterDiscoveryType.EDS,

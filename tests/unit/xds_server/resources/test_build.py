@@ -65,6 +65,17 @@ def test_replicas_without_http_are_probed_over_grpc() -> None:
     assert check.WhichOneof("health_checker") == "grpc_health_check"
 
 
+def test_an_http_cluster_is_probed_over_http() -> None:
+    """Also where another replica of the pool has no HTTP port; Envoy refuses anything else."""
+    mixed = [endpoint(1), {"id": "g", "grpc": "127.0.0.1:9001"}]
+    made = clusters(fleet(pool(endpoints=mixed)))
+    kinds = [
+        made[f"llm/stable/{p}"].health_checks[0].WhichOneof("health_checker")
+        for p in ("http", "grpc")
+    ]
+    assert kinds == ["http_health_check", "grpc_health_check"]
+
+
 def test_the_health_check_of_a_grpc_cluster_goes_to_the_http_port() -> None:
     """The readiness of a model is an HTTP status."""
     one = pool(endpoints=[endpoint(1)])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from envoy.config.core.v3 import health_check_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 
-from protos.names import PICKER_CLUSTER, ClusterRef
+from protos.names import PICKER_CLUSTER, TIDEGATE_NAMESPACE, ClusterRef
 from xds_server.fleet.fields import split_host_port
 from xds_server.resources.clusters import probes_http
 from xds_server.resources.fractions import fraction
@@ -58,6 +58,10 @@ def assignment(pool: Pool, ref: ClusterRef) -> bytes:
         host.health_status = (
             health_check_pb2.DRAINING if endpoint.draining else health_check_pb2.HEALTHY
         )
+        if pool.drop_overload:
+            # Envoy's workers learn of another drop share only together with changed hosts
+            # (1.40: main thread alone takes it otherwise), so each host carries it as well.
+            host.metadata.filter_metadata[TIDEGATE_NAMESPACE]["drop_overload"] = pool.drop_overload
         host.load_balancing_weight.value = max(1, round(endpoint.capacity * _WEIGHT_SCALE))
     if pool.drop_overload:
         drop = message.policy.drop_overloads.add(category=_BRAKE)  # Envoy takes one at most

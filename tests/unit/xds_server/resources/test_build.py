@@ -206,6 +206,19 @@ def test_the_brake_is_one_category() -> None:
         assert [drop.drop_percentage.numerator for drop in drops] == expected
 
 
+def test_the_brake_changes_every_host() -> None:
+    """Envoy's workers take another drop share over only together with changed hosts."""
+    seen = set()
+    for share in (0, 5, 12.5):
+        data = assignment(
+            fleet(pool(drop_overload=share)).pools[0], ClusterRef("llm", "stable", "http")
+        )
+        hosts = endpoint_pb2.ClusterLoadAssignment.FromString(data).endpoints[0].lb_endpoints
+        assert len({host.metadata.SerializeToString() for host in hosts}) == 1
+        seen.add(hosts[0].metadata.SerializeToString())
+    assert len(seen) == 3
+
+
 def test_connections_to_one_replica_can_be_limited() -> None:
     """Envoy has this limit per host, and no other."""
     of = fleet(pool(circuit_breaker={"max_connections_per_endpoint": 7}))

@@ -1,0 +1,110 @@
+"""Replicas that answer what a test wants, over HTTP or HTTPS, in the test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from tidegate.stack.local import LocalStack
+from tidegate.stack.triton import TritonReplica
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator
+
+
+_NOWHERE = "127.0.0.1:1"
+
+
+@dataclass
+class Replica:
+    """One replica: what it was asked, and how it answers."""
+
+    name: str
+    variant: str = "stable"
+    address: str = ""
+    """``ip:port``."""
+    asked: list[dict[str, str]] = field(default_factory=list)
+    """The headers of each inference."""
+    at_once: int = 0
+    most_at_once: int = 0
+    hold_s: float = 0.0
+    """How long an inference takes."""
+    gaps_s: tuple[float, ...] = ()
+    """If given, an answer is streamed with these pauses between its parts."""
+
+    @asynccontextmanager
+    async def serve(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[Replica]:
+        """Answer on a free port."""
+        app = web.Application()
+        app.add_routes([web.get("/{path:.*}", self._ready), web.post("/{path:.*}", self._infer)])
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+            host, port = runner.addresses[0][:2]
+            self.address = f"{host}:{port}"
+            yield self
+        finally:
+            await runner.cleanup()
+
+    def endpoint(self, **more: Any) -> dict[str, Any]:
+        """Return it as an endpoint of a fleet file."""
+        return {"id": self.name, "http": self.address, "variant": self.variant, **more}
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if "/ready" in request.path else 400)
+
+    async def _infer(self, request: web.Request) -> web.StreamResponse:
+        await request.read()
+        self.asked.append(dict(request.headers))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await asyncio.sleep(self.hold_s)
+            if not self.gaps_s:
+                return web.json_response({"text_output": self.name})
+            answer = web.StreamResponse()
+            await answer.prepare(request)
+            await answer.write(b"first ")
+            for gap in self.gaps_s:
+                await asyncio.sleep(gap)
+                await answer.write(b"more ")
+            await answer.write_eof(b"last")
+            return answer
+        finally:
+            self.at_once -= 1
+
+
+@asynccontextmanager
+async def stack_over(*replicas: Replica, **options: Any) -> AsyncIterator[LocalStack]:
+    """Start a stack with one pool, ``llm``, over replicas that serve only HTTP."""
+    async with AsyncExitStack() as exit_:
+        for replica in replicas:
+            if not replica.address:
+                await exit_.enter_async_context(replica.serve())
+
+        def over(fleet: dict[str, Any]) -> None:
+            (pool,) = fleet["pools"]
+            pool["endpoints"] = [replica.endpoint() for replica in replicas]
+            pool["slow_start"] = {"window": 0}
+            pool["health"] = {"interval": "300ms", "timeout": "2s", "unhealthy_after": 1}
+
+        known = [
+            TritonReplica(
+                name=one.name,
+                http=one.address,
+                grpc=_NOWHERE,
+                metrics=_NOWHERE,
+                variant=one.variant,
+                models={"toy-llm": ("1",)},
+            )
+            for one in replicas
+        ]
+        yield await exit_.enter_async_context(
+            LocalStack(replicas=known, models=("toy-llm",), fleet=over, **options)
+        )

@@ -190,3 +190,98 @@ def test_tritonclient_tokens():
         body, _ = module.InferenceServerClient.generate_request_body([tokens])
         prompts.append(read(INFER, {}, body).prompt)
     assert prompts == [struct.pack("<3i", 5, 6, 7)] * 3
+
+
+# BF16 wants a package of its own (ml_dtypes) in tritonclient; on the wire it is as wide as FP16.
+DATATYPES = {
+    "BOOL": np.bool_,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+}
+SEQUENCE = {"sequence_id": 7, "sequence_start": True, "sequence_end": False, "priority": 2}
+
+
+def said(features: Features) -> None:
+    assert (features.sequence_id, features.sequence_start, features.priority) == (7, True, 2)
+    assert (features.prompt, features.prompt_is_partial) == (PROMPT, False)
+
+
+def with_prompt(module, datatype: str, **options):
+    """Return a tensor of a datatype, and behind it the prompt, as ``module`` writes them."""
+    tensor = module.InferInput("data", [3], datatype)
+    tensor.set_data_from_numpy(np.ones(3, dtype=DATATYPES[datatype]), **options)
+    prompt = module.InferInput("text_input", [1], "BYTES")
+    prompt.set_data_from_numpy(np.array([PROMPT], dtype=np.object_))
+    return [tensor, prompt]
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_every_datatype_over_grpc(datatype):
+    """A tensor of any datatype beside the prompt disturbs nothing."""
+    message = _get_inference_request(
+        model_name="echo",
+        inputs=with_prompt(grpcclient, datatype),
+        model_version="",
+        request_id="",
+        outputs=None,
+        timeout=None,
+        parameters=None,
+        **SEQUENCE,
+    )
+    said(read(GRPC, {}, frame(message)))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "binary"),
+    [(name, binary) for name in DATATYPES for binary in (True, False) if binary or name != "FP16"],
+)
+def test_every_datatype_over_http(datatype, binary):
+    """The same over HTTP, binary and as JSON."""
+    tensors = with_prompt(httpclient, datatype, binary_data=binary)
+    body, size = httpclient.InferenceServerClient.generate_request_body(tensors, **SEQUENCE)
+    said(read(INFER, {LENGTH_HEADER: str(size)}, body))
+
+
+@pytest.mark.parametrize("datatype", ["INT32", "INT64", "UINT32", "UINT64"])
+def test_token_ids_of_every_integer(datatype):
+    """Token ids are read in every datatype that holds them, the same over gRPC and HTTP."""
+    prompts = set()
+    for module in (grpcclient, httpclient):
+        tokens = module.InferInput("input_ids", [1, 3], datatype)
+        tokens.set_data_from_numpy(np.array([[5, 6, 7]], dtype=DATATYPES[datatype]))
+        if module is grpcclient:
+            message = _get_inference_request(
+                "echo", [tokens], "", "", None, 0, False, False, 0, None, None
+            )
+            prompts.add(read(GRPC, {}, frame(message)).prompt)
+        else:
+            body, size = module.InferenceServerClient.generate_request_body([tokens])
+            prompts.add(read(INFER, {LENGTH_HEADER: str(size)}, body).prompt)
+    assert prompts == {np.array([5, 6, 7], dtype=DATATYPES[datatype]).tobytes()}
+
+
+def test_shared_memory_over_grpc_and_http():
+    """A prompt in shared memory is unknown, and a tensor behind it keeps its data."""
+    for module in (grpcclient, httpclient):
+        far = module.InferInput("text_input", [1], "BYTES")
+        far.set_shared_memory("region", 64)
+        limit = module.InferInput("max_tokens", [1], "INT32")
+        limit.set_data_from_numpy(np.array([9], dtype=np.int32))
+        if module is grpcclient:
+            message = _get_inference_request(
+                "echo", [far, limit], "", "", None, 0, False, False, 0, None, None
+            )
+            features = read(GRPC, {}, frame(message))
+        else:
+            body, size = module.InferenceServerClient.generate_request_body([far, limit])
+            features = read(INFER, {LENGTH_HEADER: str(size)}, body)
+        assert (features.prompt, features.max_tokens) == (None, 9)

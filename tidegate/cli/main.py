@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
-from tidegate.cli import changing, comparing, files, reading, running, tuning
+from tidegate.cli import changing, comparing, files, reading, running, simulating, tuning
 from tidegate.cli.errors import CliError
 
 if TYPE_CHECKING:
@@ -70,6 +70,12 @@ VERBS: Final = (
     _Verb("history", _READ, reading.history, "tidegate history -n 5"),
     _Verb("diff", _READ, comparing.diff, "tidegate diff 7 9"),
     _Verb("validate", _READ, files.validate, "tidegate validate fleet.yaml"),
+    _Verb(
+        "simulate",
+        _READ,
+        simulating.simulate,
+        "tidegate simulate --trace sessions --policies round-robin,prefix-affinity --seeds 3",
+    ),
     _Verb(
         "apply", _CHANGE, changing.apply, "tidegate apply -f fleet.yaml --reason 'more replicas'"
     ),

@@ -1,0 +1,1 @@
+"""Who chooses: the production router, published rules of others, and an oracle."""

@@ -1,0 +1,49 @@
+"""The choosers by name: every policy of the picker, then those that exist only here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.routing.policies import POLICIES
+from tidegate.simulate.choosers.cache_aware import CacheAware
+from tidegate.simulate.choosers.chwbl import BoundedHash
+from tidegate.simulate.choosers.dynamo import Dynamo
+from tidegate.simulate.choosers.llm_d import AffinityFilter
+from tidegate.simulate.choosers.oracle import Oracle, Probe
+from tidegate.simulate.choosers.production import Production
+from tidegate.simulate.choosers.smg import LeastLoad
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate.simulate.choosers.base import Chooser, World
+
+OTHERS: Final[dict[str, Callable[[World], Chooser]]] = {
+    "cache-aware": CacheAware,
+    "smg-least-load": LeastLoad,
+    "dynamo": Dynamo,
+    "llm-d": AffinityFilter,
+    "kubeai-chwbl": BoundedHash,
+    "chwbl-depth2": lambda world: BoundedHash(world, depth=2),
+    "probe": Probe,
+    "oracle": Oracle,
+}
+"""Published rules of other routers, and what bounds or guides ours."""
+
+
+def names() -> list[str]:
+    """Return the names of all choosers."""
+    return [*POLICIES, *OTHERS]
+
+
+def make_chooser(name: str, world: World) -> Chooser:
+    """Make a chooser.
+
+    Raises:
+        ValueError: Nothing has that name; the message lists the names.
+    """
+    if name in POLICIES:
+        return Production(name, world)
+    if name in OTHERS:
+        return OTHERS[name](world)
+    raise ValueError(f"unknown policy {name!r}; use one of: {', '.join(names())}")

@@ -1,0 +1,78 @@
+"""What is simulated: the fleet, its troubles and what the router learns when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidegate.simulate.engine import Engine
+
+MAX_REPLICAS = 10_000
+
+
+class ScenarioError(ValueError):
+    """A scenario that makes no sense; the text names the setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One fleet.
+
+    Raises:
+        ScenarioError: A setting is out of range or contradicts another.
+    """
+
+    replicas: int = 8
+    engine: Engine = field(default_factory=Engine)
+    slow_replicas: int = 0
+    """The last so many run at ``slow_speed``."""
+    slow_speed: float = 0.5
+    capacities_known: bool = True
+    """The pool states each replica's speed as its capacity; else the router must find out."""
+    join_at_s: float | None = None
+    """When the first replica joins, with an empty cache; ``None`` = it is there from the start."""
+    fail_at_s: float | None = None
+    """When the second replica dies; ``None`` = never."""
+    down_s: float = 60.0
+    """How long it is gone; it returns with an empty cache."""
+    telemetry_s: float = 1.0
+    """Seconds between two readings of a replica; 0 = none at all."""
+    telemetry_delay_s: float = 0.1
+    """Age of a reading when the router gets it."""
+    slow_start_s: float = 0.0
+    """Ramp window of the pool."""
+    index_blocks: int | None = None
+    """The pool's ``index_blocks``; ``None`` = as many as a replica's cache has."""
+    warmup: float = 0.1
+    """Share of the jobs at the start that are not measured, as caches are cold."""
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot say."""
+        checks = (
+            (1 <= self.replicas <= MAX_REPLICAS, f"replicas must lie in 1..{MAX_REPLICAS}"),
+            (0 <= self.slow_replicas <= self.replicas, "more slow replicas than replicas"),
+            (0 < self.slow_speed <= 1, "the slow speed must lie above 0 and be at most 1"),
+            (self.join_at_s is None or self.join_at_s > 0, "the time of joining must be above 0"),
+            (self.fail_at_s is None or self.fail_at_s > 0, "the time of failure must be above 0"),
+            (self.join_at_s is None or self.replicas > 1, "a fleet of one cannot start empty"),
+            (self.fail_at_s is None or self.replicas > 1, "a fleet of one cannot lose a replica"),
+            (self.down_s > 0, "the time down must be above 0"),
+            (self.telemetry_s >= 0 and self.telemetry_delay_s >= 0, "telemetry times are negative"),
+            (0 <= self.warmup < 1, "the warm-up must lie in 0..1"),
+        )
+        for holds, text in checks:
+            if not holds:
+                raise ScenarioError(text)
+
+    @property
+    def joiner(self) -> int | None:
+        """Return which replica joins late."""
+        return None if self.join_at_s is None else 0
+
+    @property
+    def victim(self) -> int | None:
+        """Return which replica fails."""
+        return None if self.fail_at_s is None else 1
+
+    def speed(self, replica: int) -> float:
+        """Return the speed of a replica."""
+        return self.slow_speed if replica >= self.replicas - self.slow_replicas else 1.0

@@ -50,6 +50,8 @@ def apply(
     change = Change(server, reason, author, dry_run, wait, timeout)
     request = ApplyRequest(fleet=text, source=source, options=change.to_proto())
     perform(change, output, lambda stub, bound: stub.Apply(request, timeout=bound))
+    if dry_run:
+        _asked_of_envoy(text, source)
 
 
 def weight(
@@ -189,6 +191,25 @@ def failure(result: ChangeResult, change: Change) -> CliError | None:
             "`tidegate status`"
         )
     return None
+
+
+def _asked_of_envoy(text: str, source: str) -> None:
+    """Let an Envoy of this machine, if there is one, check a fleet that the server took.
+
+    Raises:
+        CliError: Envoy refuses it.
+    """
+    from tidegate.cli import envoy_check
+    from xds_server.fleet.load import FleetError, load_text
+
+    binary = envoy_check.find_envoy()
+    if binary is None:
+        return
+    try:
+        fleet = load_text(text, source)
+    except FleetError as error:  # this command line and the server are of different versions
+        raise CliError(str(error)) from error
+    envoy_check.hold(fleet, source, binary)
 
 
 def _set_draining(endpoint: str, *, draining: bool, change: Change, output: Output) -> None:

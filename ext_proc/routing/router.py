@@ -13,11 +13,12 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from ext_proc.routing.candidates import SMALL, shortlist
 from ext_proc.routing.draw import Rng, draw_variant
-from ext_proc.routing.explain import describe
-from ext_proc.routing.filters import eligible
+from ext_proc.routing.explain import Recent, describe
+from ext_proc.routing.filters import below_limit, eligible
 from ext_proc.routing.leases import Lease, LeaseKey, Leases
 from ext_proc.routing.ledger import (
     MAX_TICKETS,
@@ -28,6 +29,7 @@ from ext_proc.routing.ledger import (
     Settled,
 )
 from ext_proc.routing.offers import cheapest, make_offer, scores, silent_last, work_of
+from ext_proc.routing.pace import FleetPace
 from ext_proc.routing.policies import Offer, Policy, make_policy
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
 from ext_proc.routing.prefix_index import IndexEvent, Inserted, PrefixIndex, Purged
@@ -37,7 +39,6 @@ from ext_proc.routing.types import (
     Decision,
     EndpointKey,
     Features,
-    Form,
     Outcome,
     Pool,
     Protocol,
@@ -47,11 +48,23 @@ from ext_proc.routing.types import (
     Request,
     Ticket,
 )
+from protos.names import POLICY_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Router"]
+
+
+class Choice(NamedTuple):
+    """Seats with their prices, before anything has changed."""
+
+    policy: Policy
+    offer: Offer
+    prices: Sequence[float]
+    lease_key: LeaseKey | None
+    leased: bool
+    """A live lease left no choice."""
 
 
 class Router:
@@ -78,8 +91,14 @@ class Router:
         self.index = PrefixIndex()
         self.leases = Leases()
         self._rosters: dict[str, Roster] = {}
-        self._policies: dict[str, Policy] = {}
+        self._policies: dict[str, dict[str, Policy]] = {}
+        self._paces: dict[str, FleetPace] = {}
         self._replicas: dict[EndpointKey, Replica] = {}
+        self._by_id: dict[str, list[Replica]] = {}
+        self._silent = 0
+        """Replicas that stopped telling their numbers."""
+        self.recent = Recent()
+        """Some of the latest decisions."""
         self._directory = Directory(())
         self._least = LeastInFlight()
         self._last_ticket = 0
@@ -99,14 +118,14 @@ class Router:
         Raises:
             ValueError: A pool names an unknown policy; then nothing has changed.
         """
-        policies: dict[str, Policy] = {}
-        for name, pool in pools.items():
-            known = self.pools.get(name)
-            policies[name] = (
-                self._policies[name]
-                if known is not None and known.policy == pool.policy
-                else make_policy(pool.policy, self._rng, pool=name)
-            )
+        policies = {
+            name: {
+                each: self._policies.get(name, {}).get(each)
+                or make_policy(each, self._rng, pool=name)
+                for each in {pool.policy, *pool.allow_override}
+            }
+            for name, pool in pools.items()
+        }
         limits: dict[EndpointKey, tuple[int, float]] = {}
         for pool in pools.values():
             for endpoint in pool.endpoints:
@@ -120,8 +139,15 @@ class Router:
                 self._replicas[key] = Replica(key, self.ledger.load(key))
         self.pools = dict(pools)
         self._policies = policies
-        self._rosters = {name: Roster(pool, self._replicas) for name, pool in pools.items()}
-        self._directory = Directory(pools.values())
+        self._paces = {name: self._paces.get(name) or FleetPace() for name in pools}
+        self._rosters = {
+            name: Roster(pool, self._replicas, self._paces[name]) for name, pool in pools.items()
+        }
+        self._directory = Directory(tuple(pools.values()))
+        self._by_id = {}
+        for replica in self._replicas.values():
+            self._by_id.setdefault(replica.key.id, []).append(replica)
+        self._silent = sum(replica.silent for replica in self._replicas.values())
         self.index.expire(now)
 
     def _remove(self, key: EndpointKey) -> None:
@@ -139,35 +165,7 @@ class Router:
         is the default for the path or for gRPC. Of a call about a model that no pool serves, the
         default's replicas say so themselves, as Triton does.
         """
-        if features.pool is not None:
-            if features.pool in self.pools:
-                return features.pool
-            return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {features.pool!r}")
-        directory, path = self._directory, path.partition("?")[0]
-        own_path = protocol == "http" and path in directory.paths
-        if features.model is not None:
-            found = (
-                directory.by_path_and_model.get((path, features.model))
-                if own_path
-                else directory.by_model.get(features.model)
-            )
-            if found is not None:
-                return found
-        if features.model is not None and features.form is not Form.MODEL_CALL:
-            on = f" on {path}" if own_path else ""
-            return Refusal(
-                RefusalKind.UNKNOWN_MODEL, f"no pool serves the model {features.model!r}{on}"
-            )
-        default = directory.path_defaults.get(path) if own_path else None
-        if protocol == "grpc":
-            default = directory.grpc_default
-        if default is not None:
-            return default
-        return Refusal(
-            RefusalKind.UNKNOWN_MODEL,
-            "the request names no model, and no pool is the default for its form;"
-            " send the header tidegate-pool or tidegate-model",
-        )
+        return self._directory.find(features, path, protocol)
 
     # --- Deciding -------------------------------------------------------------------------------
 
@@ -186,58 +184,103 @@ class Router:
         if roster is None:
             return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {request.pool!r}")
         self.index.expire(now)
+        choice = self._choose(roster, request, self._rng, now, unix_now)
+        if isinstance(choice, Refusal):
+            return choice
+        offer, pool = choice.offer, roster.pool
+        if not request.features.is_inference:
+            return self._unpriced(choice, pool)
+        lease_key = choice.lease_key
+        wanted = 1 if lease_key is not None else 1 + pool.fallbacks
+        order = cheapest(choice.prices, wanted, self._rng)
+        picked = order[0]
+        reason = choice.policy.picked(offer, picked)
+        if choice.leased:
+            reason = "sequence"
+        seats = offer.seats
+        seat, matched = seats[picked], offer.matched[picked]
+        if request.blocks:
+            self._change_index(Inserted(seat.key, request.blocks, now))
+        if lease_key is not None:
+            if request.features.sequence_end:
+                self.leases.release(lease_key)
+            else:
+                lease = Lease(seat.key, offer.variant, now + pool.sequence_idle_s)
+                self.leases.keep(lease_key, lease, now)
+        decision = Decision(
+            self._charge(offer, picked, pool.name),
+            tuple([seats[index].address for index in order]),
+            pool.name,
+            offer.variant,
+            reason,
+            lease_key is None,
+            matched,
+            scores(offer, choice.prices),
+        )
+        self.recent.note(request, decision, now)
+        return decision
+
+    def _choose(
+        self, roster: Roster, request: Request, rng: Rng, now: float, unix_now: float
+    ) -> Choice | Refusal:
+        """Filter and price, changing nothing but ``rng`` and leases that have run out."""
         pool, features = roster.pool, request.features
-        sequence = features.sequence if features.is_inference else None
+        inference = features.is_inference
+        policy = self._least if not inference else self._policy(pool, request)
+        if isinstance(policy, Refusal):
+            return policy
+        sequence = features.sequence if inference else None
         lease_key = None if sequence is None else LeaseKey(pool.name, sequence)
-        seats: Sequence[Seat]
         leased = None if lease_key is None else self._leased(roster, request, lease_key, now)
+        seats: Sequence[Seat]
         if leased is not None:
             variant, seats = leased
         else:
             drawn = draw_variant(
-                pool,
-                features,
-                request.headers,
-                leased=None,
-                drawn=request.variant,
-                rng=self._rng,
+                pool, features, request.headers, leased=None, drawn=request.variant, rng=rng
             )
             if isinstance(drawn, Refusal):
                 return drawn
             variant, seats = drawn, roster.open_seats(drawn, request.protocol)
-        limit = pool.per_endpoint_in_flight if features.is_inference else 0
-        allowed = eligible(
-            seats, subset=request.subset, limit=limit, where=f"{pool.name}/{variant}"
-        )
-        if isinstance(allowed, Refusal):
-            return allowed
-        offer = make_offer(roster, self.index, request, variant, allowed, now, unix_now)
-        if not features.is_inference:
-            return self._unpriced(offer, pool)
-        policy = self._policies[pool.name]
-        prices = silent_last(offer, with_turns(offer, policy.prices(offer), self._rng))
-        wanted = 1 if lease_key is not None else 1 + pool.fallbacks
-        order = cheapest(prices, wanted, self._rng)
-        picked = order[0]
-        reason = policy.picked(offer, picked) if leased is None else "sequence"
-        seat, matched = allowed[picked], offer.matched[picked]
-        if request.blocks:
-            self._change_index(Inserted(seat.key, request.blocks, now))
-        if lease_key is not None:
-            if features.sequence_end:
-                self.leases.release(lease_key)
-            else:
-                lease = Lease(seat.key, variant, now + pool.sequence_idle_s)
-                self.leases.keep(lease_key, lease, now)
-        return Decision(
-            ticket=self._charge(seat, pool.name, work_of(request, pool, matched), now),
-            addresses=tuple([allowed[index].address for index in order]),
-            pool=pool.name,
-            variant=variant,
-            reason=reason,
-            retriable=lease_key is None,
-            matched_blocks=matched,
-            scores=scores(offer, prices),
+        limit = pool.per_endpoint_in_flight if inference else 0
+        index, blocks = self.index, request.blocks
+        steps = index.match(blocks) if blocks else []
+        free: Sequence[Seat] = ()
+        matched: Sequence[int] = ()
+        if len(seats) > SMALL and not policy.everyone and request.subset is None:
+            by_key = roster.open_by_key(variant, request.protocol)
+            few, held = shortlist(seats, by_key, index, steps, rng)
+            free = below_limit(few, limit)
+            matched = held if free is few else [held[few.index(seat)] for seat in free]
+        if not free:
+            where = f"{pool.name}/{variant}"
+            allowed = eligible(seats, subset=request.subset, limit=limit, where=where)
+            if isinstance(allowed, Refusal):
+                return allowed
+            free = allowed
+            matched = index.depths(steps, free) if steps else [0] * len(free)
+        shared = index.shared_depth(blocks, max(matched), len(seats)) if steps else 0
+        offer = make_offer(roster, request, variant, free, matched, shared, rng, now, unix_now)
+        prices = policy.prices(offer)
+        if inference and offer.ramp is not None:
+            prices = with_turns(offer, prices, rng)
+        if self._silent:
+            prices = silent_last(offer, prices)
+        return Choice(policy, offer, prices, lease_key, leased is not None)
+
+    def _policy(self, pool: Pool, request: Request) -> Policy | Refusal:
+        """Return the pool's policy, or the one that the request asks for and the pool allows."""
+        policies = self._policies[pool.name]
+        asked = request.headers.get(POLICY_HEADER)
+        if asked is None:
+            return policies[pool.policy]
+        if asked == pool.policy or asked in pool.allow_override:
+            return policies[asked]
+        allowed = ", ".join(sorted(pool.allow_override)) or "none"
+        return Refusal(
+            RefusalKind.BAD_REQUEST,
+            f"{POLICY_HEADER}: pool {pool.name!r} does not let a request choose the policy"
+            f" {asked[:64]!r}; it allows: {allowed}",
         )
 
     def _leased(
@@ -257,23 +300,33 @@ class Router:
             return None
         return seat.variant, (seat,)
 
-    def _unpriced(self, offer: Offer, pool: Pool) -> Decision:
+    def _unpriced(self, choice: Choice, pool: Pool) -> Decision:
         """Send what is not inference to the least loaded; it leaves no trace in the state."""
-        prices = silent_last(offer, self._least.prices(offer))
-        order = cheapest(prices, 1 + pool.fallbacks, self._rng)
+        offer = choice.offer
+        order = cheapest(choice.prices, 1 + pool.fallbacks, self._rng)
         return Decision(
             ticket=None,
             addresses=tuple([offer.seats[index].address for index in order]),
             pool=pool.name,
             variant=offer.variant,
             reason="other",
-            scores=scores(offer, prices),
+            scores=scores(offer, choice.prices),
         )
 
-    def _charge(self, seat: Seat, pool: str, work: float, now: float) -> Ticket | None:
+    def _charge(self, offer: Offer, index: int, pool: str) -> Ticket | None:
         self._last_ticket += 1
-        ticket = Ticket(self._last_ticket, seat.key, pool, work, now)
-        return ticket if self._change_ledger(Charged(ticket)) else None
+        seat, now, work = offer.seats[index], offer.now, work_of(offer, index)
+        per_token = offer.pace.seconds_per_token * seat.pace.slowness
+        replica, prompted = seat.replica, offer.tokens is not None
+        drain = replica.drain_s(now, per_token)
+        ticket = Ticket(
+            self._last_ticket, seat.key, pool, work, now, prompted, drain, seat.load.in_flight
+        )
+        if not self._change_ledger(Charged(ticket)):
+            return None
+        if prompted:
+            replica.busy_until = now + drain + work * per_token
+        return ticket
 
     # --- What happens afterwards ----------------------------------------------------------------
 
@@ -312,13 +365,20 @@ class Router:
             False where it was settled before, by this or by its endpoint's removal.
         """
         self.index.expire(now)
-        return self._change_ledger(Settled(ticket.id, outcome))
+        if not self._change_ledger(Settled(ticket.id, outcome)):
+            return False
+        if outcome is Outcome.DONE and ticket.drain_s is not None:
+            pace = self._replicas[ticket.endpoint].paces.get(ticket.pool)
+            if pace is not None:
+                tokens = ticket.work if ticket.prompted else None
+                pace.learn(tokens, ticket.drain_s, ticket.ahead, now - ticket.at, now)
+        return True
 
     def observe(self, endpoint_id: str, readings: Sequence[Reading]) -> None:
         """Take what an endpoint says about itself; an unknown endpoint is ignored."""
-        for replica in self._replicas.values():
-            if replica.key.id == endpoint_id:
-                replica.observe(readings)
+        for replica in self._by_id.get(endpoint_id, ()):
+            self._silent -= replica.silent
+            replica.observe(readings)
 
     def silent(self, endpoint_id: str) -> None:
         """Note that an endpoint that told its numbers does not answer any more.
@@ -326,9 +386,9 @@ class Router:
         It is chosen last, not never: its metrics port may be all that fails. The next reading
         ends this. An endpoint that was never heard of is not judged.
         """
-        for replica in self._replicas.values():
-            if replica.key.id == endpoint_id:
-                replica.silent = replica.heard
+        for replica in self._by_id.get(endpoint_id, ()):
+            self._silent += replica.heard - replica.silent
+            replica.silent = replica.heard
 
     def restarted(self, endpoint_id: str, unix_now: float) -> None:
         """Note that an endpoint's process is a new one.
@@ -336,12 +396,12 @@ class Router:
         Its cache and its sequences are gone and its ramp starts again. Requests in flight settle
         by themselves, as Envoy ends their streams.
         """
-        for key, replica in self._replicas.items():
-            if key.id == endpoint_id:
-                replica.restarted_unix_s = unix_now
-                replica.observe(())
-                self._change_index(Purged(key))
-                self.leases.drop_endpoint(key)
+        self.observe(endpoint_id, ())
+        for replica in self._by_id.get(endpoint_id, ()):
+            replica.restarted_unix_s = unix_now
+            replica.busy_until = float("-inf")
+            self._change_index(Purged(replica.key))
+            self.leases.drop_endpoint(replica.key)
 
     def _change_ledger(self, event: LedgerEvent) -> bool:
         changed = self.ledger.apply(event)
@@ -370,6 +430,7 @@ class Router:
                 name: describe(roster.pool, self._replicas, self.index, now)
                 for name, roster in self._rosters.items()
             },
+            "recent": self.recent.describe(now),
             "counters": {
                 "open_tickets": len(self.ledger),
                 "settled": {str(each): count for each, count in self.ledger.outcomes.items()},

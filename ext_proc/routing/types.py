@@ -76,7 +76,9 @@ class Pool:
     default_for_paths: frozenset[str] = frozenset()
     variants: tuple[Variant, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
-    policy: str = "prefix-affinity"
+    policy: str = "auto"
+    allow_override: frozenset[str] = frozenset()
+    """Policies that one request may ask for instead of ``policy``."""
     body: BodyMode = "peek"
     fallbacks: int = 2
     session_header: str = "x-session-id"
@@ -208,8 +210,7 @@ class Outcome(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """The charge of one pick; it is settled exactly once."""
 
     id: int
@@ -218,10 +219,16 @@ class Ticket:
     work: float
     """Estimated input tokens not cached, at least 1."""
     at: float
+    prompted: bool = False
+    """The request has a prompt, so ``work`` says how large it is."""
+    drain_s: float | None = None
+    """What stood before it by the replica's virtual clock; ``None`` = its duration teaches
+    nothing."""
+    ahead: int = 0
+    """Our requests in flight on the replica when it came."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """An ordered choice with its reason."""
 
     ticket: Ticket | None
@@ -235,7 +242,7 @@ class Decision:
     retriable: bool = True
     """False for sequences: their state lives in one replica."""
     matched_blocks: int = 0
-    scores: tuple[tuple[str, float], ...] = field(default=())
+    scores: tuple[tuple[str, float], ...] = ()
     """Endpoint id and price of each candidate, lower is better; for explanations."""
 
 

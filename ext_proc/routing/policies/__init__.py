@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.policies.auto import Auto
 from ext_proc.routing.policies.base import Offer, Policy
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
 from ext_proc.routing.policies.prefix_affinity import PrefixAffinity
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["POLICIES", "Offer", "Policy", "make_policy"]
 
 POLICIES: Final[dict[str, Callable[[Rng], Policy]]] = {
+    "auto": lambda _rng: Auto(),
     "prefix-affinity": lambda _rng: PrefixAffinity(),
     "least-in-flight": lambda _rng: LeastInFlight(),
     "round-robin": RoundRobin,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from ext_proc.routing.draw import Rng
+    from ext_proc.routing.pace import FleetPace
     from ext_proc.routing.roster import Seat
+    from ext_proc.routing.types import Request
 
 
 class Offer(NamedTuple):
     """One request and its eligible seats; the lists run side by side."""
 
+    request: Request
     seats: Sequence[Seat]
     """At least one."""
     variant: str
@@ -31,6 +35,16 @@ class Offer(NamedTuple):
     shared: int
     """How many of these are common property (``PrefixIndex.shared_depth``)."""
     load_factor: float
+    tokens: float | None
+    """Estimated tokens of the prompt; ``None`` where there is none to be seen."""
+    block_tokens: float
+    """Estimated tokens of one block."""
+    pace: FleetPace
+    """What the pool's usual replica needs."""
+    now: float
+    """Monotonic seconds."""
+    rng: Rng
+    """Chance."""
     ramp: Sequence[float] | None = None
     """Ramp factor of each seat, 1 = warm; ``None`` where all are. The router gives ramping seats
     their turns (``turns``): policies price them like the others."""
@@ -39,16 +53,32 @@ class Offer(NamedTuple):
 class Policy(Protocol):
     """Chooses among seats by giving each a price.
 
-    A policy is made per pool and lives as long as the pool names it.
+    A policy is made per pool and lives as long as the pool names it. What it needs to know of
+    durations is learned outside it (``pace``), for all policies alike: so a policy that is
+    swapped in knows at once what the one before has seen.
     """
+
+    everyone: ClassVar[bool] = True
+    """It must see each eligible seat. Of a large pool the others are shown the holders of the
+    prompt and a random sample (``candidates``), which makes a decision cost the same at any
+    size."""
 
     def prices(self, offer: Offer) -> Sequence[float]:
         """Return a price per seat, lower is better; equal ones are drawn by chance.
 
-        Asking changes nothing: a simulator or an explanation may ask as often as it likes.
+        Asking changes nothing but ``offer.rng``: a simulator or an explanation may ask as often
+        as it likes.
         """
         ...
 
     def picked(self, offer: Offer, index: int) -> str:
         """Take note that the seat at ``index`` got the request; return the reason's label."""
         ...
+
+    def parts(self, offer: Offer, index: int) -> Mapping[str, float]:
+        """Return what the price of one seat consists of, by name, for explanations.
+
+        Without parts a price speaks for itself.
+        """
+        del offer, index
+        return {}

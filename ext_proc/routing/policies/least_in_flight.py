@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ext_proc.routing.policies.base import Policy
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ext_proc.routing.policies.base import Offer
 
 
-class LeastInFlight:
+class LeastInFlight(Policy):
     """Weighted least pending requests."""
 
     def prices(self, offer: Offer) -> Sequence[float]:

@@ -28,6 +28,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.policies.base import Policy
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -42,7 +44,7 @@ HALF_LOAD_TOKENS: Final = 4096.0
 MIN_BOUND: Final = 2
 
 
-class PrefixAffinity:
+class PrefixAffinity(Policy):
     """Longest useful match within bounded loads."""
 
     def prices(self, offer: Offer) -> Sequence[float]:

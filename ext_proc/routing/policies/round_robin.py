@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ext_proc.routing.policies.base import Policy
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.policies.base import Offer
 
 
-class RoundRobin:
+class RoundRobin(Policy):
     """A cursor per variant; bounded by the pool's variants."""
 
     def __init__(self, rng: Rng) -> None:

@@ -110,7 +110,7 @@ def test_defaults():
     """What the wire leaves out takes the router's default; a warm endpoint has no join time."""
     made = pool_of(message())
     default = Pool(name="llm")
-    assert (made.policy, made.body, made.block_chars) == ("prefix-affinity", "peek", 256)
+    assert (made.policy, made.body, made.block_chars) == ("auto", "peek", 256)
     assert (made.index_ttl_s, made.load_factor) == (default.index_ttl_s, default.load_factor)
     assert made.slow_start.window_s == 0
     assert made.endpoints[0].joined_unix_s is None

@@ -8,6 +8,7 @@ import pytest
 
 from ext_proc.routing.filters import eligible
 from ext_proc.routing.ledger import Load
+from ext_proc.routing.pace import FleetPace, Pace
 from ext_proc.routing.roster import Replica, Seat
 from ext_proc.routing.types import Endpoint, EndpointKey, Refusal, RefusalKind
 
@@ -19,7 +20,13 @@ def seat(address: str, in_flight: int = 0) -> Seat:
     load = Load()
     load.in_flight = in_flight
     key = EndpointKey(address, 1)
-    return Seat(Endpoint(key, "stable", address, None), address, Replica(key, load), 0)
+    return Seat(
+        Endpoint(key, "stable", address, None),
+        address,
+        Replica(key, load),
+        0,
+        Pace(FleetPace(), 1.0),
+    )
 
 
 SEATS = [seat(f"10.0.0.{host}:{port}") for host in (1, 2) for port in (8080, 9090)]

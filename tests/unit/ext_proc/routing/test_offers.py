@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ext_proc.routing.offers import cheapest, work_of
+from ext_proc.routing.offers import cheapest
+from ext_proc.routing.types import Decision
 
 if TYPE_CHECKING:
     from .conftest import Build
@@ -44,4 +45,10 @@ def test_work_is_the_uncached_part(
 ) -> None:
     """Four characters are a token, what is cached is free, and nothing is less than 1."""
     request = build.request(tuple(range(blocks)), prompt=prompt)
-    assert work_of(request, build.pool(), matched) == tokens
+    router = build.router(build.pool(1))
+    if matched:
+        router.decide(build.request(tuple(range(matched))), 0.0, 0.0)
+    decision = router.decide(request, 0.0, 0.0)
+    assert isinstance(decision, Decision)
+    assert decision.ticket is not None
+    assert decision.ticket.work == tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ext_proc.routing.ledger import Load
+from ext_proc.routing.pace import FleetPace
 from ext_proc.routing.roster import MAX_READINGS, Replica, Roster
 from ext_proc.routing.types import EndpointKey, Reading, Variant
 
@@ -56,7 +57,9 @@ def test_seats_belong_to_variant_and_protocol(build: Build) -> None:
             build.endpoint(3, variant="canary"),
         ),
     )
-    roster = Roster(pool, {each.key: Replica(each.key, Load()) for each in pool.endpoints})
+    roster = Roster(
+        pool, {each.key: Replica(each.key, Load()) for each in pool.endpoints}, FleetPace()
+    )
     assert [seat.key.id for seat in roster.open_seats("stable", "http")] == ["r0"]
     assert [seat.key.id for seat in roster.open_seats("stable", "grpc")] == ["r0", "r1"]
     assert [seat.key.id for seat in roster.open_seats("canary", "http")] == ["r3"]

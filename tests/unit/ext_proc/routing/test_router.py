@@ -43,6 +43,9 @@ def refuse(router: Router, request: Request, now: float = 0.0) -> Refusal:
     return refusal
 
 
+PROMPT = tuple(range(1, 41))
+
+
 def end(router: Router, decision: Decision) -> None:
     assert decision.ticket is not None
     assert router.settle(decision.ticket, Outcome.DONE, 0.0)
@@ -412,13 +415,13 @@ def test_an_endpoint_gone_from_all_pools_is_forgotten(build: Build) -> None:
 def test_a_change_of_policy_keeps_ledger_and_index(build: Build) -> None:
     """What is in flight and what is cached outlive a hot reload."""
     router = build.router(build.pool(2))
-    decide(router, build.request((1, 2)))
+    decide(router, build.request(PROMPT))
     router.set_pools({"llm": build.pool(2, policy="round-robin")}, 1.0)
     assert sum(router.in_flight().values()) == 1
-    decision = decide(router, build.request((1, 2)))
+    decision = decide(router, build.request(PROMPT))
     assert decision.reason == "round-robin"
     router.set_pools({"llm": build.pool(2)}, 1.0)
-    assert decide(router, build.request((1, 2))).reason == "prefix"
+    assert decide(router, build.request(PROMPT)).reason == "prefix"
 
 
 def test_a_change_elsewhere_keeps_the_cursor(build: Build) -> None:

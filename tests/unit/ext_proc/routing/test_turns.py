@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.routing.ledger import Load
+from ext_proc.routing.pace import FleetPace, Pace
 from ext_proc.routing.policies.base import Offer
 from ext_proc.routing.roster import Replica, Seat
 from ext_proc.routing.turns import with_turns
-from ext_proc.routing.types import Endpoint, EndpointKey
+from ext_proc.routing.types import Endpoint, EndpointKey, Features, Form, Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 
 def offer(ramp: Sequence[float], **changes: Any) -> Offer:
     """Return an offer of idle seats that ramp like this."""
-    seats = []
+    seats, fleet = [], FleetPace()
     for number in range(len(ramp)):
         key, address = EndpointKey(f"r{number}", 1), f"10.0.0.{number}:1"
         endpoint = Endpoint(key, "stable", address, None)
-        seats.append(Seat(endpoint, address, Replica(key, Load()), number))
+        seats.append(Seat(endpoint, address, Replica(key, Load()), number, Pace(fleet, 1.0)))
     made = Offer(
+        request=Request("llm", "stable", "http", Features(Form.GENERATE)),
         seats=seats,
         variant="stable",
         slots=len(ramp),
@@ -37,6 +39,11 @@ def offer(ramp: Sequence[float], **changes: Any) -> Offer:
         blocks=0,
         shared=0,
         load_factor=1.5,
+        tokens=None,
+        block_tokens=64.0,
+        pace=fleet,
+        now=0.0,
+        rng=random.Random(0),
         ramp=ramp,
     )
     return made._replace(**changes)

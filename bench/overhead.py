@@ -12,28 +12,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import time
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import orjson
 from rich.console import Console
 from rich.table import Table
 
-from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
 from tidegate.stack.local import ENVOY, PICKER, LocalStack
-from tidegate.stack.ports import HeldPorts
-from tidegate.stack.processes import Supervisor
-from tidegate.stack.runfolder import RunFolder
 from tidegate.stack.triton import TritonReplica
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from tidegate.stack.upstream import instant_upstreams
 
 UPSTREAMS = 3
 POOL_MODES = {"vision": "none", "llm": "peek", "counter": "full"}
@@ -46,86 +37,13 @@ TARGETS = {
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-def upstream_bootstrap(addresses: list[str]) -> dict[str, Any]:
-    """Return an Envoy that answers 200 to everything on each address."""
-
-    def listener(address: str) -> dict[str, Any]:
-        host, _, port = address.rpartition(":")
-        prefix = "type.googleapis.com/envoy.extensions.filters"
-        return {
-            "name": address,
-            "address": {"socket_address": {"address": host, "port_value": int(port)}},
-            "filter_chains": [
-                {
-                    "filters": [
-                        {
-                            "name": "envoy.filters.network.http_connection_manager",
-                            "typed_config": {
-                                "@type": f"{prefix}.network.http_connection_manager.v3."
-                                "HttpConnectionManager",
-                                "stat_prefix": "upstream",
-                                "route_config": {
-                                    "virtual_hosts": [
-                                        {
-                                            "name": "all",
-                                            "domains": ["*"],
-                                            "routes": [
-                                                {
-                                                    "match": {"prefix": "/"},
-                                                    "direct_response": {
-                                                        "status": 200,
-                                                        "body": {"inline_string": "{}"},
-                                                    },
-                                                }
-                                            ],
-                                        }
-                                    ]
-                                },
-                                "http_filters": [
-                                    # Read the whole request first, as a replica would.
-                                    {
-                                        "name": "envoy.filters.http.buffer",
-                                        "typed_config": {
-                                            "@type": f"{prefix}.http.buffer.v3.Buffer",
-                                            "max_request_bytes": 2**26,
-                                        },
-                                    },
-                                    {
-                                        "name": "envoy.filters.http.router",
-                                        "typed_config": {
-                                            "@type": f"{prefix}.http.router.v3.Router"
-                                        },
-                                    },
-                                ],
-                            },
-                        }
-                    ]
-                }
-            ],
-        }
-
-    return {"static_resources": {"listeners": [listener(address) for address in addresses]}}
-
-
-@asynccontextmanager
-async def instant_upstreams() -> AsyncIterator[list[TritonReplica]]:
-    """Run the upstreams; they look like replicas that answer at once."""
-    with RunFolder.create() as run, HeldPorts() as ports:
-        addresses = [ports.address() for _ in range(UPSTREAMS)]
-        config = run.write("upstream.json", json.dumps(upstream_bootstrap(addresses)))
-        supervisor = Supervisor(run.logs)
-        await supervisor.start(
-            "upstreams", envoy_command(envoy_binary(), config, 1), envoy_environment()
-        )
-        try:
-            yield [
-                TritonReplica(
-                    name=f"u{number}", http=address, grpc=ports.address(), metrics=address
-                )
-                for number, address in enumerate(addresses, 1)
-            ]
-        finally:
-            await supervisor.stop()
+def replicas(addresses: list[str]) -> list[TritonReplica]:
+    """Return upstreams that look like replicas that answer at once."""
+    pairs = zip(addresses[:UPSTREAMS], addresses[UPSTREAMS:], strict=True)
+    return [
+        TritonReplica(name=f"u{number}", http=http, grpc=grpc, metrics=http)
+        for number, (http, grpc) in enumerate(pairs, 1)
+    ]
 
 
 @dataclass
@@ -220,8 +138,8 @@ async def run(args: argparse.Namespace) -> None:
         }
     }
     async with (
-        instant_upstreams() as upstreams,
-        LocalStack(replicas=upstreams, fleet=change, concurrency=1) as stack,
+        instant_upstreams(2 * UPSTREAMS) as addresses,
+        LocalStack(replicas=replicas(addresses), fleet=change, concurrency=1) as stack,
     ):
         for connections in args.connections:
             samples = {name: Sample() for name in TARGETS}

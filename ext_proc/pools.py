@@ -103,9 +103,10 @@ def _variants(message: pool_pb2.Pool, where: str) -> tuple[Variant, ...]:
 def _endpoints(message: pool_pb2.Pool, where: str, variants: set[str]) -> tuple[Endpoint, ...]:
     if len(message.endpoints) > MAX_ENDPOINTS:
         raise PoolError(f"{where}: {len(message.endpoints)} endpoints; at most {MAX_ENDPOINTS}")
-    found: dict[str, Endpoint] = {}
+    # While a replica changes sides it is in both variants: one id, one ledger entry, two seats.
+    found: dict[tuple[str, str], Endpoint] = {}
     for endpoint in message.endpoints:
-        if not endpoint.id or endpoint.id in found:
+        if not endpoint.id or (endpoint.id, endpoint.variant) in found:
             raise PoolError(f"{where}: each endpoint needs an id of its own, not {endpoint.id!r}")
         here = f"{where}: endpoint {endpoint.id!r}"
         if endpoint.variant not in variants:
@@ -115,7 +116,7 @@ def _endpoints(message: pool_pb2.Pool, where: str, variants: set[str]) -> tuple[
         if "," in endpoint.http_address or "," in endpoint.grpc_address:
             # The pick is a comma-separated list.
             raise PoolError(f"{here}: an address must not contain a comma")
-        found[endpoint.id] = Endpoint(
+        found[endpoint.id, endpoint.variant] = Endpoint(
             key=EndpointKey(endpoint.id, endpoint.incarnation),
             variant=endpoint.variant,
             http=endpoint.http_address or None,

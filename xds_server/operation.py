@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S = 30.0
 MAX_TIMEOUT_S = 3600.0
+MAX_REASON_SHOWN = 240
 
 
 class Busy(RuntimeError):  # noqa: N818 - reads as the sentence it is
@@ -46,7 +47,7 @@ class Change:
 
 def told(outcome: Outcome) -> str:
     """Say in one sentence what became of a publication."""
-    refusers = [f"{p.client} ({p.type}: {p.message})" for p in outcome.problems]
+    refusers = [f"{p.client} ({p.type}: {_reason(p.message)})" for p in outcome.problems]
     if outcome.state == "abandoned":
         told = f"refused by {', '.join(refusers)}"
     elif outcome.state == "superseded":
@@ -58,3 +59,10 @@ def told(outcome: Outcome) -> str:
         if refusers:
             told += f"; not by {', '.join(refusers)}"
     return told[:MAX_OUTCOME_CHARS]
+
+
+def _reason(message: str) -> str:
+    """Return the end of a client's words: Envoy quotes the whole resource before the reason."""
+    if len(message) <= MAX_REASON_SHOWN:
+        return message
+    return f"... {message[-MAX_REASON_SHOWN:]}"

@@ -30,6 +30,8 @@ class Stage:
     """How long to wait for that."""
     deadline_s: float = STAGE_DEADLINE_S
     """How long to wait for the clients' answers."""
+    grace_s: float = 0.0
+    """How long after the answers to the stage before it the stage begins at the earliest."""
 
 
 Plan: TypeAlias = Callable[[], Sequence[Stage]] | Sequence[Stage]

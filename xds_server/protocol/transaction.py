@@ -9,7 +9,8 @@ Rules:
 2. A stage with ``wait_for_drained`` begins when these endpoints have nothing in flight by the
    pickers' reports, or at its hold deadline. A zero counts only ``REPORT_LAG_S`` after the wait
    began, as a picker's last report may be older than its last pick; with no picker reporting
-   there is nothing in flight.
+   there is nothing in flight. A stage with ``grace_s`` begins so long after the answers to the
+   one before: an Envoy answers before its workers follow, and requests may be halfway through.
 3. A client that refused or stalled has left the gate: it stays on the stage it reached, whatever
    the others do. As soon as it stands SYNCED there it is led on, stage by stage, and once it has
    caught up it counts again. A publication takes all clients along afresh. A refusal older than
@@ -195,9 +196,7 @@ class Publisher:
         if run is None:
             return None
         if run.hold_since is not None and run.following is not None:
-            deadline = run.hold_since + run.following.hold_deadline_s
-            lag_over = run.hold_since + REPORT_LAG_S
-            return min(deadline, lag_over) if self._drained(run.following) else deadline
+            return self._held_until(run.hold_since, run.following)
         return run.entered + run.current.deadline_s if run.current is not None else None
 
     def outcome(self, run: Run, now: float) -> Outcome:
@@ -256,13 +255,25 @@ class Publisher:
         return SWITCH in [found.label for found in run.stages[run.index + 1 :]]
 
     def _may_begin(self, run: Run, stage: Stage, now: float) -> bool:
-        if not stage.wait_for_drained or not self._reporting:
+        graced = stage.grace_s > 0 and run.current is not None and bool(self._clients)
+        if not graced and not self._waits(stage):
             return True
         if run.hold_since is None:
             run.hold_since = now
-        if now >= run.hold_since + stage.hold_deadline_s:
-            return True
-        return self._drained(stage) and now >= run.hold_since + REPORT_LAG_S
+        return now >= self._held_until(run.hold_since, stage)
+
+    def _held_until(self, since: float, stage: Stage) -> float:
+        """Return when the stage begins, if nothing is heard until then."""
+        until = since + stage.grace_s
+        if not self._waits(stage):
+            return until
+        patience = since + stage.hold_deadline_s
+        if self._drained(stage):
+            patience = min(patience, since + REPORT_LAG_S)
+        return max(until, patience)
+
+    def _waits(self, stage: Stage) -> bool:
+        return bool(stage.wait_for_drained) and self._reporting
 
     def _drained(self, stage: Stage) -> bool:
         return not any(self._loads.get(endpoint) for endpoint in stage.wait_for_drained)

@@ -9,15 +9,16 @@ The order (five stages; one that changes nothing passes at once):
 5. Envoys *remove*: the new fleet only, drained replicas marked so.
 
 So a picker never names what an Envoy does not know yet, and an Envoy never forgets what a picker
-may still name.
+may still name. Before a variant is withdrawn there is a moment's pause, as an Envoy acknowledges
+before its workers have followed and while requests that it routed are still with a picker.
 """
 
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from protos.names import LISTENER_TYPE, ROUTE_TYPE
+from protos.names import CLUSTER_TYPE, LISTENER_TYPE, ROUTE_TYPE
 from xds_server.fleet.model import Match, VariantMatch
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.transaction import Stage
@@ -29,6 +30,12 @@ from xds_server.resources.view import View
 
 if TYPE_CHECKING:
     from xds_server.fleet.model import Endpoint, Fleet, Pool, Variant
+
+
+WORKERS_S: Final = 0.05
+"""How long an Envoy's workers may lag behind what it acknowledged."""
+
+MAX_ASKING_S: Final = 0.2
 
 
 def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tuple[Stage, ...]:
@@ -61,19 +68,26 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
         # Halfway, what Envoys are asked by is not what any one fleet says.
         added = added.with_types(have.force, (LISTENER_TYPE, ROUTE_TYPE))
     switched = front_resources(new.fleet, retiring=have.named, coming=wide, memo=memo)
+    withdrawn = reachable[CLUSTER_TYPE].keys() - target.resources(CLUSTER_TYPE).keys()
     known = View(draws_of(wide, have.draws), {**new.incarnations, **have.view.incarnations})
     return (
         Stage("add", "envoy", hold(added)),
         Stage("use", "picker", Snapshot.of(picker_resources(known), previous=pools)),
         Stage("switch", "envoy", hold(Snapshot.of({**reachable, **switched}, previous=target))),
-        Stage("stop", "picker", pools),
+        Stage("stop", "picker", pools, grace_s=WORKERS_S if withdrawn else 0.0),
         Stage(
             "remove",
             "envoy",
             target,
             wait_for_drained=newly_draining(have.view.fleet, new.fleet),
+            grace_s=WORKERS_S + _asking_s(new.fleet) if withdrawn else 0.0,
         ),
     )
+
+
+def _asking_s(fleet: Fleet) -> float:
+    """Return how long a request that was routed before may still be with a picker."""
+    return min(fleet.pickers.timeout, MAX_ASKING_S)
 
 
 def widened(old: Fleet, new: Fleet) -> Fleet:
@@ -87,7 +101,8 @@ def draws_of(fleet: Fleet, old: Fleet) -> Fleet:
     """Return the widened ``fleet`` as pickers first see it.
 
     Matches and weights are those of ``old``: what the fleet adds draws nothing yet. A replica
-    that moves to another address or variant stays, for pickers, where it was.
+    that moves to another address stays, for pickers, where it was; one that moves to another
+    variant is in both, the old one last: there its sequences are.
     """
     before = {pool.name: pool for pool in old.pools}
     return fleet.model_copy(
@@ -135,16 +150,20 @@ def _old_draws(pool: Pool, old: Pool | None) -> Pool:
     # Old variants first and in their order: the order is part of a session's draw.
     added = (_silent(variant) for variant in pool.variants if variant.name not in before)
     was = {_host(old, endpoint) for endpoint in old.endpoints}
-    by_id: dict[str, Endpoint] = {}
-    for endpoint in pool.endpoints:
-        if endpoint.id not in by_id or _host(pool, endpoint) in was:
-            by_id[endpoint.id] = endpoint
+    seats: dict[tuple[str, str], Endpoint] = {}
+    for endpoint in sorted(pool.endpoints, key=lambda e: _host(pool, e) in was):
+        # The first one is what is new; of two addresses the old one counts.
+        seats[endpoint.id, pool.variant_of(endpoint)] = endpoint
+    addresses = {e.id: (e.http, e.grpc) for e in old.endpoints}
+    endpoints = (
+        e for e in seats.values() if addresses.get(e.id, (e.http, e.grpc)) == (e.http, e.grpc)
+    )
     return pool.model_copy(
         update={
             "match": old.match,
             "default": old.default,
             "variants": tuple(chain(old.variants, added)),
-            "endpoints": tuple(by_id.values()),
+            "endpoints": tuple(endpoints),
         }
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, POOL_TYPE, ROUTE_TYPE
@@ -428,3 +430,25 @@ def test_without_reporting_pickers_a_drain_waits_for_nothing() -> None:
     house, run = _draining()
     house.take(house.publisher.loads({}, 0.0, reporting=False))
     assert house.outcome(run).stage == "remove"
+
+
+def test_a_stage_may_need_a_moment_before_it() -> None:
+    """Rule 2: it begins so long after the answers, also where nothing else is awaited."""
+    house = running()
+    add, use, switch, stop, remove = five("a", "b")
+    run = house.publish(add, use, switch, replace(stop, grace_s=0.5), remove)
+    for number in (1, 11, 1):
+        house.answer(number)
+    assert (house.outcome(run).stage, house.publisher.wake_at) == ("switch", 0.5)
+    house.at(0.49)
+    assert house.outcome(run).stage == "switch"
+    house.at(0.5)
+    assert house.outcome(run).stage == "stop"
+
+
+def test_nobody_connected_needs_no_moment() -> None:
+    """Rule 2: without clients there is nothing to pause for."""
+    house = House()
+    house.publish(Stage("add", "envoy", envoys("a")))
+    run = house.publish(replace(five("a", "b")[4], grace_s=9.0))
+    assert house.outcome(run).state == "done"

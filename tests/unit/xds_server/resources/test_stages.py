@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pytest
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.config.route.v3 import route_pb2
 from google.protobuf import any_pb2
@@ -199,3 +200,22 @@ def test_a_replica_that_moves_is_two_hosts_for_a_while() -> None:
     assert sorted(one.http or "" for one in wide.endpoints) == ["127.0.0.1:8010", "127.0.0.1:9999"]
     (known,) = pools(plan(View(old), View(new))[1].snapshot)
     assert [one.http_address for one in known.endpoints] == ["127.0.0.1:8010"]
+
+
+def test_a_replica_that_changes_sides_is_on_both_for_a_while() -> None:
+    """A renamed variant has replicas for pickers before any Envoy routes to it."""
+    variants = [{"name": "stable"}, {"name": "new"}]
+    old = fleet(pool(endpoints=[endpoint(1), endpoint(2)]))
+    new = fleet(pool(variants=variants, endpoints=[endpoint(1), endpoint(2, variant="new")]))
+    (known,) = pools(plan(View(old), View(new))[1].snapshot)
+    sides = [(one.id, one.variant) for one in known.endpoints]
+    assert sides == [("r2", "new"), ("r1", "stable"), ("r2", "stable")]
+
+
+def test_a_variant_is_withdrawn_after_a_pause() -> None:
+    """Envoys' workers follow, and requests that were routed to it come back from pickers."""
+    old = fleet(pool())
+    new = fleet(pool(variants=[{"name": "stable"}], endpoints=[endpoint(1)]))
+    grace = {stage.label: stage.grace_s for stage in plan(View(old), View(new))}
+    assert grace == {"add": 0, "use": 0, "switch": 0, "stop": 0.05, "remove": pytest.approx(0.25)}
+    assert not any(stage.grace_s for stage in plan(View(new), View(old)))

@@ -1,0 +1,167 @@
+"""Operators change the fleet without pause, and no request notices."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+from typing import Any
+
+import pytest
+from envoy.config.cluster.v3 import cluster_pb2
+from envoy.config.route.v3 import route_pb2
+
+from support.house import Flow, House
+from xds_server.resources import memo
+
+pytestmark = pytest.mark.timeout(170)
+
+CHANGES = int(os.environ.get("TIDEGATE_STORM_CHANGES", "150"))
+"""In each variant; 300 take half a minute each on two cores."""
+
+REJECTED_SHARE = 0.1
+BENT_OUTLIER_S = 66.5
+BENT_HEADER = "bent"
+
+
+class Operator:
+    """Makes seeded random changes that keep the fleet valid."""
+
+    def __init__(self, house: House, seed: int) -> None:
+        self._house = house
+        self._chance = random.Random(seed)
+        self._names = 0
+        self.fleet = house.first_fleet()
+
+    def next(self) -> dict[str, Any]:
+        """Return another fleet than the one in force."""
+        while True:
+            fleet = copy.deepcopy(self.fleet)
+            step = self._chance.choice(
+                [
+                    self._weights,
+                    self._drain,
+                    self._add,
+                    self._remove,
+                    self._rename,
+                    self._breaker,
+                    self._ramp,
+                    self._compare,
+                    self._replace,
+                ]
+            )
+            step(fleet["pools"][0])
+            if fleet != self.fleet:
+                return fleet
+
+    def bend(self, fleet: dict[str, Any]) -> dict[str, Any]:
+        """Return the fleet with something that Envoy will refuse."""
+        bent = copy.deepcopy(fleet)
+        pool = bent["pools"][0]
+        if self._chance.random() < 0.5:
+            pool["outlier"] = {"interval": BENT_OUTLIER_S}
+        else:
+            pool["variants"][1]["match"] = {"headers": {"x-test": BENT_HEADER}}
+        return bent
+
+    def _weights(self, pool: dict[str, Any]) -> None:
+        pool["variants"][1]["weight"] = self._chance.choice([0, 1, 10, 50, 100])
+
+    def _drain(self, pool: dict[str, Any]) -> None:
+        one = self._chance.choice(pool["endpoints"])
+        others = [e for e in pool["endpoints"] if e["variant"] == one["variant"] and e is not one]
+        if one.get("draining"):
+            del one["draining"]
+        elif any(not e.get("draining") for e in others):
+            one["draining"] = True
+
+    def _add(self, pool: dict[str, Any]) -> None:
+        taken = {e["id"] for e in pool["endpoints"]}
+        free = [n for n in range(len(self._house.upstreams)) if f"u{n}" not in taken]
+        if free:
+            variant = self._chance.choice(pool["variants"])["name"]
+            pool["endpoints"].append(self._house.endpoint(self._chance.choice(free), variant))
+
+    def _remove(self, pool: dict[str, Any]) -> None:
+        one = self._chance.choice(pool["endpoints"])
+        if any(
+            e["variant"] == one["variant"] and not e.get("draining")
+            for e in pool["endpoints"]
+            if e is not one
+        ):
+            pool["endpoints"].remove(one)
+
+    def _rename(self, pool: dict[str, Any]) -> None:
+        self._names += 1
+        old, new = pool["variants"][1]["name"], f"c{self._names}"
+        pool["variants"][1]["name"] = new
+        for endpoint in pool["endpoints"]:
+            if endpoint["variant"] == old:
+                endpoint["variant"] = new
+
+    def _breaker(self, pool: dict[str, Any]) -> None:
+        pool["circuit_breaker"] = {"max_requests": self._chance.randint(200, 2000)}
+
+    def _ramp(self, pool: dict[str, Any]) -> None:
+        window = self._chance.choice(["0s", "5s", "30s"])
+        pool["slow_start"] = {"window": window, "aggression": self._chance.choice([0.5, 1.0, 2.0])}
+
+    def _compare(self, pool: dict[str, Any]) -> None:
+        variant = pool["variants"][1]
+        if variant.pop("match", None) is None:
+            variant["match"] = {"headers": {"x-test": "b"}}
+
+    def _replace(self, pool: dict[str, Any]) -> None:
+        self._add(pool)
+        self._remove(pool)
+
+
+def bend_resources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let marked clusters and routes be built so that Envoy refuses them."""
+    cluster, routes = memo.variant_cluster, memo.route_configuration
+
+    def bent_cluster(pool, variant, ref):
+        built = cluster(pool, variant, ref)
+        if pool.outlier.interval != BENT_OUTLIER_S:
+            return built
+        message = cluster_pb2.Cluster.FromString(built)
+        message.connect_timeout.SetInParent()
+        message.connect_timeout.seconds = message.connect_timeout.nanos = 0
+        return message.SerializeToString(deterministic=True)
+
+    def bent_routes(fleet, retiring=None):
+        built = routes(fleet, retiring)
+        headers = [v.match.headers for pool in fleet.pools for v in pool.variants]
+        if {"x-test": BENT_HEADER} not in headers:
+            return built
+        message = route_pb2.RouteConfiguration.FromString(built)
+        message.virtual_hosts.add(name="again", domains=["*"])
+        return message.SerializeToString(deterministic=True)
+
+    monkeypatch.setattr(memo, "variant_cluster", bent_cluster)
+    monkeypatch.setattr(memo, "route_configuration", bent_routes)
+
+
+@pytest.mark.parametrize("protocol", ["delta", "sotw"])
+async def test_no_request_fails_in_a_storm_of_changes(protocol, monkeypatch):
+    """Each change is in force when its call returns; Envoy refuses one in ten of them."""
+    bend_resources(monkeypatch)
+    async with House(protocol) as house, Flow(house.listener) as flow:
+        operator, chance = Operator(house, seed=20), random.Random(21)
+        refused = 0
+        for _ in range(CHANGES):
+            wanted = operator.next()
+            if chance.random() < REJECTED_SHARE:
+                change = await house.apply(operator.bend(wanted))
+                assert change.outcome.state == "abandoned", change
+                assert {p.client for p in change.outcome.problems} == {"envoy-1"}
+                refused += 1
+            change = await house.apply(wanted)
+            operator.fleet = wanted
+            assert (change.outcome.state, change.outcome.acked) == ("done", 2), change
+            assert not flow.wrong, change
+        assert refused > CHANGES * REJECTED_SHARE / 2
+        # Paced for 400 a second; how many there really were depends on who else uses the machine.
+        assert flow.answered > 10 * CHANGES
+        await house.serving()
+    assert not flow.wrong

@@ -1,0 +1,245 @@
+"""A house whose control server runs in the test's own process: Envoy, picker, instant upstreams.
+
+Tests that change the fleet very often, bend its resources, or cut the control server off need it
+within reach; the data path is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import aiohttp
+import orjson
+from prometheus_client import CollectorRegistry
+
+from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
+from tidegate.stack.local import service_environment
+from tidegate.stack.ports import HeldPorts
+from tidegate.stack.probes import picker_healthy
+from tidegate.stack.processes import Supervisor
+from tidegate.stack.runfolder import RunFolder
+from tidegate.stack.upstream import instant_upstreams
+from tidegate.stack.waiting import http_ok, wait_until
+from xds_server.control import Control
+from xds_server.fleet.model import Fleet
+from xds_server.fleet.store import Store
+from xds_server.observability import XdsMetrics
+from xds_server.operation import Change, Options
+from xds_server.service import AdsServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENVOY, PICKER = "envoy", "picker"
+GENERATE = "/v2/models/toy-llm/generate"
+WAIT = Options("test", wait=True, timeout_s=30)
+
+
+class House:
+    """One running house; an async context manager.
+
+    Args:
+        protocol: How Envoy speaks to the control server.
+        spare: Upstream addresses, of which the first three are in the first fleet.
+        state: Folder of the control server's revisions; in memory if ``None``.
+    """
+
+    def __init__(self, protocol: str, *, spare: int = 8, state: Path | None = None) -> None:
+        self.protocol = protocol
+        self.state = state
+        self._spare = spare
+        self._exit = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as exit_:
+            self.upstreams = await exit_.enter_async_context(instant_upstreams(self._spare))
+            self.run = exit_.enter_context(RunFolder.create())
+            ports = exit_.enter_context(HeldPorts())
+            self.listener, self.picker, self.envoy_admin = (ports.address() for _ in range(3))
+            self.ads_address, self.ads_outside, picker_page = (ports.address() for _ in range(3))
+            self.http = await exit_.enter_async_context(
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10))
+            )
+            exit_.push_async_callback(self.stop_control)
+            await self.start_control()
+            self.supervisor = Supervisor(self.run.logs)
+            exit_.push_async_callback(self.supervisor.stop)
+            await self._start_picker(picker_page)
+            await self._start_envoy()
+            await self.serving()
+            self._exit = exit_.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exit.aclose()
+
+    # --- the control server ---------------------------------------------------------------------
+
+    async def start_control(self) -> None:
+        """Start a control server on the stored state, or on the first fleet."""
+        self.store = await asyncio.to_thread(Store, self.state)
+        self.ads = AdsServer(XdsMetrics(CollectorRegistry()))
+        self.control = Control(self.store, self.ads, lambda: int(time.time() * 1e3), time.monotonic)
+        await self.ads.start(self.ads_address)
+        await self.control.start(orjson.dumps(self.first_fleet()).decode(), "fleet")
+
+    async def stop_control(self) -> None:
+        """Stop it; streams end as at a shutdown."""
+        await self.ads.stop(0)
+        await self.control.stop()
+        self.store.close()
+
+    def first_fleet(self) -> dict[str, Any]:
+        """Return one pool with two stable replicas and a canary."""
+        return {
+            "listener": {"address": self.listener},
+            "pickers": {"addresses": [self.picker]},
+            "pools": [
+                {
+                    "name": "llm",
+                    "default": True,
+                    "match": {"models": ["toy-llm"]},
+                    "variants": [{"name": "stable", "weight": 90}, {"name": "c0", "weight": 10}],
+                    "endpoints": [
+                        self.endpoint(0, "stable"),
+                        self.endpoint(1, "stable"),
+                        self.endpoint(2, "c0"),
+                    ],
+                    "health": {"interval": "1s"},
+                }
+            ],
+        }
+
+    def endpoint(self, number: int, variant: str) -> dict[str, Any]:
+        """Return the replica at an upstream address."""
+        return {"id": f"u{number}", "http": self.upstreams[number], "variant": variant}
+
+    async def apply(self, fleet: dict[str, Any]) -> Change:
+        """Put a fleet in force and wait for it."""
+        return await self.control.apply(Fleet.model_validate(fleet), WAIT)
+
+    # --- the others -----------------------------------------------------------------------------
+
+    async def _start_picker(self, page: str) -> None:
+        command = (sys.executable, "-m", "ext_proc", "--listen", self.picker)
+        command += ("--xds", self.client_address, "--metrics", page, "--id", "picker-1")
+        await self.supervisor.start(PICKER, command, service_environment())
+
+    async def _start_envoy(self) -> None:
+        text = render_bootstrap(
+            "envoy-1", "test", self.client_address, self.envoy_admin, self.protocol
+        )
+        config = self.run.write("envoy.yaml", text)
+        command = envoy_command(envoy_binary(), config, 1)
+        await self.supervisor.start(ENVOY, command, envoy_environment())
+
+    @property
+    def client_address(self) -> str:
+        """Where clients find the control server."""
+        return self.ads_address
+
+    async def serving(self) -> None:
+        """Wait until requests are served with the picker's help and everybody is in sync."""
+
+        async def synced() -> str | None:
+            kinds = {client.kind for client in self.ads.clients()}
+            states = {view.state for client in self.ads.clients() for view in client.types}
+            return None if len(kinds) == 2 and states == {"SYNCED"} else f"{kinds} {states}"
+
+        for look in (
+            synced,
+            lambda: picker_healthy(self.http, self.envoy_admin),
+            lambda: http_ok(self.http, f"http://{self.listener}/v2/health/ready"),
+        ):
+            await wait_until(look, "the house", timeout_s=60, supervisors=(self.supervisor,))
+
+    async def envoy_page(self, page: str) -> Any:
+        """Return a page of Envoy's admin interface as JSON."""
+        async with self.http.get(f"http://{self.envoy_admin}/{page}") as answer:
+            return orjson.loads(await answer.read())
+
+
+@dataclass
+class Flow:
+    """Steady requests on kept connections, one after the other on each.
+
+    Args:
+        address: Envoy's listener.
+        rate: Requests per second, all connections together.
+        connections: How many.
+    """
+
+    address: str
+    rate: float = 400.0
+    connections: int = 4
+    answered: int = 0
+    wrong: Counter = field(default_factory=Counter)
+    _tasks: list[asyncio.Task] = field(default_factory=list)
+
+    async def __aenter__(self) -> Self:
+        self.began = time.monotonic()
+        self._tasks = [asyncio.create_task(self._one(n)) for n in range(self.connections)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def per_second(self) -> float:
+        """Requests answered per second so far."""
+        return self.answered / (time.monotonic() - self.began)
+
+    async def _one(self, number: int) -> None:
+        async with AsyncExitStack() as exit_:
+            await self._ask(number, exit_)
+
+    async def _ask(self, number: int, exit_: AsyncExitStack) -> None:
+        host, _, port = self.address.rpartition(":")
+        writer, pause, due = None, self.connections / self.rate, time.monotonic()
+        turn = 0
+        while True:
+            due = max(due + pause, time.monotonic() - 1.0)
+            await asyncio.sleep(due - time.monotonic())
+            turn += 1
+            try:
+                if writer is None:
+                    reader, writer = await asyncio.open_connection(host, int(port))
+                    exit_.callback(writer.close)
+                writer.write(_request(f"s{number}-{turn % 17}", ab=turn % 5 == 0))
+                async with asyncio.timeout(10):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                    body = await reader.readexactly(length)
+            except (
+                OSError,
+                EOFError,
+                TimeoutError,
+                IndexError,
+                asyncio.LimitOverrunError,
+            ) as error:
+                self.wrong[type(error).__name__] += 1
+                head = b"connection: close"
+            else:
+                self.answered += 1
+                if not head.startswith(b"HTTP/1.1 200"):
+                    self.wrong[(head.split(b"\r\n")[0] + b" " + body[:200]).decode()] += 1
+            if b"connection: close" in head and writer is not None:
+                writer.close()
+                writer = None
+
+
+def _request(session: str, *, ab: bool) -> bytes:
+    body = orjson.dumps({"text_input": f"{session} " * 40, "max_tokens": 1})
+    test = "x-test: b\r\n" if ab else ""
+    return (
+        f"POST {GENERATE} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+        f"x-session-id: {session}\r\n{test}content-length: {len(body)}\r\n\r\n"
+    ).encode() + body

@@ -81,8 +81,16 @@ class Replica:
 
 
 @asynccontextmanager
-async def stack_over(*replicas: Replica, **options: Any) -> AsyncIterator[LocalStack]:
-    """Start a stack with one pool, ``llm``, over replicas that serve only HTTP."""
+async def stack_over(
+    *replicas: Replica, more: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[LocalStack]:
+    """Start a stack with one pool, ``llm``, over replicas that serve only HTTP.
+
+    Args:
+        replicas: The replicas; those that do not serve yet do so as long as the stack.
+        more: Further fields of the pool.
+        options: Those of ``LocalStack``.
+    """
     async with AsyncExitStack() as exit_:
         for replica in replicas:
             if not replica.address:
@@ -93,6 +101,7 @@ async def stack_over(*replicas: Replica, **options: Any) -> AsyncIterator[LocalS
             pool["endpoints"] = [replica.endpoint() for replica in replicas]
             pool["slow_start"] = {"window": 0}
             pool["health"] = {"interval": "300ms", "timeout": "2s", "unhealthy_after": 1}
+            pool.update(more or {})
 
         known = [
             TritonReplica(

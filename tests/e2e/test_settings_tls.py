@@ -1,0 +1,154 @@
+"""TLS by file through a real Envoy: to replicas, to clients, renewed, and refused."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+from typing import NamedTuple
+
+import aiohttp
+import orjson
+import pytest
+
+from protos.tidegate.admin.v1 import admin_pb2
+from support.certificates import Authority, Pair
+from support.replicas import Replica, stack_over
+from support.traffic import GENERATE, admin, eventually
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("demo_extra")]
+
+OPTIONS = admin_pb2.ChangeOptions(author="test", wait=True, timeout_seconds=20)
+BODY = {"text_input": "hello", "max_tokens": 1}
+
+
+class Secured(NamedTuple):
+    """A stack whose replica speaks TLS only, and those who sign."""
+
+    stack: object
+    authority: Authority
+    client: Pair
+    listener: dict[str, str]
+    replica: Replica
+
+
+@pytest.fixture(scope="module")
+async def secured(tmp_path_factory):
+    """A replica that asks Envoy for its certificate, and Envoy asking for the replica's name."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = Authority(folder, "ca")
+    envoys = authority.sign("envoy", "DNS:envoy.test")
+    server = authority.sign("replica", "DNS:triton.test")
+    door = authority.sign("door", "IP:127.0.0.1")
+    upstream = {
+        "ca": str(authority.own.certificate),
+        "certificate": str(envoys.certificate),
+        "key": str(envoys.key),
+        "server_name": "triton.test",
+    }
+    listener = {
+        "certificate": str(door.certificate),
+        "key": str(door.key),
+        "client_ca": str(authority.own.certificate),
+    }
+    replica = Replica("r1")
+    async with (
+        replica.serve(authority.server(server, ask_clients=True)),
+        stack_over(replica, more={"upstream_tls": upstream}) as stack,
+    ):
+        yield Secured(stack, authority, authority.sign("client", "DNS:c"), listener, replica)
+
+
+async def applied(stack, change):
+    """Apply the fleet file's fleet, changed."""
+    fleet = stack.read_fleet()
+    change(fleet)
+    async with admin(stack) as operator:
+        return await operator.Apply(
+            admin_pb2.ApplyRequest(fleet=orjson.dumps(fleet).decode(), options=OPTIONS)
+        )
+
+
+async def ask(http, stack, scheme="http", tls=None) -> int:
+    """Ask the model over a connection of its own; return the status."""
+    url = f"{scheme}://{stack.http_address}{GENERATE}"
+    options = {} if tls is None else {"ssl": tls}
+    async with http.post(url, json=BODY, headers={"Connection": "close"}, **options) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def test_replicas_are_reached_and_known_by_name(http, secured):
+    """Mutual TLS upstream, health checks included; another name is nobody."""
+    stack = secured.stack
+    assert await ask(http, stack) == 200
+    assert secured.replica.asked
+
+    def misnamed(fleet):
+        fleet["pools"][0]["upstream_tls"]["server_name"] = "other.test"
+
+    assert not (await applied(stack, misnamed)).problems
+    assert await ask(http, stack) == 503
+    assert not (await applied(stack, lambda _fleet: None)).problems
+    assert await ask(http, stack) == 200
+
+
+async def test_clients_show_who_they_are_and_a_renewed_certificate_is_taken(http, secured):
+    """A listener with TLS takes nothing else; renewing its file changes no resource."""
+    stack, authority = secured.stack, secured.authority
+
+    def closed(fleet):
+        fleet["listener"]["tls"] = secured.listener
+
+    assert not (await applied(stack, closed)).problems
+    known = authority.client(secured.client)
+
+    async def served() -> bool:
+        # The old listener's socket is handed over, which clients may notice for a moment.
+        try:
+            return await ask(http, stack, "https", known) == 200
+        except aiohttp.ClientError:
+            return False
+
+    assert await eventually(served)
+    with pytest.raises(aiohttp.ClientError):
+        await ask(http, stack)
+    with pytest.raises(aiohttp.ClientError):
+        await ask(http, stack, "https", authority.client())
+
+    async def shown() -> bytes:
+        host, port = stack.http_address.split(":")
+        _, writer = await asyncio.open_connection(host, int(port), ssl=known)
+        try:
+            found: ssl.SSLObject = writer.get_extra_info("ssl_object")
+            return found.getpeercert(binary_form=True) or b""
+        finally:
+            writer.close()
+
+    before = await shown()
+    renewed = authority.sign("renewed", "IP:127.0.0.1")
+    for new, used in ((renewed.key, "key"), (renewed.certificate, "certificate")):
+        beside = f"{secured.listener[used]}.new"
+        shutil.copy(new, beside)
+        shutil.move(beside, secured.listener[used])
+
+    async def changed() -> bool:
+        return await shown() != before
+
+    assert await eventually(changed)
+    assert await served()
+    assert not (await applied(stack, lambda _fleet: None)).problems
+
+
+async def test_a_file_that_is_not_there_is_told_in_envoys_words(http, secured):
+    """The refusal names the file; requests go on as before."""
+    stack = secured.stack
+
+    def missing(fleet):
+        fleet["pools"][0]["upstream_tls"]["ca"] = "/nowhere/ca.crt"
+
+    result = await applied(stack, missing)
+    assert "/nowhere/ca.crt" in " ".join(problem.message for problem in result.problems), result
+    assert await ask(http, stack) == 200
+    assert not (await applied(stack, lambda _fleet: None)).problems
+    assert await ask(http, stack) == 200

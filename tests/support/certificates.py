@@ -1,0 +1,74 @@
+"""Certificates made for one test, with the ``openssl`` command."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key, as files (PEM)."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """Signs certificates, in a folder of its own."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self.own = Pair(folder / f"{name}.crt", folder / f"{name}.key")
+        files = ("-keyout", str(self.own.key), "-out", str(self.own.certificate))
+        openssl("req", "-x509", *_KEY, *files, "-subj", f"/CN={name}", "-days", "1")
+
+    def sign(self, name: str, *subject_names: str) -> Pair:
+        """Return a new certificate for e.g. ``DNS:triton.test`` or ``IP:127.0.0.1``."""
+        pair = Pair(self._folder / f"{name}.crt", self._folder / f"{name}.key")
+        request, extensions = self._folder / f"{name}.csr", self._folder / f"{name}.ext"
+        extensions.write_text(f"subjectAltName={','.join(subject_names)}\n")
+        openssl(
+            *("req", "-new", *_KEY, "-keyout", str(pair.key), "-out", str(request)),
+            *("-subj", f"/CN={name}"),
+        )
+        openssl(
+            *("x509", "-req", "-in", str(request), "-out", str(pair.certificate), "-days", "1"),
+            *("-CA", str(self.own.certificate), "-CAkey", str(self.own.key), "-CAcreateserial"),
+            *("-extfile", str(extensions)),
+        )
+        return pair
+
+    def server(self, pair: Pair, *, ask_clients: bool) -> ssl.SSLContext:
+        """Return what a server with this certificate accepts."""
+        context = ssl.create_default_context(
+            ssl.Purpose.CLIENT_AUTH, cafile=str(self.own.certificate)
+        )
+        context.load_cert_chain(pair.certificate, pair.key)
+        context.verify_mode = ssl.CERT_REQUIRED if ask_clients else ssl.CERT_NONE
+        return context
+
+    def client(self, pair: Pair | None = None) -> ssl.SSLContext:
+        """Return what a client that trusts this authority accepts, and shows."""
+        context = ssl.create_default_context(cafile=str(self.own.certificate))
+        if pair is not None:
+            context.load_cert_chain(pair.certificate, pair.key)
+        return context
+
+
+def openssl(*arguments: str) -> None:
+    """Run the command; skip the test where there is none."""
+    binary = shutil.which("openssl")
+    if binary is None:
+        pytest.skip("there is no openssl command")
+    subprocess.run((binary, *arguments), check=True, capture_output=True)

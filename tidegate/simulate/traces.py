@@ -118,7 +118,7 @@ def _azure(path: Path, lines: Iterable[str]) -> Iterable[Job]:
                 raise TraceError(f"{where}: token counts must lie in 0..{MAX_TOKENS}")
             start = start or stamp
             if (stamp.tzinfo is None) != (start.tzinfo is None):
-                raise TraceError(f"{where}: a time zone here but not in the first line, or so")
+                raise TraceError(f"{where}: time zones here and in the first line differ")
             at = max(last, (stamp - start).total_seconds())
             full = length // BLOCK_TOKENS
             blocks = tuple([block_id(blocks_used + each) for each in range(full)])

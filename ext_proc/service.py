@@ -56,6 +56,7 @@ _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
 )
 
+_REPLIES: Final = (ReplyHead, ReplyBody)
 _READINESS: Final = ("", "readiness", SERVICE)
 _LIVENESS: Final = "liveness"
 
@@ -227,5 +228,5 @@ class _Stream:
             metrics.refused(action.reason)
         elif exchange.passed is not None:
             metrics.passed(exchange.passed)
-        elif isinstance(action, ReplyHead | ReplyBody) and action.pick is not None:
+        elif isinstance(action, _REPLIES) and action.pick is not None:
             metrics.picked(action.pick)

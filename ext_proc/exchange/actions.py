@@ -1,4 +1,7 @@
-"""What an exchange asks of its shell: the replies, in our own words."""
+"""What an exchange asks of its shell: the replies, in our own words.
+
+Nobody changes an action once it is made; why they are not ``frozen``: see ``events``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.types import Decision
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pick:
     """Where the request goes."""
 
@@ -41,7 +44,7 @@ class Ask(Enum):
     """Do not send it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Echo:
     """A chunk handed back; in duplex only this lets it go on."""
 
@@ -49,7 +52,7 @@ class Echo:
     end_of_stream: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplyHead:
     """Go on after the head."""
 
@@ -57,7 +60,7 @@ class ReplyHead:
     ask: Ask | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplyBody:
     """Go on after a part of the body."""
 
@@ -65,12 +68,12 @@ class ReplyBody:
     echo: Echo | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplyTrailers:
     """Go on after the request's trailers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplyResponse:
     """Go on after a part of the response, unchanged."""
 
@@ -78,7 +81,7 @@ class ReplyResponse:
     echo: Echo | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Refuse:
     """Answer the caller ourselves; nothing goes upstream."""
 

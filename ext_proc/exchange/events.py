@@ -1,4 +1,8 @@
-"""What can happen to an exchange, in our own words."""
+"""What can happen to an exchange, in our own words.
+
+Nobody changes an event once it is made. They are not ``frozen``, as that makes them three times
+as expensive, and each request makes several.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ class BodySending(Enum):
     """In chunks that go on only as far as the replies hand them back."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Head:
     """The request's head: always the first event."""
 
@@ -43,7 +47,7 @@ class Head:
     """``ip:port`` or ``ip`` entries that limit the choice; ``None`` = no limit."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Body:
     """A part of the request's body, or all of it."""
 
@@ -53,7 +57,7 @@ class Body:
     """As in `Head`; ``None`` keeps what the head said."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Trailers:
     """The request's trailers, which end it."""
 
@@ -66,7 +70,7 @@ class ResponsePart(Enum):
     TRAILERS = "trailers"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Response:
     """A part of the response; nothing is read from its content."""
 
@@ -77,7 +81,7 @@ class Response:
     """``ip:port`` of the replica that served, where the proxy tells."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lost:
     """The stream is over: the last event."""
 
@@ -85,7 +89,7 @@ class Lost:
     """False where it broke before the reply that carries the pick was handed over."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stopped:
     """The picker stops while the exchange runs: the last event."""
 

@@ -48,6 +48,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ext_proc.exchange.actions import (
@@ -103,6 +104,13 @@ if TYPE_CHECKING:
     from ext_proc.exchange.actions import Action, Pick
     from ext_proc.exchange.events import Event
     from ext_proc.routing.types import Protocol as Spoken
+
+# Tuples, as a union in `isinstance` would be built anew at each call.
+_ENDS: Final = (Lost, Stopped)
+_REQUEST_PARTS: Final = (Body, Trailers)
+
+_cluster_of: Final = lru_cache(maxsize=4096)(parse_cluster)
+"""Routes lead to few clusters, and every request names one."""
 
 _EMPTY_HEAD: Final = ReplyHead()
 _ASK_FIRST_PART: Final = ReplyHead(ask=Ask.FIRST_PART)
@@ -203,16 +211,18 @@ class Exchange:
         Raises:
             IllegalEventError: The state does not allow the event; nothing has changed.
         """
-        if not self._legal(event):
+        is_head = isinstance(event, Head)
+        is_end = isinstance(event, _ENDS)
+        if self.state is State.OVER or is_head is not (self.state is State.NEW and not is_end):
             raise IllegalEventError(f"{type(event).__name__} in state {self.state.value}")
         if isinstance(event, Head):
             return self._on_head(event, now, unix_now)
-        if isinstance(event, Lost | Stopped):
+        if isinstance(event, _ENDS):
             self._settle(event, now)
             return ()
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            if waiting.held is not None and isinstance(event, Body | Trailers):
+            if waiting.held is not None and isinstance(event, _REQUEST_PARTS):
                 return self._on_chunk(waiting, waiting.held, event, now, unix_now)
             if isinstance(event, Body):
                 decided = self._on_body(waiting, event, now, unix_now)
@@ -236,11 +246,6 @@ class Exchange:
         if self._duplex_response and event.part is ResponsePart.BODY:
             return tuple(ReplyResponse(event.part, echo) for echo in echoes(event))
         return (_EMPTY_RESPONSE[event.part],)
-
-    def _legal(self, event: Event) -> bool:
-        if self.state is State.NEW:
-            return isinstance(event, Head | Lost | Stopped)
-        return self.state is not State.OVER and not isinstance(event, Head)
 
     # --- the request --------------------------------------------------------------------------
 
@@ -279,7 +284,7 @@ class Exchange:
         pools = self._chooser.pools
         if not pools:
             return "no-pools"
-        ref = parse_cluster(head.cluster) if head.cluster else None
+        ref = _cluster_of(head.cluster) if head.cluster else None
         if ref is None:
             return "no-cluster"
         unnamed = head.route is not None and head.route.startswith(UNNAMED_ROUTE_PREFIX)

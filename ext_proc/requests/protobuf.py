@@ -44,6 +44,10 @@ class Field(NamedTuple):
     """Its content is all there."""
 
 
+_new = tuple.__new__
+"""Makes a ``Field`` without the call that a named tuple's own constructor is."""
+
+
 class Scanner:
     """Reads messages out of one buffer within one budget of fields."""
 
@@ -93,14 +97,14 @@ class Scanner:
                         break
                     number = long_number
                 if kind == VARINT:
-                    found.append(Field(tag >> 3, kind, number, position, position, True))
+                    found.append(_new(Field, (tag >> 3, kind, number, position, position, True)))
                     continue
             else:
                 number = self._width(kind, position)
             stop = position + number
             if stop > end:
                 raise BadRequest(f"field {tag >> 3} of the message is longer than the message")
-            found.append(Field(tag >> 3, kind, 0, position, stop, stop <= have))
+            found.append(_new(Field, (tag >> 3, kind, 0, position, stop, stop <= have)))
             position = stop
         return found
 

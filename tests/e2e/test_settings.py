@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
 import pytest
+import tritonclient.grpc.aio as triton_grpc
 
 from protos.names import SERVED_BY_HEADER
 from protos.tidegate.admin.v1 import admin_pb2
 from support.replicas import Replica, stack_over
-from support.traffic import GENERATE, admin, eventually, metric, picker_state
+from support.traffic import GENERATE, admin, eventually, metric, vision_inputs
+from tidegate.cli import envoy_check
+from tidegate.cli.errors import CliError
+from tidegate.stack.envoy import envoy_binary
+from xds_server.fleet.load import load_text
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("demo_extra")]
 
@@ -24,6 +30,14 @@ are Envoy's."""
 
 Z_9999 = 3.8906
 """Standard normal quantile of a two-sided 99.99 % interval."""
+
+
+EXAMPLES = sorted(Path(__file__).parents[2].joinpath("docs/examples").glob("*.yaml"))
+
+UNREADABLE = """
+listener: {tls: {certificate: /no/tls.crt, key: /no/tls.key}}
+pools: [{name: a, match: {models: [m]}, endpoints: [{http: "127.0.0.1:8000"}]}]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +226,7 @@ async def test_a_shadow_gets_copies_that_no_ledger_knows(http, stack, replicas):
     assert all("-shadow" in one["Host"] for one in canary.asked)
     assert await metric(http, stack.picker_metrics, picks, pool="llm") - before == 20
     assert sum(len(replica.asked) for replica in replicas[:2]) == 20
-    state = await picker_state(http, stack)
-    assert state
+    assert await metric(http, stack.picker_metrics, "tidegate_picker_in_flight") == 0
 
 
 async def test_the_brake_refuses_its_share(http, stack, replicas):
@@ -277,6 +290,43 @@ async def test_a_path_that_is_not_ready_takes_replicas_out(http, stack):
     assert await failed() == {False}
 
 
+async def test_replicas_without_http_are_checked_over_grpc(new_stack, http):
+    """Real Tritons answer gRPC's health protocol; one that serves nobody is out."""
+    stack = await new_stack(models=("vision",))
+
+    def without_http(pool, *, nobody=""):
+        for endpoint in pool["endpoints"]:
+            del endpoint["http"]
+        if nobody:
+            pool["endpoints"].append({"id": "nobody", "grpc": nobody})
+
+    await edited(stack, lambda pool: without_http(pool, nobody="127.0.0.1:1"))
+    hosts = (await clusters(http, stack))["vision/stable/grpc"]["host_statuses"]
+    failed = {
+        one["address"]["socket_address"]["port_value"]
+        for one in hosts
+        if one["health_status"].get("failed_active_health_check")
+    }
+    assert len(hosts) == len(stack.replicas) + 1
+    assert failed == {1}
+    async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
+        for _ in range(6):
+            assert await client.infer("vision", vision_inputs())
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_envoy_itself_takes_the_examples(example):
+    """What `tidegate validate --envoy` asks is answered by a real one."""
+    envoy_check.hold(load_text(example.read_text(), example.name), example.name, envoy_binary())
+
+
+def test_envoy_itself_refuses_what_it_cannot_use():
+    """A certificate that is not there is found before anything is applied."""
+    fleet = load_text(UNREADABLE)
+    with pytest.raises(CliError, match=r"Envoy refuses fleet: .*/no/tls\.key"):
+        envoy_check.hold(fleet, "fleet", envoy_binary())
+
+
 async def test_connections_to_one_replica_are_limited(http, stack, replicas):
     """Beyond the limit requests wait for a connection instead of opening one."""
 
@@ -312,12 +362,12 @@ async def test_a_long_answer_is_cut_only_by_silence(http, stack, replicas):
     """No bound on the whole answer; a stream without a byte for `timeouts.idle` ends."""
     await edited(stack, lambda pool: pool.update(timeouts={"idle": "1s"}))
     for replica in replicas:
-        replica.gaps_s = (0.5,) * 5
+        replica.gaps_s = (0.4,) * 3
     body = {"text_input": "hello", "max_tokens": 1}
     async with http.post(stack.http_url + GENERATE, json=body) as answer:
         assert (await answer.text()).endswith("last")
     for replica in replicas:
-        replica.gaps_s = (3.0,)
+        replica.gaps_s = (1.8,)
     with pytest.raises(aiohttp.ClientError):
         async with http.post(stack.http_url + GENERATE, json=body) as answer:
             await answer.text()

@@ -31,6 +31,7 @@ def pool_resource(view: View, pool: Pool) -> bytes:
         ],
         routing=pool_pb2.Routing(
             policy=routing.policy,
+            allow_override=sorted(routing.allow_override),
             body=_BODY_MODES[routing.body],
             fallbacks=routing.fallbacks,
             session_header=routing.session_header,
@@ -53,7 +54,8 @@ def pool_resource(view: View, pool: Pool) -> bytes:
             name=variant.name,
             weight=variant.weight,
             model_version=variant.model_version or "",
-            headers=variant.match.headers,
+            # A pin that needs a cookie is none for pickers, which see no cookies.
+            headers={} if variant.match.cookies else variant.match.headers,
         )
     for endpoint in pool.endpoints:
         incarnation = view.incarnation(endpoint.id)

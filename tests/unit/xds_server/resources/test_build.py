@@ -181,6 +181,18 @@ def test_pickers_learn_the_whole_pool() -> None:
     assert message.slow_start.min_weight == pytest.approx(0.1)
 
 
+def test_a_pin_with_a_cookie_is_none_for_pickers() -> None:
+    """They see no cookies, and the header alone is not the pin."""
+    pins = {"headers": {"x-ab": "b"}, "cookies": {"ab": "b"}}
+    variants = [{"name": "stable"}, {"name": "canary", "match": pins}]
+    message = pool_pb2.Pool.FromString(
+        picker_resources(View(fleet(pool(variants=variants))))[
+            "type.googleapis.com/tidegate.fleet.v1.Pool"
+        ]["llm"]
+    )
+    assert [dict(variant.headers) for variant in message.variants] == [{}, {}]
+
+
 def test_zones_in_order_are_priorities() -> None:
     """The first listed zone is preferred; what is not listed comes last; no number is left out."""
     replicas = [

@@ -1,0 +1,66 @@
+"""The endpoint-picker protocol's vectors that need a real Envoy and are held nowhere else.
+
+``docs/vectors.md`` says which test holds which vector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import tritonclient.grpc.aio as triton_grpc
+
+from protos.names import SERVED_BY_HEADER
+from support.traffic import GENERATE, eventually, fresh_prompt, metric, vision_inputs
+from tidegate.stack.ports import HeldPorts
+
+
+async def test_no_picker_and_fail_closed(http, new_stack):
+    """V13, V111: without a picker requests fail, if the fleet asks for that; V8 is the default."""
+    stack = await new_stack(fleet={"pickers": {"fail_open": False}})
+    body = {"text_input": fresh_prompt(), "max_tokens": 1}
+    async with http.post(stack.http_url + GENERATE, json=body) as answer:
+        assert answer.status == 200
+    await stack.kill_picker()
+    async with http.post(stack.http_url + GENERATE, json=body) as answer:
+        assert 500 <= answer.status <= 504
+    await stack.start_picker()
+
+    async def served() -> bool:
+        async with http.post(stack.http_url + GENERATE, json=body) as answer:
+            return answer.status == 200
+
+    assert await eventually(served, 20)
+
+
+async def test_the_replica_that_served_is_credited(http, new_stack):
+    """V7, V115: the pick refuses connections, the fallback serves, and the picker is told who."""
+    with HeldPorts() as ports:
+        nobody = ports.address()
+
+        def first_is_dead(fleet):
+            (pool,) = [each for each in fleet["pools"] if each["name"] == "vision"]
+            pool["endpoints"][0]["grpc"] = nobody
+            pool["routing"]["policy"] = "round-robin"
+            # Only one pool may know the address: one id, one address.
+            pool["endpoints"][0]["id"] = "dead"
+            del pool["endpoints"][0]["http"], pool["endpoints"][0]["metrics"]
+
+        stack = await new_stack(fleet=first_is_dead)
+        async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
+            results = await asyncio.gather(
+                *(client.infer("vision", vision_inputs()) for _ in range(12))
+            )
+        assert len(results) == 12
+
+        async def told() -> bool:
+            name = "tidegate_picker_served_elsewhere_total"
+            return await metric(http, stack.picker_metrics, name) > 0
+
+        async def settled() -> bool:
+            return await metric(http, stack.picker_metrics, "tidegate_picker_in_flight") == 0
+
+        assert await eventually(told)
+        assert await eventually(settled)
+        body = {"text_input": fresh_prompt(), "max_tokens": 1}
+        async with http.post(stack.http_url + GENERATE, json=body) as answer:
+            assert answer.headers[SERVED_BY_HEADER] in {each.http for each in stack.replicas}

@@ -1,0 +1,32 @@
+"""Small simulated worlds for the tests of choosers."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from tidegate.simulate.choosers.base import Sample, World
+from tidegate.simulate.engine import Engine, Replica
+from tidegate.simulate.scenario import Scenario
+from tidegate.simulate.workload import Job
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def world(replicas: int = 3, seed: int = 0, **settings: Any) -> World:
+    """Return a world of idle replicas."""
+    settings.setdefault("engine", Engine())
+    scenario = Scenario(replicas=replicas, **settings)
+    fleet = [Replica(scenario.engine, scenario.speed(index)) for index in range(replicas)]
+    return World(scenario, random.Random(seed), fleet, 512)
+
+
+def job(index: int, *blocks: int, tokens: int | None = None, output: int = 10) -> Job:
+    """Return a job with these full blocks and a short tail."""
+    return Job(index, 0.0, 512 * len(blocks) + 10 if tokens is None else tokens, output, blocks)
+
+
+def sample(at: float = 0.0, *, tokens: int = 0, kv_used: float = 0.0) -> Sample:
+    """Return a reading."""
+    return Sample(at, 0, 0, kv_used, tokens)

@@ -81,9 +81,11 @@ def _tokens(value: object, *, cut: bool) -> tuple[bytes | None, bool]:
     """Return token ids as little-endian 32-bit integers; arrays of a batch one after the other."""
     if not isinstance(value, list) or not value:
         return None, False
-    flat: list[Any] = []
-    for item in value:
-        flat.extend(item if isinstance(item, list) else (item,))
+    flat: list[Any] = value
+    if isinstance(value[0], list):
+        flat = []
+        for item in value:
+            flat.extend(item if isinstance(item, list) else (item,))
     most = values.MAX_PROMPT_BYTES // 4
     try:
         packed = struct.pack(f"<{min(len(flat), most)}I", *flat[:most])

@@ -108,7 +108,10 @@ def from_json(name: str, datatype: str, data: list[Any], *, whole: bool) -> Tens
     if integer is None:
         return None
     most = MAX_PROMPT_BYTES // integer.size
-    numbers = list(islice(_flat(data), most + 1))
+    while len(data) == 1 and isinstance(data[0], list):
+        data = data[0]
+    flat = data if data and isinstance(data[0], int) else _flat(data)
+    numbers = list(islice(flat, most + 1))
     whole = whole and len(numbers) <= most
     del numbers[most:]
     try:

@@ -116,3 +116,15 @@ def test_json_and_raw_agree(texts, nested):
     data = [[text] for text in texts] if nested else texts
     found, missing = elements(from_json("prompt", "BYTES", data, whole=True))
     assert (found, missing) == ([text.encode() for text in texts], False)
+
+
+@pytest.mark.parametrize("data", [[1, 2], [[1, 2]], [[[1, 2]]], [[1], [2]], [[1], [[2]]]])
+def test_nesting_says_nothing(data):
+    """A tensor may be nested as it likes; its elements come in row-major order."""
+    assert from_json("input_ids", "INT32", data, whole=True).data == struct.pack("<2i", 1, 2)
+
+
+def test_ragged_tensor():
+    """Elements beside arrays are no tensor."""
+    with pytest.raises(BadRequest, match="must be integers"):
+        from_json("input_ids", "INT32", [1, [2]], whole=True)

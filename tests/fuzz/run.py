@@ -2,7 +2,7 @@
 
 It needs ``atheris`` (``pip install atheris``), which is no dependency of the project. It starts
 from ``corpus.txt`` and keeps what reaches new code in the temporary folder that it names, where
-also an input that breaks a promise is left. Targets: ``request`` (default) and ``metrics``.
+also an input that breaks a promise is left. Targets: ``request`` (default), ``metrics``, ``wire``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["ext_proc"]):
-    from fuzz import targets
+    from fuzz import targets, wire
 
 from fuzz.corpus import inputs
 
-TARGETS = {"request": targets.one_input, "metrics": targets.metrics_page}
+TARGETS = {
+    "request": targets.one_input,
+    "metrics": targets.metrics_page,
+    "wire": wire.one_stream,
+}
 
 
 def main() -> None:

@@ -10,7 +10,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.types import BodyMode, Endpoint, EndpointKey, Pool, SlowStart, Variant
+from ext_proc.routing.types import (
+    BodyMode,
+    Endpoint,
+    EndpointKey,
+    Outlier,
+    Pool,
+    SlowStart,
+    Variant,
+)
 from protos.tidegate.fleet.v1 import pool_pb2
 
 if TYPE_CHECKING:
@@ -20,6 +28,7 @@ MAX_ENDPOINTS: Final = 20_000
 """Most replicas of one pool."""
 
 MAX_VARIANTS: Final = 100
+MAX_PERCENT: Final = 100
 
 _BODY: Final[Mapping[int, BodyMode]] = {
     pool_pb2.BODY_MODE_UNSPECIFIED: "peek",
@@ -61,6 +70,7 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
         variants=variants,
         endpoints=endpoints,
         policy=routing.policy or _DEFAULT.policy,
+        allow_override=frozenset(routing.allow_override),
         body=body,
         fallbacks=routing.fallbacks,
         session_header=routing.session_header.lower() or _DEFAULT.session_header,
@@ -80,6 +90,30 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
             min_weight=min(1.0, _positive(ramp.min_weight, 0.0, where, "slow_start.min_weight")),
         ),
         per_endpoint_in_flight=message.per_endpoint_in_flight,
+        outlier=_outlier(message, where),
+        probe_interval_s=_positive(
+            message.probe_interval_seconds, _DEFAULT.probe_interval_s, where, "probe_interval"
+        ),
+    )
+
+
+def _outlier(message: pool_pb2.Pool, where: str) -> Outlier:
+    if not message.HasField("outlier"):
+        return _DEFAULT.outlier
+    sent, usual = message.outlier, _DEFAULT.outlier
+    if sent.max_ejection_percent > MAX_PERCENT or sent.failure_percent > MAX_PERCENT:
+        raise PoolError(f"{where}: a percentage of outlier is above {MAX_PERCENT}")
+    here = f"{where}: outlier"
+    return Outlier(
+        consecutive_failures=sent.consecutive_failures or usual.consecutive_failures,
+        interval_s=_positive(sent.interval_seconds, usual.interval_s, here, "interval"),
+        base_ejection_s=_positive(
+            sent.base_ejection_seconds, usual.base_ejection_s, here, "base_ejection"
+        ),
+        max_percent=sent.max_ejection_percent,
+        failure_percent=_positive(sent.failure_percent, 0.0, here, "failure_percent"),
+        latency_factor=_positive(sent.latency_factor, 0.0, here, "latency_factor", least=1.0),
+        frozen_after_s=_positive(sent.frozen_after_seconds, 0.0, here, "frozen_after"),
     )
 
 
@@ -95,9 +129,16 @@ def _variants(message: pool_pb2.Pool, where: str) -> tuple[Variant, ...]:
             weight=variant.weight,
             model_version=variant.model_version or None,
             headers=tuple(sorted((name.lower(), value) for name, value in variant.headers.items())),
+            probe_path=_probe_path(variant.probe_path, where),
         )
         for variant in message.variants
     )
+
+
+def _probe_path(path: str, where: str) -> str:
+    if path and not path.startswith("/"):
+        raise PoolError(f"{where}: the probe's path {path!r} must begin with '/'")
+    return path
 
 
 def _endpoints(message: pool_pb2.Pool, where: str, variants: set[str]) -> tuple[Endpoint, ...]:

@@ -54,6 +54,8 @@ class Variant:
     model_version: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
     """Header name (lower case) and value; all must match to pin a request here."""
+    probe_path: str = ""
+    """HTTP path whose 200 says that a replica serves this; empty = replicas are not probed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,23 @@ class SlowStart:
     window_s: float = 0.0
     aggression: float = 1.0
     min_weight: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """When a replica that fails is left alone, and for how long; see ``ejection``."""
+
+    consecutive_failures: int = 3
+    interval_s: float = 5.0
+    """Time in which a result loses two thirds of its weight in the share of failures."""
+    base_ejection_s: float = 10.0
+    max_percent: int = 50
+    failure_percent: float = 50.0
+    """0 = shares eject nobody."""
+    latency_factor: float = 0.0
+    """How many times later than its peers' first bytes; 0 = slowness ejects nobody."""
+    frozen_after_s: float = 30.0
+    """0 = standing still ejects nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +110,8 @@ class Pool:
     slow_start: SlowStart = SlowStart()
     per_endpoint_in_flight: int = 0
     """Most requests in flight on one endpoint; 0 = no limit."""
+    outlier: Outlier = Outlier()
+    probe_interval_s: float = 5.0
 
 
 class SequenceKey(NamedTuple):
@@ -191,6 +212,8 @@ class Reading:
     """The engine runs as many requests as it can, so ``queued`` under-reports."""
     kv_used: float | None = None
     """Share of the KV cache in use, 0..1."""
+    gpu_used: float | None = None
+    """Share of the time in which its GPUs were busy, 0..1."""
     kv_block_tokens: int | None = None
     reused_blocks: float | None = None
     """Counter of prefix blocks served from cache, where the replica exports one."""

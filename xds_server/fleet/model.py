@@ -126,12 +126,37 @@ class Endpoint(Strict):
 
 
 BodyMode = Literal["none", "peek", "full"]
+PolicyName = Literal[
+    "auto",
+    "prefix-affinity",
+    "least-in-flight",
+    "weighted-least-pending",
+    "least-response-time",
+    "peak-ewma",
+    "p2c",
+    "p2c-work",
+    "prequal",
+    "gpu-composite",
+    "token-bucket",
+    "consistent-hash",
+    "consistent-hash-bounded",
+    "session-sticky",
+    "co-batch",
+    "round-robin",
+    "weighted-round-robin",
+    "random",
+    "weighted-random",
+]
+"""The picker's policies (``ext_proc.routing.policies``)."""
 
 
 class Routing(Strict):
     """How the picker chooses."""
 
-    policy: Literal["prefix-affinity", "least-in-flight", "round-robin"] = "prefix-affinity"
+    policy: PolicyName = "auto"
+    """How the picker prices replicas; docs/routing.md says which is for what."""
+    allow_override: Annotated[tuple[PolicyName, ...], Field(max_length=32)] = ()
+    """Policies that a request may ask for with the header `tidegate-policy`."""
     body: BodyMode = "peek"
     """How much of a request's body the picker reads: nothing, a bounded first part, or all."""
     first_message: Literal["none", "duplex"] = "none"
@@ -186,7 +211,7 @@ class CircuitBreaker(Strict):
 
 
 class Outlier(Strict):
-    """Envoy's passive ejection."""
+    """Passive ejection, by Envoy and by the pickers."""
 
     consecutive_failures: Annotated[int, Field(ge=1, le=1000)] = 3
     """Failures in a row (5xx, resets, refused connections) that eject a replica."""
@@ -194,6 +219,23 @@ class Outlier(Strict):
     base_ejection: Annotated[Duration, Field(gt=0)] = 10.0
     """Length of the first ejection; each further one is longer by this."""
     max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = 50
+    failure_percent: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 50.0
+    """Share of failures for which a picker ejects a replica, unless its peers fail as much;
+    0 = off."""
+    latency_factor: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.0
+    """A picker ejects a replica whose first bytes come so many times later than its peers'; 0 =
+    off, as caches make honest replicas differ. Otherwise at least 1."""
+    frozen_after: Duration = 30.0
+    """A picker ejects a replica that has work in flight and gave no sign of life for so long, no
+    byte and no changed gauge, while its peers did; 0 = off."""
+
+    @model_validator(mode="after")
+    def _factor(self) -> Self:
+        if 0 < self.latency_factor < 1:
+            raise PydanticCustomError(
+                "latency_factor", "`latency_factor` must be 0 (off) or at least 1", {}
+            )
+        return self
 
 
 class Health(Strict):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from protos.tidegate.fleet.v1 import pool_pb2
 from xds_server.fleet.rules import default_for_grpc, default_for_path
+from xds_server.resources.clusters import probe_path
 
 if TYPE_CHECKING:
     from xds_server.fleet.model import Pool
@@ -20,7 +21,7 @@ _BODY_MODES = {
 
 def pool_resource(view: View, pool: Pool) -> bytes:
     """Return the serialized ``Pool``."""
-    fleet, routing, ramp = view.fleet, pool.routing, pool.slow_start
+    fleet, routing, ramp, outlier = view.fleet, pool.routing, pool.slow_start, pool.outlier
     message = pool_pb2.Pool(
         name=pool.name,
         models=pool.match.models,
@@ -48,6 +49,16 @@ def pool_resource(view: View, pool: Pool) -> bytes:
             min_weight=ramp.min_weight_percent / 100,
         ),
         per_endpoint_in_flight=pool.circuit_breaker.per_endpoint_in_flight,
+        outlier=pool_pb2.Outlier(
+            consecutive_failures=outlier.consecutive_failures,
+            interval_seconds=outlier.interval,
+            base_ejection_seconds=outlier.base_ejection,
+            max_ejection_percent=outlier.max_ejection_percent,
+            failure_percent=outlier.failure_percent,
+            latency_factor=outlier.latency_factor,
+            frozen_after_seconds=outlier.frozen_after,
+        ),
+        probe_interval_seconds=pool.health.interval,
     )
     for variant in pool.variants:
         message.variants.add(
@@ -56,6 +67,8 @@ def pool_resource(view: View, pool: Pool) -> bytes:
             model_version=variant.model_version or "",
             # A pin that needs a cookie is none for pickers, which see no cookies.
             headers={} if variant.match.cookies else variant.match.headers,
+            # A probe speaks plain HTTP.
+            probe_path="" if pool.upstream_tls else probe_path(pool, variant),
         )
     for endpoint in pool.endpoints:
         incarnation = view.incarnation(endpoint.id)

@@ -84,9 +84,13 @@ class Pool(_message.Message):
     ROUTING_FIELD_NUMBER: _builtins.int
     SLOW_START_FIELD_NUMBER: _builtins.int
     PER_ENDPOINT_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    OUTLIER_FIELD_NUMBER: _builtins.int
+    PROBE_INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     per_endpoint_in_flight: _builtins.int
     """Most requests in flight on one endpoint; 0 = no limit."""
+    probe_interval_seconds: _builtins.float
+    """Time between two probes of a replica's readiness, seconds; 0 = the picker's default."""
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models that this pool serves. A model belongs to at most one pool."""
@@ -113,6 +117,8 @@ class Pool(_message.Message):
     def routing(self) -> Global___Routing: ...
     @_builtins.property
     def slow_start(self) -> Global___SlowStart: ...
+    @_builtins.property
+    def outlier(self) -> Global___Outlier: ...
     def __init__(
         self,
         *,
@@ -126,14 +132,59 @@ class Pool(_message.Message):
         routing: Global___Routing | None = ...,
         slow_start: Global___SlowStart | None = ...,
         per_endpoint_in_flight: _builtins.int = ...,
+        outlier: Global___Outlier | None = ...,
+        probe_interval_seconds: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing", "slow_start", b"slow_start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "models", b"models", "name", b"name", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "routing", b"routing", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "models", b"models", "name", b"name", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Pool: _TypeAlias = Pool  # noqa: Y015
+
+@_typing.final
+class Outlier(_message.Message):
+    """When the picker leaves a failing replica alone. Absent = its defaults."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSECUTIVE_FAILURES_FIELD_NUMBER: _builtins.int
+    INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    BASE_EJECTION_SECONDS_FIELD_NUMBER: _builtins.int
+    MAX_EJECTION_PERCENT_FIELD_NUMBER: _builtins.int
+    FAILURE_PERCENT_FIELD_NUMBER: _builtins.int
+    LATENCY_FACTOR_FIELD_NUMBER: _builtins.int
+    FROZEN_AFTER_SECONDS_FIELD_NUMBER: _builtins.int
+    consecutive_failures: _builtins.int
+    interval_seconds: _builtins.float
+    base_ejection_seconds: _builtins.float
+    max_ejection_percent: _builtins.int
+    """Most replicas of a variant out at one time."""
+    failure_percent: _builtins.float
+    """Share of failures; 0 = off."""
+    latency_factor: _builtins.float
+    """First bytes so many times later than those of its peers; 0 = off."""
+    frozen_after_seconds: _builtins.float
+    """Work in flight and no sign of life for so long, seconds; 0 = off."""
+    def __init__(
+        self,
+        *,
+        consecutive_failures: _builtins.int = ...,
+        interval_seconds: _builtins.float = ...,
+        base_ejection_seconds: _builtins.float = ...,
+        max_ejection_percent: _builtins.int = ...,
+        failure_percent: _builtins.float = ...,
+        latency_factor: _builtins.float = ...,
+        frozen_after_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_ejection_seconds", b"base_ejection_seconds", "consecutive_failures", b"consecutive_failures", "failure_percent", b"failure_percent", "frozen_after_seconds", b"frozen_after_seconds", "interval_seconds", b"interval_seconds", "latency_factor", b"latency_factor", "max_ejection_percent", b"max_ejection_percent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Outlier: _TypeAlias = Outlier  # noqa: Y015
 
 @_typing.final
 class Variant(_message.Message):
@@ -165,11 +216,14 @@ class Variant(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
+    PROBE_PATH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     weight: _builtins.int
     """Relative share of requests that nothing pins; 0 = none."""
     model_version: _builtins.str
     """Version that the replicas serve; empty = unspecified. Requests are never rewritten."""
+    probe_path: _builtins.str
+    """HTTP path whose 200 says that a replica serves this variant; empty = do not probe."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Request headers (lower case name to exact value) that pin a request to this variant."""
@@ -181,10 +235,11 @@ class Variant(_message.Message):
         weight: _builtins.int = ...,
         model_version: _builtins.str = ...,
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        probe_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "model_version", b"model_version", "name", b"name", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers", "model_version", b"model_version", "name", b"name", "probe_path", b"probe_path", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -284,8 +339,9 @@ class Routing(_message.Message):
     SEQUENCE_IDLE_SECONDS_FIELD_NUMBER: _builtins.int
     LOAD_FACTOR_FIELD_NUMBER: _builtins.int
     MAX_BODY_BYTES_FIELD_NUMBER: _builtins.int
+    ALLOW_OVERRIDE_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
-    """Name of the policy, e.g. "prefix-affinity"."""
+    """Name of the policy, e.g. "auto"."""
     body: Global___BodyMode.ValueType
     fallbacks: _builtins.int
     """How many further endpoints follow the pick, for Envoy's retries."""
@@ -305,6 +361,10 @@ class Routing(_message.Message):
     """
     max_body_bytes: _builtins.int
     """Bytes of body that a picker may collect in mode FULL."""
+    @_builtins.property
+    def allow_override(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Policies that a request may ask for with the header "tidegate-policy"."""
+
     def __init__(
         self,
         *,
@@ -318,10 +378,11 @@ class Routing(_message.Message):
         sequence_idle_seconds: _builtins.float = ...,
         load_factor: _builtins.float = ...,
         max_body_bytes: _builtins.int = ...,
+        allow_override: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_chars", b"block_chars", "body", b"body", "fallbacks", b"fallbacks", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "policy", b"policy", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_override", b"allow_override", "block_chars", b"block_chars", "body", b"body", "fallbacks", b"fallbacks", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "policy", b"policy", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

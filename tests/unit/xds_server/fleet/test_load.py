@@ -31,7 +31,7 @@ def test_a_good_file_is_a_fleet() -> None:
     """What is left out has its default."""
     fleet = load_text(GOOD)
     assert fleet.pools[0].endpoints[0].grpc == "127.0.0.1:8001"
-    assert fleet.pools[0].routing.policy == "prefix-affinity"
+    assert fleet.pools[0].routing.policy == "auto"
 
 
 def test_a_fleet_reads_back_its_own_json() -> None:
@@ -85,7 +85,7 @@ def test_told_faults_are_bounded() -> None:
         ("  variants: [{weight: 1}]\n", "missing; write `name:` here"),
         ("  variants: stable\n", "where a list belongs"),
         ("  routing: [x]\n", "a list stands where a mapping belongs"),
-        ("  routing: {policy: best}\n", "'best' is none of 'prefix-affinity'"),
+        ("  routing: {policy: best}\n", "'best' is none of 'auto'"),
         ("  routing: {fallbacks: 9}\n", "9: input should be less than or equal to 8"),
         ("  routing: {max_body: null}\n", "nothing (null): input should be a valid integer"),
         ("  default: maybe\n", "'maybe': input should be a valid boolean"),

@@ -1,0 +1,97 @@
+"""gpu-composite: a weighted sum of what a replica says about itself.
+
+Formula, each term between 0 and 1::
+
+    price   = 0.4 queue + 0.3 gpu + 0.2 kv + 0.1 latency
+    queue   = pending / (pending + 8 * strength)
+    gpu     = share of the time in which its GPUs were busy
+    kv      = share of its KV cache in use
+    latency = latency / (latency + the median latency)
+
+A term that a replica does not tell, or told more than two seconds ago, is the median of those
+that do; one that nobody tells is left out and the weights of the others grow to the sum of 1.
+
+Inputs: own ledger; fresh readings of queue, GPU and KV cache; durations of own requests; capacity.
+Use it for: a mixture of models on shared GPUs whose readings are fresh; as an explainable rule.
+Not for: LLMs (auto). The terms have no common unit, and GPU utilisation tells idle from busy, not
+busy from full. Linear mixes lost to prequal in Prequal's own measurements.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.routing.policies.base import Policy
+from ext_proc.routing.roster import FRESH_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ext_proc.routing.policies.base import Offer
+    from ext_proc.routing.roster import Seat
+
+WEIGHTS: Final[Mapping[str, float]] = {"queue": 0.4, "gpu": 0.3, "kv": 0.2, "latency": 0.1}
+HALF_QUEUE: Final = 8.0
+"""Pending requests per strength that count as half of a full queue."""
+
+
+def _fill(values: Sequence[float | None]) -> list[float] | None:
+    """Replace what is unknown by the median of the known; ``None`` where nothing is."""
+    known = [each for each in values if each is not None]
+    if not known:
+        return None
+    usual = median(known)
+    return [usual if each is None else each for each in values]
+
+
+def _gpu(seat: Seat, stale: float) -> float | None:
+    told = [
+        each.gpu_used
+        for each in seat.replica.readings
+        if each.gpu_used is not None and each.at > stale
+    ]
+    return min(1.0, max(told)) if told else None
+
+
+class GpuComposite(Policy):
+    """A weighted sum of terms; keeps no state."""
+
+    def prices(self, offer: Offer) -> Sequence[float]:
+        """Return the weighted sum of each seat."""
+        terms = self._terms(offer)
+        total = sum(WEIGHTS[name] for name in terms)
+        return [
+            sum(WEIGHTS[name] * values[index] for name, values in terms.items()) / total
+            for index in range(len(offer.seats))
+        ]
+
+    def _terms(self, offer: Offer) -> dict[str, list[float]]:
+        stale, seats = offer.now - FRESH_S, offer.seats
+        latency = _fill([seat.pace.latency_s for seat in seats])
+        if latency is not None:
+            usual = max(median(latency), 1e-9)
+            latency = [each / (each + usual) for each in latency]
+        terms = {
+            "queue": [
+                pending / (pending + HALF_QUEUE * strength)
+                for pending, strength in zip(offer.pending, offer.strength, strict=True)
+            ],
+            "gpu": _fill([_gpu(seat, stale) for seat in seats]),
+            "kv": _fill(
+                [seat.replica.kv_used if seat.replica.kv_at > stale else None for seat in seats]
+            ),
+            "latency": latency,
+        }
+        return {name: values for name, values in terms.items() if values is not None}
+
+    def picked(self, offer: Offer, index: int) -> str:
+        """Keep no state; the label is ``least``."""
+        del offer, index
+        return "least"
+
+    def parts(self, offer: Offer, index: int) -> Mapping[str, float]:
+        """Return each term with its weight; their sum is the price."""
+        terms = self._terms(offer)
+        total = sum(WEIGHTS[name] for name in terms)
+        return {name: WEIGHTS[name] * values[index] / total for name, values in terms.items()}

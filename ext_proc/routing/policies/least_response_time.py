@@ -1,0 +1,47 @@
+"""least-response-time: the replica that would answer first, by what its last requests took.
+
+Formula: ``price = latency * (pending + 1) / strength``; latency is the EWMA of whole durations
+(gain 0.2); a replica without samples has the median of the others, never 0.
+Inputs: durations of own requests; own ledger; fresh queues; capacity.
+Use it for: mixed hardware with similar requests.
+Not for: LLMs: durations follow the length of prompt and answer, so a replica with short requests
+looks fast; averages hide spikes (peak-ewma).
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ext_proc.routing.policies.base import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.policies.base import Offer
+
+
+def latencies(offer: Offer) -> list[float]:
+    """Return the mean duration on each seat; unknown ones are the median of the known, or 1."""
+    known = [seat.pace.latency_s for seat in offer.seats]
+    told = [each for each in known if each is not None]
+    usual = median(told) if told else 1.0
+    return [usual if each is None else each for each in known]
+
+
+class LeastResponseTime(Policy):
+    """Latency times queue; keeps no state."""
+
+    def prices(self, offer: Offer) -> Sequence[float]:
+        """Return the expected response time of each seat."""
+        return [
+            latency * (pending + 1.0) / strength
+            for latency, pending, strength in zip(
+                latencies(offer), offer.pending, offer.strength, strict=True
+            )
+        ]
+
+    def picked(self, offer: Offer, index: int) -> str:
+        """Keep no state; the label is ``least``."""
+        del offer, index
+        return "least"

@@ -1,0 +1,70 @@
+"""p2c, p2c-work and peak-ewma: the better of two replicas drawn at random.
+
+Formula: two distinct seats are drawn, the lower load wins. The load is
+
+* p2c: ``(pending + 1) / strength``, requests;
+* p2c-work: ``(work + 1) / strength``, uncached prompt tokens in flight;
+* peak-ewma: ``peak * (pending + 1)``, where ``peak`` jumps to each longer duration and decays with
+  10 s (Finagle, Linkerd; a replica without samples counts as 30 ms, never as 0).
+
+Inputs: own ledger, fresh queues, capacity; durations of own requests for peak-ewma.
+Use it for: several pickers or stale readings, which make the best of all a target for everybody;
+peak-ewma for classic models on uneven replicas.
+Not for: LLMs with recurring prompts. Durations follow the length of an answer, so peak-ewma
+mistakes who got long ones for slow.
+
+Guarantee: the most loaded of the two is never taken, so the replica with the highest load of all
+never is. Of n requests on n replicas the fullest has about ``ln ln n / ln 2`` (Azar et al. 1994,
+Mitzenmacher 2001).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from ext_proc.routing.policies.base import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.policies.base import Offer
+
+
+class PowerOfTwo(Policy):
+    """The better of two; keeps no state.
+
+    Args:
+        load: What is compared.
+    """
+
+    everyone = False
+
+    def __init__(self, load: Literal["requests", "work", "peak"]) -> None:
+        self._load = load
+
+    def prices(self, offer: Offer) -> Sequence[float]:
+        """Return the loads, with all but two seats behind."""
+        loads = self._loads(offer)
+        count = len(loads)
+        first = int(offer.rng.random() * count)
+        second = int(offer.rng.random() * (count - 1))
+        if second >= first:
+            second += 1
+        behind = max(loads) + 1.0
+        return [
+            load if index in (first, second) else load + behind for index, load in enumerate(loads)
+        ]
+
+    def _loads(self, offer: Offer) -> list[float]:
+        if self._load == "peak":
+            return [
+                seat.pace.peak_s(offer.now) * (pending + 1.0)
+                for seat, pending in zip(offer.seats, offer.pending, strict=True)
+            ]
+        loads = offer.pending if self._load == "requests" else offer.work
+        return [(load + 1.0) / each for load, each in zip(loads, offer.strength, strict=True)]
+
+    def picked(self, offer: Offer, index: int) -> str:
+        """Keep no state; the label is ``least``."""
+        del offer, index
+        return "least"

@@ -1,0 +1,66 @@
+"""prequal: among replicas that are not hot the fastest, else the least loaded.
+
+Formula (Prequal's hot-cold lexicographic rule; Wydrowski et al., NSDI 2024)::
+
+    hot   = load above the 0.84 quantile of all loads (2^-0.25)
+    price = latency                 where the replica is cold
+            a constant behind + load          where it is hot
+
+Load is ``pending / strength``, or for prompts ``work / strength``: requests in flight as the paper
+has them say little where prompts differ a hundredfold. Latency is the mean duration of recent
+requests times ``(pending + 1)``, as it was measured at other loads.
+
+Inputs: own ledger; fresh queues; durations of own requests; capacity. There are no probes: the
+readings are one, and a pool is small enough to be its own probe pool.
+Use it for: classic models, sudden slowness of single replicas, high load.
+Not for: recurring prompts (auto).
+
+Guarantee: a hot replica is never chosen while there is a cold one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.routing.policies.base import Policy
+from ext_proc.routing.policies.least_response_time import latencies
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.policies.base import Offer
+
+QUANTILE: Final = 2.0**-0.25
+
+
+def hot_above(loads: Sequence[float]) -> float:
+    """Return the load above which a replica is hot; the least loaded never is."""
+    return sorted(loads)[int(QUANTILE * (len(loads) - 1))]
+
+
+class Prequal(Policy):
+    """Hot-cold lexicographic; keeps no state."""
+
+    def prices(self, offer: Offer) -> Sequence[float]:
+        """Return the latency of cold seats, and behind them the load of hot ones."""
+        loads = _loads(offer)
+        threshold = hot_above(loads)
+        times = [
+            each * (pending + 1.0)
+            for each, pending in zip(latencies(offer), offer.pending, strict=True)
+        ]
+        behind = max(times) + 1.0
+        return [
+            behind + load if load > threshold else time
+            for load, time in zip(loads, times, strict=True)
+        ]
+
+    def picked(self, offer: Offer, index: int) -> str:
+        """Keep no state; the label is ``cold``, or ``least`` where the pick is hot."""
+        loads = _loads(offer)
+        return "least" if loads[index] > hot_above(loads) else "cold"
+
+
+def _loads(offer: Offer) -> list[float]:
+    loads = offer.pending if offer.tokens is None else offer.work
+    return [load / strength for load, strength in zip(loads, offer.strength, strict=True)]

@@ -1,0 +1,72 @@
+"""session-sticky: a session stays on the replica that had its first request.
+
+Formula: ``price = -1`` for the session's replica, else that of least-in-flight (above 0).
+Inputs: the pool's session header; own ledger; fresh queues; capacity.
+Defaults: a session is forgotten two hours after its last request; 100,000 are kept, the least
+recently used one goes first.
+Use it for: replicas with state per session, where the session is known and the prompt is not.
+Not for: sessions of very different weight, as no load moves one; prompts that can be seen (auto).
+
+Guarantee: a session moves only when its replica is not eligible any more, and then stays moved.
+It is remembered by this picker alone; several agree only with the consistent-hash policies.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.routing.policies.base import Policy
+from ext_proc.routing.policies.least_in_flight import LeastInFlight
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.policies.base import Offer
+    from ext_proc.routing.types import EndpointKey
+
+IDLE_S: Final = 7_200.0
+MAX_SESSIONS: Final = 100_000
+
+
+class SessionSticky(Policy):
+    """The replica of each live session, per variant.
+
+    Args:
+        max_sessions: Most sessions kept.
+    """
+
+    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+        self._max = max_sessions
+        self._homes: OrderedDict[tuple[str, str], tuple[EndpointKey, float]] = OrderedDict()
+        self._least = LeastInFlight()
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def prices(self, offer: Offer) -> Sequence[float]:
+        """Return the price of least-in-flight, but -1 for the session's replica."""
+        home, prices = self._home(offer), self._least.prices(offer)
+        if home is None:
+            return prices
+        return [
+            -1.0 if seat.key == home else price
+            for seat, price in zip(offer.seats, prices, strict=True)
+        ]
+
+    def _home(self, offer: Offer) -> EndpointKey | None:
+        session = offer.request.features.session
+        known = None if session is None else self._homes.get((offer.variant, session))
+        return known[0] if known is not None and known[1] > offer.now else None
+
+    def picked(self, offer: Offer, index: int) -> str:
+        """Remember the session's replica; the label is ``session``, or ``least`` at first."""
+        session, key = offer.request.features.session, offer.seats[index].key
+        if session is None:
+            return "least"
+        stayed = self._home(offer) == key
+        self._homes[offer.variant, session] = (key, offer.now + IDLE_S)
+        self._homes.move_to_end((offer.variant, session))
+        if len(self._homes) > self._max:
+            self._homes.popitem(last=False)
+        return "session" if stayed else "least"

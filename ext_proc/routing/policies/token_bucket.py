@@ -1,0 +1,99 @@
+"""token-bucket: each replica has an allowance of work that its queue makes grow and shrink.
+
+Formula, per replica, in seconds of its learned work; a pick takes the request's own seconds::
+
+    level = min(BURST, level + rate * elapsed)
+    price = -level
+    rate  * 0.7   at most once a second, while more than 4 requests per strength of others wait
+    rate  + 0.05  likewise, while fewer than 1 does and the allowance ran out
+    0.1 <= rate <= 2
+
+A request's own seconds are ``uncached / R``, or the learned service time without a prompt. One
+pick may overdraw, as a long prompt is more than any burst.
+
+Inputs: durations of own requests; the replicas' fresh queues (unknown: the rate stays).
+Defaults: ``BURST`` 0.25 s.
+Use it for: bursts before a batcher; replicas that others use too, whose queue says when to yield.
+Not for: affinity; fleets without readings, where it only spreads work by seconds.
+
+Guarantee: while another has allowance, a replica that overdrew is not chosen: in ``t`` seconds it
+gets at most ``BURST + 2 t`` seconds of work and the one request that overdraws. Where all are
+spent the least overdrawn is chosen; what refuses is the pool's limit of requests in flight.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ext_proc.routing.policies.base import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.policies.base import Offer
+    from ext_proc.routing.roster import Seat
+    from ext_proc.routing.types import EndpointKey
+
+BURST_S: Final = 0.25
+LEAST_RATE: Final = 0.1
+MOST_RATE: Final = 2.0
+EVERY_S: Final = 1.0
+HIGH: Final = 4.0
+LOW: Final = 1.0
+
+
+class _Bucket(NamedTuple):
+    level: float
+    at: float
+    rate: float
+    judged: float
+
+
+class TokenBucket(Policy):
+    """A bucket per replica; at most twice as many as the pool has endpoints."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[EndpointKey, _Bucket] = {}
+
+    def prices(self, offer: Offer) -> Sequence[float]:
+        """Return what each seat is short of, seconds."""
+        return [-self.level(seat, offer.now) for seat in offer.seats]
+
+    def level(self, seat: Seat, now: float) -> float:
+        """Return the allowance of a replica, seconds of work."""
+        bucket = self._buckets.get(seat.key)
+        if bucket is None:
+            return BURST_S
+        return min(BURST_S, bucket.level + bucket.rate * (now - bucket.at))
+
+    def picked(self, offer: Offer, index: int) -> str:
+        """Take the request's seconds; tell ``least``, or ``spill`` where all are spent."""
+        seat, now = offer.seats[index], offer.now
+        if len(self._buckets) > 2 * offer.slots:  # replicas came and went
+            offered = {each.key for each in offer.seats}
+            for gone in [each for each in self._buckets if each not in offered]:
+                del self._buckets[gone]
+        level = self.level(seat, now)
+        rate, judged = 1.0, now
+        if (bucket := self._buckets.get(seat.key)) is not None:
+            rate, judged = bucket.rate, bucket.judged
+            if now - judged >= EVERY_S:
+                rate, judged = self._judge(seat, rate, level, now), now
+        if offer.tokens is None:
+            own = offer.pace.service_s
+        else:
+            uncached = offer.tokens - offer.matched[index] * offer.block_tokens
+            own = max(1.0, uncached) * offer.pace.seconds_per_token
+        left = level - own * seat.pace.slowness
+        self._buckets[seat.key] = _Bucket(left, now, rate, judged)
+        return "least" if level > 0.0 else "spill"
+
+    def _judge(self, seat: Seat, rate: float, level: float, now: float) -> float:
+        waiting = seat.replica.others_queued(now)
+        if waiting is None:
+            return rate
+        if waiting > HIGH * seat.capacity:
+            return max(LEAST_RATE, rate * 0.7)
+        if waiting < LOW and level <= 0.0:
+            return min(MOST_RATE, rate + 0.05)
+        return rate

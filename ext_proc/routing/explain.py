@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ext_proc.routing.conditions import Conditions
     from ext_proc.routing.prefix_index import PrefixIndex
     from ext_proc.routing.roster import Replica
     from ext_proc.routing.types import Decision, Endpoint, EndpointKey, Pool, Reading, Request
@@ -50,7 +51,11 @@ class Recent:
 
 
 def describe(
-    pool: Pool, replicas: Mapping[EndpointKey, Replica], index: PrefixIndex, now: float
+    pool: Pool,
+    replicas: Mapping[EndpointKey, Replica],
+    index: PrefixIndex,
+    conditions: Conditions,
+    now: float,
 ) -> dict[str, object]:
     """Return a pool with its variants and endpoints.
 
@@ -58,6 +63,7 @@ def describe(
         pool: The pool.
         replicas: What is known of its endpoints.
         index: Their probable caches.
+        conditions: What keeps them from new work.
         now: Monotonic seconds, for the ages.
     """
     return {
@@ -67,7 +73,11 @@ def describe(
             for each in pool.variants
         },
         "endpoints": {
-            each.key.id: _endpoint(each, replicas[each.key], index, now) for each in pool.endpoints
+            each.key.id: {
+                **_endpoint(each, replicas[each.key], index, now),
+                **conditions.describe(pool.name, each.key, now, silent=replicas[each.key].silent),
+            }
+            for each in pool.endpoints
         },
     }
 

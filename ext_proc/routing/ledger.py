@@ -101,6 +101,10 @@ class Ledger:
             load = self._loads[key] = Load()
         return load
 
+    def ticket(self, ticket_id: int) -> Ticket | None:
+        """Return an open ticket, ``None`` where none has this id."""
+        return self._open.get(ticket_id)
+
     def loads(self) -> Iterable[tuple[EndpointKey, Load]]:
         """Return each known endpoint with its load."""
         return self._loads.items()

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ext_proc.routing.candidates import SMALL, shortlist
+from ext_proc.routing.conditions import Conditions
 from ext_proc.routing.draw import Rng, draw_variant
 from ext_proc.routing.explain import Recent, describe
 from ext_proc.routing.filters import below_limit, eligible
@@ -90,6 +91,10 @@ class Router:
         self.ledger = Ledger(max_tickets)
         self.index = PrefixIndex()
         self.leases = Leases()
+        self.conditions = Conditions()
+        """Who must not get new work although it is a member."""
+        self._moved: dict[int, Ticket] = {}
+        """Moved tickets by the id that their holder knows."""
         self._rosters: dict[str, Roster] = {}
         self._policies: dict[str, dict[str, Policy]] = {}
         self._paces: dict[str, FleetPace] = {}
@@ -148,6 +153,7 @@ class Router:
         for replica in self._replicas.values():
             self._by_id.setdefault(replica.key.id, []).append(replica)
         self._silent = sum(replica.silent for replica in self._replicas.values())
+        self.conditions.set_pools(pools)
         self.index.expire(now)
 
     def _remove(self, key: EndpointKey) -> None:
@@ -199,6 +205,7 @@ class Router:
             reason = "sequence"
         seats = offer.seats
         seat, matched = seats[picked], offer.matched[picked]
+        self.conditions.picked(pool.name, seat.key, now)
         if request.blocks:
             self._change_index(Inserted(seat.key, request.blocks, now))
         if lease_key is not None:
@@ -242,6 +249,7 @@ class Router:
             if isinstance(drawn, Refusal):
                 return drawn
             variant, seats = drawn, roster.open_seats(drawn, request.protocol)
+            seats = self.conditions.keep(pool.name, seats, now)
         limit = pool.per_endpoint_in_flight if inference else 0
         index, blocks = self.index, request.blocks
         steps = index.match(blocks) if blocks else []
@@ -250,7 +258,7 @@ class Router:
         if len(seats) > SMALL and not policy.everyone and request.subset is None:
             by_key = roster.open_by_key(variant, request.protocol)
             few, held = shortlist(seats, by_key, index, steps, rng)
-            free = below_limit(few, limit)
+            free = below_limit(self.conditions.keep(pool.name, few, now), limit)
             matched = held if free is few else [held[few.index(seat)] for seat in free]
         if not free:
             where = f"{pool.name}/{variant}"
@@ -342,8 +350,8 @@ class Router:
             The ticket that is open now: a new one, or the same where the pick itself served, the
             pool does not know the address, or the ticket is settled already.
         """
-        roster = self._rosters.get(ticket.pool)
-        found = None if roster is None else roster.at(address)
+        ticket = self._moved.pop(ticket.id, ticket)
+        found = self.at(ticket.pool, address)
         if found is None or found == ticket.endpoint:
             return ticket
         if not self._change_ledger(Settled(ticket.id, Outcome.MOVED)):
@@ -352,6 +360,26 @@ class Router:
         moved = Ticket(self._last_ticket, found, ticket.pool, ticket.work, now)
         self._change_ledger(Charged(moved))
         return moved
+
+    def at(self, pool: str, address: str) -> EndpointKey | None:
+        """Return who of a pool listens on an ``ip:port``, ``None`` where it is nobody."""
+        roster = self._rosters.get(pool)
+        return None if roster is None else roster.at(address)
+
+    def told(self, ticket_id: int, address: str, now: float) -> bool:
+        """Hear, while a request runs, which replica serves it; the ticket's holder need not know.
+
+        Returns:
+            Whether the charge moved. Its holder settles it with the ticket that it has.
+        """
+        known = self._moved.get(ticket_id) or self.ledger.ticket(ticket_id)
+        if known is None:
+            return False
+        moved = self.served(known, address, now)
+        if moved is known:
+            return False
+        self._moved[ticket_id] = moved
+        return True
 
     def settle(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
         """End a request.
@@ -365,6 +393,8 @@ class Router:
             False where it was settled before, by this or by its endpoint's removal.
         """
         self.index.expire(now)
+        if self._moved:
+            ticket = self._moved.pop(ticket.id, ticket)
         if not self._change_ledger(Settled(ticket.id, outcome)):
             return False
         if outcome is Outcome.DONE and ticket.drain_s is not None:
@@ -400,6 +430,7 @@ class Router:
         for replica in self._by_id.get(endpoint_id, ()):
             replica.restarted_unix_s = unix_now
             replica.busy_until = float("-inf")
+            self.conditions.restarted(replica.key)
             self._change_index(Purged(replica.key))
             self.leases.drop_endpoint(replica.key)
 
@@ -427,7 +458,7 @@ class Router:
         """Return everything a person may want to see, ready for JSON."""
         return {
             "pools": {
-                name: describe(roster.pool, self._replicas, self.index, now)
+                name: describe(roster.pool, self._replicas, self.index, self.conditions, now)
                 for name, roster in self._rosters.items()
             },
             "recent": self.recent.describe(now),

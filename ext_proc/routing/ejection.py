@@ -1,0 +1,355 @@
+"""Ejection: replicas of one pool that fail are left alone for a while.
+
+Rules:
+
+1. A replica is closed (in use), ejected until some moment, or half open. A reason ejects it; when
+   its time is over it is half open; ``GOOD_TO_CLOSE`` good answers there close it, one bad answer
+   ejects it for twice as long, up to ``MAX_EJECTION_S``. Closed for twice the time that it was
+   out, it starts anew.
+2. Reasons: failures in a row, share of failures, slow first bytes, no sign of life with work in
+   flight. Each is relative: nobody is ejected for what the median of its peers (the closed
+   replicas of its variant) suffers as well. Peers of which nothing is known count as well.
+3. At most ``max_percent`` of a variant is out or half open, but one replica of several may always
+   be unless the share is 0; the only replica of a variant never is.
+4. A half-open replica gets one request at a time; one whose result does not come is given up
+   after the base time.
+5. What arrives about an ejected replica changes nothing, but that a frozen one which answers is
+   half open at once.
+6. One record of fixed size per replica of the pool; who leaves is forgotten.
+
+Source: Envoy's outlier detection (consecutive failures, failure percentage, maximum share) and the
+circuit breaker of M. Nygard's "Release It!" (half open).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp, log
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ext_proc.routing.types import EndpointKey, Outlier, Pool
+
+MAX_EJECTION_S: Final = 300.0
+GOOD_TO_CLOSE: Final = 2
+MIN_SAMPLES: Final = 10.0
+"""Results in the window below which a share says nothing."""
+MIN_LATENCIES: Final = 20
+"""First bytes below which a mean says nothing."""
+LATENCY_GAIN: Final = 0.1
+_EVERY: Final = 8
+"""Slowness is looked at once in so many answers."""
+_RELATIVE: Final = 0.5
+"""Peers whose share of failures is at least this part of one's own share the trouble."""
+_NEVER: Final = float("-inf")
+
+
+class Cause(StrEnum):
+    """Why a replica is out."""
+
+    FAILURES = "failures"
+    """Connections fail or break, or retries went elsewhere."""
+    DEAD_BACKEND = "dead-backend"
+    """It answers, but only with errors."""
+    RATIO = "ratio"
+    """Too large a share of failures."""
+    SLOW = "slow"
+    """First bytes come much later than those of its peers."""
+    FROZEN = "frozen"
+    """Work is in flight and nothing moves."""
+
+
+class Phase(StrEnum):
+    """Where a replica stands."""
+
+    CLOSED = "closed"
+    EJECTED = "ejected"
+    HALF_OPEN = "half-open"
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known of one replica."""
+
+    variant: str
+    phase: Phase = Phase.CLOSED
+    cause: Cause | None = None
+    until: float = _NEVER
+    """End of the ejection, or of waiting for the result of a half-open request."""
+    span_s: float = 0.0
+    """Length of the last ejection."""
+    times: int = 0
+    closed_at: float = _NEVER
+    row: int = 0
+    """Bad results in a row."""
+    refused: int = 0
+    """How many of these were no answers at all."""
+    good: float = 0.0
+    bad: float = 0.0
+    """Decayed counts."""
+    at: float = _NEVER
+    good_row: int = 0
+    log_first_s: float = 0.0
+    """Mean logarithm of the time to the first byte (EWMA)."""
+    latencies: int = 0
+    busy_since: float | None = None
+    alive_at: float = _NEVER
+
+    def share(self) -> float | None:
+        """Return the share of failures, ``None`` where too little is known."""
+        total = self.good + self.bad
+        return None if total <= 0.0 else self.bad / total
+
+    def count(self, now: float, window_s: float, *, bad: bool) -> None:
+        """Add a result to the decayed counts."""
+        kept = exp((self.at - now) / window_s) if self.at > _NEVER else 0.0
+        self.good, self.bad, self.at = self.good * kept, self.bad * kept, now
+        if bad:
+            self.bad += 1.0
+        else:
+            self.good += 1.0
+
+
+class Ejection:
+    """Who of one pool is out; see the module's rules.
+
+    Args:
+        on_ejected: Hears of each ejection: the replica and why.
+    """
+
+    def __init__(self, on_ejected: Callable[[EndpointKey, Cause], None]) -> None:
+        self._on_ejected = on_ejected
+        self._records: dict[EndpointKey, _Record] = {}
+        self._out: dict[EndpointKey, _Record] = {}
+        """Those that are not closed."""
+        self._rules: Outlier | None = None
+
+    def __bool__(self) -> bool:
+        """Tell whether anybody is out or half open."""
+        return bool(self._out)
+
+    def set_pool(self, pool: Pool) -> None:
+        """Take the pool's replicas and rules; what is known of those that stay is kept."""
+        known, self._rules = self._records, pool.outlier
+        self._records = {}
+        for endpoint in pool.endpoints:
+            record = known.get(endpoint.key)
+            if record is None or record.variant != endpoint.variant:
+                record = _Record(endpoint.variant)
+            self._records[endpoint.key] = record
+        self._out = {k: r for k, r in self._records.items() if r.phase is not Phase.CLOSED}
+
+    def forget(self, key: EndpointKey) -> None:
+        """Begin anew with a replica whose process is a new one."""
+        record = self._records.get(key)
+        if record is not None:
+            self._records[key] = _Record(record.variant)
+            self._out.pop(key, None)
+
+    # --- What happened --------------------------------------------------------------------------
+
+    def good(self, key: EndpointKey, first_byte_s: float | None, now: float) -> None:
+        """Note an answer that is not the replica's failure.
+
+        Args:
+            key: The replica.
+            first_byte_s: From the request's dispatch to the answer's first byte, if known.
+            now: Monotonic seconds.
+        """
+        record, rules = self._records.get(key), self._rules
+        if record is None or rules is None:
+            return
+        self._alive(key, record, now)
+        if record.phase is Phase.EJECTED:
+            return
+        if record.phase is Phase.HALF_OPEN:
+            record.good_row += 1
+            record.until = _NEVER
+            if record.good_row >= GOOD_TO_CLOSE:
+                self._close(key, record, now)
+            return
+        record.row = record.refused = 0
+        record.count(now, rules.interval_s, bad=False)
+        if first_byte_s is not None and rules.latency_factor > 0.0:
+            self._time(key, record, first_byte_s, now)
+
+    def bad(self, key: EndpointKey, now: float, *, answered: bool) -> None:
+        """Note a failure of the replica.
+
+        Args:
+            key: The replica.
+            now: Monotonic seconds.
+            answered: It answered with an error; False = the connection failed or broke.
+        """
+        record, rules = self._records.get(key), self._rules
+        if record is None or rules is None or record.phase is Phase.EJECTED:
+            return
+        if answered:
+            record.alive_at = now
+        record.row += 1
+        record.refused += not answered
+        record.count(now, rules.interval_s, bad=True)
+        cause = Cause.FAILURES if record.refused else Cause.DEAD_BACKEND
+        if record.phase is Phase.HALF_OPEN:
+            self._eject(key, record, cause, now)
+            return
+        share = record.share() or 0.0
+        in_row = record.row >= rules.consecutive_failures
+        many = 0.0 < rules.failure_percent <= share * 100.0
+        if not in_row and not (many and record.good + record.bad >= MIN_SAMPLES):
+            return
+        peers = [one.share() or 0.0 for one in self._peers(key, record)]
+        if peers and median(peers) >= _RELATIVE * (1.0 if in_row else share):
+            return
+        self._try_eject(key, record, cause if in_row else Cause.RATIO, now)
+
+    def alive(self, key: EndpointKey, now: float) -> None:
+        """Note that a replica does something: a first byte, other numbers than before."""
+        record = self._records.get(key)
+        if record is not None:
+            self._alive(key, record, now)
+
+    def _alive(self, key: EndpointKey, record: _Record, now: float) -> None:
+        record.alive_at = now
+        if record.phase is Phase.EJECTED and record.cause is Cause.FROZEN:
+            self._half_open(key, record)
+
+    def _time(self, key: EndpointKey, record: _Record, first_byte_s: float, now: float) -> None:
+        value = log(max(first_byte_s, 1e-4))
+        record.latencies += 1
+        gain = max(LATENCY_GAIN, 1.0 / record.latencies)
+        record.log_first_s += gain * (value - record.log_first_s)
+        if record.latencies < MIN_LATENCIES or record.latencies % _EVERY:
+            return
+        peers = [
+            one.log_first_s for one in self._peers(key, record) if one.latencies >= MIN_LATENCIES
+        ]
+        rules = self._rules
+        if rules and peers and record.log_first_s > median(peers) + log(rules.latency_factor):
+            self._try_eject(key, record, Cause.SLOW, now)
+
+    # --- The passage of time --------------------------------------------------------------------
+
+    def sweep(self, in_flight: Mapping[EndpointKey, int], now: float) -> None:
+        """Look who is busy without a sign of life, about once a second.
+
+        Args:
+            in_flight: Requests of this pool's picker in flight on each replica.
+            now: Monotonic seconds.
+        """
+        rules = self._rules
+        if rules is None:
+            return
+        for key, record in self._records.items():
+            if not in_flight.get(key):
+                record.busy_since = None
+                continue
+            if record.busy_since is None:
+                record.busy_since = now
+            quiet = now - max(record.busy_since, record.alive_at)
+            if record.phase is Phase.EJECTED or not 0.0 < rules.frozen_after_s <= quiet:
+                continue
+            if record.phase is Phase.HALF_OPEN:
+                continue
+            peers = self._peers(key, record)
+            moving = [one for one in peers if now - one.alive_at < rules.frozen_after_s]
+            if not peers or moving:
+                self._try_eject(key, record, Cause.FROZEN, now)
+
+    def barred(self, now: float) -> set[EndpointKey]:
+        """Return who must not get a new request now."""
+        barred: set[EndpointKey] = set()
+        for key, record in self._out.items():
+            if record.phase is Phase.EJECTED:
+                if now < record.until:
+                    barred.add(key)
+                else:
+                    self._half_open(key, record)
+            elif now < record.until:
+                barred.add(key)
+        return barred
+
+    def picked(self, key: EndpointKey, now: float) -> None:
+        """Note that a request goes to a replica; a half-open one gets no further one for now."""
+        record = self._out.get(key)
+        if record is not None and record.phase is Phase.HALF_OPEN and self._rules is not None:
+            record.until = now + self._rules.base_ejection_s
+
+    # --- Phases ---------------------------------------------------------------------------------
+
+    def _peers(self, key: EndpointKey, record: _Record) -> list[_Record]:
+        return [
+            one
+            for other, one in self._records.items()
+            if other != key and one.variant == record.variant and one.phase is Phase.CLOSED
+        ]
+
+    def _try_eject(self, key: EndpointKey, record: _Record, cause: Cause, now: float) -> None:
+        rules = self._rules
+        if rules is None:
+            return
+        size = sum(1 for one in self._records.values() if one.variant == record.variant)
+        out = sum(1 for one in self._out.values() if one.variant == record.variant)
+        most = size * rules.max_percent // 100
+        if size > 1 and rules.max_percent > 0:
+            most = max(most, 1)
+        if out < min(most, size - 1):
+            self._eject(key, record, cause, now)
+
+    def _eject(self, key: EndpointKey, record: _Record, cause: Cause, now: float) -> None:
+        rules = self._rules
+        if rules is None:
+            return
+        if record.phase is Phase.CLOSED and now - record.closed_at > 2.0 * record.span_s:
+            record.times = 0
+        longest = max(MAX_EJECTION_S, rules.base_ejection_s)
+        record.span_s = min(rules.base_ejection_s * 2.0 ** min(record.times, 32), longest)
+        record.times += 1
+        record.phase, record.cause, record.until = Phase.EJECTED, cause, now + record.span_s
+        self._out[key] = record
+        self._on_ejected(key, cause)
+
+    def _half_open(self, key: EndpointKey, record: _Record) -> None:
+        record.phase, record.until, record.good_row = Phase.HALF_OPEN, _NEVER, 0
+        self._out[key] = record
+
+    def _close(self, key: EndpointKey, record: _Record, now: float) -> None:
+        record.phase, record.cause, record.closed_at = Phase.CLOSED, None, now
+        record.row = record.refused = record.latencies = 0
+        record.good = record.bad = 0.0
+        record.busy_since = None
+        del self._out[key]
+
+    # --- Showing --------------------------------------------------------------------------------
+
+    def phase(self, key: EndpointKey) -> Phase:
+        """Return where a replica stands; an unknown one is closed."""
+        record = self._records.get(key)
+        return Phase.CLOSED if record is None else record.phase
+
+    def cause(self, key: EndpointKey) -> Cause | None:
+        """Return why a replica is out or half open, ``None`` where it is not."""
+        record = self._out.get(key)
+        return None if record is None else record.cause
+
+    def describe(self, key: EndpointKey, now: float) -> dict[str, object]:
+        """Return what is known of a replica, ready for JSON."""
+        record = self._records.get(key)
+        if record is None:
+            return {}
+        share = record.share()
+        return {
+            "phase": str(record.phase),
+            "cause": None if record.cause is None else str(record.cause),
+            "ejected_for_s": (
+                round(max(0.0, record.until - now), 3) if record.phase is Phase.EJECTED else None
+            ),
+            "ejections": record.times,
+            "failures_in_row": record.row,
+            "failure_share": None if share is None else round(share, 3),
+            "first_byte_s": round(exp(record.log_first_s), 4) if record.latencies else None,
+        }

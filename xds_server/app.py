@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from tidegate import logs
+from xds_server.admin.csds import ClientStatusService
 from xds_server.admin.service import AdminServer, AdminService
 from xds_server.control import Control
 from xds_server.discovery.file import FileFault, FileWatch, read_text
@@ -95,7 +96,7 @@ async def _running(settings: Settings) -> AsyncIterator[None]:
         ads_address = await ads.start(settings.ads)
         stack.push_async_callback(ads.stop, GRACE_S)
         metrics_address = await _metrics_page(settings.metrics, registry, stack)
-        admin = AdminServer(AdminService(control, ads))
+        admin = AdminServer(AdminService(control, ads), ClientStatusService(ads))
         # The admin port is bound before anything is stored, but answers only when there is a fleet.
         admin_address = admin.bind(settings.admin)
         stack.push_async_callback(admin.stop, GRACE_S)

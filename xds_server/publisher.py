@@ -88,6 +88,10 @@ class TypeView(Protocol):
     """One resource type of one client."""
 
     @property
+    def type_url(self) -> str:
+        """The resource type."""
+
+    @property
     def short(self) -> str:
         """Short name of the resource type."""
 

@@ -18,6 +18,7 @@ import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
+from envoy.service.status.v3 import csds_pb2_grpc
 
 from protos.tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
 from xds_server.fleet.change import BadChange, UnknownName
@@ -30,6 +31,7 @@ from xds_server.resources.check import Inconsistent
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from xds_server.admin.csds import ClientStatusService
     from xds_server.control import Control
     from xds_server.fleet.revision import Revision
     from xds_server.operation import Change
@@ -207,13 +209,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
 
 class AdminServer:
-    """Serves ``AdminService``.
+    """Serves ``AdminService`` and ``ClientStatusService``.
 
     Args:
-        service: What answers.
+        service: What answers operators.
+        status: What answers tools that ask for the clients' status (CSDS).
     """
 
-    def __init__(self, service: AdminService) -> None:
+    def __init__(self, service: AdminService, status: ClientStatusService) -> None:
         self._server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -223,6 +226,7 @@ class AdminServer:
             maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
         )
         admin_pb2_grpc.add_AdminServicer_to_server(service, self._server)
+        csds_pb2_grpc.add_ClientStatusDiscoveryServiceServicer_to_server(status, self._server)
 
     def bind(self, address: str) -> str:
         """Take ``ip:port`` (port 0 = a free one) and return the address in use.

@@ -87,6 +87,16 @@ class Snapshot:
         taken = {url: other._types[url] for url in type_urls if url in other._types}
         return Snapshot(MappingProxyType({**self._types, **taken}), self._eds_names)
 
+    def joined(self, more: Mapping[str, Iterable[Resource]]) -> Snapshot:
+        """Return this snapshot with further resources; where a name is there, it stays."""
+        types = dict(self._types)
+        for type_url, resources in more.items():
+            known = self.resources(type_url)
+            every = {**{one.name: one for one in resources}, **known}
+            ordered = {name: every[name] for name in sorted(every)}
+            types[type_url] = _TypeSet(_set_version(ordered), MappingProxyType(ordered))
+        return Snapshot(MappingProxyType(types), self._eds_names)
+
     def resources(self, type_url: str) -> Mapping[str, Resource]:
         """Return the resources of a type by name, in the order of names."""
         found = self._types.get(type_url)

@@ -106,6 +106,11 @@ class _Stream(ABC, Generic[Request]):
             self._nacks += 1
         return Reaction(self._burst(now), verdict)
 
+    def asked(self, type_url: str) -> bool:
+        """Tell whether the client asked for this type."""
+        tracker = self._trackers.get(type_url)
+        return tracker is not None and tracker.requested
+
     def standing(self) -> Standing:
         """Return where the client stands with its snapshot."""
         refused: TypeTracker | None = None

@@ -22,7 +22,8 @@ Rules:
    that connected after the beginning, or that refused something already then, has no such veto.
 5. A newer publication supersedes the running one. What was reached stays in force, and the new
    stages are to be computed from it (``in_force``).
-6. A client that connects gets its audience's newest snapshot and counts from then on; one that
+6. A client that connects gets its audience's newest snapshot and counts from then on - over a
+   bridge, if it comes back with routes to clusters withdrawn meanwhile (``retired``). One that
    disconnects no longer counts.
 7. A plan that fails changes nothing.
 """
@@ -32,6 +33,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from protos.names import CLUSTER_TYPE, ROUTE_TYPE
 from xds_server.protocol.messages import Response, short_type
 from xds_server.protocol.publication import (
     MAX_STAGES,
@@ -43,6 +45,7 @@ from xds_server.protocol.publication import (
     Run,
     Stage,
 )
+from xds_server.protocol.retired import Retired
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,7 +89,9 @@ class _Client:
     """Refusals before the running publication."""
     refusing: bool = False
     """It stood NACKED when the running publication began."""
-    left: Literal["", "NACKED", "STALLED"] = ""
+    left: Literal["", "NACKED", "STALLED", "BEHIND"] = ""
+    greeted: bool = False
+    """It has asked for clusters."""
     left_at: float = 0.0
 
 
@@ -100,6 +105,7 @@ class Publisher:
         # The snapshots of the newest publication that touched an audience; the last is in force.
         self._ladders: dict[Audience, list[Snapshot]] = {"envoy": [], "picker": []}
         self._clients: dict[int, _Client] = {}
+        self._retired = Retired()
         self._loads: dict[str, int] = {}
         self._reporting = False
         self._run: Run | None = None
@@ -130,11 +136,21 @@ class Publisher:
             ProtocolError: The message breaks the protocol; the stream must end.
         """
         client = self._clients[number]
+        if not client.greeted and request.type_url == CLUSTER_TYPE:
+            self._greet(client, request, now)
         # The stream and its requests are of the same variant: the service pairs them.
         reaction = client.stream.on_request(request, now)  # type: ignore[arg-type] # see above
         sent = self._sent(client, reaction.responses)
         sent += self._lead_on(client, now)
         return sent + self._advance(now), reaction.verdict
+
+    def _greet(self, client: _Client, request: SotwRequest | DeltaRequest, now: float) -> None:
+        client.greeted = True
+        ladder = self._ladders[client.audience]
+        bridge = self._retired.bridge(request, ladder[-1]) if ladder else None
+        if bridge is not None:
+            client.stream.on_snapshot(bridge, now)
+            client.left, client.left_at, client.rung = "BEHIND", now, len(ladder) - 2
 
     def disconnect(self, number: int, now: float) -> Sent:
         """Forget a client; it holds up nothing any more."""
@@ -283,6 +299,8 @@ class Publisher:
         run.entered = now
         run.hold_since = None
         ladder = self._ladders[stage.audience]
+        if ladder and stage.audience == "envoy":
+            self._retired.withdraw(ladder[-1], stage.snapshot)
         if stage.audience not in run.touched:
             run.touched.add(stage.audience)
             return self._restart(stage.audience, stage.snapshot, now)
@@ -310,6 +328,8 @@ class Publisher:
     def _lead_on(self, client: _Client, now: float) -> Sent:
         sent: Sent = []
         top = len(self._ladders[client.audience]) - 1
+        if client.left == "BEHIND" and not client.stream.asked(ROUTE_TYPE):
+            return sent  # its routes may name what the bridge keeps
         while client.left and client.standing.state == "SYNCED":
             if client.rung >= top:
                 client.left = ""

@@ -14,6 +14,7 @@ import pytest
 from protos.tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
 from support.fleets import fleet
 from xds_server.admin import service as module
+from xds_server.admin.csds import ClientStatusService
 from xds_server.admin.service import AdminServer, AdminService
 from xds_server.control import Control
 from xds_server.fleet.store import Store, StoreError
@@ -93,7 +94,7 @@ async def admin() -> AsyncIterator[Admin]:
     with closing(Store(None)) as store:
         control = Control(store, ads, lambda: 5, lambda: 1.0)
         await control.start(TEXT, "fleet.yaml")
-        server = AdminServer(AdminService(control, ads))
+        server = AdminServer(AdminService(control, ads), ClientStatusService(ads))
         address = server.bind("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(address) as channel:
@@ -260,7 +261,7 @@ async def test_a_request_is_bounded(admin: Admin) -> None:
 async def test_a_taken_port_is_an_error(admin: Admin) -> None:
     """Two servers on one port would each answer half of the calls."""
     service = AdminService(admin.control, FakeAds())
-    first, second = AdminServer(service), AdminServer(service)
+    first, second = (AdminServer(service, ClientStatusService(FakeAds())) for _ in range(2))
     address = first.bind("127.0.0.1:0")
     with pytest.raises(OSError, match="cannot listen on"):
         second.bind(address)

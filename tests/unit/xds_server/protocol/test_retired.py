@@ -1,0 +1,103 @@
+"""Withdrawn clusters, for clients that come back with routes to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, ROUTE_TYPE
+from xds_server.protocol import retired as retired_module
+from xds_server.protocol.messages import DeltaRequest, SotwRequest
+from xds_server.protocol.retired import Retired
+from xds_server.protocol.snapshot import Snapshot
+from xds_server.protocol.stream import DeltaStream
+from xds_server.protocol.transaction import Publisher, Stage
+
+
+def envoys(clusters: str) -> Snapshot:
+    """Build a snapshot: one cluster per letter, and a route that names them."""
+    content = {name: name.encode() for name in clusters}
+    return Snapshot.of(
+        {CLUSTER_TYPE: content, ENDPOINT_TYPE: content, ROUTE_TYPE: {"r": clusters.encode()}}
+    )
+
+
+def had(clusters: str) -> DeltaRequest:
+    """Return the first request of a delta client that holds these clusters."""
+    return DeltaRequest(CLUSTER_TYPE, initial_versions=dict.fromkeys(clusters, "v"))
+
+
+def test_a_client_that_held_it_gets_it_once_more() -> None:
+    """Rule 2: with its assignment, and the routes that are in force."""
+    kept = Retired()
+    kept.withdraw(envoys("ab"), envoys("b"))
+    for request in (had("ab"), SotwRequest(CLUSTER_TYPE, version="old")):
+        bridge = kept.bridge(request, envoys("b"))
+        assert bridge is not None
+        assert set(bridge.resources(CLUSTER_TYPE)) == {"a", "b"}
+        assert set(bridge.resources(ENDPOINT_TYPE)) == {"a", "b"}
+        assert bridge.version(ROUTE_TYPE) == envoys("b").version(ROUTE_TYPE)
+
+
+def test_who_is_new_or_current_gets_nothing_extra() -> None:
+    """Rule 2: so that a restart of either side changes nothing."""
+    kept = Retired()
+    kept.withdraw(envoys("ab"), envoys("b"))
+    current = envoys("b").version(CLUSTER_TYPE)
+    requests = [
+        had(""),
+        had("b"),
+        SotwRequest(CLUSTER_TYPE),
+        SotwRequest(CLUSTER_TYPE, version=current),
+        SotwRequest(ROUTE_TYPE, version="old"),
+    ]
+    assert [kept.bridge(request, envoys("b")) for request in requests] == [None] * 5
+
+
+def test_what_is_in_force_again_is_forgotten() -> None:
+    """Rule 1."""
+    kept = Retired()
+    kept.withdraw(envoys("ab"), envoys("b"))
+    kept.withdraw(envoys("b"), envoys("ab"))
+    assert kept.bridge(had("ab"), envoys("ab")) is None
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 1: the oldest go first."""
+    monkeypatch.setattr(retired_module, "MAX_RETIRED", 2)
+    kept = Retired()
+    kept.withdraw(envoys("abcd"), envoys("d"))
+    bridge = kept.bridge(had("abcd"), envoys("d"))
+    assert bridge is not None
+    assert set(bridge.resources(CLUSTER_TYPE)) == {"b", "c", "d"}
+
+
+def test_a_returning_client_loses_a_cluster_after_its_routes() -> None:
+    """X52: as in a change that it had seen, for it alone."""
+    publisher, stream = Publisher(), DeltaStream("s")
+    publisher.publish((Stage("add", "envoy", envoys("ab")),), 0.0)
+    publisher.publish((Stage("remove", "envoy", envoys("b")),), 0.0)
+    publisher.connect(1, "n", "envoy", stream, 0.0)
+    old = envoys("ab")
+    first = {
+        url: {name: one.version for name, one in old.resources(url).items()}
+        for url in (CLUSTER_TYPE, ENDPOINT_TYPE, ROUTE_TYPE)
+    }
+    said = []
+    waiting = [
+        DeltaRequest(
+            url,
+            subscribe=() if url == CLUSTER_TYPE else tuple(versions),
+            initial_versions=versions,
+        )
+        for url, versions in first.items()
+    ]
+    while waiting:
+        sent, _ = publisher.request(1, waiting.pop(0), 0.0)
+        for _, response in sent:
+            said.append((response.type_url, [r.name for r in response.resources], response.removed))
+            waiting.append(DeltaRequest(response.type_url, nonce=response.nonce))
+    assert said == [
+        (ROUTE_TYPE, ["r"], ()),
+        (CLUSTER_TYPE, [], ("a",)),
+        (ENDPOINT_TYPE, [], ("a",)),
+    ]

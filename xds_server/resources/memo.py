@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from xds_server.fleet.model import Endpoint, VariantMatch
+from xds_server.fleet.model import CircuitBreaker, Endpoint, VariantMatch
 from xds_server.resources.clusters import probes_http, variant_cluster
 from xds_server.resources.endpoints import assignment
 from xds_server.resources.listener import listener
@@ -52,9 +52,22 @@ class Memo:
         return found[0][1]
 
     def cluster(self, pool: Pool, variant: Variant, ref: ClusterRef) -> bytes:
-        """Return ``variant_cluster``, which knows neither weights nor, mostly, endpoints."""
+        """Return ``variant_cluster``, which knows neither weights nor, mostly, endpoints.
+
+        Nor what travels over other channels: limits with a runtime key, the ramp's aggression,
+        copies, zones and the brake.
+        """
+        per_host = pool.circuit_breaker.max_connections_per_endpoint
         bare = pool.model_copy(
-            update={"endpoints": () if probes_http(pool) else pool.endpoints, "variants": ()}
+            update={
+                "endpoints": () if probes_http(pool) else pool.endpoints,
+                "variants": (),
+                "circuit_breaker": CircuitBreaker(max_connections_per_endpoint=per_host),
+                "slow_start": pool.slow_start.model_copy(update={"aggression": 1.0}),
+                "shadow": None,
+                "zones": (),
+                "drop_overload": 0.0,
+            }
         )
         plain = variant.model_copy(update={"weight": 0, "match": VariantMatch()})
         return self.recall(

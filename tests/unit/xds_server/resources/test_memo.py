@@ -83,3 +83,36 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("a", "b", "c"):
         memo.recall(key, 1, lambda: b"")
     assert list(memo._known) == ["b", "c"]
+
+
+def test_what_a_cluster_does_not_know_is_rightly_left_out() -> None:
+    """Remembered or built afresh, from a pool that uses every setting: the same bytes."""
+    full = fleet(
+        pool(
+            default=True,
+            variants=[{"name": "stable"}, {"name": "canary", "weight": 0}],
+            circuit_breaker={"max_requests": 7, "max_connections_per_endpoint": 3},
+            slow_start={"window": "5s", "aggression": 2, "min_weight_percent": 3},
+            shadow={"variant": "canary"},
+            zones=["a"],
+            drop_overload=5,
+            upstream_tls={"ca": "/ca.crt"},
+            outlier={"interval": "9s"},
+            health={"path": "/x"},
+        )
+    ).pools[0]
+    memo = Memo()
+    for variant in full.variants:
+        ref = ClusterRef("llm", variant.name, "http")
+        assert memo.cluster(full, variant, ref) == variant_cluster(full, variant, ref)
+
+
+def test_a_limit_builds_no_cluster_again() -> None:
+    """Its channel is RTDS; building would cost milliseconds for nothing."""
+    memo, seen = Memo(), set()
+    for limit in (5, 6):
+        of = fleet(pool(circuit_breaker={"max_requests": limit}, drop_overload=limit))
+        (one,) = of.pools
+        ref = ClusterRef("llm", "stable", "http")
+        seen.add(id(memo.cluster(one, one.variants[0], ref)))
+    assert len(seen) == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -339,3 +341,35 @@ def test_idle_pings_are_never_punished() -> None:
     options = dict(service.SERVER_OPTIONS)
     assert options["grpc.http2.max_ping_strikes"] == 0
     assert options["grpc.max_receive_message_length"] == service.MAX_RECEIVE_BYTES
+
+
+async def test_a_thousand_streams_leave_nothing_behind() -> None:
+    """X6: no task, no client, and no memory that grows with the number of streams."""
+    async with rig() as made:
+        made.server.publish([Stage("add", "envoy", Snapshot.of({CLUSTER_TYPE: {"a": b"a"}}))])
+
+        async def once(number: int) -> None:
+            peer = made.peer("sotw" if number % 2 else "delta", node=f"n{number}")
+            await peer.ask(CLUSTER_TYPE)
+            assert (await peer.read()).type_url == CLUSTER_TYPE
+            if number % 3:
+                peer.call.cancel()
+            else:
+                await peer.call.done_writing()
+
+        async def rounds(count: int) -> tuple[int, int]:
+            for start in range(0, count, 50):
+                await asyncio.gather(*(once(start + number) for number in range(50)))
+                await made.until(lambda: not made.server.clients())
+            await asyncio.sleep(0.05)
+            gc.collect()
+            return len(asyncio.all_tasks()), tracemalloc.get_traced_memory()[0]
+
+        tracemalloc.start()
+        try:
+            tasks, memory = await rounds(100)
+            later_tasks, later_memory = await rounds(1000)
+        finally:
+            tracemalloc.stop()
+        assert later_tasks <= tasks
+        assert later_memory - memory < 500_000

@@ -1,0 +1,265 @@
+"""What the control server costs: from an operator's call to the last acknowledgement.
+
+    python bench/control.py envoy   [--changes 200]
+    python bench/control.py clients [--clients 10 100 1000] [--pools 50] [--endpoints 1000]
+
+``envoy`` runs the real control server, picker and one Envoy and times changes that travel over
+EDS, RDS, CDS and RTDS. ``clients`` runs a control server in this process and simulated delta
+clients in another one: time to the last acknowledgement of an endpoint change and of a weight
+change, CPU and memory of the server, and bytes sent. A pool has two clusters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import multiprocessing
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import orjson
+from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+from rich.table import Table
+
+from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, LISTENER_TYPE, ROUTE_TYPE, RUNTIME_TYPE
+from protos.tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
+from tidegate import logs
+from tidegate.stack.local import LocalStack
+from tidegate.stack.triton import TritonReplica
+from tidegate.stack.upstream import instant_upstreams
+from xds_server.control import Control
+from xds_server.fleet.model import Fleet
+from xds_server.fleet.store import Store
+from xds_server.observability import XdsMetrics
+from xds_server.operation import Options
+from xds_server.service import AdsServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TYPES = (CLUSTER_TYPE, ENDPOINT_TYPE, LISTENER_TYPE, ROUTE_TYPE, RUNTIME_TYPE)
+STREAMS_PER_CHANNEL = 50
+
+
+def percentiles(samples: list[float]) -> str:
+    """Return p50 / p99 of milliseconds."""
+    ordered = sorted(samples)
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    return f"{statistics.median(ordered):.1f} / {p99:.1f}"
+
+
+# --- one real Envoy -------------------------------------------------------------------------------
+
+
+def _endpoint(pool: dict[str, Any], turn: int) -> None:
+    pool["endpoints"][0]["capacity"] = 1.0 + turn % 2
+
+
+def _weight(pool: dict[str, Any], turn: int) -> None:
+    pool["variants"][0]["weight"] = 90 + turn % 2
+
+
+def _ramp(pool: dict[str, Any], turn: int) -> None:
+    pool["slow_start"] = {"window": f"{20 + turn % 2}s"}
+
+
+def _limit(pool: dict[str, Any], turn: int) -> None:
+    pool["circuit_breaker"] = {"max_requests": 500 + turn % 2}
+
+
+CHANNELS: dict[str, Callable[[dict[str, Any], int], None]] = {
+    "EDS: an endpoint's weight": _endpoint,
+    "RDS: a variant's weight": _weight,
+    "CDS: a slow-start window": _ramp,
+    "RTDS: a breaker's limit": _limit,
+}
+
+
+async def envoy(changes: int) -> Table:
+    """Time changes with one real Envoy and one picker."""
+    table = Table(title=f"{changes} changes each, one Envoy and one picker; ms, p50 / p99")
+    for column in ("change", "channels", "call to last ACK", "publication"):
+        table.add_column(column)
+    options = admin_pb2.ChangeOptions(wait=True, timeout_seconds=20)
+    async with instant_upstreams(3) as addresses:
+        replicas = [
+            TritonReplica(name=f"u{n}", http=one, grpc=one, metrics=one)
+            for n, one in enumerate(addresses, 1)
+        ]
+        async with (
+            LocalStack(replicas=replicas, models=("toy-llm",), concurrency=1) as stack,
+            grpc.aio.insecure_channel(stack.admin_address) as channel,
+        ):
+            operator = admin_pb2_grpc.AdminStub(channel)
+            fleet = stack.read_fleet()
+            for name, change in CHANNELS.items():
+                whole, inside, channels = [], [], set()
+                for turn in range(1, changes + 1):
+                    change(fleet["pools"][0], turn)
+                    request = admin_pb2.ApplyRequest(
+                        fleet=orjson.dumps(fleet).decode(), options=options
+                    )
+                    start = time.perf_counter()
+                    result = await operator.Apply(request)
+                    whole.append((time.perf_counter() - start) * 1000)
+                    inside.append(result.elapsed_ms)
+                    channels.update(result.channels)
+                    if result.acked != result.clients:
+                        raise RuntimeError(str(result))
+                used = ", ".join(sorted(channels))
+                table.add_row(name, used, percentiles(whole), percentiles(inside))
+    return table
+
+
+# --- many simulated clients -----------------------------------------------------------------------
+
+
+async def _client(channel: Any, node: str, counts: Any) -> None:
+    call = ads_pb2_grpc.AggregatedDiscoveryServiceStub(channel).DeltaAggregatedResources()
+    for type_url in TYPES:
+        request = discovery_pb2.DeltaDiscoveryRequest(type_url=type_url)
+        request.node.id = node
+        if type_url in {ENDPOINT_TYPE, ROUTE_TYPE, RUNTIME_TYPE}:
+            request.resource_names_subscribe.append("*")
+        await call.write(request)
+    while (response := await call.read()) is not grpc.aio.EOF:
+        counts[0] += response.ByteSize()
+        await call.write(
+            discovery_pb2.DeltaDiscoveryRequest(
+                type_url=response.type_url, response_nonce=response.nonce
+            )
+        )
+
+
+def clients_process(address: str, count: int, counts: Any) -> None:
+    """Run simulated clients until the process is ended."""
+
+    async def every() -> None:
+        channels = [
+            grpc.aio.insecure_channel(
+                address,
+                options=[
+                    ("grpc.use_local_subchannel_pool", 1),
+                    ("grpc.max_receive_message_length", -1),
+                ],
+            )
+            for _ in range(-(-count // STREAMS_PER_CHANNEL))
+        ]
+        await asyncio.gather(
+            *(_client(channels[n // STREAMS_PER_CHANNEL], f"sim-{n}", counts) for n in range(count))
+        )
+
+    asyncio.run(every())
+
+
+def simulated_fleet(pools: int, endpoints: int) -> dict[str, Any]:
+    """Return a fleet of pools with two clusters each."""
+    each = endpoints // pools
+    return {
+        "pools": [
+            {
+                "name": f"p{p}",
+                "match": {"models": [f"m{p}"]},
+                "variants": [{"name": "stable", "weight": 90}, {"name": "canary", "weight": 10}],
+                "endpoints": [
+                    {
+                        "id": f"r{p}-{n}",
+                        "http": f"10.{p % 250}.{n // 250}.{n % 250 + 1}:{8000 + p // 250}",
+                        "variant": "canary" if n == 0 else "stable",
+                    }
+                    for n in range(each)
+                ],
+            }
+            for p in range(pools)
+        ]
+    }
+
+
+def rss_mb() -> float:
+    """Return this process's resident memory in megabytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+async def many(count: int, pools: int, endpoints: int, changes: int) -> tuple[str, ...]:
+    """Measure one size; return a table's row."""
+    ads, store = AdsServer(XdsMetrics(CollectorRegistry())), Store(None)
+    control = Control(store, ads, lambda: int(time.time() * 1000), time.monotonic)
+    address = await ads.start("127.0.0.1:0")
+    fleet = simulated_fleet(pools, endpoints)
+    await control.start(orjson.dumps(fleet).decode(), "bench")
+    counts = multiprocessing.get_context("spawn").Array("Q", 1)
+    process = multiprocessing.get_context("spawn").Process(
+        target=clients_process, args=(address, count, counts), daemon=True
+    )
+    process.start()
+    try:
+        while sum(  # noqa: ASYNC110 - a start is polled, nothing is timed here
+            len(c.types) == len(TYPES) for c in ads.clients()
+        ) < count or any(view.state != "SYNCED" for c in ads.clients() for view in c.types):
+            await asyncio.sleep(0.5)
+        row = [f"{count}", f"{2 * pools}", f"{endpoints}"]
+        for change in (_endpoint, _weight):
+            took, cpu, sent = [], time.process_time(), counts[0]
+            for turn in range(1, changes + 1):
+                change(fleet["pools"][turn % pools], turn // pools + 1)
+                result = await control.apply(Fleet.model_validate(fleet), Options(wait=True))
+                if result.outcome is None or result.outcome.acked != count:
+                    raise RuntimeError(str(result.outcome))
+                took.append((result.outcome.elapsed_s or 0.0) * 1000)
+            cpu = (time.process_time() - cpu) / changes * 1000
+            row += [percentiles(took), f"{cpu:.0f}", f"{(counts[0] - sent) / changes / 1000:.1f}"]
+        gc.collect()
+        return (*row, f"{rss_mb():.0f}")
+    finally:
+        process.kill()
+        process.join()
+        await ads.stop(0)
+        await control.stop()
+        store.close()
+
+
+async def clients(args: argparse.Namespace, console: Console) -> None:
+    """Measure every size and print each as it comes."""
+    table = Table(title="simulated delta clients; endpoint change | weight change")
+    for column in ("clients", "clusters", "endpoints"):
+        table.add_column(column, justify="right")
+    for _ in range(2):
+        for column in ("ms to last ACK", "CPU ms", "kB sent"):
+            table.add_column(column, justify="right")
+    table.add_column("RSS MB", justify="right")
+    for count in args.clients:
+        for endpoints in args.endpoints:
+            row = await many(count, args.pools, endpoints, args.changes)
+            console.print(row)
+            table.add_row(*row)
+    console.print(table)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("envoy", "clients"))
+    parser.add_argument("--changes", type=int, default=None)
+    parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--pools", type=int, default=50)
+    parser.add_argument("--endpoints", type=int, nargs="+", default=[1000])
+    args = parser.parse_args()
+    logs.configure("console", "error")
+    console = Console(width=140)
+    if args.what == "envoy":
+        console.print(asyncio.run(envoy(args.changes or 200)))
+    else:
+        args.changes = args.changes or 10
+        asyncio.run(clients(args, console))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,8 +2,10 @@
 
 The picker runs in a child process and its CPU time is read from the kernel, so the load
 generator's own does not count. A closed loop keeps ``--concurrency`` streams busy; each stream is
-one request: opened, answered, ended. ``none`` decides at the head, ``buffered`` on a body of
-``--body`` characters of prompt. Numbers of a busy machine are ratios, not absolutes.
+one request: opened, answered, ended. ``none`` decides at the head, the others on a body of
+``--body`` characters of prompt: ``peek`` asks for it, ``buffered`` waits for it, ``duplex`` hands
+it back. ``ours`` is the part of it that is our own Python: the same messages without gRPC, in this
+process, the best of many short runs. Numbers of a busy machine are ratios, not absolutes.
 """
 
 from __future__ import annotations
@@ -34,11 +36,20 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
+MODES = {
+    "none": MODE.NONE,
+    "peek": MODE.NONE,
+    "buffered": MODE.BUFFERED,
+    "duplex": MODE.FULL_DUPLEX_STREAMED,
+}
+BODIES = {"none": "none", "peek": "peek", "buffered": "full", "duplex": "peek"}
+
+
 def _picker(pipe: Connection, mode: str, endpoints: int) -> None:
     """Serve in the child; each message through the pipe is answered with CPU seconds so far."""
 
     async def serve() -> None:
-        body = {"none": "none", "buffered": "full"}[mode]
+        body = BODIES[mode]
         chooser = router(llm(body=body, endpoints=replicas(endpoints)))
         server = PickerServer(chooser, picker="bench", metrics=Metrics(CollectorRegistry()))
         pipe.send(await server.start("127.0.0.1:0"))
@@ -56,16 +67,49 @@ def _streams(mode: str, characters: int) -> list[list[bytes]]:
     rng = random.Random(1)  # noqa: S311 - a repeatable load
     made = []
     for _ in range(64):
-        messages = Messages(mode=MODE.NONE if mode == "none" else MODE.BUFFERED)
+        messages = Messages(mode=MODES[mode])
         messages.head(headers={f"x-{number}": "value" for number in range(10)})
-        if mode == "buffered":
+        if mode != "none":
             words = (f"{rng.randrange(10**7):07d} " for _ in range(characters // 8))
             messages.body({"text_input": "".join(words)})
         made.append(messages.bytes())
     return made
 
 
-async def _drive(address: str, streams: list[list[bytes]], count: int, concurrency: int) -> float:
+class _Scripted:
+    """A stream that has its messages already and keeps no reply."""
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self._messages = iter(messages)
+
+    async def read(self) -> bytes | Any:
+        return next(self._messages, grpc.aio.EOF)
+
+    async def write(self, reply: bytes) -> None:
+        pass
+
+
+def ours(mode: str, args: argparse.Namespace, runs: int = 30, count: int = 500) -> float:
+    """Return CPU microseconds per exchange without gRPC, the least of all runs."""
+    chooser = router(llm(body=BODIES[mode], endpoints=replicas(args.endpoints)))
+    server = PickerServer(chooser, picker="bench", metrics=Metrics(CollectorRegistry()))
+    streams = _streams(mode, args.body)
+
+    async def run() -> None:
+        for number in range(count):
+            await server.process(None, _Scripted(streams[number % len(streams)]))
+
+    def timed() -> float:
+        begin = time.process_time()
+        asyncio.run(run())
+        return time.process_time() - begin
+
+    return min(timed() for _ in range(runs)) / count * 1e6
+
+
+async def _drive(
+    address: str, streams: list[list[bytes]], count: int, concurrency: int, *, duplex: bool
+) -> float:
     """Run ``count`` exchanges; return the seconds they took."""
     left = iter(range(count))
     async with grpc.aio.insecure_channel(address) as channel:
@@ -74,9 +118,14 @@ async def _drive(address: str, streams: list[list[bytes]], count: int, concurren
         async def worker() -> None:
             for number in left:
                 call = open_stream()
-                for message in streams[number % len(streams)]:
+                messages = streams[number % len(streams)]
+                for message in messages:
                     await call.write(message)
-                    await call.read()
+                    if not duplex:
+                        await call.read()
+                if duplex:  # replies wait for the decision
+                    for _ in messages:
+                        await call.read()
                 await call.done_writing()
                 await call.read()
 
@@ -88,26 +137,28 @@ async def _drive(address: str, streams: list[list[bytes]], count: int, concurren
 def measure(mode: str, args: argparse.Namespace) -> dict[str, Any]:
     """Measure one mode in a fresh picker."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
+    pipe, theirs = context.Pipe()
     child = context.Process(target=_picker, args=(theirs, mode, args.endpoints), daemon=True)
     child.start()
-    address = ours.recv()
+    address = pipe.recv()
     streams = _streams(mode, args.body)
 
     def cpu() -> float:
-        ours.send(True)
-        return float(ours.recv())
+        pipe.send(True)
+        return float(pipe.recv())
 
-    uvloop.run(_drive(address, streams, args.count // 10, args.concurrency))
+    duplex = mode == "duplex"
+    uvloop.run(_drive(address, streams, args.count // 10, args.concurrency, duplex=duplex))
     before = cpu()
-    took = uvloop.run(_drive(address, streams, args.count, args.concurrency))
+    took = uvloop.run(_drive(address, streams, args.count, args.concurrency, duplex=duplex))
     spent = cpu() - before
-    ours.send(False)
+    pipe.send(False)
     child.join(5)
     return {
         "mode": mode,
         "exchanges": args.count,
         "cpu_us_per_exchange": round(spent / args.count * 1e6, 1),
+        "ours_us_per_exchange": round(ours(mode, args), 1),
         "exchanges_per_s": round(args.count / took),
     }
 
@@ -120,7 +171,7 @@ def main() -> None:
     parser.add_argument("--endpoints", type=int, default=8)
     parser.add_argument("--body", type=int, default=2048, help="characters of prompt")
     args = parser.parse_args()
-    for mode in ("none", "buffered"):
+    for mode in MODES:
         print(json.dumps(measure(mode, args)))
 
 

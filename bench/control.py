@@ -63,7 +63,8 @@ def _endpoint(pool: dict[str, Any], turn: int) -> None:
 
 
 def _weight(pool: dict[str, Any], turn: int) -> None:
-    pool["variants"][0]["weight"] = 90 + turn % 2
+    for variant in pool["variants"]:
+        variant["weight"] = 5 + turn % 2 if variant["name"] == "canary" else 90
 
 
 def _ramp(pool: dict[str, Any], turn: int) -> None:

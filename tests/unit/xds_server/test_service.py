@@ -227,7 +227,7 @@ async def test_of_two_streams_of_one_node_the_newer_is_shown() -> None:
 
 
 async def test_stopping_ends_streams_with_unavailable() -> None:
-    """X6: promptly, and so that clients reconnect."""
+    """X6, X65: promptly, and so that clients reconnect."""
     async with rig() as r:
         peer = r.peer()
         await peer.ask(LISTENER_TYPE)

@@ -28,7 +28,7 @@ def test_a_version_is_stable_across_restarts() -> None:
 
 
 def test_a_resource_is_packed_once_as_any() -> None:
-    """X35: the shared bytes are a google.protobuf.Any of the message."""
+    """X35, X64: the shared bytes are a google.protobuf.Any of the message."""
     packed = AnyMessage.FromString(Snapshot.of({T: {"a": b"body"}}).resources(T)["a"].any)
     assert (packed.type_url, packed.value) == (T, b"body")
 

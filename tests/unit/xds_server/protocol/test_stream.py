@@ -390,7 +390,7 @@ def test_a_stale_nonce_answers_nothing(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_a_verdict_says_how_long_it_took(client_type: type[Sotw]) -> None:
-    """ACK latency is measured from sending to answer."""
+    """X10: ACK latency is measured from sending to answer."""
     client = client_type(snap(**BASE))
     client.ask("LDS")
     make = SotwRequest if client_type is Sotw else DeltaRequest
@@ -599,7 +599,7 @@ def test_sotw_reconnect_is_answered_without_route_jumps() -> None:
 
 
 def test_sotw_names_of_a_stale_request_still_count() -> None:
-    """X16: the latest names are answered with the next ACK at the latest."""
+    """X15, X16: the latest names are answered with the next ACK at the latest."""
     client = Sotw(snap(EDS={"a": "1", "b": "1"}))
     client.ask("EDS", "a")
     client.stream.on_request(SotwRequest(ENDPOINT_TYPE, ("a", "b")), 0.0)
@@ -610,7 +610,7 @@ def test_sotw_names_of_a_stale_request_still_count() -> None:
 
 
 def test_delta_sends_only_what_changed() -> None:
-    """X36: the resource's own version decides."""
+    """X36, X37: the resource's own version decides."""
     client = Delta(snap(CDS={"a": "1", "b": "1"}))
     assert client.ask("CDS") == [("CDS", ["a", "b"])]
     client.ack("CDS")

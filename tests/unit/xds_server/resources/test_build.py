@@ -43,7 +43,7 @@ def test_each_cluster_has_its_assignment() -> None:
 
 
 def test_a_variant_without_replicas_still_has_an_assignment() -> None:
-    """An empty assignment completes warming, silence does not."""
+    """X32: an empty assignment completes warming, silence does not."""
     resources = upstream_resources(fleet(pool(endpoints=[endpoint(1)])))
     empty = endpoint_pb2.ClusterLoadAssignment.FromString(
         resources[ENDPOINT_TYPE]["llm/canary/http"]

@@ -82,7 +82,7 @@ def _split(routes: Any, *weights: int) -> None:
 
 
 def test_what_tidegate_builds_fits_together() -> None:
-    """Every resource that another one names is there."""
+    """X62: every resource that another one names is there."""
     snapshot = Snapshot.of(contents())
     assert hold(snapshot) is snapshot
 
@@ -122,7 +122,7 @@ def test_what_tidegate_builds_fits_together() -> None:
     ],
 )
 def test_what_does_not_is_told(step: Callable[[Contents], None], told: str) -> None:
-    """The place is named, and that nothing was published."""
+    """X33: the place is named, and that nothing was published."""
     broken = contents()
     step(broken)
     with pytest.raises(Inconsistent, match="nothing was published") as error:

@@ -1,0 +1,131 @@
+"""auto prices replicas in seconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.routing.policies.auto import ALPHA, Auto, barrier_s
+from ext_proc.routing.types import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.routing.policies import Offer
+
+PER_TOKEN = 1 / 8000
+
+
+def test_an_idle_replica_costs_the_uncached_prompt(offer: Callable[..., Offer]) -> None:
+    """What is cached is free, the rest counts for the request and for the others."""
+    made = offer(2, tokens=640.0, blocks=10, matched=[0, 9])
+    assert Auto().prices(made) == pytest.approx(
+        [(1 + ALPHA) * 640 * PER_TOKEN, (1 + ALPHA) * 64 * PER_TOKEN]
+    )
+    assert Auto().picked(made, 1) == "prefix"
+    assert Auto().picked(made, 0) == "spill"
+
+
+def test_affinity_ends_where_waiting_costs_more(offer: Callable[..., Offer]) -> None:
+    """The holder wins while its drain is less than what a second prefill costs everybody."""
+    made = offer(2, tokens=8000.0, blocks=125, matched=[125, 0], work=[1e9, 0.0])
+    holder = made.seats[0].replica
+    holder.load.work = 1e9
+    gain = (1 + ALPHA) * 8000 * PER_TOKEN
+    for drain, first in ((gain - 0.1, 0), (gain + 0.1, 1)):
+        holder.busy_until = drain
+        prices = Auto().prices(made)
+        assert prices.index(min(prices)) == first
+
+
+def test_work_in_flight_bounds_the_clock(offer: Callable[..., Offer]) -> None:
+    """What has ended does not stand before anyone, whatever the clock says."""
+    made = offer(2, tokens=8.0)
+    made.seats[0].replica.busy_until = 100.0
+    made.seats[0].load.work = 800.0
+    prices = Auto().prices(made)
+    assert prices[0] - prices[1] == pytest.approx(0.1)
+
+
+def test_without_a_prompt_it_counts_requests(offer: Callable[..., Offer]) -> None:
+    """Equal replicas are ordered as least-in-flight orders them."""
+    made = offer(3, pending=[2, 0, 1])
+    prices = Auto().prices(made)
+    assert sorted(range(3), key=prices.__getitem__) == [1, 2, 0]
+    assert Auto().picked(made, 1) == "least"
+
+
+def test_a_slow_replica_costs_more(offer: Callable[..., Offer]) -> None:
+    """Its pace multiplies what it has to compute."""
+    made = offer(2, tokens=800.0)
+    made.seats[0].pace.slowness = 2.0
+    prices = Auto().prices(made)
+    assert prices[0] == pytest.approx(2 * prices[1])
+
+
+def test_a_common_prefix_attracts_nobody(offer: Callable[..., Offer]) -> None:
+    """What is common property and at most half of the prompt counts as held by all."""
+    made = offer(2, tokens=640.0, blocks=10, shared=5, matched=[5, 0])
+    assert len(set(Auto().prices(made))) == 1
+    assert len(set(Auto().prices(made._replace(shared=6, matched=[6, 0])))) == 2
+
+
+def test_a_full_cache_repels_while_its_reading_is_fresh(offer: Callable[..., Offer]) -> None:
+    """The barrier rises with the cache's fullness; an old reading is unknown."""
+    made = offer(2, tokens=8.0, now=10.0)
+    made.seats[0].replica.observe([Reading(at=9.0, kv_used=0.9)])
+    prices = Auto().prices(made)
+    assert prices[0] - prices[1] == pytest.approx(barrier_s(0.9)) == pytest.approx(1.35)
+    later = made._replace(now=11.0)
+    assert len(set(Auto().prices(later))) == 1
+    assert barrier_s(2.0) == pytest.approx(barrier_s(0.999))
+
+
+def test_the_queue_of_others_costs_their_work(offer: Callable[..., Offer]) -> None:
+    """What other pickers have waiting counts as requests of the usual length."""
+    made = offer(2, tokens=8.0, pending=[3.0, 0.0])
+    made.pace.learn(1.0, 800.0, 0.0, 0, 1.0)
+    prices = Auto().prices(made)
+    expected = 3 * (800 * made.pace.seconds_per_token + made.pace.delta_s)
+    assert prices[0] - prices[1] == pytest.approx(expected)
+
+
+SEATS = st.lists(
+    st.tuples(
+        st.integers(0, 20), st.floats(0, 60), st.integers(0, 8), st.floats(0.1, 10), st.floats(0, 1)
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(rows=SEATS, tokens=st.none() | st.floats(1, 1e5), shared=st.integers(0, 8))
+def test_the_parts_make_the_price(
+    offer: Callable[..., Offer],
+    rows: list[tuple[int, float, int, float, float]],
+    tokens: float | None,
+    shared: int,
+) -> None:
+    """Each price is finite, above 0 and the sum of its parts, none of which is negative."""
+    made = offer(
+        len(rows),
+        tokens=tokens,
+        blocks=8,
+        shared=shared,
+        matched=[row[2] for row in rows],
+        pending=[float(row[0]) for row in rows],
+        now=1.0,
+    )
+    for seat, row in zip(made.seats, rows, strict=True):
+        seat.replica.busy_until = row[1]
+        seat.load.work = 1e4 * row[0]
+        seat.pace.slowness = row[3]
+        seat.replica.observe([Reading(at=0.5, kv_used=row[4])])
+    for index, price in enumerate(Auto().prices(made)):
+        parts = Auto().parts(made, index)
+        assert price > 0
+        assert min(parts.values()) >= 0
+        assert price == pytest.approx(sum(parts.values()))

@@ -1,0 +1,62 @@
+"""co-batch: a burst for one model goes to one replica."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.routing.policies.co_batch import GROUP, MAX_GROUPS, WINDOW_S, CoBatch
+from ext_proc.routing.types import Features, Form, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.routing.policies import Offer
+
+
+def of(model: str) -> Request:
+    return Request("m", None, "http", Features(Form.HTTP_INFER, model=model))
+
+
+def pick(policy: CoBatch, made: Offer) -> tuple[int, str]:
+    prices = list(policy.prices(made))
+    index = prices.index(min(prices))
+    return index, policy.picked(made, index)
+
+
+def test_a_burst_shares_a_replica(offer: Callable[..., Offer]) -> None:
+    """Within the window the group's replica wins although it has more to do."""
+    policy, made = CoBatch(), offer(2, pending=[0, 1], request=of("a"))
+    assert pick(policy, made) == (0, "least")
+    busier = made._replace(pending=[2, 1])
+    assert pick(policy, busier) == (0, "batch")
+    assert pick(policy, busier._replace(request=of("b"))) == (1, "least")
+    assert pick(policy, busier._replace(now=2 * WINDOW_S)) == (1, "least")
+
+
+def test_a_busy_replica_gets_no_more(offer: Callable[..., Offer]) -> None:
+    """With enough in flight for a batch the load decides."""
+    policy, made = CoBatch(), offer(2, pending=[0, 1], request=of("a"))
+    pick(policy, made)
+    assert pick(policy, made._replace(pending=[8, 1])) == (1, "least")
+
+
+@given(gaps=st.lists(st.floats(0, 0.0004), max_size=40))
+def test_no_group_grows_beyond_its_size(offer: Callable[..., Offer], gaps: list[float]) -> None:
+    """However fast the burst is, a group has at most four members."""
+    policy, now, members = CoBatch(), 0.0, 0
+    for gap in gaps:
+        now += gap
+        _, label = pick(policy, offer(3, request=of("a"), now=now))
+        members = members + 1 if label == "batch" else 1
+        assert members <= GROUP
+
+
+def test_groups_are_bounded(offer: Callable[..., Offer]) -> None:
+    """Any number of models leaves a bounded number of groups."""
+    policy, made = CoBatch(), offer(1)
+    for number in range(MAX_GROUPS + 5):
+        pick(policy, made._replace(request=of(f"m{number}")))
+    assert len(policy._groups) <= MAX_GROUPS

@@ -1,0 +1,81 @@
+"""consistent-hash: each key has its replica."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ext_proc.routing.policies.consistent_hash import ConsistentHash
+from ext_proc.routing.types import Features, Form, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.routing.policies import Offer
+
+
+def request(**values: object) -> Request:
+    blocks = values.pop("blocks", ())
+    return Request("llm", None, "http", Features(Form.GENERATE, **values), blocks)  # type: ignore[arg-type]  # a short way to write features
+
+
+def home(made: Offer, session: str) -> str:
+    prices = ConsistentHash().prices(made._replace(request=request(session=session)))
+    return made.seats[list(prices).index(min(prices))].key.id
+
+
+def without(made: Offer, index: int) -> Offer:
+    """Return an offer that one seat has left."""
+    lists = ("seats", "pending", "work", "strength", "matched")
+    kept = {
+        name: [each for place, each in enumerate(getattr(made, name)) if place != index]
+        for name in lists
+    }
+    return made._replace(**kept)
+
+
+def test_a_change_of_membership_moves_only_its_own_keys(offer: Callable[..., Offer]) -> None:
+    """Whoever leaves gives away its keys; nobody else's move, which is the minimum."""
+    made = offer(6)
+    fewer = without(made, 2)
+    sessions = [f"s{number}" for number in range(600)]
+    moved = 0
+    for session in sessions:
+        before, after = home(made, session), home(fewer, session)
+        if before == "r2":
+            moved += 1
+        else:
+            assert before == after
+    assert moved == pytest.approx(100, abs=35)
+
+
+def test_each_replica_has_its_share_of_keys(offer: Callable[..., Offer]) -> None:
+    """Twice the strength, twice the keys."""
+    made = offer(3, strength=[1.0, 1.0, 2.0])
+    homes = Counter(home(made, f"s{number}") for number in range(2000))
+    assert homes["r2"] / 2000 == pytest.approx(0.5, abs=0.05)
+    assert homes["r0"] / 2000 == pytest.approx(0.25, abs=0.05)
+
+
+def test_a_prompt_is_hashed_by_its_first_two_blocks(offer: Callable[..., Offer]) -> None:
+    """All turns of a conversation have one replica; its first block alone decides nothing."""
+    policy, made = ConsistentHash(), offer(8)
+
+    def first(*blocks: int) -> int:
+        prices = list(policy.prices(made._replace(request=request(blocks=blocks))))
+        return prices.index(min(prices))
+
+    assert first(1, 2) == first(1, 2, 3) == first(1, 2, 3, 4)
+    assert len({first(1, number) for number in range(100)}) == 8
+
+
+def test_a_short_prompt_is_hashed_whole_and_nothing_is_drawn(offer: Callable[..., Offer]) -> None:
+    """A request without any key leaves the choice to chance, and says so."""
+    policy, made = ConsistentHash(), offer(4)
+    short = made._replace(request=request(prompt=b"hi"))
+    assert len(set(policy.prices(short))) == 4
+    assert policy.picked(short, 0) == "hash"
+    assert policy.prices(made) == [0.0] * 4
+    assert policy.picked(made, 0) == "random"

@@ -1,0 +1,32 @@
+"""What the hashing policies share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ext_proc.routing.policies.hashing import key_of, ranking
+from ext_proc.routing.types import Features, Form, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.routing.policies import Offer
+
+
+def test_the_session_goes_before_the_prompt() -> None:
+    """A request is hashed by the first thing it names."""
+    both = Request("p", None, "http", Features(Form.GENERATE, session="s"), (1, 2))
+    session = Request("p", None, "http", Features(Form.GENERATE, session="s"), (3, 4))
+    assert key_of(both) == key_of(session)
+    assert key_of(Request("p", None, "http", Features(Form.GENERATE))) is None
+
+
+def test_a_restart_keeps_a_replica_s_keys(offer: Callable[..., Offer]) -> None:
+    """The incarnation is no part of the hash; negative block hashes are keys too."""
+    made = offer(3)
+    key = key_of(Request("p", None, "http", Features(Form.GENERATE), (-5,)))
+    assert key is not None
+    before = ranking(key, made)
+    for seat in made.seats:
+        seat.key = seat.key._replace(incarnation=2)
+    assert ranking(key, made) == before

@@ -1,0 +1,29 @@
+"""least-response-time: latency times queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ext_proc.routing.policies.least_response_time import LeastResponseTime, latencies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.routing.policies import Offer
+
+
+def test_the_price_is_latency_times_queue(offer: Callable[..., Offer]) -> None:
+    """A fast replica may have more in flight."""
+    made = offer(2, pending=[2, 0])
+    made.seats[0].pace.latency_s, made.seats[1].pace.latency_s = 0.1, 0.5
+    assert LeastResponseTime().prices(made) == [0.1 * 3, 0.5]
+    assert LeastResponseTime().picked(made, 0) == "least"
+
+
+def test_a_replica_without_samples_is_as_the_median(offer: Callable[..., Offer]) -> None:
+    """Unknown is never 0: a new replica is no target."""
+    made = offer(4)
+    assert latencies(made) == [1.0] * 4
+    for seat, latency in zip(made.seats, (0.2, 0.4, 0.9), strict=False):
+        seat.pace.latency_s = latency
+    assert latencies(made) == [0.2, 0.4, 0.9, 0.4]

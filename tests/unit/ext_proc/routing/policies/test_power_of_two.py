@@ -1,0 +1,59 @@
+"""p2c, p2c-work and peak-ewma: the better of two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.routing.policies.power_of_two import PowerOfTwo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.routing.policies import Offer
+
+
+def pick(policy: PowerOfTwo, made: Offer) -> int:
+    prices = list(policy.prices(made))
+    return prices.index(min(prices))
+
+
+@given(loads=st.lists(st.integers(0, 50), min_size=2, max_size=9, unique=True))
+def test_the_most_loaded_is_never_taken(offer: Callable[..., Offer], loads: list[int]) -> None:
+    """Of any two distinct replicas the worse one loses, so the worst of all always does."""
+    made = offer(len(loads), pending=[float(each) for each in loads])
+    worst = loads.index(max(loads))
+    assert all(pick(PowerOfTwo("requests"), made) != worst for _ in range(20))
+
+
+def test_every_other_one_is_taken(offer: Callable[..., Offer]) -> None:
+    """Chance reaches all but the worst, so pickers do not chase one replica."""
+    made = offer(5, pending=[0.0, 1.0, 2.0, 3.0, 4.0])
+    assert {pick(PowerOfTwo("requests"), made) for _ in range(300)} == {0, 1, 2, 3}
+
+
+def test_one_seat_is_taken(offer: Callable[..., Offer]) -> None:
+    """A pool of one needs no second."""
+    assert pick(PowerOfTwo("requests"), offer(1)) == 0
+    assert PowerOfTwo("requests").picked(offer(1), 0) == "least"
+
+
+def test_work_counts_tokens_per_strength(offer: Callable[..., Offer]) -> None:
+    """p2c-work compares uncached tokens in flight."""
+    made = offer(2, pending=[0, 5], work=[900.0, 100.0], strength=[1.0, 1.0])
+    assert pick(PowerOfTwo("work"), made) == 1
+    assert pick(PowerOfTwo("work"), made._replace(strength=[100.0, 1.0])) == 0
+
+
+@pytest.mark.parametrize(("elapsed", "first"), [(0.0, 1), (60.0, 0)])
+def test_a_peak_is_avoided_until_it_fades(
+    offer: Callable[..., Offer], elapsed: float, first: int
+) -> None:
+    """One slow answer keeps requests away at once, and for some decay times only."""
+    made = offer(2, now=elapsed, pending=[0.0, 0.5])
+    made.seats[0].pace.learn(None, 0.0, 0, 2.0, 0.0)
+    made.seats[1].pace.learn(None, 0.0, 0, 0.1, elapsed)
+    assert pick(PowerOfTwo("peak"), made) == first

@@ -1,0 +1,45 @@
+"""prequal: hot or cold, then latency or load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.routing.policies.prequal import Prequal, hot_above
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.routing.policies import Offer
+
+ROWS = st.lists(st.tuples(st.integers(0, 30), st.floats(0.01, 9)), min_size=1, max_size=12)
+
+
+@given(rows=ROWS, prompt=st.booleans())
+def test_hot_ones_come_behind_all_cold_ones(
+    offer: Callable[..., Offer], rows: list[tuple[int, float]], prompt: bool
+) -> None:
+    """Whatever the latencies: a hot replica is never chosen while there is a cold one."""
+    loads = [float(load) for load, _ in rows]
+    made = offer(len(rows), tokens=100.0 if prompt else None)
+    made = made._replace(work=loads) if prompt else made._replace(pending=loads)
+    for seat, (_, latency) in zip(made.seats, rows, strict=True):
+        seat.pace.latency_s = latency
+    prices, threshold = Prequal().prices(made), hot_above(loads)
+    cold = [price for price, load in zip(prices, loads, strict=True) if load <= threshold]
+    hot = [price for price, load in zip(prices, loads, strict=True) if load > threshold]
+    assert cold
+    assert max(cold) < min(hot, default=float("inf"))
+
+
+def test_among_cold_ones_the_fastest_wins(offer: Callable[..., Offer]) -> None:
+    """Load says only who is hot."""
+    made = offer(4, pending=[0, 1, 1, 9])
+    for seat, latency in zip(made.seats, (0.9, 0.1, 0.3, 0.01), strict=True):
+        seat.pace.latency_s = latency
+    prices = list(Prequal().prices(made))
+    assert prices.index(min(prices)) == 1
+    assert Prequal().picked(made, 1) == "cold"
+    assert Prequal().picked(made, 3) == "least"

@@ -1,0 +1,54 @@
+"""session-sticky: a session stays where it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ext_proc.routing.policies.session_sticky import IDLE_S, SessionSticky
+from ext_proc.routing.types import Features, Form, Request
+
+from .test_consistent_hash import without
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.routing.policies import Offer
+
+
+def keyed(session: str | None) -> Request:
+    return Request("llm", None, "http", Features(Form.GENERATE, session=session))
+
+
+def pick(policy: SessionSticky, made: Offer) -> tuple[str, str]:
+    prices = list(policy.prices(made))
+    index = prices.index(min(prices))
+    return made.seats[index].key.id, policy.picked(made, index)
+
+
+def test_a_session_stays_whatever_the_load(offer: Callable[..., Offer]) -> None:
+    """It goes to the least loaded once, and then where it was."""
+    policy, made = SessionSticky(), offer(3, pending=[1, 0, 1], request=keyed("a"))
+    assert pick(policy, made) == ("r1", "least")
+    assert pick(policy, made._replace(pending=[0, 90, 0])) == ("r1", "session")
+    assert pick(policy, made._replace(pending=[0, 9, 9], request=keyed("b"))) == ("r0", "least")
+    assert pick(policy, made._replace(pending=[0, 9, 9], request=keyed(None))) == ("r0", "least")
+
+
+def test_it_moves_once_its_replica_is_not_eligible(offer: Callable[..., Offer]) -> None:
+    """And then stays moved, also when the first one is back."""
+    policy, made = SessionSticky(), offer(3, pending=[1, 0, 1], request=keyed("a"))
+    pick(policy, made)
+    assert pick(policy, without(made, 1)._replace(pending=[0, 1])) == ("r0", "least")
+    assert pick(policy, made) == ("r0", "session")
+
+
+def test_sessions_are_forgotten(offer: Callable[..., Offer]) -> None:
+    """After the idle time, and the least recently used one at the bound."""
+    policy, made = SessionSticky(max_sessions=2), offer(2, pending=[1, 0])
+    for session in ("a", "b", "a", "c"):
+        pick(policy, made._replace(request=keyed(session)))
+    assert len(policy) == 2
+    busy = made._replace(pending=[0, 1])
+    assert pick(policy, busy._replace(request=keyed("b"))) == ("r0", "least")
+    late = busy._replace(request=keyed("c"), now=IDLE_S + 1)
+    assert pick(policy, late) == ("r0", "least")

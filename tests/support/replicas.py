@@ -34,6 +34,8 @@ class Replica:
     most_at_once: int = 0
     hold_s: float = 0.0
     """How long an inference takes."""
+    status: int = 200
+    """Of the answers to inferences."""
     gaps_s: tuple[float, ...] = ()
     """If given, an answer is streamed with these pauses between its parts."""
 
@@ -67,7 +69,7 @@ class Replica:
         try:
             await asyncio.sleep(self.hold_s)
             if not self.gaps_s:
-                return web.json_response({"text_output": self.name})
+                return web.json_response({"text_output": self.name}, status=self.status)
             answer = web.StreamResponse()
             await answer.prepare(request)
             await answer.write(b"first ")

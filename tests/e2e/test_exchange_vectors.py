@@ -9,7 +9,7 @@ import asyncio
 
 import tritonclient.grpc.aio as triton_grpc
 
-from protos.names import SERVED_BY_HEADER
+from protos.names import REASON_HEADER, SERVED_BY_HEADER
 from support.traffic import GENERATE, eventually, fresh_prompt, metric, vision_inputs
 from tidegate.stack.ports import HeldPorts
 
@@ -64,3 +64,26 @@ async def test_the_replica_that_served_is_credited(http, new_stack):
         body = {"text_input": fresh_prompt(), "max_tokens": 1}
         async with http.post(stack.http_url + GENERATE, json=body) as answer:
             assert answer.headers[SERVED_BY_HEADER] in {each.http for each in stack.replicas}
+
+
+async def test_through_nobody_and_back(http, new_stack):
+    """V110, V112: no replica takes work: 503 with its reason; when they are back, 200 again."""
+    stack = await new_stack()
+    body = {"text_input": fresh_prompt(), "max_tokens": 1}
+
+    async def asked() -> tuple[int, str | None]:
+        async with http.post(stack.http_url + GENERATE, json=body) as answer:
+            await answer.read()
+            return answer.status, answer.headers.get(REASON_HEADER)
+
+    for draining, expected in ((True, (503, "no-endpoints")), (False, (200, None))):
+        fleet = stack.read_fleet()
+        for pool in fleet["pools"]:
+            for endpoint in pool["endpoints"]:
+                endpoint["draining"] = draining
+        stack.write_fleet(fleet)
+
+        async def as_expected(expected=expected) -> bool:
+            return await asked() == expected
+
+        assert await eventually(as_expected, 20)

@@ -123,6 +123,11 @@ class Publication:
         """How it stands now, or how it ended."""
         return self._outcome(self._run)
 
+    @property
+    def ended(self) -> bool:
+        """It is no longer under way; cheaper to ask than its outcome."""
+        return self._run.outcome is not None
+
     async def wait(self, timeout_s: float | None = None) -> Outcome:
         """Wait for the end; after ``timeout_s`` seconds return how it stands ("waiting")."""
         try:
@@ -254,7 +259,7 @@ class AdsServer:
         self._arm()
 
     def _settle_publications(self) -> None:
-        ended = [p for p in self._running if p.outcome.state != "waiting"]
+        ended = [p for p in self._running if p.ended]
         for publication in ended:
             self._running.remove(publication)
             publication._end()  # noqa: SLF001 - the other half of this module's own class

@@ -30,10 +30,10 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from protos.names import CLUSTER_TYPE, ROUTE_TYPE
+from xds_server.protocol.client import Client
 from xds_server.protocol.messages import Response, short_type
 from xds_server.protocol.publication import (
     MAX_STAGES,
@@ -50,7 +50,7 @@ from xds_server.protocol.retired import Retired
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xds_server.protocol.messages import DeltaRequest, SotwRequest, Standing, Verdict
+    from xds_server.protocol.messages import DeltaRequest, SotwRequest, Verdict
     from xds_server.protocol.snapshot import Snapshot
     from xds_server.protocol.stream import DeltaStream, SotwStream
 
@@ -76,25 +76,6 @@ SWITCH: Final = "switch"
 """Label of the stage after which a publication is no longer abandoned."""
 
 
-@dataclass(slots=True)
-class _Client:
-    number: int
-    node: str
-    audience: Audience
-    stream: SotwStream | DeltaStream
-    connected: float
-    rung: int
-    standing: Standing
-    old_nacks: int = 0
-    """Refusals before the running publication."""
-    refusing: bool = False
-    """It stood NACKED when the running publication began."""
-    left: Literal["", "NACKED", "STALLED", "BEHIND"] = ""
-    greeted: bool = False
-    """It has asked for clusters."""
-    left_at: float = 0.0
-
-
 class Publisher:
     """Holds what is in force and leads the clients; see the module's rules.
 
@@ -104,11 +85,15 @@ class Publisher:
     def __init__(self) -> None:
         # The snapshots of the newest publication that touched an audience; the last is in force.
         self._ladders: dict[Audience, list[Snapshot]] = {"envoy": [], "picker": []}
-        self._clients: dict[int, _Client] = {}
+        self._clients: dict[int, Client] = {}
         self._retired = Retired()
         self._loads: dict[str, int] = {}
         self._reporting = False
         self._run: Run | None = None
+        self._awaited = 0
+        """A client that was seen to hold up the stage."""
+        self._refused = False
+        """A client stands NACKED that was not looked at since."""
 
     # --- clients --------------------------------------------------------------------------------
 
@@ -124,7 +109,7 @@ class Publisher:
         ladder = self._ladders[audience]
         if ladder:
             stream.on_snapshot(ladder[-1], now)
-        client = _Client(number, node, audience, stream, now, len(ladder) - 1, stream.standing())
+        client = Client(number, node, audience, stream, now, len(ladder) - 1, stream.standing())
         self._clients[number] = client
 
     def request(
@@ -144,7 +129,7 @@ class Publisher:
         sent += self._lead_on(client, now)
         return sent + self._advance(now), reaction.verdict
 
-    def _greet(self, client: _Client, request: SotwRequest | DeltaRequest, now: float) -> None:
+    def _greet(self, client: Client, request: SotwRequest | DeltaRequest, now: float) -> None:
         client.greeted = True
         ladder = self._ladders[client.audience]
         bridge = self._retired.bridge(request, ladder[-1]) if ladder else None
@@ -242,6 +227,10 @@ class Publisher:
 
     def _gate(self, run: Run, stage: Stage, now: float) -> Literal["pass", "wait", "abandon"]:
         late = now >= run.entered + stage.deadline_s
+        awaited = self._clients.get(self._awaited)
+        if awaited is not None and self._holds_up(awaited, stage) and not (late or self._refused):
+            return "wait"  # most answers leave another one awaited: a look at one client tells
+        self._refused = False
         waiting = False
         for client in self._clients.values():
             if client.audience != stage.audience or client.left:
@@ -255,11 +244,16 @@ class Publisher:
                 if late:
                     client.left, client.left_at = "STALLED", now
                 else:
-                    waiting = True
+                    waiting, self._awaited = True, client.number
         return "wait" if waiting else "pass"
 
     @staticmethod
-    def _has_veto(client: _Client, run: Run) -> bool:
+    def _holds_up(client: Client, stage: Stage) -> bool:
+        pending = client.standing.state == "PENDING"
+        return pending and client.audience == stage.audience and not client.left
+
+    @staticmethod
+    def _has_veto(client: Client, run: Run) -> bool:
         return client.connected <= run.started and not client.refusing
 
     @staticmethod
@@ -320,12 +314,12 @@ class Publisher:
                 sent += self._assign(client, 0, now)
         return sent
 
-    def _assign(self, client: _Client, rung: int, now: float) -> Sent:
+    def _assign(self, client: Client, rung: int, now: float) -> Sent:
         client.rung = rung
         snapshot = self._ladders[client.audience][rung]
         return self._sent(client, client.stream.on_snapshot(snapshot, now))
 
-    def _lead_on(self, client: _Client, now: float) -> Sent:
+    def _lead_on(self, client: Client, now: float) -> Sent:
         sent: Sent = []
         top = len(self._ladders[client.audience]) - 1
         if client.left == "BEHIND" and not client.stream.asked(ROUTE_TYPE):
@@ -350,8 +344,9 @@ class Publisher:
 
     # --- the books ------------------------------------------------------------------------------
 
-    def _sent(self, client: _Client, responses: list[Response]) -> Sent:
+    def _sent(self, client: Client, responses: list[Response]) -> Sent:
         client.standing = client.stream.standing()
+        self._refused = self._refused or client.standing.state == "NACKED"
         run = self._run
         if run is not None and client.connected <= run.started:
             for response in responses:
@@ -381,11 +376,11 @@ class Publisher:
             "" if stage is None else stage.label,
         )
 
-    def _follows(self, client: _Client) -> bool:
+    def _follows(self, client: Client) -> bool:
         top = len(self._ladders[client.audience]) - 1
         return client.standing.state == "SYNCED" and client.rung == top
 
-    def _problem(self, client: _Client) -> Problem | None:
+    def _problem(self, client: Client) -> Problem | None:
         standing = client.standing
         short = short_type(standing.type_url)
         if standing.state == "NACKED":

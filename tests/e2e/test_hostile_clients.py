@@ -32,7 +32,7 @@ RSS_TOLERANCE = 24 * 2**20
 async def mode_stack(request, new_module_stack):
     """One stack per body mode, with short timeouts."""
     routing = {"max_body": 1_000_000}
-    pools = {name: {"routing": routing, "timeouts": {"idle": "1s"}} for name in ("llm", "vision")}
+    pools = {name: {"routing": routing, "timeouts": {"idle": "2s"}} for name in ("llm", "vision")}
     stack = await new_module_stack(
         body=request.param, fleet={"pools": pools, "listener": {"headers_timeout": "1s"}}
     )

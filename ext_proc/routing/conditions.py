@@ -23,12 +23,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ext_proc.routing.roster import Seat
-    from ext_proc.routing.types import EndpointKey, Pool
+    from ext_proc.routing.types import EndpointKey, Pool, Reading
 
 NOT_READY_AFTER: Final = 2
 EJECTED: Final = "ejected"
 NOT_READY: Final = "not-ready"
 SILENT: Final = "silent"
+
+
+def moved_on(before: Sequence[Reading], after: Sequence[Reading]) -> bool:
+    """Tell whether a replica says something else than before: a sign of life."""
+    return [_said(each) for each in before] != [_said(each) for each in after]
+
+
+def _said(reading: Reading) -> tuple[float | None, ...]:
+    return (reading.queued, reading.running, reading.kv_used, reading.reused_blocks)
 
 
 class Conditions:

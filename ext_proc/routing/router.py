@@ -13,14 +13,12 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ext_proc.routing.candidates import SMALL, shortlist
-from ext_proc.routing.conditions import Conditions
-from ext_proc.routing.draw import Rng, draw_variant
-from ext_proc.routing.explain import Recent, describe
-from ext_proc.routing.filters import below_limit, eligible
-from ext_proc.routing.leases import Lease, LeaseKey, Leases
+from ext_proc.routing.choosing import Choice, Chooser
+from ext_proc.routing.conditions import Conditions, moved_on
+from ext_proc.routing.explain import Fixed, Recent, describe, explain
+from ext_proc.routing.leases import Lease, Leases
 from ext_proc.routing.ledger import (
     MAX_TICKETS,
     Charged,
@@ -29,13 +27,11 @@ from ext_proc.routing.ledger import (
     LedgerEvent,
     Settled,
 )
-from ext_proc.routing.offers import cheapest, make_offer, scores, silent_last, work_of
+from ext_proc.routing.offers import cheapest, scores, work_of
 from ext_proc.routing.pace import FleetPace
-from ext_proc.routing.policies import Offer, Policy, make_policy
-from ext_proc.routing.policies.least_in_flight import LeastInFlight
+from ext_proc.routing.policies import make_policy
 from ext_proc.routing.prefix_index import IndexEvent, Inserted, PrefixIndex, Purged
-from ext_proc.routing.roster import Directory, Replica, Roster, Seat
-from ext_proc.routing.turns import with_turns
+from ext_proc.routing.roster import Directory, Replica, Roster
 from ext_proc.routing.types import (
     Decision,
     EndpointKey,
@@ -49,23 +45,14 @@ from ext_proc.routing.types import (
     Request,
     Ticket,
 )
-from protos.names import POLICY_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ext_proc.routing.draw import Rng
+    from ext_proc.routing.policies import Offer
+
 __all__ = ["Router"]
-
-
-class Choice(NamedTuple):
-    """Seats with their prices, before anything has changed."""
-
-    policy: Policy
-    offer: Offer
-    prices: Sequence[float]
-    lease_key: LeaseKey | None
-    leased: bool
-    """A live lease left no choice."""
 
 
 class Router:
@@ -92,20 +79,17 @@ class Router:
         self.index = PrefixIndex()
         self.leases = Leases()
         self.conditions = Conditions()
+        self._chooser = Chooser(self.index, self.leases, self.conditions)
         """Who must not get new work although it is a member."""
         self._moved: dict[int, Ticket] = {}
         """Moved tickets by the id that their holder knows."""
         self._rosters: dict[str, Roster] = {}
-        self._policies: dict[str, dict[str, Policy]] = {}
         self._paces: dict[str, FleetPace] = {}
         self._replicas: dict[EndpointKey, Replica] = {}
         self._by_id: dict[str, list[Replica]] = {}
-        self._silent = 0
-        """Replicas that stopped telling their numbers."""
         self.recent = Recent()
         """Some of the latest decisions."""
         self._directory = Directory(())
-        self._least = LeastInFlight()
         self._last_ticket = 0
 
     def __repr__(self) -> str:
@@ -125,7 +109,7 @@ class Router:
         """
         policies = {
             name: {
-                each: self._policies.get(name, {}).get(each)
+                each: self._chooser.policies.get(name, {}).get(each)
                 or make_policy(each, self._rng, pool=name)
                 for each in {pool.policy, *pool.allow_override}
             }
@@ -143,7 +127,7 @@ class Router:
             if key not in self._replicas:
                 self._replicas[key] = Replica(key, self.ledger.load(key))
         self.pools = dict(pools)
-        self._policies = policies
+        self._chooser.policies = policies
         self._paces = {name: self._paces.get(name) or FleetPace() for name in pools}
         self._rosters = {
             name: Roster(pool, self._replicas, self._paces[name]) for name, pool in pools.items()
@@ -152,7 +136,7 @@ class Router:
         self._by_id = {}
         for replica in self._replicas.values():
             self._by_id.setdefault(replica.key.id, []).append(replica)
-        self._silent = sum(replica.silent for replica in self._replicas.values())
+        self._chooser.silent = sum(replica.silent for replica in self._replicas.values())
         self.conditions.set_pools(pools)
         self.index.expire(now)
 
@@ -190,7 +174,7 @@ class Router:
         if roster is None:
             return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {request.pool!r}")
         self.index.expire(now)
-        choice = self._choose(roster, request, self._rng, now, unix_now)
+        choice = self._chooser.choose(roster, request, self._rng, now, unix_now)
         if isinstance(choice, Refusal):
             return choice
         offer, pool = choice.offer, roster.pool
@@ -227,87 +211,6 @@ class Router:
         self.recent.note(request, decision, now)
         return decision
 
-    def _choose(
-        self, roster: Roster, request: Request, rng: Rng, now: float, unix_now: float
-    ) -> Choice | Refusal:
-        """Filter and price, changing nothing but ``rng`` and leases that have run out."""
-        pool, features = roster.pool, request.features
-        inference = features.is_inference
-        policy = self._least if not inference else self._policy(pool, request)
-        if isinstance(policy, Refusal):
-            return policy
-        sequence = features.sequence if inference else None
-        lease_key = None if sequence is None else LeaseKey(pool.name, sequence)
-        leased = None if lease_key is None else self._leased(roster, request, lease_key, now)
-        seats: Sequence[Seat]
-        if leased is not None:
-            variant, seats = leased
-        else:
-            drawn = draw_variant(
-                pool, features, request.headers, leased=None, drawn=request.variant, rng=rng
-            )
-            if isinstance(drawn, Refusal):
-                return drawn
-            variant, seats = drawn, roster.open_seats(drawn, request.protocol)
-            seats = self.conditions.keep(pool.name, seats, now)
-        limit = pool.per_endpoint_in_flight if inference else 0
-        index, blocks = self.index, request.blocks
-        steps = index.match(blocks) if blocks else []
-        free: Sequence[Seat] = ()
-        matched: Sequence[int] = ()
-        if len(seats) > SMALL and not policy.everyone and request.subset is None:
-            by_key = roster.open_by_key(variant, request.protocol)
-            few, held = shortlist(seats, by_key, index, steps, rng)
-            free = below_limit(self.conditions.keep(pool.name, few, now), limit)
-            matched = held if free is few else [held[few.index(seat)] for seat in free]
-        if not free:
-            where = f"{pool.name}/{variant}"
-            allowed = eligible(seats, subset=request.subset, limit=limit, where=where)
-            if isinstance(allowed, Refusal):
-                return allowed
-            free = allowed
-            matched = index.depths(steps, free) if steps else [0] * len(free)
-        shared = index.shared_depth(blocks, max(matched), len(seats)) if steps else 0
-        offer = make_offer(roster, request, variant, free, matched, shared, rng, now, unix_now)
-        prices = policy.prices(offer)
-        if inference and offer.ramp is not None:
-            prices = with_turns(offer, prices, rng)
-        if self._silent:
-            prices = silent_last(offer, prices)
-        return Choice(policy, offer, prices, lease_key, leased is not None)
-
-    def _policy(self, pool: Pool, request: Request) -> Policy | Refusal:
-        """Return the pool's policy, or the one that the request asks for and the pool allows."""
-        policies = self._policies[pool.name]
-        asked = request.headers.get(POLICY_HEADER)
-        if asked is None:
-            return policies[pool.policy]
-        if asked == pool.policy or asked in pool.allow_override:
-            return policies[asked]
-        allowed = ", ".join(sorted(pool.allow_override)) or "none"
-        return Refusal(
-            RefusalKind.BAD_REQUEST,
-            f"{POLICY_HEADER}: pool {pool.name!r} does not let a request choose the policy"
-            f" {asked[:64]!r}; it allows: {allowed}",
-        )
-
-    def _leased(
-        self, roster: Roster, request: Request, key: LeaseKey, now: float
-    ) -> tuple[str, Sequence[Seat]] | None:
-        """Return variant and seat of a live lease, ``None`` where the sequence is free to move."""
-        lease = self.leases.find(key, now)
-        if lease is None:
-            return None
-        if lease.endpoint not in roster.keys:  # it left this pool, though another may have it
-            self.leases.release(key)
-            return None
-        seat = roster.seat(lease.endpoint, request.protocol)
-        if seat is None:  # only there can the sequence go on, but not in this protocol
-            return lease.variant, ()
-        if seat.draining and request.features.sequence_start:
-            return None
-        return seat.variant, (seat,)
-
     def _unpriced(self, choice: Choice, pool: Pool) -> Decision:
         """Send what is not inference to the least loaded; it leaves no trace in the state."""
         offer = choice.offer
@@ -335,6 +238,25 @@ class Router:
         if prompted:
             replica.busy_until = now + drain + work * per_token
         return ticket
+
+    def explain(self, request: Request, now: float, unix_now: float) -> dict[str, object]:
+        """Say how a request would be decided now and why, ready for JSON; nothing changes.
+
+        Args:
+            request: The request.
+            now: Monotonic seconds.
+            unix_now: Wall clock, for ramps.
+
+        Returns:
+            The pick and its rivals with their prices and parts, and for each other endpoint of
+            the pool the filter that kept it out; or the refusal. What chance would decide is
+            shown for one throw of it.
+        """
+        roster = self._rosters.get(request.pool)
+        if roster is None:
+            return {"refused": "unknown-pool", "why": f"no pool is named {request.pool!r}"}
+        choice = self._chooser.choose(roster, request, Fixed(), now, unix_now)
+        return explain(roster.pool, request, choice, self.ledger, self.conditions)
 
     # --- What happens afterwards ----------------------------------------------------------------
 
@@ -407,7 +329,9 @@ class Router:
     def observe(self, endpoint_id: str, readings: Sequence[Reading]) -> None:
         """Take what an endpoint says about itself; an unknown endpoint is ignored."""
         for replica in self._by_id.get(endpoint_id, ()):
-            self._silent -= replica.silent
+            self._chooser.silent -= replica.silent
+            if readings and moved_on(replica.readings, readings):
+                self.conditions.alive(replica.key, readings[0].at)
             replica.observe(readings)
 
     def silent(self, endpoint_id: str) -> None:
@@ -417,8 +341,12 @@ class Router:
         ends this. An endpoint that was never heard of is not judged.
         """
         for replica in self._by_id.get(endpoint_id, ()):
-            self._silent += replica.heard - replica.silent
+            self._chooser.silent += replica.heard - replica.silent
             replica.silent = replica.heard
+
+    def sweep(self, now: float) -> None:
+        """Look who stands still with work in flight; about once a second."""
+        self.conditions.sweep({key: load.in_flight for key, load in self.ledger.loads()}, now)
 
     def restarted(self, endpoint_id: str, unix_now: float) -> None:
         """Note that an endpoint's process is a new one.

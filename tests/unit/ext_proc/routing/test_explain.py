@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ext_proc.routing.types import Decision, Reading
+import pytest
+
+from ext_proc.routing.explain import RECENT_EVERY, RECENT_KEPT
+from ext_proc.routing.types import Decision, Reading, Variant
 
 if TYPE_CHECKING:
     from .conftest import Build
+
+BLOCKS = tuple(range(40))
 
 
 def test_the_state_is_json_and_says_what_is_known(build: Build) -> None:
@@ -25,3 +30,77 @@ def test_the_state_is_json_and_says_what_is_known(build: Build) -> None:
     assert endpoint["readings"][0]["kv_used"] is None
     assert state["counters"]["open_tickets"] == 1
     assert state["counters"]["settled"] == {}
+
+
+def test_an_explanation_shows_prices_and_parts(build: Build) -> None:
+    """The cheapest comes first, each price is the sum of its parts, and nothing changes."""
+    router = build.router(build.pool(3))
+    router.decide(build.request(BLOCKS), 0.0, 0.0)
+    before = router.state(0.0)
+    explained: dict[str, Any] = json.loads(
+        json.dumps(router.explain(build.request(BLOCKS), 0.0, 0.0))
+    )
+    assert router.state(0.0) == before
+    candidates = explained["candidates"]
+    assert (explained["policy"], explained["blocks"], len(candidates)) == ("auto", 40, 3)
+    assert candidates[0]["matched_blocks"] == 40
+    assert candidates[0]["behind"] == 0.0
+    for each in candidates:
+        assert each["price"] == pytest.approx(sum(each["parts"].values()))
+    decision = router.decide(build.request(BLOCKS), 0.0, 0.0)
+    assert isinstance(decision, Decision)
+    assert decision.ticket is not None
+    assert decision.ticket.endpoint.id == candidates[0]["id"]
+
+
+def test_an_explanation_names_the_filter_that_removed_each_other(build: Build) -> None:
+    """Why not B: another variant, no port for the protocol, draining, subset, limit."""
+    pool = build.pool(
+        variants=(Variant("stable", 1), Variant("canary", 0)),
+        per_endpoint_in_flight=1,
+        endpoints=(
+            build.endpoint(0),
+            build.endpoint(1, variant="canary"),
+            build.endpoint(2, http=None),
+            build.endpoint(3, draining=True),
+            build.endpoint(4),
+            build.endpoint(5),
+        ),
+    )
+    router = build.router(pool)
+    router.decide(build.request(subset=frozenset({"10.0.0.5"})), 0.0, 0.0)
+    request = build.request(subset=frozenset({"10.0.0.0", "10.0.0.5"}))
+    removed = {
+        "r1": "variant",
+        "r2": "protocol",
+        "r3": "draining",
+        "r4": "subset",
+        "r5": "at-limit",
+    }
+    assert router.explain(request, 0.0, 0.0)["removed"] == removed
+    router.decide(request, 0.0, 0.0)
+    refused = router.explain(request, 0.0, 0.0)
+    assert refused["refused"] == "saturated"
+    assert refused["removed"] == {**removed, "r0": "at-limit", "r1": "subset"}
+    unknown = router.explain(build.request(pool="x"), 0.0, 0.0)
+    assert unknown["refused"] == "unknown-pool"
+
+
+def test_in_a_large_pool_the_rest_is_counted(build: Build) -> None:
+    """Endpoints that were no candidates are a number, not a list."""
+    router = build.router(build.pool(200))
+    explained: dict[str, Any] = router.explain(build.request(BLOCKS), 0.0, 0.0)
+    assert explained["removed"] == {}
+    assert explained["not_drawn"] + len(explained["candidates"]) == 200
+
+
+def test_recent_decisions_are_a_bounded_sample(build: Build) -> None:
+    """Each 32nd decision is kept, the latest 64 of them."""
+    router = build.router(build.pool(2))
+    for number in range(RECENT_EVERY * (RECENT_KEPT + 3)):
+        router.decide(build.request((1,)), float(number), 0.0)
+    recent: Any = json.loads(json.dumps(router.state(float(number))["recent"]))
+    assert len(recent) == RECENT_KEPT
+    assert recent[0]["age_s"] > recent[-1]["age_s"] == RECENT_EVERY - 1
+    assert recent[0]["matched_blocks"] == 1
+    assert set(recent[0]["scores"]) == {"r0", "r1"}

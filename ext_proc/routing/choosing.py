@@ -1,0 +1,146 @@
+"""Choosing: from a request to its seats with their prices, before anything changes.
+
+Rules:
+
+1. The order is: lease, variant, in-flight limit and subset, candidates, prices, turns of ramping
+   replicas, silent ones last.
+2. Nothing changes but the ``rng`` that is passed in, and leases that have run out are dropped. So
+   an explanation asks the same question as a decision and gets the same prices.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ext_proc.routing.candidates import SMALL, shortlist
+from ext_proc.routing.draw import draw_variant
+from ext_proc.routing.filters import below_limit, eligible
+from ext_proc.routing.leases import LeaseKey
+from ext_proc.routing.offers import make_offer, silent_last
+from ext_proc.routing.policies.least_in_flight import LeastInFlight
+from ext_proc.routing.turns import with_turns
+from ext_proc.routing.types import Refusal, RefusalKind
+from protos.names import POLICY_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ext_proc.routing.conditions import Conditions
+    from ext_proc.routing.draw import Rng
+    from ext_proc.routing.leases import Leases
+    from ext_proc.routing.policies import Offer, Policy
+    from ext_proc.routing.prefix_index import PrefixIndex
+    from ext_proc.routing.roster import Roster, Seat
+    from ext_proc.routing.types import Pool, Request
+
+
+class Choice(NamedTuple):
+    """Seats with their prices, before anything has changed."""
+
+    policy: Policy
+    offer: Offer
+    prices: Sequence[float]
+    lease_key: LeaseKey | None
+    leased: bool
+    """A live lease left no choice."""
+
+
+class Chooser:
+    """Asks filters and policies; the router keeps what it reads up to date.
+
+    Args:
+        index: What the replicas probably have cached.
+        leases: Where sequences live.
+        conditions: What keeps replicas from new work.
+    """
+
+    def __init__(self, index: PrefixIndex, leases: Leases, conditions: Conditions) -> None:
+        self._conditions = conditions
+        self._index = index
+        self._leases = leases
+        self._least = LeastInFlight()
+        self.policies: Mapping[str, Mapping[str, Policy]] = {}
+        """By pool and name: the pool's own one and those that a request may ask for."""
+        self.silent = 0
+        """Replicas that stopped telling their numbers."""
+
+    def choose(
+        self, roster: Roster, request: Request, rng: Rng, now: float, unix_now: float
+    ) -> Choice | Refusal:
+        """Filter and price, changing nothing but ``rng`` and leases that have run out."""
+        pool, features = roster.pool, request.features
+        inference = features.is_inference
+        policy = self._least if not inference else self._allowed(pool, request)
+        if isinstance(policy, Refusal):
+            return policy
+        sequence = features.sequence if inference else None
+        lease_key = None if sequence is None else LeaseKey(pool.name, sequence)
+        leased = None if lease_key is None else self._leased(roster, request, lease_key, now)
+        seats: Sequence[Seat]
+        if leased is not None:
+            variant, seats = leased
+        else:
+            drawn = draw_variant(
+                pool, features, request.headers, leased=None, drawn=request.variant, rng=rng
+            )
+            if isinstance(drawn, Refusal):
+                return drawn
+            variant, seats = drawn, roster.open_seats(drawn, request.protocol)
+            seats = self._conditions.keep(pool.name, seats, now)
+        limit = pool.per_endpoint_in_flight if inference else 0
+        index, blocks = self._index, request.blocks
+        steps = index.match(blocks) if blocks else []
+        free: Sequence[Seat] = ()
+        matched: Sequence[int] = ()
+        if len(seats) > SMALL and not policy.everyone and request.subset is None:
+            by_key = roster.open_by_key(variant, request.protocol)
+            few, held = shortlist(seats, by_key, index, steps, rng)
+            free = below_limit(self._conditions.keep(pool.name, few, now), limit)
+            matched = held if free is few else [held[few.index(seat)] for seat in free]
+        if not free:
+            where = f"{pool.name}/{variant}"
+            allowed = eligible(seats, subset=request.subset, limit=limit, where=where)
+            if isinstance(allowed, Refusal):
+                return allowed
+            free = allowed
+            matched = index.depths(steps, free) if steps else [0] * len(free)
+        shared = index.shared_depth(blocks, max(matched), len(seats)) if steps else 0
+        offer = make_offer(roster, request, variant, free, matched, shared, rng, now, unix_now)
+        prices = policy.prices(offer)
+        if inference and offer.ramp is not None:
+            prices = with_turns(offer, prices, rng)
+        if self.silent:
+            prices = silent_last(offer, prices)
+        return Choice(policy, offer, prices, lease_key, leased is not None)
+
+    def _allowed(self, pool: Pool, request: Request) -> Policy | Refusal:
+        """Return the pool's policy, or the one that the request asks for and the pool allows."""
+        policies = self.policies[pool.name]
+        asked = request.headers.get(POLICY_HEADER)
+        if asked is None:
+            return policies[pool.policy]
+        if asked == pool.policy or asked in pool.allow_override:
+            return policies[asked]
+        allowed = ", ".join(sorted(pool.allow_override)) or "none"
+        return Refusal(
+            RefusalKind.BAD_REQUEST,
+            f"{POLICY_HEADER}: pool {pool.name!r} does not let a request choose the policy"
+            f" {asked[:64]!r}; it allows: {allowed}",
+        )
+
+    def _leased(
+        self, roster: Roster, request: Request, key: LeaseKey, now: float
+    ) -> tuple[str, Sequence[Seat]] | None:
+        """Return variant and seat of a live lease, ``None`` where the sequence is free to move."""
+        lease = self._leases.find(key, now)
+        if lease is None:
+            return None
+        if lease.endpoint not in roster.keys:  # it left this pool, though another may have it
+            self._leases.release(key)
+            return None
+        seat = roster.seat(lease.endpoint, request.protocol)
+        if seat is None:  # only there can the sequence go on, but not in this protocol
+            return lease.variant, ()
+        if seat.draining and request.features.sequence_start:
+            return None
+        return seat.variant, (seat,)

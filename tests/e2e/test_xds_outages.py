@@ -11,6 +11,7 @@ import pytest
 
 from support.cut import Cable
 from support.house import ENVOY, Flow, House
+from support.traffic import eventually
 from tidegate.stack.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
@@ -136,9 +137,12 @@ async def test_a_cut_between_them_is_caught_up_with(protocol):
         await task
         house.cable.mend()
         await house.serving()
-        after = await held(house)
-        assert len(after["hosts"]["llm/c9/http"]) == 2
-        assert "llm/c0/http" not in after["hosts"]
+
+        async def crossed() -> bool:
+            hosts = (await held(house))["hosts"]
+            return len(hosts["llm/c9/http"]) == 2 and "llm/c0/http" not in hosts
+
+        assert await eventually(crossed, within_s=10)
         assert flow.answered
         await asyncio.sleep(0.3)
     assert not flow.wrong

@@ -26,7 +26,7 @@ class Client:
     """Refusals before the running publication."""
     refusing: bool = False
     """It stood NACKED when the running publication began."""
-    left: Literal["", "NACKED", "STALLED", "BEHIND"] = ""
+    left: Literal["", "NACKED", "STALLED", "BEHIND", "CROSSED"] = ""
     greeted: bool = False
     """It has asked for clusters."""
     left_at: float = 0.0

@@ -72,6 +72,9 @@ Sent: TypeAlias = list[tuple[int, Response]]
 REPORT_LAG_S: Final = 0.25
 """Pickers report at most every 100 ms; the rest is for the way here."""
 
+BRIDGE_S: Final = 0.25
+"""How long a client that came back late keeps what it may still use, once its routes follow."""
+
 SWITCH: Final = "switch"
 """Label of the stage after which a publication is no longer abandoned."""
 
@@ -87,6 +90,7 @@ class Publisher:
         self._ladders: dict[Audience, list[Snapshot]] = {"envoy": [], "picker": []}
         self._clients: dict[int, Client] = {}
         self._retired = Retired()
+        self._crossing: dict[int, float] = {}
         self._loads: dict[str, int] = {}
         self._reporting = False
         self._run: Run | None = None
@@ -140,6 +144,7 @@ class Publisher:
     def disconnect(self, number: int, now: float) -> Sent:
         """Forget a client; it holds up nothing any more."""
         self._clients.pop(number, None)
+        self._crossing.pop(number, None)
         return self._advance(now)
 
     def loads(self, in_flight: Mapping[str, int], now: float, *, reporting: bool) -> Sent:
@@ -178,7 +183,10 @@ class Publisher:
 
     def tick(self, now: float) -> Sent:
         """Look at the deadlines."""
-        return self._advance(now)
+        sent: Sent = []
+        for number in [n for n, at in self._crossing.items() if at <= now]:
+            sent += self._lead_on(self._clients[number], now)
+        return sent + self._advance(now)
 
     def in_force(self, audience: Audience) -> Snapshot | None:
         """Return what the audience should hold now."""
@@ -193,6 +201,11 @@ class Publisher:
     @property
     def wake_at(self) -> float | None:
         """When ``tick`` must be called at the latest; ``None`` = nothing is awaited."""
+        times = [at for at in (self._run_wakes_at, *self._crossing.values()) if at is not None]
+        return min(times, default=None)
+
+    @property
+    def _run_wakes_at(self) -> float | None:
         run = self._run
         if run is None:
             return None
@@ -322,8 +335,15 @@ class Publisher:
     def _lead_on(self, client: Client, now: float) -> Sent:
         sent: Sent = []
         top = len(self._ladders[client.audience]) - 1
-        if client.left == "BEHIND" and not client.stream.asked(ROUTE_TYPE):
-            return sent  # its routes may name what the bridge keeps
+        if client.left == "BEHIND":
+            # Its routes may name what the bridge keeps, and its workers follow them later.
+            if client.standing.state == "SYNCED" and client.stream.asked(ROUTE_TYPE):
+                client.left, client.left_at = "CROSSED", now
+                self._crossing[client.number] = now + BRIDGE_S
+            return sent
+        if self._crossing.get(client.number, now) > now:
+            return sent
+        self._crossing.pop(client.number, None)
         while client.left and client.standing.state == "SYNCED":
             if client.rung >= top:
                 client.left = ""

@@ -10,7 +10,7 @@ from xds_server.protocol.messages import DeltaRequest, SotwRequest
 from xds_server.protocol.retired import Retired
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.stream import DeltaStream
-from xds_server.protocol.transaction import Publisher, Stage
+from xds_server.protocol.transaction import BRIDGE_S, Publisher, Stage
 
 
 def envoys(clusters: str) -> Snapshot:
@@ -96,6 +96,10 @@ def test_a_returning_client_loses_a_cluster_after_its_routes() -> None:
         for _, response in sent:
             said.append((response.type_url, [r.name for r in response.resources], response.removed))
             waiting.append(DeltaRequest(response.type_url, nonce=response.nonce))
+    assert said == [(ROUTE_TYPE, ["r"], ())]
+    assert publisher.wake_at == BRIDGE_S
+    for _, response in publisher.tick(BRIDGE_S):
+        said.append((response.type_url, [r.name for r in response.resources], response.removed))
     assert said == [
         (ROUTE_TYPE, ["r"], ()),
         (CLUSTER_TYPE, [], ("a",)),

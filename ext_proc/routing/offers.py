@@ -108,8 +108,10 @@ def cheapest(prices: Sequence[float], count: int, rng: Rng) -> list[int]:
     order: list[int] = []
     for _ in range(min(count, len(left))):
         lowest = min(left)
-        ties = [index for index, price in enumerate(left) if price == lowest]
-        chosen = ties[0] if len(ties) == 1 else ties[int(rng.random() * len(ties))]
+        chosen = left.index(lowest)
+        if left.count(lowest) > 1:
+            ties = [index for index, price in enumerate(left) if price == lowest]
+            chosen = ties[int(rng.random() * len(ties))]
         order.append(chosen)
         left[chosen] = inf
     return order

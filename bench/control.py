@@ -100,6 +100,7 @@ async def envoy(changes: int) -> Table:
         ):
             operator = admin_pb2_grpc.AdminStub(channel)
             fleet = stack.read_fleet()
+            fleet["pools"][0]["endpoints"][-1]["variant"] = "canary"
             for name, change in CHANNELS.items():
                 whole, inside, channels = [], [], set()
                 for turn in range(1, changes + 1):

@@ -25,7 +25,7 @@ from ext_proc.reports import Reporter
 from ext_proc.routing.router import Router
 from ext_proc.service import AddressError, PickerServer
 from ext_proc.settings import EXIT_USAGE
-from ext_proc.telemetry.scrape import Scraper
+from ext_proc.telemetry.hub import Hub
 from tidegate import logs
 
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.types import Pool
     from ext_proc.settings import Settings
-
-SILENT_AFTER: Final = 2
-"""Scrapes in a row that fail before a replica counts as silent; one may be a hiccup."""
 
 _log = structlog.stdlib.get_logger("ext_proc")
 
@@ -69,32 +66,16 @@ class Picker:
             pools=lambda: len(router.pools),
             index_blocks=lambda: router.index.blocks,
         )
+        self._telemetry = Hub(router, self._metrics.registry, interval_s=settings.scrape_interval)
         self._server = PickerServer(router, picker=settings.id, metrics=self._metrics)
-        self._scraper = Scraper(
-            router.observe,
-            lambda endpoint: router.restarted(endpoint, time.time()),
-            self._on_scrape_failure,
-            interval_s=settings.scrape_interval,
-        )
         self._watch = PoolWatch(settings.id, self._take)
         self._stack = contextlib.AsyncExitStack()
         self._stop = asyncio.Event()
         self._fleet: FleetClient | None = None
 
-    def _on_scrape_failure(self, endpoint: str, consecutive: int, _reason: str) -> None:
-        if consecutive >= SILENT_AFTER:
-            self._router.silent(endpoint)
-
     def _take(self, pools: Mapping[str, Pool]) -> None:
         self._router.set_pools(pools, time.monotonic())
-        self._scraper.set_targets(
-            {
-                endpoint.key.id: endpoint.metrics_url
-                for pool in pools.values()
-                for endpoint in pool.endpoints
-                if endpoint.metrics_url is not None
-            }
-        )
+        self._telemetry.set_pools(pools)
 
     async def __aenter__(self) -> Self:
         try:
@@ -144,7 +125,7 @@ class Picker:
             "picker": self._settings.id,
             "ready": self._ready,
             "router": self._router.state(time.monotonic()),
-            "scraper": self._scraper.state(),
+            "telemetry": self._telemetry.state(),
             "fleet": None if self._fleet is None else self._fleet.state(),
         }
 
@@ -159,7 +140,7 @@ class Picker:
         parts = [
             asyncio.create_task(fleet.run(), name="fleet"),
             asyncio.create_task(self._reporter.run(), name="reports"),
-            asyncio.create_task(self._scraper.run(), name="scraper"),
+            asyncio.create_task(self._telemetry.run(), name="telemetry"),
         ]
         announced = asyncio.create_task(self._announce(fleet), name="announce")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")

@@ -39,6 +39,10 @@ class Endpoint:
     draining: bool = False
     joined_unix_s: float | None = None
     """Wall-clock time at which it joined, where its ramp starts; ``None`` = warm."""
+    gpu_metrics_url: str | None = None
+    """Page of NVIDIA's DCGM exporter on its host."""
+    gpus: frozenset[str] = frozenset()
+    """Its GPUs on that page, by index or UUID; empty = all."""
 
     def address(self, protocol: Protocol) -> str | None:
         """Return the address for ``protocol``, ``None`` where the replica does not speak it."""
@@ -56,6 +60,19 @@ class Variant:
     """Header name (lower case) and value; all must match to pin a request here."""
     probe_path: str = ""
     """HTTP path whose 200 says that a replica serves this; empty = replicas are not probed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CustomMetric:
+    """A series that the fleet file declares to say something that readings have."""
+
+    field: str
+    """Field of ``Reading``."""
+    metric: str
+    labels: tuple[tuple[str, str], ...] = ()
+    """The series must have these."""
+    scale: float = 1.0
+    """The value is multiplied by it, e.g. 0.01 for percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +129,8 @@ class Pool:
     """Most requests in flight on one endpoint; 0 = no limit."""
     outlier: Outlier = Outlier()
     probe_interval_s: float = 5.0
+    custom_metrics: tuple[CustomMetric, ...] = ()
+    """Series of the replicas' pages that are declared, not known by a dialect."""
 
 
 class SequenceKey(NamedTuple):
@@ -217,6 +236,19 @@ class Reading:
     kv_block_tokens: int | None = None
     reused_blocks: float | None = None
     """Counter of prefix blocks served from cache, where the replica exports one."""
+    kv_blocks: int | None = None
+    """Blocks that its KV cache has in all."""
+    gpu_memory_used: float | None = None
+    """Share of its GPUs' memory in use, 0..1."""
+    gpu_xid: int | None = None
+    """NVIDIA XID code of the last GPU error, 0 = no error so far."""
+    queue_s: float | None = None
+    """Mean seconds that the requests finished since the reading before had waited."""
+    compute_s: float | None = None
+    """Mean seconds that they took from then on."""
+    failures_per_s: tuple[tuple[str, float], ...] = ()
+    """Requests that failed inside the replica since the reading before, by reason; empty where
+    none did, or where it is unknown."""
 
 
 class Outcome(StrEnum):

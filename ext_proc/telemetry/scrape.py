@@ -6,9 +6,9 @@ Laws:
   huge pages, compressed ones, redirects and other things than metrics are failed scrapes.
 * A failed scrape yields no reading; what was read before grows old where it is kept.
 * A replica that was removed or replaced while its page was on the way is not reported.
-* A success counter that is lower than it ever was says that the replica (or a model in it) was
-  restarted, seen directly or after failures. Counters of models that left the page are remembered,
-  as a restarted server shows a model only once it is loaded again.
+* Restarts are seen by counters, see ``rates``, and are told before the readings.
+* How often a replica is read is ``pacing``'s to say: often while it has requests in flight, and all
+  of them together within a budget.
 * An error inside a callback is a failed scrape of that replica and does not end the others.
 """
 
@@ -23,25 +23,25 @@ from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
-from ext_proc.telemetry.dialects import BadPage, ModelVersion, PageReadings, read_all
+from ext_proc.telemetry.dialects import BadPage, PageReadings, Vocabulary, read_all
+from ext_proc.telemetry.pacing import Pacing
+from ext_proc.telemetry.rates import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ext_proc.routing.types import Reading
 
-MAX_MODELS: Final = 1024
-"""Models whose success counters are remembered per replica."""
-
-MAX_BACKOFF: Final = 4
-"""A failing replica is asked at most this many times less often: it may return at any time, and
-is chosen last until it answers again."""
+LOADS_EVERY_S: Final = 0.1
+"""Who has requests in flight is looked up at most so often."""
 
 MAX_ERROR_CHARS: Final = 200
 
 _CHUNK_BYTES: Final = 65_536
 _OK: Final = 200
 _JITTER: Final = 0.2
+_PLAIN: Final = Vocabulary()
+_NO_VOCABULARIES: Final[dict[str, Vocabulary]] = {}
 _ASK: Final = {"accept": "text/plain;version=0.0.4", "accept-encoding": "identity"}
 
 
@@ -55,8 +55,9 @@ class _Target:
     """Consecutive ones."""
     error: str | None = None
     """Of the last scrape; ``None`` where it went well."""
+    vocabulary: Vocabulary = _PLAIN
     restarts: int = 0
-    successes: dict[ModelVersion, float] = field(default_factory=dict)
+    rates: Rates = field(default_factory=Rates)
 
 
 class Scraper:
@@ -70,7 +71,8 @@ class Scraper:
         *,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
-        interval_s: float = 0.25,
+        loads: Callable[[], Mapping[str, int]] | None = None,
+        pacing: Pacing | None = None,
         timeout_s: float = 1.0,
         max_bytes: int = 4 * 2**20,
     ) -> None:
@@ -83,7 +85,8 @@ class Scraper:
                 reason, after each failed scrape.
             clock: Monotonic seconds; readings carry its value.
             jitter: A number in [0, 1), which spreads the scrapes by a fifth of the interval.
-            interval_s: Time between two scrapes of a replica.
+            loads: Returns the requests in flight by replica id; without it all count as loaded.
+            pacing: How often a replica is read.
             timeout_s: Bound of one scrape.
             max_bytes: Bound of one page.
         """
@@ -92,20 +95,30 @@ class Scraper:
         self._on_failure = on_failure
         self._clock = clock
         self._jitter = jitter
-        self._interval_s = interval_s
+        self._loads = loads
+        self._pacing = pacing or Pacing()
+        self._busy: frozenset[str] | None = None
+        self._stretch = 1.0
+        self._looked_at = float("-inf")
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
         self._targets: dict[str, _Target] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
 
-    def set_targets(self, targets: Mapping[str, str]) -> None:
+    def set_targets(
+        self,
+        targets: Mapping[str, str],
+        vocabularies: Mapping[str, Vocabulary] = _NO_VOCABULARIES,
+    ) -> None:
         """Scrape exactly these replicas from now on.
 
         Args:
             targets: URL of the metrics page by replica id. A replica whose URL stays keeps what is
                 known of it; one with another URL begins anew.
+            vocabularies: What to read beyond the usual, by replica id.
         """
+        self._looked_at = float("-inf")
         for endpoint in [
             known for known, target in self._targets.items() if targets.get(known) != target.url
         ]:
@@ -115,6 +128,7 @@ class Scraper:
             if endpoint not in self._targets:
                 self._targets[endpoint] = _Target(url)
                 self._start(endpoint)
+            self._targets[endpoint].vocabulary = vocabularies.get(endpoint, _PLAIN)
 
     async def run(self) -> None:
         """Scrape until cancelled."""
@@ -152,7 +166,7 @@ class Scraper:
                 text = await self._fetch(self._session, target.url)
             if self._targets.get(endpoint) is not target:
                 return False
-            self._report(endpoint, target, read_all(text, self._clock()))
+            self._report(endpoint, target, read_all(text, self._clock(), target.vocabulary))
         except (aiohttp.ClientError, OSError, ValueError) as error:
             self._failed(endpoint, target, _reason(error, self._timeout_s))
             return False
@@ -189,17 +203,11 @@ class Scraper:
         return page.decode()
 
     def _report(self, endpoint: str, target: _Target, page: PageReadings) -> None:
-        known = target.successes
-        fell = any(count < known.get(key, 0) for key, count in page.successes.items())
-        if fell:
-            known.clear()
-        for key, count in page.successes.items():
-            if key in known or len(known) < MAX_MODELS:
-                known[key] = count
-        if fell:
+        rated = target.rates.take(page)
+        if rated.restarted:
             target.restarts += 1
             self._on_restart(endpoint)
-        self._on_readings(endpoint, page.readings)
+        self._on_readings(endpoint, rated.readings)
         target.last_ok = self._clock()
         target.failures = 0
         target.error = None
@@ -222,15 +230,33 @@ class Scraper:
             task.cancel()
 
     async def _loop(self, endpoint: str, target: _Target) -> None:
-        await asyncio.sleep(self._interval_s * self._jitter())
+        await asyncio.sleep(self._pacing.fast_s * self._jitter())
         while self._targets.get(endpoint) is target:
             await self.scrape_once(endpoint)
-            await asyncio.sleep(self.pause_s(target.failures))
+            await asyncio.sleep(self.pause_s(endpoint, target.failures))
 
-    def pause_s(self, failures: int) -> float:
-        """Return how long to wait after ``failures`` in a row: doubled with each, to a bound."""
-        backoff = min(2**failures, MAX_BACKOFF) if failures < MAX_BACKOFF else MAX_BACKOFF
-        return self._interval_s * backoff * (1 + _JITTER * (self._jitter() - 0.5))
+    def pause_s(self, endpoint: str, failures: int) -> float:
+        """Return how long to wait before a replica's next scrape, after so many failures."""
+        self._look()
+        interval = self._pacing.interval_s(
+            busy=self._busy is None or endpoint in self._busy,
+            failures=failures,
+            stretch=self._stretch,
+        )
+        return interval * (1 + _JITTER * (self._jitter() - 0.5))
+
+    def _look(self) -> None:
+        """Learn who has requests in flight, once for many replicas."""
+        now = self._clock()
+        if now - self._looked_at < LOADS_EVERY_S:
+            return
+        self._looked_at = now
+        busy = len(self._targets)
+        if self._loads is not None:
+            loads = self._loads()
+            self._busy = frozenset(name for name in self._targets if loads.get(name))
+            busy = len(self._busy)
+        self._stretch = self._pacing.stretch(busy, len(self._targets) - busy)
 
 
 def _reason(error: Exception, timeout_s: float) -> str:

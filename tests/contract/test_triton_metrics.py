@@ -17,7 +17,7 @@ def test_recorded_page():
     """The page's model, its cache and its finished requests are read; the rest is unknown."""
     page = read_all(PAGE, at=1.0)
     assert page.readings == (
-        Reading(at=1.0, model="echo", version="1", kv_used=0.03, kv_block_tokens=64),
+        Reading(at=1.0, model="echo", version="1", kv_used=0.03, kv_block_tokens=64, kv_blocks=100),
     )
     assert page.successes == {ModelVersion("echo", "1"): 3}
 

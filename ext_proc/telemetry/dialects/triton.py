@@ -7,42 +7,84 @@ same holds for other decoupled models, which a page does not tell apart.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.types import Reading
-from ext_proc.telemetry.dialects.page import Families, ModelVersion, total
+from ext_proc.telemetry.dialects.page import Families, ModelVersion, by_model, total, totals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PENDING: Final = "nv_inference_pending_request_count"
 SUCCESS: Final = "nv_inference_request_success"
+FAILURE: Final = "nv_inference_request_failure"
+QUEUE: Final = "nv_inference_queue_duration_us"
+COMPUTE: Final = (
+    "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us",
+    "nv_inference_compute_output_duration_us",
+)
 VLLM: Final = "vllm:prompt_tokens_total"
-FAMILIES: Final = frozenset({PENDING, SUCCESS, VLLM})
+FAMILIES: Final = frozenset({PENDING, SUCCESS, FAILURE, QUEUE, *COMPUTE, VLLM})
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """A model's counters as one page had them; ``rates`` turns two of them into rates."""
+
+    successes: float | None = None
+    queue_s: float | None = None
+    """Seconds that finished requests waited, since the model was loaded."""
+    compute_s: float | None = None
+    """Seconds that they took from then on: input, inference and output."""
+    failures: Mapping[str, float] = field(default_factory=dict)
+    """Failed requests by reason."""
 
 
 def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
     """Return a reading per model that the page names."""
-    handed_on = {sample.key for sample in families[VLLM]}
-    pending: dict[ModelVersion, list[float | None]] = {}
-    for sample in families[PENDING]:
-        pending.setdefault(sample.key, []).append(sample.value)
-    keys = handed_on | pending.keys() | {sample.key for sample in families[SUCCESS]}
+    handed_on = by_model(families[VLLM]).keys()
+    pending = by_model(families[PENDING])
+    keys = handed_on | pending.keys() | by_model(families[SUCCESS]).keys()
     return {
         key: Reading(
             at=at,
             model=key.model,
             version=key.version,
-            queued=None if key in handed_on else total(pending.get(key, [])),
+            queued=None
+            if key in handed_on
+            else total([sample.value for sample in pending.get(key, [])]),
         )
         for key in keys
     }
 
 
-def successes(families: Families) -> Mapping[ModelVersion, float]:
-    """Return each model's counter of finished requests, where it is known."""
-    found: dict[ModelVersion, list[float | None]] = {}
-    for sample in families[SUCCESS]:
-        found.setdefault(sample.key, []).append(sample.value)
-    sums = {key: total(values) for key, values in found.items()}
-    return {key: value for key, value in sums.items() if value is not None}
+def counters(families: Families) -> dict[ModelVersion, Counters]:
+    """Return each model's counters.
+
+    Durations of models that hand their requests on at once describe the handing on only; they are
+    left out where the page tells.
+    """
+    successes, queue = totals(families[SUCCESS]), totals(families[QUEUE])
+    compute = [totals(families[name]) for name in COMPUTE]
+    failures: dict[ModelVersion, dict[str, float]] = {}
+    for key, samples in by_model(families[FAILURE]).items():
+        for sample in samples:
+            reason = sample.labels.get("reason")
+            if reason is not None and sample.value is not None:
+                by_reason = failures.setdefault(key, {})
+                by_reason[reason] = by_reason.get(reason, 0.0) + sample.value
+    handed_on = by_model(families[VLLM]).keys()
+    found = {}
+    for key in successes.keys() | failures.keys():
+        timed = key not in handed_on
+        parts = total([each.get(key) for each in compute])
+        waited = queue.get(key)
+        found[key] = Counters(
+            successes=successes.get(key),
+            queue_s=waited / 1e6 if timed and waited is not None else None,
+            compute_s=parts / 1e6 if timed and parts is not None else None,
+            failures=failures.get(key, {}),
+        )
+    return found

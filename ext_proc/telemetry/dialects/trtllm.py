@@ -46,7 +46,7 @@ def _by_model(families: Families, family: str) -> dict[ModelVersion, Kinds]:
     found: dict[ModelVersion, Kinds] = {}
     for sample in families[family]:
         kind = sample.labels.get(label)
-        if kind is not None:
+        if kind is not None and sample.key is not None:
             found.setdefault(sample.key, {}).setdefault(kind, []).append(sample.value)
     return found
 
@@ -73,6 +73,7 @@ def _with_blocks(reading: Reading, kinds: Kinds | None) -> Reading:
         reading,
         kv_used=_share(kinds),
         kv_block_tokens=int(size) if size else None,
+        kv_blocks=int(most) if (most := total(kinds.get("max", []))) else None,
         reused_blocks=total(kinds.get("reused", [])),
     )
 

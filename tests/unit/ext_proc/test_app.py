@@ -81,7 +81,7 @@ async def test_a_taken_port_ends_with_2(option, capsys):
     assert f"cannot listen on {host}:{port}" in capsys.readouterr().err
 
 
-async def test_pools_reach_router_and_scraper():
+async def test_pools_reach_router_and_telemetry():
     """What the control server says is where requests go and whose pages are read."""
     replica = Endpoint(
         EndpointKey("r1", 1), "stable", "127.0.0.1:1", None, "http://127.0.0.1:1/metrics"
@@ -91,7 +91,7 @@ async def test_pools_reach_router_and_scraper():
     picker = Picker(settings())
     picker._take({"llm": pool})
     assert set(picker._router.pools) == {"llm"}
-    assert set(picker._scraper.state()) == {"r1"}
+    assert set(picker._telemetry.state()["pages"]) == {"r1"}
 
 
 async def test_a_part_that_ends_is_a_crash(monkeypatch):
@@ -101,5 +101,5 @@ async def test_a_part_that_ends_is_a_crash(monkeypatch):
         async def crash():
             raise RuntimeError("gone")
 
-        monkeypatch.setattr(picker._scraper, "run", crash)
+        monkeypatch.setattr(picker._telemetry, "run", crash)
         assert await picker.until_stopped() == 1

@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from ext_proc.telemetry.scrape import MAX_BACKOFF, MAX_ERROR_CHARS, MAX_MODELS, Scraper
+from ext_proc.telemetry.pacing import Pacing
+from ext_proc.telemetry.rates import MAX_MODELS
+from ext_proc.telemetry.scrape import LOADS_EVERY_S, MAX_ERROR_CHARS, Scraper
 
 NEVER_S = 3600.0
 
@@ -81,7 +83,12 @@ async def replica():
 @asynccontextmanager
 async def scraping(heard: Heard, targets, **options):
     """Run a scraper whose own rounds never come, so that tests drive it."""
-    options = {"clock": lambda: 5.0, "jitter": lambda: 0.9, "interval_s": NEVER_S, **options}
+    options = {
+        "clock": lambda: 5.0,
+        "jitter": lambda: 0.9,
+        "pacing": Pacing(fast_s=NEVER_S),
+        **options,
+    }
     scraper = Scraper(heard.readings, heard.restart, heard.failure, **options)
     scraper.set_targets(targets)
     running = asyncio.create_task(scraper.run())
@@ -221,7 +228,7 @@ async def test_remembered_models_are_bounded(replica):
     replica.body = "".join(page(1, f"m{index}") for index in range(MAX_MODELS + 1))
     async with scraping(Heard(), {"r": replica.url}) as scraper:
         assert await scraper.scrape_once("r")
-        assert len(scraper._targets["r"].successes) == MAX_MODELS
+        assert len(scraper._targets["r"].rates) == MAX_MODELS
 
 
 async def test_removed_while_on_the_way(replica):
@@ -270,7 +277,9 @@ async def test_rounds(replica):
         if {call[1] for call in heard.calls} == {"a", "b"} and len(heard.calls) > 5:
             seen.set()
 
-    scraper = Scraper(notice, heard.restart, interval_s=0.001, jitter=lambda: 0.0)
+    scraper = Scraper(
+        notice, heard.restart, pacing=Pacing(fast_s=0.001, pages_per_s=1e9), jitter=lambda: 0.0
+    )
     scraper.set_targets({"a": replica.url})
     running = asyncio.create_task(scraper.run())
     await asyncio.sleep(0)
@@ -288,8 +297,33 @@ async def test_only_within_run():
         await scraper.scrape_once("r")
 
 
-@pytest.mark.parametrize(("failures", "factor"), [(0, 1), (1, 2), (2, 4), (3, 4), (10**6, 4)])
-def test_backoff(failures, factor):
-    """A failing replica is asked less often, to a bound."""
-    scraper = Scraper(Heard().readings, Heard().restart, jitter=lambda: 0.5, interval_s=1.0)
-    assert scraper.pause_s(failures) == factor <= MAX_BACKOFF
+async def test_loaded_replicas_are_read_more_often():
+    """A replica with requests in flight has the short pause, an idle one the long one."""
+    now, loads = [0.0], {"a": 1}
+    scraper = Scraper(
+        Heard().readings,
+        Heard().restart,
+        jitter=lambda: 0.5,
+        clock=lambda: now[0],
+        loads=lambda: loads,
+        pacing=Pacing(fast_s=0.25, slow_s=1.0),
+    )
+    scraper.set_targets({"a": "http://a", "b": "http://b"})
+    assert (scraper.pause_s("a", 0), scraper.pause_s("b", 0)) == (0.25, 1.0)
+    loads.update(a=0, b=2)
+    assert scraper.pause_s("a", 0) == 0.25  # looked up a moment ago
+    now[0] = LOADS_EVERY_S
+    assert (scraper.pause_s("a", 0), scraper.pause_s("b", 0)) == (1.0, 0.25)
+
+
+async def test_the_budget_stretches_all_pauses():
+    """More replicas than the budget allows are read less often, all alike."""
+    scraper = Scraper(
+        Heard().readings,
+        Heard().restart,
+        jitter=lambda: 0.5,
+        clock=lambda: 0.0,
+        pacing=Pacing(fast_s=0.25, pages_per_s=4.0),
+    )
+    scraper.set_targets({name: f"http://{name}" for name in "ab"})
+    assert scraper.pause_s("a", 0) == 0.5

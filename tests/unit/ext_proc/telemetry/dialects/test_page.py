@@ -5,14 +5,22 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
-from ext_proc.telemetry.dialects.page import MAX_SERIES, BadPage, ModelVersion, parse, total
+from ext_proc.telemetry.dialects.page import (
+    MAX_SERIES,
+    MAX_SERIES_CHARS,
+    BadPage,
+    ModelVersion,
+    parse,
+    total,
+)
 
 WANTED = frozenset({"a", "b:c"})
 
 
-def test_only_wanted_series_of_models_are_returned():
-    """Other families, and series without model or version, are passed over."""
+def test_only_wanted_series_are_returned():
+    """Other families are passed over; a series that names no model of a Triton has no key."""
     text = (
         "# HELP a about a\n# TYPE a gauge\n"
         'a{version="1",x="y",model="m"} 3\n'
@@ -22,10 +30,30 @@ def test_only_wanted_series_of_models_are_returned():
         "broken, but nobody asked\n"
     )
     families = parse(text, WANTED)
-    assert [(s.key, s.value, s.labels["x"]) for s in families["a"]] == [
-        (ModelVersion("m", "1"), 3, "y")
+    assert [(s.key, s.value, s.labels.get("x")) for s in families["a"]] == [
+        (ModelVersion("m", "1"), 3, "y"),
+        (None, 4, None),
     ]
     assert [s.key for s in families["b:c"]] == [ModelVersion('m"n', "2")]
+
+
+def test_the_format_is_read_as_prometheus_reads_it():
+    """Labels are unescaped, blanks and a last comma accepted, timestamps passed over."""
+    text = 'a { x = "1\\n2\\\\" , y="}" ,} 1e3 1700000000000\nb:c\t5\n'
+    families = parse(text, WANTED)
+    assert [(s.labels, s.value) for s in families["a"]] == [({"x": "1\n2\\", "y": "}"}, 1000)]
+    (theirs,) = [
+        s for f in text_string_to_metric_families(text) for s in f.samples if s.name == "a"
+    ]
+    assert (theirs.labels, theirs.value) == (families["a"][0].labels, 1000)
+
+
+def test_long_series():
+    """The bound on a series' text is exact."""
+    most = MAX_SERIES_CHARS - len('a{x=""}')
+    assert parse(f'a{{x="{"y" * most}"}} 1\n', WANTED)["a"][0].value == 1
+    with pytest.raises(BadPage, match="line 1"):
+        parse(f'a{{x="{"y" * (most + 1)}"}} 1\n', WANTED)
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1"])

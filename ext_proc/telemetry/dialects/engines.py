@@ -1,0 +1,144 @@
+"""The pages of engines that serve OpenAI's API themselves: vLLM and SGLang.
+
+Their series name the model by ``model_name`` and know no versions.
+
+* vLLM (``vllm/v1/metrics/loggers.py``): one series per ``engine`` of a data-parallel server. Queues
+  add up; the cache share is the mean, as its engines are alike.
+* SGLang (``python/sglang/srt/observability/metrics_collector.py``): where all ranks of tensor or
+  pipeline parallelism report, they report the same queue, so the largest of them counts once; what
+  differs in other labels adds up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.routing.types import Reading
+from ext_proc.telemetry.dialects.page import Families, ModelVersion, Sample, mean, total
+from ext_proc.telemetry.dialects.triton import Counters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+VLLM_WAITING: Final = "vllm:num_requests_waiting"
+VLLM_RUNNING: Final = "vllm:num_requests_running"
+VLLM_CACHE: Final = "vllm:kv_cache_usage_perc"
+VLLM_CACHE_V0: Final = "vllm:gpu_cache_usage_perc"
+"""The name before vLLM 0.10."""
+VLLM_CONFIG: Final = "vllm:cache_config_info"
+VLLM_HITS: Final = "vllm:prefix_cache_hits_total"
+"""Tokens."""
+VLLM_SUCCESS: Final = "vllm:request_success_total"
+SGLANG_WAITING: Final = "sglang:num_queue_reqs"
+SGLANG_RUNNING: Final = "sglang:num_running_reqs"
+SGLANG_CACHE: Final = "sglang:token_usage"
+SGLANG_SUCCESS: Final = "sglang:num_requests_total"
+
+FAMILIES: Final = frozenset(
+    {
+        VLLM_WAITING,
+        VLLM_RUNNING,
+        VLLM_CACHE,
+        VLLM_CACHE_V0,
+        VLLM_CONFIG,
+        VLLM_HITS,
+        VLLM_SUCCESS,
+        SGLANG_WAITING,
+        SGLANG_RUNNING,
+        SGLANG_CACHE,
+        SGLANG_SUCCESS,
+    }
+)
+
+_RANKS: Final = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
+
+
+def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
+    """Return a reading per model that such an engine serves."""
+    waiting = _by_name(families[VLLM_WAITING], total) | _by_name(
+        _once_per_rank(families[SGLANG_WAITING]), total
+    )
+    running = _by_name(families[VLLM_RUNNING], total) | _by_name(
+        _once_per_rank(families[SGLANG_RUNNING]), total
+    )
+    cache = (
+        _by_name(families[VLLM_CACHE_V0], mean)
+        | _by_name(families[VLLM_CACHE], mean)
+        | _by_name(_once_per_rank(families[SGLANG_CACHE]), mean)
+    )
+    found = {
+        ModelVersion(name, None): Reading(
+            at=at,
+            model=name,
+            queued=waiting.get(name),
+            running=running.get(name),
+            kv_used=cache.get(name),
+        )
+        for name in waiting.keys() | running.keys() | cache.keys()
+    }
+    return _with_config(found, families)
+
+
+def counters(families: Families) -> dict[ModelVersion, Counters]:
+    """Return each model's counter of finished requests."""
+    done = _by_name(families[VLLM_SUCCESS], total) | _by_name(
+        _once_per_rank(families[SGLANG_SUCCESS]), total
+    )
+    return {ModelVersion(name, None): Counters(successes=count) for name, count in done.items()}
+
+
+def _by_name(
+    samples: Iterable[Sample], combine: Callable[[list[float | None]], float | None]
+) -> dict[str, float]:
+    values: dict[str, list[float | None]] = {}
+    for sample in samples:
+        name = sample.labels.get("model_name")
+        if name is not None:
+            values.setdefault(name, []).append(sample.value)
+    combined = {name: combine(group) for name, group in values.items()}
+    return {name: value for name, value in combined.items() if value is not None}
+
+
+def _once_per_rank(samples: Iterable[Sample]) -> list[Sample]:
+    """Keep one of the series that differ in their rank only: the largest, unknown if any is."""
+    kept: dict[tuple[tuple[str, str], ...], Sample] = {}
+    for sample in samples:
+        group = tuple(sorted(item for item in sample.labels.items() if item[0] not in _RANKS))
+        known = kept.get(group)
+        if (
+            known is None
+            or sample.value is None
+            or (known.value is not None and sample.value > known.value)
+        ):
+            kept[group] = sample
+    return list(kept.values())
+
+
+def _with_config(
+    found: dict[ModelVersion, Reading], families: Families
+) -> dict[ModelVersion, Reading]:
+    """Add what vLLM says of its cache; it does not name the model, so there must be one only."""
+    sizes = {_count(sample.labels.get("block_size")) for sample in families[VLLM_CONFIG]}
+    blocks = [_count(sample.labels.get("num_gpu_blocks")) for sample in families[VLLM_CONFIG]]
+    if len(found) != 1 or len(sizes) != 1:
+        return found
+    ((key, reading),) = found.items()
+    size = sizes.pop()
+    hits = _by_name(families[VLLM_HITS], total).get(key.model)
+    whole = total([None if each is None else float(each) for each in blocks])
+    return {
+        key: replace(
+            reading,
+            kv_block_tokens=size,
+            kv_blocks=None if whole is None else int(whole),
+            reused_blocks=hits / size if hits is not None and size else None,
+        )
+    }
+
+
+def _count(text: str | None) -> int | None:
+    """Read a positive number out of a label, ``None`` where it is none."""
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > 12:  # noqa: PLR2004 - far above any cache
+        return None
+    return int(text) or None

@@ -1,0 +1,78 @@
+"""What GPUs are doing, by Triton's own series or by NVIDIA's DCGM exporter.
+
+* Triton (core: ``src/metrics.cc``): ``nv_gpu_*`` by ``gpu_uuid``, those of its own process.
+* DCGM exporter (``etc/default-counters.csv``): ``DCGM_FI_*`` by ``gpu`` and ``UUID``, all GPUs of
+  the host, so the endpoint says which are its own. The engine-active ratio is preferred over
+  GPU_UTIL, which says only that some kernel ran.
+
+Utilisation is the mean over the GPUs, memory the share of their sum. XID is the last error of any
+of them; the exporter keeps telling it until the GPU is reset, and 0 says that there was none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.routing.types import Reading
+from ext_proc.telemetry.dialects.page import Families, Sample, mean, total
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+UTILIZATION: Final = "nv_gpu_utilization"
+MEMORY_TOTAL: Final = "nv_gpu_memory_total_bytes"
+MEMORY_USED: Final = "nv_gpu_memory_used_bytes"
+DCGM_ACTIVE: Final = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
+"""Ratio, 0..1."""
+DCGM_UTILIZATION: Final = "DCGM_FI_DEV_GPU_UTIL"
+"""Percent."""
+DCGM_USED: Final = "DCGM_FI_DEV_FB_USED"
+DCGM_FREE: Final = "DCGM_FI_DEV_FB_FREE"
+DCGM_XID: Final = "DCGM_FI_DEV_XID_ERRORS"
+FAMILIES: Final = frozenset(
+    {
+        UTILIZATION,
+        MEMORY_TOTAL,
+        MEMORY_USED,
+        DCGM_ACTIVE,
+        DCGM_UTILIZATION,
+        DCGM_USED,
+        DCGM_FREE,
+        DCGM_XID,
+    }
+)
+
+_NAMES: Final = ("gpu", "UUID", "gpu_uuid")
+
+
+def read(families: Families, at: float, gpus: frozenset[str] = frozenset()) -> Reading | None:
+    """Return the reading of an endpoint's GPUs, ``None`` where the page says nothing of them.
+
+    Args:
+        families: The page.
+        at: When it was read.
+        gpus: The endpoint's GPUs by index or UUID; empty = all on the page.
+    """
+    of = {name: _values(families[name], gpus) for name in FAMILIES}
+    percent = [None if each is None else each / 100 for each in of[DCGM_UTILIZATION]]
+    busy = of[UTILIZATION] or of[DCGM_ACTIVE] or percent
+    used, whole = total(of[MEMORY_USED]), total(of[MEMORY_TOTAL])
+    if used is None or whole is None:
+        used, free = total(of[DCGM_USED]), total(of[DCGM_FREE])
+        whole = None if used is None or free is None else used + free
+    faults = [int(each) for each in of[DCGM_XID] if each is not None]
+    reading = Reading(
+        at=at,
+        gpu_used=mean(busy),
+        gpu_memory_used=min(used / whole, 1.0) if used is not None and whole else None,
+        gpu_xid=max(faults, default=None),
+    )
+    return None if reading == Reading(at=at) else reading
+
+
+def _values(samples: Iterable[Sample], gpus: frozenset[str]) -> list[float | None]:
+    return [
+        sample.value
+        for sample in samples
+        if not gpus or any(sample.labels.get(name) in gpus for name in _NAMES)
+    ]

@@ -1,0 +1,46 @@
+"""How often an endpoint's page is read. Pure.
+
+Laws:
+* An endpoint with requests in flight is read every ``fast_s``, an idle one every ``slow_s``.
+* All endpoints together cost at most ``pages_per_s``: where they would cost more, all intervals
+  are stretched alike. This is the budget of CPU, as a page costs about the same each time.
+* A failing endpoint is read half as often with each failure, to a quarter: it may return at any
+  time, and is chosen last until it answers again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+FAST_S: Final = 0.25
+SLOW_S: Final = 1.0
+PAGES_PER_S: Final = 800.0
+"""About a quarter of one core, see ``bench/telemetry.py``."""
+MAX_BACKOFF: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """The intervals and the budget."""
+
+    fast_s: float = FAST_S
+    slow_s: float = SLOW_S
+    pages_per_s: float = PAGES_PER_S
+
+    def stretch(self, busy: int, idle: int) -> float:
+        """Return the factor, at least 1, that keeps so many endpoints within the budget."""
+        wanted = busy / self.fast_s + idle / max(self.fast_s, self.slow_s)
+        return max(1.0, wanted / self.pages_per_s)
+
+    def interval_s(self, *, busy: bool, failures: int, stretch: float) -> float:
+        """Return the seconds between two reads of one endpoint.
+
+        Args:
+            busy: It has requests in flight.
+            failures: Reads in a row that failed.
+            stretch: From ``stretch``.
+        """
+        backoff = min(2**failures, MAX_BACKOFF) if failures < MAX_BACKOFF else MAX_BACKOFF
+        plain = self.fast_s if busy or failures else max(self.fast_s, self.slow_s)
+        return plain * backoff * stretch

@@ -1,0 +1,108 @@
+"""Takes pushed readings: ``tidegate.telemetry.v1.Telemetry`` on the picker's port.
+
+Laws:
+* Of two streams of one endpoint the newer counts; what a stream said goes with it.
+* A report that cannot be taken ends its stream with INVALID_ARGUMENT and changes nothing.
+* At most ``MAX_STREAMS`` streams. One that reports more often than every ``EVERY_S`` is read no
+  faster than that: it waits, and flow control holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from ext_proc.telemetry import report
+from protos.tidegate.telemetry.v1 import telemetry_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.routing.types import Reading
+
+SERVICE: Final = "tidegate.telemetry.v1.Telemetry"
+MAX_STREAMS: Final = 4096
+EVERY_S: Final = 0.01
+
+_DONE: Final = telemetry_pb2.Summary().SerializeToString()
+
+
+class Push:
+    """The service.
+
+    Args:
+        on_readings: Called with an endpoint's id, all readings of its stream and their time.
+        on_restart: Called with an endpoint's id, before its readings.
+        on_end: Called with an endpoint's id when its stream has ended.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        on_readings: Callable[[str, tuple[Reading, ...], float], None],
+        on_restart: Callable[[str], None],
+        on_end: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_readings = on_readings
+        self._on_restart = on_restart
+        self._on_end = on_end
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._open = 0
+        self._owners: dict[str, int] = {}
+        self.refused = 0
+        """Streams that were ended for what they said."""
+        self.reports = 0
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return what a gRPC server must be given; messages are bytes, so that they are bounded."""
+        method: Any = grpc.stream_unary_rpc_method_handler(self.follow)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Report": method})
+
+    def state(self) -> dict[str, object]:
+        """Return what is open, for people."""
+        return {
+            "streams": self._open,
+            "endpoints": len(self._owners),
+            "reports": self.reports,
+            "refused": self.refused,
+        }
+
+    async def follow(self, _: Any, context: Any) -> bytes:
+        """Follow one stream until it ends (gRPC)."""
+        if self._open >= MAX_STREAMS:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} streams report already"
+            )
+        number, told, endpoint = next(self._numbers), report.Told(), ""
+        self._open += 1
+        try:
+            while (data := await context.read()) is not grpc.aio.EOF:
+                now = self._clock()
+                try:
+                    news = report.read(data, now)
+                    readings, restarted = told.take(news, now)
+                except report.BadReport as error:
+                    self.refused += 1
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                self.reports += 1
+                if not endpoint:
+                    endpoint = news.endpoint
+                    self._owners[endpoint] = max(number, self._owners.get(endpoint, 0))
+                if self._owners.get(endpoint) == number:
+                    if restarted:
+                        self._on_restart(endpoint)
+                    self._on_readings(endpoint, readings, now - news.age_s)
+                await asyncio.sleep(EVERY_S)
+        finally:
+            self._open -= 1
+            if self._owners.get(endpoint) == number:
+                del self._owners[endpoint]
+                self._on_end(endpoint)
+        return _DONE

@@ -1,0 +1,89 @@
+"""Rates out of counters, page after page of one endpoint; and restarts, seen by counters that fell.
+
+Laws:
+* A rate needs two pages and something that happened between them; else it is unknown, not 0.
+* A success counter that is lower than it ever was says that the replica (or a model in it) was
+  restarted, seen directly or after failures. Nothing is computed across a restart. Counters of
+  models that left the page are remembered, as a restarted server shows a model only once it is
+  loaded again.
+* At most ``MAX_MODELS`` models are remembered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ext_proc.telemetry.dialects import ModelVersion
+
+if TYPE_CHECKING:
+    from ext_proc.routing.types import Reading
+    from ext_proc.telemetry.dialects import Counters, PageReadings
+
+MAX_MODELS: Final = 1024
+"""Models whose counters are remembered per replica."""
+
+
+class Rated(NamedTuple):
+    """What a page says in the light of the page before."""
+
+    readings: tuple[Reading, ...]
+    restarted: bool
+
+
+class Rates:
+    """One endpoint's counters."""
+
+    def __init__(self) -> None:
+        self._known: dict[ModelVersion, tuple[float, Counters]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def take(self, page: PageReadings) -> Rated:
+        """Fold a page in; its readings come back with their rates."""
+        known = self._known
+        fell = any(
+            count < earlier
+            for key, count in page.successes.items()
+            if key in known and (earlier := known[key][1].successes) is not None
+        )
+        if fell:
+            known.clear()
+        rated = tuple(self._rated(each, page) for each in page.readings)
+        for key, counters in page.counters.items():
+            if key in known or len(known) < MAX_MODELS:
+                known[key] = (page.at, counters)
+        return Rated(rated, fell)
+
+    def _rated(self, reading: Reading, page: PageReadings) -> Reading:
+        if reading.model is None:
+            return reading
+        key = ModelVersion(reading.model, reading.version)
+        earlier, now = self._known.get(key), page.counters.get(key)
+        if earlier is None or now is None:
+            return reading
+        at, before = earlier
+        done = _grown(before.successes, now.successes)
+        elapsed = page.at - at
+        failures = [
+            (reason, (count - before.failures[reason]) / elapsed)
+            for reason, count in sorted(now.failures.items())
+            if elapsed > 0 and count > before.failures.get(reason, count)
+        ]
+        return replace(
+            reading,
+            queue_s=_each(_grown(before.queue_s, now.queue_s), done),
+            compute_s=_each(_grown(before.compute_s, now.compute_s), done),
+            failures_per_s=tuple(failures),
+        )
+
+
+def _grown(before: float | None, now: float | None) -> float | None:
+    if before is None or now is None or now < before:
+        return None
+    return now - before
+
+
+def _each(seconds: float | None, requests: float | None) -> float | None:
+    return None if seconds is None or not requests else seconds / requests

@@ -1,0 +1,157 @@
+"""Readings on the wire of ``tidegate.telemetry.v1``, both ways. Pure.
+
+A reading that makes no sense (not finite, negative, a share above 1) refuses its report: a reporter
+that is wrong in one number is wrong in others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from ext_proc.routing.roster import MAX_READINGS
+from ext_proc.routing.types import Reading
+from ext_proc.telemetry.dialects import ModelVersion
+from protos.tidegate.telemetry.v1 import telemetry_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_REPORT_BYTES: Final = 65_536
+MAX_AGE_S: Final = 60.0
+MAX_NAME_CHARS: Final = 256
+
+_FIELDS: Final = (
+    # of the reading, on the wire, most
+    ("queued", "queued", math.inf),
+    ("running", "running", math.inf),
+    ("saturated", "saturated", 1),
+    ("kv_used", "kv_used", 1.0),
+    ("kv_block_tokens", "kv_block_tokens", math.inf),
+    ("kv_blocks", "kv_blocks", math.inf),
+    ("reused_blocks", "reused_blocks", math.inf),
+    ("gpu_used", "gpu_used", 1.0),
+    ("gpu_memory_used", "gpu_memory_used", 1.0),
+    ("gpu_xid", "gpu_xid", math.inf),
+    ("queue_s", "queue_seconds", math.inf),
+    ("compute_s", "compute_seconds", math.inf),
+)
+
+
+class BadReport(ValueError):  # noqa: N818 - reads as what it is
+    """The report cannot be taken; the text says why."""
+
+
+Key = tuple[str | None, str | None]
+
+
+class News(NamedTuple):
+    """One report."""
+
+    endpoint: str
+    age_s: float
+    readings: tuple[Reading, ...]
+    gone: tuple[ModelVersion, ...]
+    restarts: int
+
+
+def read(data: bytes, now: float) -> News:
+    """Read one report that came at ``now`` (monotonic seconds).
+
+    Raises:
+        BadReport: It is too large, no report, or says what cannot be.
+    """
+    if len(data) > MAX_REPORT_BYTES:
+        raise BadReport(f"a report of {len(data)} bytes; at most {MAX_REPORT_BYTES} are taken")
+    try:
+        message = telemetry_pb2.EndpointReport.FromString(data)
+    except DecodeError:
+        raise BadReport("this is no tidegate.telemetry.v1.EndpointReport") from None
+    if not 0 < len(message.endpoint) <= MAX_NAME_CHARS:
+        raise BadReport(f"endpoint must have 1 to {MAX_NAME_CHARS} characters")
+    age = message.age_seconds
+    if not 0 <= age <= MAX_AGE_S:
+        raise BadReport(f"age_seconds is {age}; it must be 0 to {MAX_AGE_S:g}")
+    if len(message.readings) > MAX_READINGS or len(message.gone) > MAX_READINGS:
+        raise BadReport(f"more than {MAX_READINGS} readings")
+    return News(
+        endpoint=message.endpoint,
+        age_s=age,
+        readings=tuple(_reading(each, now - age) for each in message.readings),
+        gone=tuple(ModelVersion(each.name, each.version or None) for each in message.gone),
+        restarts=message.restarts,
+    )
+
+
+def _reading(message: Any, at: float) -> Reading:
+    values: dict[str, Any] = {}
+    for field, name, most in _FIELDS:
+        if message.HasField(name):
+            value = getattr(message, name)
+            if not 0 <= value <= most or value == math.inf:
+                raise BadReport(f"{name} is {value}; it must be 0 to {most:g} and finite")
+            values[field] = value
+    model = message.model if message.HasField("model") else None
+    version = message.version if message.HasField("version") else None
+    if len(model or "") > MAX_NAME_CHARS or len(version or "") > MAX_NAME_CHARS:
+        raise BadReport(f"a name of more than {MAX_NAME_CHARS} characters")
+    return Reading(at=at, model=model, version=version, **values)
+
+
+def write(
+    endpoint: str,
+    age_s: float,
+    readings: Iterable[Reading],
+    gone: Iterable[Key] = (),
+    restarts: int = 0,
+) -> telemetry_pb2.EndpointReport:
+    """Write one report; counters of failures stay with who read them."""
+    report = telemetry_pb2.EndpointReport(endpoint=endpoint, age_seconds=age_s, restarts=restarts)
+    for each in readings:
+        message = report.readings.add(model=each.model, version=each.version)
+        for field, name, _ in _FIELDS:
+            value = getattr(each, field)
+            if value is not None:
+                setattr(message, name, value)
+    for model, version in gone:
+        report.gone.add(name=model or "", version=version or "")
+    return report
+
+
+class Told:
+    """What one stream has said so far; its reports are changes.
+
+    Law: at most ``MAX_READINGS`` models.
+    """
+
+    def __init__(self) -> None:
+        self._readings: dict[Key, Reading] = {}
+        self._restarts: int | None = None
+        self.endpoint = ""
+        """Whom the stream speaks of, once it has spoken."""
+
+    def take(self, news: News, now: float) -> tuple[tuple[Reading, ...], bool]:
+        """Fold a report in; return all readings at their age, and whether it tells a restart.
+
+        Raises:
+            BadReport: The stream speaks of too many models, or of a second endpoint.
+        """
+        if self.endpoint and news.endpoint != self.endpoint:
+            raise BadReport("a stream speaks of one endpoint only")
+        self.endpoint = news.endpoint
+        restarted = self._restarts is not None and news.restarts > self._restarts
+        self._restarts = news.restarts
+        for key in news.gone:
+            self._readings.pop(key, None)
+        if restarted:
+            self._readings.clear()
+        for each in news.readings:
+            self._readings[each.model, each.version] = each
+        if len(self._readings) > MAX_READINGS:
+            raise BadReport(f"more than {MAX_READINGS} models on one stream")
+        # What did not change is confirmed: it is as old as this report.
+        at = now - news.age_s
+        return tuple(replace(each, at=at) for each in self._readings.values()), restarted

@@ -1,0 +1,73 @@
+"""Pages of vLLM and SGLang without a Triton."""
+
+from __future__ import annotations
+
+from ext_proc.telemetry.dialects import ModelVersion, read_all
+
+
+def read(page):
+    (reading,) = read_all(page, 1.0).readings
+    return reading
+
+
+def test_vllm_engines_of_one_server():
+    """Queues of data-parallel engines add up, the cache share is their mean."""
+    page = "".join(
+        f'vllm:num_requests_waiting{{engine="{engine}",model_name="m"}} {2 + engine}\n'
+        f'vllm:num_requests_running{{engine="{engine}",model_name="m"}} 4\n'
+        f'vllm:kv_cache_usage_perc{{engine="{engine}",model_name="m"}} {0.2 * engine}\n'
+        f'vllm:cache_config_info{{block_size="16",engine="{engine}",num_gpu_blocks="100"}} 1\n'
+        f'vllm:prefix_cache_hits_total{{engine="{engine}",model_name="m"}} 160\n'
+        for engine in (0, 1)
+    )
+    reading = read(page)
+    assert (reading.model, reading.version) == ("m", None)
+    assert (reading.queued, reading.running, reading.kv_used) == (5, 8, 0.1)
+    assert (reading.kv_block_tokens, reading.kv_blocks, reading.reused_blocks) == (16, 200, 20)
+
+
+def test_vllm_cache_of_several_models_is_unknown():
+    """The cache's configuration names no model, so with several it says nothing about one."""
+    page = (
+        'vllm:num_requests_waiting{model_name="a"} 1\nvllm:num_requests_waiting{model_name="b"} 2\n'
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1\n'
+    )
+    readings = read_all(page, 1.0).readings
+    assert [(r.model, r.queued, r.kv_block_tokens) for r in readings] == [
+        ("a", 1, None),
+        ("b", 2, None),
+    ]
+
+
+def test_sglang_ranks_count_once():
+    """All ranks of one scheduler report its queue; schedulers of their own add up."""
+    page = "".join(
+        f'sglang:num_queue_reqs{{model_name="m",tp_rank="{tp}",dp_rank="{dp}"}} {3 + dp}\n'
+        f'sglang:num_running_reqs{{model_name="m",tp_rank="{tp}",dp_rank="{dp}"}} 1\n'
+        f'sglang:token_usage{{model_name="m",tp_rank="{tp}",dp_rank="{dp}"}} 0.5\n'
+        for tp in (0, 1)
+        for dp in (0, 1)
+    )
+    reading = read(page)
+    assert (reading.queued, reading.running, reading.kv_used) == (7, 2, 0.5)
+
+
+def test_a_rank_without_a_number_is_unknown():
+    """Where one rank's number is unusable, so is the scheduler's."""
+    page = (
+        'sglang:num_queue_reqs{model_name="m",tp_rank="0"} 3\n'
+        'sglang:num_queue_reqs{model_name="m",tp_rank="1"} NaN\n'
+        'sglang:num_queue_reqs{model_name="m",tp_rank="2"} 4\n'
+        'sglang:num_running_reqs{model_name="m"} 1\n'
+    )
+    assert read(page).queued is None
+
+
+def test_finished_requests():
+    """Counters over all reasons tell restarts."""
+    page = (
+        'vllm:num_requests_waiting{model_name="m"} 1\n'
+        'vllm:request_success_total{finished_reason="stop",model_name="m"} 3\n'
+        'vllm:request_success_total{finished_reason="length",model_name="m"} 4\n'
+    )
+    assert read_all(page, 1.0).successes == {ModelVersion("m", None): 7}

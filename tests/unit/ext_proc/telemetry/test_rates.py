@@ -1,0 +1,88 @@
+"""Counters of two pages."""
+
+from __future__ import annotations
+
+import pytest
+
+from ext_proc.telemetry.dialects import read_all
+from ext_proc.telemetry.rates import MAX_MODELS, Rates
+
+
+def page(at, done, queue_us=0, compute_us=0, model="m", **failed):
+    labels = f'model="{model}",version="1"'
+    text = (
+        f"nv_inference_request_success{{{labels}}} {done}\n"
+        f"nv_inference_queue_duration_us{{{labels}}} {queue_us}\n"
+        f"nv_inference_compute_input_duration_us{{{labels}}} 0\n"
+        f"nv_inference_compute_infer_duration_us{{{labels}}} {compute_us}\n"
+        f"nv_inference_compute_output_duration_us{{{labels}}} 0\n"
+    )
+    text += "".join(
+        f'nv_inference_request_failure{{{labels},reason="{reason}"}} {count}\n'
+        for reason, count in failed.items()
+    )
+    return read_all(text, at)
+
+
+def test_times_per_request():
+    """Queue and compute time are those of the requests that ended between two pages."""
+    rates = Rates()
+    (first,) = rates.take(page(1.0, 10, 5_000_000, 7_000_000)).readings
+    assert (first.queue_s, first.compute_s) == (None, None)
+    (second,) = rates.take(page(2.0, 14, 6_000_000, 7_400_000)).readings
+    assert (second.queue_s, second.compute_s) == (0.25, pytest.approx(0.1))
+
+
+def test_nothing_ended():
+    """Without a finished request the times are unknown, not 0."""
+    rates = Rates()
+    rates.take(page(1.0, 10, 5))
+    (reading,) = rates.take(page(2.0, 10, 5)).readings
+    assert (reading.queue_s, reading.compute_s, reading.failures_per_s) == (None, None, ())
+
+
+def test_failures_by_reason():
+    """Failures are per second and by reason; reasons without news are left out."""
+    rates = Rates()
+    rates.take(page(1.0, 1, BACKEND=2, OTHER=4))
+    (reading,) = rates.take(page(3.0, 1, BACKEND=5, OTHER=4)).readings
+    assert reading.failures_per_s == (("BACKEND", 1.5),)
+
+
+def test_a_restart_is_seen_and_nothing_is_computed_across_it():
+    """A success counter that fell is a restart; the next page begins anew."""
+    rates = Rates()
+    assert not rates.take(page(1.0, 10, 100)).restarted
+    rated = rates.take(page(2.0, 4, 200, BACKEND=9))
+    assert rated.restarted
+    assert rated.readings[0].queue_s is None
+    assert rated.readings[0].failures_per_s == ()
+
+
+def test_a_model_that_left_is_remembered():
+    """A restarted server shows a model late; its counter still tells."""
+    rates = Rates()
+    rates.take(page(1.0, 10))
+    assert not rates.take(page(2.0, 1, model="n")).restarted
+    assert rates.take(page(3.0, 9)).restarted
+
+
+def test_models_are_bounded():
+    """Beyond the bound further models have no rates, and the known ones keep theirs."""
+    rates = Rates()
+    for index in range(MAX_MODELS + 1):
+        rates.take(page(1.0, 1, model=f"m{index}"))
+    assert len(rates) == MAX_MODELS
+
+
+def test_durations_of_a_model_that_hands_on_are_unknown():
+    """Triton's durations say nothing about requests that vLLM's backend took at once."""
+    vllm = 'vllm:prompt_tokens_total{model="m",version="1"} 5\n'
+    rates = Rates()
+    for at, done in ((1.0, 1), (2.0, 5)):
+        text = (
+            f'nv_inference_request_success{{model="m",version="1"}} {done}\n'
+            f'nv_inference_queue_duration_us{{model="m",version="1"}} {done}000\n{vllm}'
+        )
+        (reading,) = rates.take(read_all(text, at)).readings
+    assert reading.queue_s is None

@@ -128,7 +128,7 @@ def simulate(
             warmup=warmup,
         )
         report = _run(
-            _workload(trace, requests),
+            _workload(trace, requests, replicas),
             scenario,
             names=_policies(policies),
             loads=None if load == "trace" else _numbers("--load", load),
@@ -143,15 +143,16 @@ def simulate(
     _write(report, output, html, png)
 
 
-def _workload(trace: str, requests: int | None) -> Workload:
+def _workload(trace: str, requests: int | None, replicas: int) -> Workload:
     from random import Random
 
-    from tidegate.simulate.generators import DEFAULT_JOBS, GENERATORS
+    from tidegate.simulate.generators import DEFAULT_JOBS, GENERATORS, PACE_PER_REPLICA
     from tidegate.simulate.traces import read_trace
 
     if trace in GENERATORS:
         # One generated workload for all seeds: what differs is the arrivals and the chance.
-        return GENERATORS[trace](requests or DEFAULT_JOBS, Random(0))  # noqa: S311 - repeatable
+        rng = Random(0)  # noqa: S311 - repeatable
+        return GENERATORS[trace](requests or DEFAULT_JOBS, rng, PACE_PER_REPLICA * replicas)
     if "." not in trace:
         raise CliError(f"--trace: no file and none of {', '.join(GENERATORS)}: {trace}", USAGE)
     workload = read_trace(Path(trace))

@@ -34,6 +34,8 @@ BISECTIONS: Final = 7
 """Halvings of a bracket of 1 : 2; the rate is then known to 0.6 %."""
 MAX_DOUBLINGS: Final = 12
 MIN_SLO_S: Final = 1.0
+START_RATE: Final = 0.5
+"""Requests per second and replica that the search starts from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ def saturation(
 
     if workload.rate <= 0:
         raise CalibrationError("the workload has no pace of its own; give --rate")
-    rate = workload.rate * scenario.replicas / 8
+    rate = START_RATE * scenario.replicas
     upwards = holds(rate)
     factor = 2.0 if upwards else 0.5
     for _ in range(MAX_DOUBLINGS):

@@ -21,7 +21,7 @@ from tidegate.simulate.scenario import Scenario
 from tidegate.simulate.workload import Job, Workload
 
 SCENARIO = Scenario(replicas=2)
-WORKLOAD = GENERATORS["sessions"](120, random.Random(0))
+WORKLOAD = GENERATORS["sessions"](120, random.Random(0), 1.0)
 
 
 @pytest.mark.parametrize("policy", names())
@@ -64,7 +64,7 @@ def test_the_limit_follows_the_prompts() -> None:
 
 def test_saturation_is_where_the_limit_breaks() -> None:
     """At the rate found the p99 holds, half as much again breaks it; probes are counted."""
-    workload = GENERATORS["mixed"](400, random.Random(0))
+    workload = GENERATORS["mixed"](400, random.Random(0), 1.0)
     probes: list[None] = []
     slo = default_slo(workload, SCENARIO)
     rate = saturation(workload, SCENARIO, slo, on_probe=lambda: probes.append(None))

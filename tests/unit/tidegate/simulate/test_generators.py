@@ -14,7 +14,7 @@ from tidegate.simulate.workload import BLOCK_TOKENS, Workload, ideal_hit_ratio
 
 def make(name: str, count: int = 3000, seed: int = 1) -> Workload:
     """Generate a workload."""
-    return GENERATORS[name](count, random.Random(seed))
+    return GENERATORS[name](count, random.Random(seed), 1.0)
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -67,3 +67,19 @@ def test_a_session_grows() -> None:
         known = last.get(job.session, ())
         assert job.blocks[: len(known)] == known
         last[job.session] = job.blocks
+
+
+def test_a_pace_sets_the_arrivals_and_leaves_the_pauses() -> None:
+    """Twice the pace halves the gaps between sessions; a user pauses as long as before."""
+    pauses = []
+    for pace in (1.0, 4.0):
+        workload = GENERATORS["sessions"](4000, random.Random(1), pace)
+        last: dict[str | None, float] = {}
+        seen = []
+        for job in workload.jobs:
+            if job.session in last:
+                seen.append(job.at - last[job.session])
+            last[job.session] = job.at
+        pauses.append(mean(seen))
+        assert workload.rate == pytest.approx(pace, rel=0.2)
+    assert pauses[1] == pytest.approx(pauses[0], rel=0.1)

@@ -28,7 +28,7 @@ SCENARIO = Scenario(replicas=2)
 @pytest.fixture(scope="module")
 def report() -> Report:
     """Return a small report."""
-    workload = GENERATORS["mixed"](40, random.Random(0))
+    workload = GENERATORS["mixed"](40, random.Random(0), 1.0)
     plans = [Plan(name, seed, 1.0) for name in ("round-robin", "oracle") for seed in (0, 1)]
     runs = run_many(workload, SCENARIO, plans, 5.0)
     return build(workload, SCENARIO, runs, slo_s=5.0, saturation=None, against="oracle")

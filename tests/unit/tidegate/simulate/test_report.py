@@ -15,7 +15,7 @@ from tidegate.simulate.report import Report, as_json, build, cells, columns, hea
 from tidegate.simulate.scenario import Scenario
 
 SCENARIO = Scenario(replicas=2)
-WORKLOAD = GENERATORS["sessions"](60, random.Random(0))
+WORKLOAD = GENERATORS["sessions"](60, random.Random(0), 1.0)
 
 
 def results() -> list[Result]:

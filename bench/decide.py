@@ -1,6 +1,6 @@
 """What a routing decision costs: CPU microseconds per decision, bytes per indexed block.
 
-Run from the repository's root: ``.venv/bin/python -m bench.decide`` (about 40 seconds). One
+Run from the repository's root: ``.venv/bin/python -m bench.decide`` (about two minutes). One
 process, one thread, no network. Times are the best of five rounds, as noise only ever adds.
 Each decision is a turn of a conversation: two blocks longer than the turn before, behind a
 system prompt that all share; ticket, index and settling are included.
@@ -105,12 +105,15 @@ def bytes_per_block(blocks: int, endpoints: int) -> float:
 
 def main() -> None:
     """Print both tables."""
-    print(f"{'policy':<18}{'endpoints':>10}{'blocks':>8}{'us/decision':>13}")
+    print(f"{'policy':<24}{'endpoints':>10}{'blocks':>8}{'us/decision':>13}")
+    for endpoints in (8, 64, 256, 1_000):
+        for blocks in (4, 16, 64, 250):
+            cost = microseconds(endpoints, blocks, "auto")
+            print(f"{'auto':<24}{endpoints:>10}{blocks:>8}{cost:>13.1f}")
     for policy in POLICIES:
         for endpoints in (8, 64):
-            for blocks in (4, 16, 64):
-                cost = microseconds(endpoints, blocks, policy)
-                print(f"{policy:<18}{endpoints:>10}{blocks:>8}{cost:>13.1f}")
+            cost = microseconds(endpoints, 16, policy)
+            print(f"{policy:<24}{endpoints:>10}{16:>8}{cost:>13.1f}")
     print(f"\n{'blocks per chain':<18}{'endpoints':>10}{'bytes/block':>13}")
     for blocks in (4, 16, 64):
         for endpoints in (8, 64):

@@ -45,7 +45,9 @@ MIN_BOUND: Final = 2
 
 
 class PrefixAffinity(Policy):
-    """Longest useful match within bounded loads."""
+    """Longest useful match within bounded loads; in a large pool those of the candidates."""
+
+    everyone = False
 
     def prices(self, offer: Offer) -> Sequence[float]:
         """Return blocks to compute (whole part) and load (fraction) of each seat."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import uvloop
 from pydantic import ValidationError
 
-from ext_proc.settings import EXIT_USAGE, Settings, run
+from ext_proc.settings import EXIT_USAGE, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             option = "--" + str(problem["loc"][0]).replace("_", "-")
             sys.stderr.write(f"{option} {problem['input']!r}: {problem['msg']}\n")
         return EXIT_USAGE
-    return uvloop.run(run(settings))
+    from ext_proc.app import run_picker  # noqa: PLC0415 - help and bad flags need no gRPC
+
+    return uvloop.run(run_picker(settings))
 
 
 if __name__ == "__main__":

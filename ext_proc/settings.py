@@ -1,4 +1,4 @@
-"""The picker's settings, and the way to run one."""
+"""The picker's settings; reading them loads no gRPC."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ class Settings(BaseModel):
 
     listen: Address = "127.0.0.1:18001"
     """Where Envoy asks."""
+    advertise: Address | None = None
+    """Address by which the fleet's `pickers.addresses` knows this picker, if it is not `listen`:
+    Envoys with several pickers send log entries back to the one that made the pick by it."""
     xds: Address = "127.0.0.1:18000"
     """The control server."""
     metrics: Address = "127.0.0.1:18081"
@@ -38,15 +41,3 @@ class Settings(BaseModel):
     """Seconds that open streams may take after SIGTERM."""
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-
-
-async def run(settings: Settings) -> int:
-    """Run a picker until SIGTERM or SIGINT.
-
-    Returns:
-        The exit code: 0 after a stop that was asked for, 1 after a crash of a part, 2 where an
-        address cannot be listened on.
-    """
-    from ext_proc.app import run_picker  # noqa: PLC0415 - reading settings must not load gRPC
-
-    return await run_picker(settings)

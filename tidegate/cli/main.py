@@ -60,6 +60,12 @@ VERBS: Final = (
     _Verb("xds", _RUN, running.xds, "tidegate xds --fleet fleet.yaml --state /var/lib/tidegate"),
     _Verb("picker", _RUN, running.picker, "tidegate picker --xds 127.0.0.1:18000 --id picker-1"),
     _Verb(
+        "reporter",
+        _RUN,
+        running.reporter,
+        "tidegate reporter --endpoint r1 --picker 10.0.0.2:18001",
+    ),
+    _Verb(
         "envoy-bootstrap",
         _RUN,
         files.envoy_bootstrap,

@@ -1,4 +1,4 @@
-"""Verbs that stay: ``demo``, ``up``, ``xds``, ``picker``."""
+"""Verbs that stay: ``demo``, ``up``, ``xds``, ``picker``, ``reporter``."""
 
 from __future__ import annotations
 
@@ -179,3 +179,32 @@ def picker(
         *("--log-level", log_level.value),
     ]
     raise typer.Exit(main(arguments))
+
+
+def reporter(
+    endpoint: Annotated[
+        str, typer.Option("--endpoint", metavar="ID", help="Id of the replica in the fleet file.")
+    ],
+    pickers: Annotated[
+        list[str],
+        typer.Option("--picker", metavar="HOST:PORT", help="A picker; repeat for each."),
+    ],
+    metrics: Annotated[
+        str, typer.Option("--metrics", metavar="URL", help="The replica's metrics page.")
+    ] = "http://127.0.0.1:8002/metrics",
+    interval: Annotated[
+        float,
+        typer.Option("--interval", min=0.01, max=10, help="Seconds between two looks."),
+    ] = 0.05,
+    log_format: LogFormatOption = LogFormat.CONSOLE,
+    log_level: LogLevelOption = LogLevel.INFO,
+) -> None:
+    """Run beside a replica: push what its metrics page says to the pickers as it changes."""
+    import asyncio
+
+    from tidegate import logs
+    from tidegate.reporter.run import Options, run
+
+    logs.configure(log_format.value, log_level.value)
+    options = Options(endpoint, metrics, tuple(pickers), interval)
+    raise typer.Exit(asyncio.run(run(options)))

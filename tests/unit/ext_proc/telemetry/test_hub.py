@@ -1,0 +1,139 @@
+"""All sources of a picker together."""
+
+from __future__ import annotations
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from ext_proc.routing.roster import FRESH_S
+from ext_proc.routing.types import CustomMetric, Endpoint, EndpointKey, Pool, Reading, Variant
+from ext_proc.telemetry.hub import GPU, PAGE, PUSH, SILENT_AFTER, Hub
+
+
+class Router:
+    """Remembers what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def observe(self, endpoint, readings):
+        self.told.append(("observe", endpoint, tuple(readings)))
+
+    def silent(self, endpoint):
+        self.told.append(("silent", endpoint))
+
+    def restarted(self, endpoint, unix_now):
+        self.told.append(("restarted", endpoint, unix_now))
+
+    def in_flight(self):
+        return {}
+
+
+class Made:
+    """A hub over two replicas at a clock that stands still."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.router = Router()
+        self.registry = CollectorRegistry()
+        self.hub = Hub(
+            self.router,
+            self.registry,
+            interval_s=0.25,
+            clock=lambda: self.now,
+            wall_clock=lambda: 7.0,
+        )
+        endpoints = tuple(
+            Endpoint(
+                EndpointKey(name, 1),
+                "stable",
+                f"127.0.0.1:{port}",
+                None,
+                f"http://127.0.0.1:{port}/metrics",
+                gpu_metrics_url="http://127.0.0.1:9/metrics",
+                gpus=frozenset({name}),
+            )
+            for name, port in (("a", 1), ("b", 2))
+        )
+        pool = Pool(
+            "p",
+            variants=(Variant("stable", 1),),
+            endpoints=endpoints,
+            custom_metrics=(CustomMetric("queued", "q"),),
+        )
+        self.hub.set_pools({"p": pool})
+
+    def stale(self):
+        self.hub.look()
+        return self.registry.get_sample_value("tidegate_picker_telemetry_stale_endpoints")
+
+
+@pytest.fixture
+async def made():
+    return Made()
+
+
+async def test_sources_are_merged_for_the_router(made):
+    """What the router hears holds the words of all sources."""
+    made.hub._heard("a", PAGE, (Reading(100.0, "m", "1", queued=1, kv_used=0.5),), 100.0)
+    made.hub._heard("a", GPU, (Reading(100.0, gpu_used=0.25),), 100.0)
+    made.hub._heard("a", PUSH, (Reading(100.0, "m", "1", queued=2),), 100.1)
+    _, endpoint, readings = made.router.told[-1]
+    assert endpoint == "a"
+    by_model = {each.model: each for each in readings}
+    assert by_model["m"] == Reading(100.0, "m", "1", queued=2, kv_used=0.5)
+    assert by_model[None].gpu_used == 0.25
+    assert set(made.hub.state()["ages_s"]["a"]) == {PAGE, GPU, PUSH}
+
+
+async def test_staleness_is_counted_and_blindness_said_once(made):
+    """Endpoints without news are counted; that all are is logged once, and so is the end of it."""
+    made.hub._heard("a", PAGE, (Reading(100.0, "m"),), 100.0)
+    assert made.stale() == 1
+    with structlog.testing.capture_logs() as logs:
+        made.now += FRESH_S + 0.1
+        assert made.stale() == 2
+        assert made.stale() == 2
+        made.hub._heard("b", PAGE, (Reading(made.now, "m"),), made.now)
+        assert made.stale() == 1
+    assert [line["event"] for line in logs] == ["telemetry_lost", "telemetry_back"]
+    assert made.registry.get_sample_value("tidegate_picker_telemetry_endpoints") == 2
+
+
+async def test_silent_only_where_no_source_tells(made):
+    """A page that fails is no silence while the replica's reporter speaks."""
+    made.hub._failed("a", SILENT_AFTER - 1, "no page")
+    assert made.router.told == []
+    made.hub._heard("a", PUSH, (), made.now)
+    made.hub._failed("a", SILENT_AFTER, "no page")
+    assert ("silent", "a") not in made.router.told
+    made.hub._push_ended("a")
+    made.hub._failed("a", SILENT_AFTER, "no page")
+    assert made.router.told[-1] == ("silent", "a")
+
+
+async def test_a_restart_forgets_what_all_sources_said(made):
+    """The new process is known by its own words only."""
+    made.hub._heard("a", PUSH, (Reading(100.0, "m", kv_used=0.5),), 100.0)
+    made.hub._restarted("a")
+    assert made.router.told[-1] == ("restarted", "a", 7.0)
+    made.hub._heard("a", PAGE, (Reading(100.0, "m"),), 100.0)
+    assert made.router.told[-1] == ("observe", "a", (Reading(100.0, "m"),))
+
+
+async def test_strangers_are_passed_over(made):
+    """Who pushes for an endpoint that the fleet does not have is neither expected nor stale."""
+    made.hub._heard("stranger", PUSH, (Reading(100.0),), 100.0)
+    assert made.stale() == 2
+    assert "stranger" not in made.hub.state()["ages_s"]
+
+
+async def test_what_is_read_is_what_the_fleet_says(made):
+    """Pages, GPU pages and declared series are those of the pools."""
+    state = made.hub.state()
+    assert set(state["pages"]) == set(state["gpu_pages"]) == {"a", "b"}
+    assert made.hub._scraper._targets["a"].vocabulary.declared == (CustomMetric("queued", "q"),)
+    assert made.hub._gpus._targets["b"].vocabulary.gpus == {"b"}
+    made.hub.set_pools({})
+    assert made.hub.state()["pages"] == {}

@@ -1,0 +1,143 @@
+"""The reporter: reads a replica's page often, next to it, and tells pickers what changed.
+
+Laws:
+* What cannot be read is not told: at the pickers it grows old, as it should.
+* A report is sent when something changed, and every ``CONFIRM_S`` to confirm what did not.
+* A picker that is away costs the others nothing; it is called again with growing pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import structlog
+
+from ext_proc.backoff import Backoff
+from ext_proc.telemetry.pacing import Pacing
+from ext_proc.telemetry.report import write
+from ext_proc.telemetry.scrape import Scraper
+from protos.tidegate.telemetry.v1 import telemetry_pb2_grpc
+from tidegate.reporter.changes import Changes, Sample
+
+if TYPE_CHECKING:
+    from ext_proc.routing.types import Reading
+
+CONFIRM_S: Final = 0.5
+"""Well below the 2 s after which a picker takes a reading as unknown."""
+
+_log = structlog.stdlib.get_logger("tidegate.reporter")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to report to whom."""
+
+    endpoint: str
+    """Id of the replica in the fleet file."""
+    metrics: str
+    """URL of its page."""
+    pickers: tuple[str, ...]
+    """``host:port`` of each picker."""
+    interval_s: float = 0.05
+
+
+class Reporter:
+    """Reads one replica and reports to its pickers."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._sample: Sample | None = None
+        self._restarts = 0
+        self._fresh = asyncio.Condition()
+        self._told: set[asyncio.Task[None]] = set()
+        self._scraper = Scraper(
+            self._took,
+            self._restarted,
+            self._failed,
+            pacing=Pacing(fast_s=options.interval_s, pages_per_s=1 / options.interval_s),
+        )
+        self._scraper.set_targets({options.endpoint: options.metrics})
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._scraper.run())
+            for picker in self._options.pickers:
+                tasks.create_task(self._tell(picker))
+
+    def _restarted(self, _: str) -> None:
+        self._restarts += 1
+
+    def _took(self, _: str, readings: tuple[Reading, ...]) -> None:
+        self._sample = Sample(time.monotonic(), readings, self._restarts)
+        task = asyncio.ensure_future(self._notify())
+        self._told.add(task)
+        task.add_done_callback(self._told.discard)
+
+    def _failed(self, _: str, consecutive: int, reason: str) -> None:
+        if consecutive == 1:
+            _log.warning("page_not_read", url=self._options.metrics, reason=reason)
+
+    async def _notify(self) -> None:
+        async with self._fresh:
+            self._fresh.notify_all()
+
+    async def _tell(self, picker: str) -> None:
+        backoff = Backoff(random.random)
+        async with grpc.aio.insecure_channel(picker) as channel:
+            stub: Any = telemetry_pb2_grpc.TelemetryStub(channel)
+            while True:
+                try:
+                    await self._stream(stub, backoff)
+                    reason = "the picker ended the stream"
+                except grpc.aio.AioRpcError as error:
+                    reason = f"{error.code().name}: {error.details()}"
+                except asyncio.InvalidStateError:
+                    reason = "the picker ended the stream"
+                _log.warning("picker_lost", picker=picker, reason=reason)
+                await asyncio.sleep(backoff.delay_s())
+
+    async def _stream(self, stub: Any, backoff: Backoff) -> None:
+        call, changes = stub.Report(), Changes()
+        told_at = float("-inf")
+        last: Sample | None = None
+        try:
+            while not call.done():
+                sample = await self._next(last)
+                last = sample
+                news, now = changes.of(sample), time.monotonic()
+                if not news and now - told_at < CONFIRM_S:
+                    continue
+                age = max(0.0, now - sample.at)
+                await call.write(
+                    write(self._options.endpoint, age, news.readings, news.gone, sample.restarts)
+                )
+                told_at = now
+                backoff.reset()
+            status = await call.code()
+            if status is not grpc.StatusCode.OK:
+                raise grpc.aio.AioRpcError(
+                    status,
+                    await call.initial_metadata(),
+                    await call.trailing_metadata(),
+                    await call.details(),
+                )
+        finally:
+            call.cancel()
+
+    async def _next(self, last: Sample | None) -> Sample:
+        async with self._fresh:
+            while self._sample is None or self._sample is last:
+                await self._fresh.wait()
+            return self._sample
+
+
+async def run(options: Options) -> int:
+    """Report until cancelled."""
+    await Reporter(options).run()
+    return 0

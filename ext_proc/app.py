@@ -19,6 +19,10 @@ import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from ext_proc.feedback.fold import Feedback
+from ext_proc.feedback.metrics import FeedbackMetrics
+from ext_proc.feedback.probe import Prober, targets_of
+from ext_proc.feedback.service import LogService
 from ext_proc.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatch
 from ext_proc.observability import Metrics, debug_app
 from ext_proc.reports import Reporter
@@ -34,11 +38,19 @@ if TYPE_CHECKING:
     from ext_proc.routing.types import Pool
     from ext_proc.settings import Settings
 
+SWEEP_S: Final = 1.0
+"""Time between two looks for replicas that stand still."""
+
 _log = structlog.stdlib.get_logger("ext_proc")
 
 
 async def run_picker(settings: Settings) -> int:
-    """Run a picker; see `ext_proc.settings.run`."""
+    """Run a picker until SIGTERM or SIGINT.
+
+    Returns:
+        The exit code: 0 after a stop that was asked for, 1 after a crash of a part, 2 where an
+        address cannot be listened on.
+    """
     logs.configure(settings.log_format, settings.log_level)
     try:
         async with Picker(settings) as picker:
@@ -67,7 +79,23 @@ class Picker:
             index_blocks=lambda: router.index.blocks,
         )
         self._telemetry = Hub(router, self._metrics.registry, interval_s=settings.scrape_interval)
-        self._server = PickerServer(router, picker=settings.id, metrics=self._metrics)
+        life = f"{self._rng.getrandbits(32):08x}-"
+        self._feedback = Feedback(router, picker=settings.id, life=life)
+        self._logs = LogService(
+            self._feedback,
+            FeedbackMetrics(self._metrics.registry, self._feedback, router.conditions),
+        )
+        self._server = PickerServer(
+            router,
+            picker=settings.id,
+            metrics=self._metrics,
+            at=settings.advertise or settings.listen,
+            life=life,
+            handlers=[self._logs.handler(), self._telemetry.push.handler()],
+        )
+        self._prober = Prober(
+            lambda pool, key, ready: router.conditions.probed(pool, key, ready=ready)
+        )
         self._watch = PoolWatch(settings.id, self._take)
         self._stack = contextlib.AsyncExitStack()
         self._stop = asyncio.Event()
@@ -75,6 +103,7 @@ class Picker:
 
     def _take(self, pools: Mapping[str, Pool]) -> None:
         self._router.set_pools(pools, time.monotonic())
+        self._prober.set_targets(targets_of(pools))
         self._telemetry.set_pools(pools)
 
     async def __aenter__(self) -> Self:
@@ -126,6 +155,7 @@ class Picker:
             "ready": self._ready,
             "router": self._router.state(time.monotonic()),
             "telemetry": self._telemetry.state(),
+            "feedback": self._feedback.state(),
             "fleet": None if self._fleet is None else self._fleet.state(),
         }
 
@@ -141,6 +171,8 @@ class Picker:
             asyncio.create_task(fleet.run(), name="fleet"),
             asyncio.create_task(self._reporter.run(), name="reports"),
             asyncio.create_task(self._telemetry.run(), name="telemetry"),
+            asyncio.create_task(self._prober.run(), name="prober"),
+            asyncio.create_task(self._sweep(), name="sweep"),
         ]
         announced = asyncio.create_task(self._announce(fleet), name="announce")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
@@ -160,6 +192,11 @@ class Picker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         return 1 if crashed else 0
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._router.sweep(time.monotonic())
 
     async def _announce(self, fleet: FleetClient) -> None:
         await fleet.ready.wait()

@@ -35,7 +35,7 @@ from ext_proc.health import Health
 from ext_proc.wire import METHOD, SERVICE, WireError, Writer, event_of, parse_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ext_proc.exchange import Action, Chooser
     from ext_proc.observability import Metrics
@@ -74,6 +74,9 @@ class PickerServer:
         chooser: The router.
         picker: This picker's id.
         metrics: What to count on.
+        at: Address by which the fleet knows this picker.
+        life: What tickets begin with in access logs.
+        handlers: Further services on the same port.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -84,10 +87,14 @@ class PickerServer:
         *,
         picker: str,
         metrics: Metrics,
+        at: str = "",
+        life: str = "",
+        handlers: Sequence[grpc.GenericRpcHandler] = (),
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._tools = _Tools(chooser, Writer(picker), metrics, clock, wall_clock)
+        self._tools = _Tools(chooser, Writer(picker, at, life), metrics, clock, wall_clock)
+        self._handlers = tuple(handlers)
         self._stopping = False
         self._cutting = False
         """The grace is over: a stream that ends now is one that we cut (gRPC does not tell)."""
@@ -103,7 +110,7 @@ class PickerServer:
         server = grpc.aio.server(options=_OPTIONS)
         handler: Any = grpc.stream_stream_rpc_method_handler(self.process)
         server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}), *self._handlers)
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         try:

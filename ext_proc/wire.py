@@ -189,10 +189,15 @@ class Writer:
 
     Args:
         picker: This picker's id; each pick carries it for access logs.
+        at: Address by which the fleet knows this picker; each pick carries it, so that Envoy's log
+            sinks find the way back.
+        life: What tickets begin with there; another one after each start.
     """
 
-    def __init__(self, picker: str) -> None:
+    def __init__(self, picker: str, at: str = "", life: str = "") -> None:
         self._picker = picker
+        self._at = at
+        self._life = life
 
     def write(self, action: Action) -> bytes:
         """Return the reply's bytes."""
@@ -230,7 +235,11 @@ class Writer:
         ours = fields[TIDEGATE_NAMESPACE].struct_value.fields
         ours["picker"].string_value = self._picker
         if pick.ticket is not None:
-            ours["ticket"].string_value = pick.ticket
+            ours["ticket"].string_value = self._life + pick.ticket
+        if self._at:
+            ours["at"].string_value = self._at
+        if pick.unreadable:
+            ours["unreadable"].bool_value = True
 
 
 def _set_headers(mutation: Any, headers: Iterable[tuple[str, str]]) -> None:

@@ -60,7 +60,13 @@ LB_NAMESPACE: Final = "envoy.lb"
 
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 TIDEGATE_NAMESPACE: Final = "tidegate"
-"""``{picker: str, ticket: str}``: written with each pick, carried by access logs."""
+"""``{picker: str, ticket: str, at: str, unreadable: bool}``: written with each pick, carried by
+access logs; ``at`` is the picker's address, by which log sinks find it."""
+
+PICKER_AT_KEY: Final = "at"
+
+LOG_CLUSTER_PREFIX: Final = "tidegate-picker-log/"
+"""Envoy's cluster of one picker out of several starts with this; its address follows."""
 
 # --- Request attributes that Envoy sends with the first ext_proc message ------------------------
 

@@ -33,6 +33,8 @@ class Pick:
     """Estimate from the prompt's bytes; ``None`` where no prompt was read."""
     matched_tokens: int
     """Estimate of how many of them the replica holds."""
+    unreadable: bool = False
+    """The body was no request of its form, so an error of the replica may be the caller's."""
 
 
 class Ask(Enum):

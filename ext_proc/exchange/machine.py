@@ -381,7 +381,9 @@ class Exchange:
             return self._refuse(known, decision)
         self.state = State.DECIDED
         self._ticket = decision.ticket
-        return write_pick(decision, ref, features, len(blocks), pool.block_chars)
+        pick = write_pick(decision, ref, features, len(blocks), pool.block_chars)
+        pick.unreadable = self.unreadable is not None
+        return pick
 
     def _refuse(self, known: _Known, refusal: Refusal) -> Refuse:
         self.state = State.DECIDED

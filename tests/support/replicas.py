@@ -36,6 +36,9 @@ class Replica:
     """How long an inference takes."""
     status: int = 200
     """Of the answers to inferences."""
+    closes: bool = False
+    """It closes the connection instead of answering an inference."""
+    ready: bool = True
     gaps_s: tuple[float, ...] = ()
     """If given, an answer is streamed with these pauses between its parts."""
 
@@ -59,15 +62,19 @@ class Replica:
         return {"id": self.name, "http": self.address, "variant": self.variant, **more}
 
     async def _ready(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if "/ready" in request.path else 400)
+        return web.Response(status=200 if self.ready and "/ready" in request.path else 400)
 
     async def _infer(self, request: web.Request) -> web.StreamResponse:
-        await request.read()
+        sent = await request.read()
         self.asked.append(dict(request.headers))
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             await asyncio.sleep(self.hold_s)
+            if self.closes and request.transport is not None:
+                request.transport.abort()
+            if not sent.startswith(b"{"):  # Triton calls malformed JSON its own error
+                return web.json_response({"error": "failed to parse the request"}, status=500)
             if not self.gaps_s:
                 return web.json_response({"text_output": self.name}, status=self.status)
             answer = web.StreamResponse()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from protos.names import (
@@ -17,6 +18,7 @@ from protos.names import (
     RUNTIME_TYPE,
     SECRET_TYPE,
 )
+from xds_server.resources.access_log import log_clusters
 from xds_server.resources.clusters import picker_cluster
 from xds_server.resources.endpoints import picker_assignment
 from xds_server.resources.memo import Memo
@@ -38,7 +40,10 @@ def upstream_resources(fleet: Fleet, memo: Memo | None = None) -> Resources:
     """Return clusters and assignments: what Envoy can reach."""
     memo = memo or Memo()
     clusters = {PICKER_CLUSTER: memo.recall(PICKER_CLUSTER, None, picker_cluster)}
-    assignments = {PICKER_CLUSTER: picker_assignment(fleet.pickers)}
+    assignments = {PICKER_CLUSTER: picker_assignment(fleet.pickers.addresses)}
+    for name, address in log_clusters(fleet.pickers).items():
+        clusters[name] = memo.recall(name, None, partial(picker_cluster, name))
+        assignments[name] = picker_assignment((address,), name)
     for pool in fleet.pools:
         variants = {variant.name: variant for variant in pool.variants}
         for ref in clusters_of(pool):

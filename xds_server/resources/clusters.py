@@ -230,17 +230,17 @@ def variant_cluster(pool: Pool, variant: Variant, ref: ClusterRef) -> bytes:
     return bytes(cluster)
 
 
-def picker_cluster() -> bytes:
-    """Return the serialized ``Cluster`` of the pickers.
+def picker_cluster(name: str = PICKER_CLUSTER) -> bytes:
+    """Return the serialized ``Cluster`` of the pickers, or of one of them under another name.
 
     Its health check makes a dead or hung picker cost nothing but smartness: Envoy sees no
     healthy host and goes on at once instead of waiting out its timeout on every request.
     """
     cluster = Cluster(
-        name=PICKER_CLUSTER,
+        name=name,
         type=ClusterDiscoveryType.EDS,
         eds_cluster_config=ClusterEdsClusterConfig(
-            service_name=PICKER_CLUSTER, eds_config=ads_source(_EDS_FETCH_TIMEOUT)
+            service_name=name, eds_config=ads_source(_EDS_FETCH_TIMEOUT)
         ),
         connect_timeout=timedelta(seconds=0.25),
         common_lb_config=ClusterCommonLbConfig(

@@ -18,7 +18,9 @@ from xds_server.resources.fractions import fraction
 from xds_server.resources.view import address_of
 
 if TYPE_CHECKING:
-    from xds_server.fleet.model import Pickers, Pool
+    from collections.abc import Sequence
+
+    from xds_server.fleet.model import Pool
 
 _BRAKE = "tidegate"
 """Category of refused requests in Envoy's statistics."""
@@ -81,10 +83,10 @@ def _priorities(pool: Pool, ref: ClusterRef) -> dict[str, int]:
     return {zone: ranks.get(zone, len(listed)) for zone in held}
 
 
-def picker_assignment(pickers: Pickers) -> bytes:
-    """Return the serialized ``ClusterLoadAssignment`` of the pickers."""
-    message = endpoint_pb2.ClusterLoadAssignment(cluster_name=PICKER_CLUSTER)
+def picker_assignment(addresses: Sequence[str], name: str = PICKER_CLUSTER) -> bytes:
+    """Return the serialized ``ClusterLoadAssignment`` of pickers."""
+    message = endpoint_pb2.ClusterLoadAssignment(cluster_name=name)
     locality = message.endpoints.add()
-    for address in pickers.addresses:
+    for address in addresses:
         _set_address(locality.lb_endpoints.add().endpoint.address, address)
     return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library

@@ -33,6 +33,7 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
 from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     HttpConnectionManager,
+    HttpConnectionManagerHcmAccessLogOptions,
     HttpFilter,
     Rds,
 )
@@ -54,6 +55,7 @@ from protos.names import (
     TIDEGATE_NAMESPACE,
 )
 from xds_server.fleet.fields import split_host_port
+from xds_server.resources.access_log import RUNNING, access_logs
 from xds_server.resources.routes import session_headers
 from xds_server.resources.secrets import downstream
 from xds_server.resources.sources import ads_source, extension
@@ -100,6 +102,10 @@ def listener(fleet: Fleet) -> bytes:
                 EarlyHeaderMutation(mutations=[HeaderMutation(remove=h) for h in STRIPPED_HEADERS]),
             )
         ],
+        access_log=access_logs(fleet.pickers),
+        access_log_options=HttpConnectionManagerHcmAccessLogOptions(
+            access_log_flush_interval=RUNNING
+        ),
         http_filters=[
             HttpFilter(
                 name="envoy.filters.http.ext_proc",

@@ -1,0 +1,92 @@
+"""One log entry in our own words, and what it says of the replica. Pure.
+
+Source: ``envoy/data/accesslog/v3/accesslog.proto``; statuses as Triton uses them: 400 and 404 for
+what a client did wrong, 500 for a failed execution but also for malformed JSON, 503 for a full
+queue.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+
+class Entry(NamedTuple):
+    """One request as the proxy saw it."""
+
+    picker: str
+    """Who picked; empty = nobody."""
+    ticket: str
+    """Empty where the pick was not charged."""
+    unreadable: bool
+    """The picker could not read the body, so an error may be the client's."""
+    cluster: str
+    served: str | None
+    """``ip:port`` of the last attempt; ``None`` = the proxy answered by itself."""
+    picks: str
+    """The pick and its fallbacks, ``ip:port[,ip:port...]``."""
+    attempts: int
+    status: int
+    """HTTP status sent to the client; 0 = none yet."""
+    grpc_status: int | None
+    broken: bool
+    """The connection to the replica failed, broke or timed out."""
+    left: bool
+    """The client went away, or stalled."""
+    shed: bool
+    """The proxy refused by its own limits."""
+    final: bool
+    """False for the entries that a long request writes while it runs."""
+    first_byte_s: float | None
+    """From the first byte to the replica to the first byte from it."""
+    answer_bytes: int
+    ended_unix_s: float
+
+
+class Verdict(StrEnum):
+    """What one attempt says of its replica."""
+
+    GOOD = "good"
+    CLIENT = "client"
+    """The request was wrong; the replica said so."""
+    ERROR = "error"
+    """The replica answered that it failed."""
+    BROKEN = "broken"
+    """The replica did not answer to the end."""
+    LEFT = "left"
+    """The client did not wait; nothing is known of the replica."""
+    LOCAL = "local"
+    """The proxy answered; no replica was involved."""
+
+
+_SERVER_ERRORS: Final = frozenset({500, 502, 503, 504})
+_FIRST_ERROR: Final = 400
+_GRPC_SERVER_ERRORS: Final = frozenset({2, 13, 14})
+"""UNKNOWN, INTERNAL, UNAVAILABLE."""
+
+
+def judge(entry: Entry) -> Verdict:
+    """Say what the last attempt of a final entry tells of its replica."""
+    if entry.served is None or entry.shed:
+        return Verdict.LOCAL
+    if entry.left:
+        return Verdict.LEFT
+    if entry.broken:
+        return Verdict.BROKEN
+    if entry.status in _SERVER_ERRORS or entry.grpc_status in _GRPC_SERVER_ERRORS:
+        return Verdict.CLIENT if entry.unreadable else Verdict.ERROR
+    if entry.status >= _FIRST_ERROR or entry.grpc_status:
+        return Verdict.CLIENT
+    return Verdict.GOOD
+
+
+def passed_over(entry: Entry) -> list[str]:
+    """Return the addresses on which earlier attempts failed.
+
+    ``override_host`` walks the picks in their order, so the attempt before the last was at the pick
+    before the last one used.
+    """
+    if entry.attempts <= 1 or not entry.picks:
+        return []
+    tried = entry.picks.split(",", entry.attempts)[: entry.attempts - 1]
+    return [address for address in tried if address != entry.served]

@@ -1,0 +1,118 @@
+"""Log entries folded into what the router knows. Pure.
+
+Rules:
+
+1. Only entries of this picker's present life count: tickets carry its tag. Others are counted.
+2. The end of a stream settles a ticket, never an entry: entries come up to a second later, in
+   batches, and may be lost. A final entry judges replicas; an intermediate one moves the charge of
+   a request that still runs to the replica that serves it, and is a sign of life.
+3. Of a request that was retried, the replica that served has the answer, and each one before it
+   has a failure.
+4. Nothing is kept per request, so late, doubled and unknown entries cost nothing but a count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.feedback.entries import Verdict, judge, passed_over
+
+if TYPE_CHECKING:
+    from ext_proc.feedback.entries import Entry
+    from ext_proc.routing.router import Router
+    from ext_proc.routing.types import EndpointKey
+
+FOREIGN: Final = "foreign"
+"""Of another picker, or of an earlier life of this one."""
+UNKNOWN: Final = "unknown"
+"""Its replica is not in the pool (any more)."""
+EARLY: Final = "early"
+"""Of a request that still runs."""
+
+
+class Feedback:
+    """Takes entries.
+
+    Args:
+        router: Whose charges move and whose conditions change.
+        picker: This picker's id.
+        life: What the tickets of this life begin with.
+    """
+
+    def __init__(self, router: Router, *, picker: str, life: str) -> None:
+        self._router = router
+        self._picker = picker
+        self._life = life
+        self.outcomes: Counter[str] = Counter()
+        """Entries by verdict, or by why they were none of ours."""
+        self.retried = 0
+        """Requests that another replica than the pick served."""
+        self.moved = 0
+        """Charges moved while their requests ran."""
+
+    def state(self) -> dict[str, object]:
+        """Return what was counted, ready for JSON."""
+        return {
+            "entries": {str(outcome): count for outcome, count in self.outcomes.items()},
+            "retried": self.retried,
+            "moved": self.moved,
+        }
+
+    def take(self, entry: Entry, now: float) -> str:
+        """Fold one entry and return its outcome.
+
+        Args:
+            entry: The entry.
+            now: Monotonic seconds.
+        """
+        outcome = self._take(entry, now)
+        self.outcomes[outcome] += 1
+        return outcome
+
+    def _take(self, entry: Entry, now: float) -> str:
+        ours = entry.ticket.startswith(self._life) or not entry.ticket
+        if entry.picker != self._picker or not ours:
+            return FOREIGN
+        pool = entry.cluster.partition("/")[0]
+        key = None if entry.served is None else self._router.at(pool, entry.served)
+        if not entry.final:
+            if key is not None:
+                self._running(entry, key, now)
+            return EARLY
+        return self._ended(entry, pool, key, now)
+
+    def _ended(self, entry: Entry, pool: str, key: EndpointKey | None, now: float) -> str:
+        router = self._router
+        for address in passed_over(entry):
+            failed = router.at(pool, address)
+            if failed is not None:
+                router.conditions.bad(pool, failed, now, answered=False)
+        verdict = judge(entry)
+        if verdict is Verdict.LOCAL:
+            return verdict
+        if key is None:
+            return UNKNOWN
+        self.retried += entry.attempts > 1 and entry.served != entry.picks.partition(",")[0]
+        self._judged(entry, verdict, pool, key, now)
+        return verdict
+
+    def _judged(
+        self, entry: Entry, verdict: Verdict, pool: str, key: EndpointKey, now: float
+    ) -> None:
+        conditions = self._router.conditions
+        if verdict is Verdict.GOOD:
+            conditions.good(pool, key, entry.first_byte_s if entry.attempts <= 1 else None, now)
+        elif verdict is Verdict.CLIENT:
+            conditions.good(pool, key, None, now)
+        elif verdict is not Verdict.LEFT:
+            conditions.bad(pool, key, now, answered=verdict is Verdict.ERROR)
+        elif entry.answer_bytes:
+            conditions.alive(key, now)
+
+    def _running(self, entry: Entry, key: EndpointKey, now: float) -> None:
+        if entry.answer_bytes:
+            self._router.conditions.alive(key, now)
+        number = entry.ticket[len(self._life) :]
+        if entry.served is not None and number.isdecimal():
+            self.moved += self._router.told(int(number), entry.served, now)

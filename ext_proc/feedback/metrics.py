@@ -1,0 +1,97 @@
+"""What the feedback shows of itself; see ``ext_proc.counts`` for the rules of labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import Gauge
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ext_proc.counts import MAX_SERIES, Counts, Timings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client import CollectorRegistry
+
+    from ext_proc.feedback.fold import Feedback
+    from ext_proc.routing.conditions import Conditions
+
+_LAGS: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+
+
+class FeedbackMetrics(Collector):
+    """Counts entries, their lag, ejections and conditions.
+
+    Args:
+        registry: Where they are registered.
+        feedback: Counts the entries.
+        conditions: Knows ejections and conditions.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, feedback: Feedback, conditions: Conditions
+    ) -> None:
+        self._feedback = feedback
+        self._conditions = conditions
+        self.streams = 0
+        """Open log streams."""
+        Gauge(
+            "tidegate_picker_feedback_streams", "Open log streams of the proxy.", registry=registry
+        ).set_function(lambda: self.streams)
+        self._lag = Timings(
+            "tidegate_picker_feedback_lag_seconds",
+            "From the end of a request to the arrival of its log entry.",
+            "entry",
+            ["final"],
+            _LAGS,
+            registry,
+        )
+        self._dropped = Counts(
+            "tidegate_picker_feedback_dropped",
+            "Log messages that could not be taken.",
+            ["reason"],
+            registry,
+        )
+        registry.register(self)
+
+    def lag(self, seconds: float) -> None:
+        """Observe how late a final entry came."""
+        self._lag.observe("final", max(seconds, 0.0))
+
+    def dropped(self, reason: str) -> None:
+        """Count a message that was not taken."""
+        self._dropped.add((reason,))
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Yield what is read where it is kept, as Prometheus' client asks for it."""
+        entries = CounterMetricFamily(
+            "tidegate_picker_feedback_entries",
+            "Log entries by what they say of the replica.",
+            labels=["outcome"],
+        )
+        for outcome, count in sorted(self._feedback.outcomes.items()):
+            entries.add_metric([outcome], count)
+        yield entries
+        yield CounterMetricFamily(
+            "tidegate_picker_feedback_retried",
+            "Requests that another replica than the pick served.",
+            value=self._feedback.retried,
+        )
+        ejections = CounterMetricFamily(
+            "tidegate_picker_ejections",
+            "Replicas that were left alone for a while.",
+            labels=["pool", "cause"],
+        )
+        for (pool, cause), count in sorted(self._conditions.ejected.items())[:MAX_SERIES]:
+            ejections.add_metric([pool, cause], count)
+        yield ejections
+        conditions = GaugeMetricFamily(
+            "tidegate_picker_conditions",
+            "Replicas that have the condition now.",
+            labels=["pool", "condition"],
+        )
+        for pool, name, count in list(self._conditions.counts())[:MAX_SERIES]:
+            conditions.add_metric([pool, name], count)
+        yield conditions

@@ -1,0 +1,125 @@
+"""Asks replicas over HTTP whether they are ready to serve their variant, at a slow rate.
+
+Laws:
+
+* Each replica is asked by a task of its own, at the pool's interval; one that said no is asked at
+  least once a second, so that it comes back soon.
+* A probe costs at most ``TIMEOUT_S`` and never reads a body. Only a status of 200 is a yes.
+* A replica that left while its probe was on the way is not reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import aiohttp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ext_proc.routing.types import EndpointKey, Pool
+
+TIMEOUT_S: Final = 1.0
+AGAIN_S: Final = 1.0
+"""Longest time to the next probe of a replica that is not ready."""
+MAX_CONNECTIONS: Final = 64
+"""At one time; further probes wait for their turn within their own timeout."""
+_OK: Final = 200
+_JITTER: Final = 0.2
+
+
+class Target(NamedTuple):
+    """One question."""
+
+    pool: str
+    key: EndpointKey
+    url: str
+    interval_s: float
+
+
+def targets_of(pools: Mapping[str, Pool]) -> set[Target]:
+    """Return whom to ask what: each replica of a pool that speaks HTTP and has a path to ask."""
+    found = set()
+    for pool in pools.values():
+        paths = {variant.name: variant.probe_path for variant in pool.variants}
+        for endpoint in pool.endpoints:
+            path = paths.get(endpoint.variant, "")
+            if path and endpoint.http is not None:
+                url = f"http://{endpoint.http}{path}"
+                found.add(Target(pool.name, endpoint.key, url, pool.probe_interval_s))
+    return found
+
+
+class Prober:
+    """Probes a changing set of replicas.
+
+    Args:
+        on_result: Called with pool, replica and whether it is ready, after each probe.
+        jitter: A number in [0, 1), which spreads the probes by a fifth of the interval.
+    """
+
+    def __init__(
+        self,
+        on_result: Callable[[str, EndpointKey, bool], None],
+        *,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._on_result = on_result
+        self._jitter = jitter
+        self._targets: set[Target] = set()
+        self._tasks: dict[Target, asyncio.Task[None]] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    def set_targets(self, targets: set[Target]) -> None:
+        """Probe exactly these from now on."""
+        for gone in self._targets - targets:
+            task = self._tasks.pop(gone, None)
+            if task is not None:
+                task.cancel()
+        added = targets - self._targets
+        self._targets = set(targets)
+        for target in added:
+            self._start(target)
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=True)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+            self._session = session
+            try:
+                for target in self._targets:
+                    self._start(target)
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._session = None
+                tasks = list(self._tasks.values())
+                self._tasks.clear()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def ask(self, session: aiohttp.ClientSession, url: str) -> bool:
+        """Probe once."""
+        try:
+            async with session.get(url, allow_redirects=False) as answer:
+                return answer.status == _OK
+        except (aiohttp.ClientError, OSError, ValueError):  # a timeout is an OSError
+            return False
+
+    def _start(self, target: Target) -> None:
+        session = self._session
+        if session is not None:
+            self._tasks[target] = asyncio.create_task(
+                self._loop(session, target), name=f"probe {target.pool} {target.key.id}"
+            )
+
+    async def _loop(self, session: aiohttp.ClientSession, target: Target) -> None:
+        await asyncio.sleep(min(target.interval_s, AGAIN_S) * self._jitter())
+        while True:
+            ready = await self.ask(session, target.url)
+            self._on_result(target.pool, target.key, ready)
+            pause = target.interval_s if ready else min(target.interval_s, AGAIN_S)
+            await asyncio.sleep(pause * (1 + _JITTER * (self._jitter() - 0.5)))

@@ -1,0 +1,87 @@
+"""Takes Envoy's access-log streams on the picker's own port.
+
+Law:
+
+1. Nothing that a stream brings reaches the router unread: bytes that are no message, or more than
+   `MAX_BYTES` of them, end the stream or are dropped, and are counted.
+2. A stream waits for nobody: entries are folded as they come.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+
+from ext_proc.feedback.wire import METHOD, SERVICE, entries_of, reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.feedback.fold import Feedback
+    from ext_proc.feedback.metrics import FeedbackMetrics
+
+MAX_BYTES: Final = 256 * 1024
+"""Of one message; Envoy sends what it has collected at 16 KiB."""
+
+_log = structlog.stdlib.get_logger("ext_proc.feedback")
+
+
+class LogService:
+    """``envoy.service.accesslog.v3.AccessLogService``.
+
+    Args:
+        feedback: Where entries go.
+        metrics: What to count on.
+        clock: Monotonic seconds.
+        wall_clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        feedback: Feedback,
+        metrics: FeedbackMetrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._feedback = feedback
+        self._metrics = metrics
+        self._clock = clock
+        self._wall_clock = wall_clock
+
+    def handler(self) -> Any:
+        """Return what a gRPC server is given."""
+        stream: Any = grpc.stream_unary_rpc_method_handler(self.stream)
+        return grpc.method_handlers_generic_handler(SERVICE, {METHOD: stream})
+
+    async def stream(self, messages: Any, _: Any) -> bytes:
+        """Take one stream to its end (gRPC)."""
+        self._metrics.streams += 1
+        try:
+            async for data in messages:
+                self.take(data)
+        except DecodeError:
+            self._metrics.dropped("garbled")
+            _log.warning("log_stream_garbled")
+        finally:
+            self._metrics.streams -= 1
+        return reply()
+
+    def take(self, data: bytes) -> None:
+        """Fold one message.
+
+        Raises:
+            DecodeError: These are not the bytes of a message.
+        """
+        if len(data) > MAX_BYTES:
+            self._metrics.dropped("too-large")
+            return
+        now, unix_now = self._clock(), self._wall_clock()
+        for entry in entries_of(data):
+            self._feedback.take(entry, now)
+            if entry.final:
+                self._metrics.lag(unix_now - entry.ended_unix_s)

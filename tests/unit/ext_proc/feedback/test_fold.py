@@ -1,0 +1,162 @@
+"""Entries folded into the router."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.feedback.entries import Entry
+from ext_proc.feedback.fold import EARLY, FOREIGN, UNKNOWN, Feedback
+from ext_proc.routing.router import Router
+from ext_proc.routing.types import (
+    Endpoint,
+    EndpointKey,
+    Features,
+    Form,
+    Outcome,
+    Pool,
+    Request,
+    Variant,
+)
+
+R1, R2 = EndpointKey("r1", 1), EndpointKey("r2", 1)
+
+
+def address(number: int) -> str:
+    return f"10.0.0.{number}:8000"
+
+
+def made() -> tuple[Router, Feedback]:
+    router = Router(random.Random(1))
+    endpoints = tuple(
+        Endpoint(EndpointKey(f"r{n}", 1), "stable", http=address(n), grpc=None) for n in (1, 2, 3)
+    )
+    pool = Pool(name="llm", variants=(Variant("stable", 1),), endpoints=endpoints)
+    router.set_pools({"llm": pool}, 0.0)
+    return router, Feedback(router, picker="p", life="x-")
+
+
+def entry(**changes) -> Entry:
+    usual = {
+        "picker": "p",
+        "ticket": "x-1",
+        "unreadable": False,
+        "cluster": "llm/stable/http",
+        "served": address(1),
+        "picks": ",".join(address(n) for n in (1, 2, 3)),
+        "attempts": 1,
+        "status": 200,
+        "grpc_status": None,
+        "broken": False,
+        "left": False,
+        "shed": False,
+        "final": True,
+        "first_byte_s": 0.1,
+        "answer_bytes": 10,
+        "ended_unix_s": 0.0,
+    }
+    return Entry(**{**usual, **changes})
+
+
+def test_a_retry_credits_who_served_and_blames_who_did_not():
+    """Three requests picked r1, which does not answer; r2 served them."""
+    router, feedback = made()
+    for _ in range(3):
+        assert feedback.take(entry(attempts=2, served=address(2)), 1.0) == "good"
+    assert router.conditions.of("llm", R1) == ["ejected"]
+    assert router.conditions.of("llm", R2) == []
+    assert feedback.retried == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"status": 400}, {"status": 404}, {"status": 500, "unreadable": True}, {"left": True}],
+)
+def test_what_clients_do_ejects_nobody(changes):
+    """Bad requests, malformed bodies and clients that leave, however many."""
+    router, feedback = made()
+    for _ in range(100):
+        feedback.take(entry(**changes), 1.0)
+    assert not list(router.conditions.counts())
+
+
+def test_errors_eject():
+    """The third 500 in a row."""
+    router, feedback = made()
+    for _ in range(3):
+        feedback.take(entry(status=500), 1.0)
+    assert router.conditions.of("llm", R1) == ["ejected", "dead-backend"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({"picker": "other"}, FOREIGN),
+        ({"ticket": "y-1"}, FOREIGN),
+        ({"served": "10.9.9.9:1"}, UNKNOWN),
+        ({"cluster": "gone/stable/http"}, UNKNOWN),
+        ({"cluster": ""}, UNKNOWN),
+        ({"served": None}, "local"),
+        ({"final": False, "served": None}, EARLY),
+        ({"final": False, "ticket": "x-99"}, EARLY),
+        ({"final": False, "ticket": "x-no"}, EARLY),
+        ({"ticket": ""}, "good"),
+    ],
+)
+def test_entries_that_fit_nothing_are_counted(changes, outcome):
+    """Late, foreign and unknown ones change nothing and cost a count."""
+    router, feedback = made()
+    assert feedback.take(entry(status=500 if outcome != "good" else 200, **changes), 1.0) == outcome
+    assert feedback.outcomes == {outcome: 1}
+    assert not list(router.conditions.counts())
+
+
+def test_an_intermediate_entry_moves_the_charge_and_settles_nothing():
+    """A long request that was retried counts where it runs."""
+    router, feedback = made()
+    decision = router.decide(
+        Request("llm", None, "http", Features(form=Form.GENERATE, model="m")), 0.0, 0.0
+    )
+    picked = decision.addresses[0]
+    other = address(2) if picked != address(2) else address(1)
+    early = entry(final=False, ticket=f"x-{decision.ticket.id}", served=other, attempts=2)
+    for _ in range(3):
+        feedback.take(early, 1.0)
+    assert feedback.moved == 1
+    assert router.in_flight()[router.at("llm", other).id] == 1
+    assert sum(router.in_flight().values()) == 1
+    router.settle(decision.ticket, Outcome.DONE, 2.0)
+    assert sum(router.in_flight().values()) == 0
+    feedback.take(early._replace(final=True), 3.0)
+    assert sum(router.in_flight().values()) == 0
+
+
+@given(
+    st.lists(
+        st.builds(
+            entry,
+            ticket=st.sampled_from(["", "x-1", "x-2", "x-", "x-²", "y-1"]),
+            cluster=st.sampled_from(["llm/stable/http", "", "/", "no"]),
+            served=st.sampled_from([None, address(1), address(2), "?"]),
+            picks=st.sampled_from(["", ",", f"{address(1)},{address(2)}"]),
+            attempts=st.integers(0, 2**32 - 1),
+            status=st.integers(0, 2**32 - 1),
+            grpc_status=st.none() | st.integers(0, 20),
+            broken=st.booleans(),
+            final=st.booleans(),
+            first_byte_s=st.none() | st.floats(0, 1e9),
+        ),
+        max_size=50,
+    )
+)
+def test_no_entry_breaks_the_fold(entries):
+    """Whatever a proxy writes, each entry is counted once and the ledger stays whole."""
+    router, feedback = made()
+    for number, each in enumerate(entries):
+        feedback.take(each, float(number))
+    assert feedback.outcomes.total() == len(entries)
+    assert feedback.state()["entries"].keys() == {str(each) for each in feedback.outcomes}
+    assert sum(router.in_flight().values()) == 0

@@ -1,0 +1,90 @@
+"""The prober against a real server in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from aiohttp import web
+
+from ext_proc.feedback.probe import Prober, Target, targets_of
+from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Variant
+
+KEY = EndpointKey("r1", 1)
+
+
+def test_only_replicas_with_http_and_a_path_are_asked():
+    """A gRPC-only replica, and a variant without a path, are not judged."""
+    pool = Pool(
+        name="llm",
+        variants=(Variant("stable", 1, probe_path="/ready"), Variant("canary", 1)),
+        endpoints=(
+            Endpoint(KEY, "stable", http="10.0.0.1:8000", grpc=None),
+            Endpoint(EndpointKey("r2", 1), "stable", http=None, grpc="10.0.0.1:8001"),
+            Endpoint(EndpointKey("r3", 1), "canary", http="10.0.0.3:8000", grpc=None),
+        ),
+        probe_interval_s=2.0,
+    )
+    assert targets_of({"llm": pool}) == {Target("llm", KEY, "http://10.0.0.1:8000/ready", 2.0)}
+
+
+@asynccontextmanager
+async def replica(status):
+    """Serve a port that answers ``status[0]``."""
+    app = web.Application()
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status[0], headers={"location": "/"})
+
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/ready"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def probing(targets):
+    """Probe; yield the queue of results and the prober."""
+    results: asyncio.Queue[tuple[str, EndpointKey, bool]] = asyncio.Queue()
+    prober = Prober(lambda *result: results.put_nowait(result), jitter=lambda: 0.0)
+    prober.set_targets(targets)
+    task = asyncio.create_task(prober.run())
+    try:
+        yield results, prober
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize(("status", "ready"), [(200, True), (400, False), (302, False)])
+async def test_only_200_is_a_yes(status, ready):
+    """Triton answers 400 where a model is not ready; a redirect proves nothing."""
+    async with (
+        replica([status]) as url,
+        probing({Target("llm", KEY, url, 0.01)}) as (results, _),
+        asyncio.timeout(5),
+    ):
+        assert await results.get() == ("llm", KEY, ready)
+
+
+async def test_nobody_there_is_a_no_and_a_return_is_seen():
+    """A refused connection and a wrong address are noes; the loop goes on."""
+    status = [400]
+    async with (
+        replica(status) as url,
+        probing({Target("llm", KEY, "http://127.0.0.1:1/", 0.01)}) as (results, prober),
+        asyncio.timeout(5),
+    ):
+        assert (await results.get())[2] is False
+        prober.set_targets({Target("llm", KEY, url, 0.01)})
+        status[0] = 200
+        while not (await results.get())[2]:
+            pass
+        prober.set_targets(set())
+        assert prober._tasks == {}

@@ -1,0 +1,192 @@
+"""The log service over a real channel, and what it counts."""
+
+from __future__ import annotations
+
+import random
+
+import grpc
+import pytest
+from envoy.data.accesslog.v3 import accesslog_pb2
+from envoy.service.accesslog.v3 import als_pb2
+from google.protobuf.message import DecodeError
+from prometheus_client import CollectorRegistry, generate_latest
+
+from ext_proc.feedback.fold import Feedback
+from ext_proc.feedback.metrics import FeedbackMetrics
+from ext_proc.feedback.service import MAX_BYTES, LogService
+from ext_proc.feedback.wire import METHOD, SERVICE, entries_of
+from ext_proc.observability import Metrics
+from ext_proc.routing.router import Router
+from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.service import PickerServer
+
+
+def logged(**common) -> als_pb2.StreamAccessLogsMessage:
+    """Write a message with one entry, as Envoy does."""
+    message = als_pb2.StreamAccessLogsMessage()
+    entry = message.http_logs.log_entry.add()
+    properties = entry.common_properties
+    properties.start_time.seconds = 1_000
+    properties.duration.nanos = 500_000_000
+    properties.time_to_first_upstream_tx_byte.nanos = 1_000_000
+    properties.time_to_first_upstream_rx_byte.nanos = 101_000_000
+    properties.upstream_remote_address.socket_address.address = "10.0.0.1"
+    properties.upstream_remote_address.socket_address.port_value = 8000
+    properties.upstream_cluster = "llm/stable/http"
+    properties.upstream_request_attempt_count = 1
+    spaces = properties.metadata.filter_metadata
+    spaces["tidegate"]["picker"] = "p"
+    spaces["tidegate"]["ticket"] = "x-7"
+    spaces["envoy.lb"]["x-gateway-destination-endpoint"] = "10.0.0.1:8000,10.0.0.2:8000"
+    entry.response.response_code.value = 200
+    entry.response.response_body_bytes = 12
+    for name, value in common.items():
+        setattr(properties, name, value)
+    return message
+
+
+def first(message):
+    (entry,) = entries_of(message.SerializeToString())
+    return entry
+
+
+def test_an_entry_is_read_as_envoy_writes_it():
+    """Who picked, who served, how it went, how long it took."""
+    entry = first(logged())
+    assert (entry.picker, entry.ticket, entry.unreadable) == ("p", "x-7", False)
+    assert (entry.cluster, entry.served) == ("llm/stable/http", "10.0.0.1:8000")
+    assert (entry.picks, entry.attempts) == ("10.0.0.1:8000,10.0.0.2:8000", 1)
+    assert (entry.status, entry.grpc_status, entry.answer_bytes) == (200, None, 12)
+    assert (entry.broken, entry.left, entry.shed, entry.final) == (False, False, False, True)
+    assert entry.first_byte_s == pytest.approx(0.1)
+    assert entry.ended_unix_s == pytest.approx(1000.5)
+
+
+def test_what_is_not_there_is_unknown():
+    """An empty entry is a local answer of the proxy, picked by nobody."""
+    message = als_pb2.StreamAccessLogsMessage()
+    message.http_logs.log_entry.add()
+    entry = first(message)
+    assert (entry.picker, entry.served, entry.status) == ("", None, 0)
+    assert (entry.first_byte_s, entry.grpc_status, entry.final) == (None, None, True)
+
+
+@pytest.mark.parametrize(
+    ("flag", "place"),
+    [
+        ("upstream_connection_failure", "broken"),
+        ("upstream_connection_termination", "broken"),
+        ("upstream_remote_reset", "broken"),
+        ("upstream_request_timeout", "broken"),
+        ("downstream_connection_termination", "left"),
+        ("downstream_remote_reset", "left"),
+        ("stream_idle_timeout", "left"),
+        ("upstream_overflow", "shed"),
+        ("no_healthy_upstream", "shed"),
+    ],
+)
+def test_flags_say_whose_trouble_it_was(flag, place):
+    """The replica's connection, the client, or the proxy's own limits."""
+    message = logged()
+    flags = message.http_logs.log_entry[0].common_properties.response_flags
+    setattr(flags, flag, True)
+    entry = first(message)
+    told = {"broken": entry.broken, "left": entry.left, "shed": entry.shed}
+    assert [name for name, value in told.items() if value] == [place]
+
+
+def test_a_grpc_status_comes_from_trailers_or_headers():
+    """A failed call may have headers only; nonsense is unknown."""
+    message = logged()
+    response = message.http_logs.log_entry[0].response
+    response.response_headers["grpc-status"] = "14"
+    assert first(message).grpc_status == 14
+    response.response_trailers["grpc-status"] = "0"
+    assert first(message).grpc_status == 0
+    for nonsense in ("", "-1", "x", "9999", "²"):
+        response.response_trailers["grpc-status"] = nonsense
+        assert first(message).grpc_status is None
+
+
+def test_entries_of_running_requests_and_ipv6_are_known():
+    """Both marks of an intermediate entry count; IPv6 stands in brackets."""
+    assert not first(logged(intermediate_log_entry=True)).final
+    assert not first(logged(access_log_type=accesslog_pb2.DownstreamPeriodic)).final
+    assert first(logged(access_log_type=accesslog_pb2.DownstreamEnd)).final
+    message = logged()
+    found = message.http_logs.log_entry[0].common_properties.upstream_remote_address
+    found.socket_address.address = "::1"
+    assert first(message).served == "[::1]:8000"
+
+
+class Setup:
+    """A picker's server with its log service."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        router = Router(random.Random(1))
+        endpoint = Endpoint(EndpointKey("r1", 1), "stable", http="10.0.0.1:8000", grpc=None)
+        pool = Pool(name="llm", variants=(Variant("stable", 1),), endpoints=(endpoint,))
+        router.set_pools({"llm": pool}, 0.0)
+        self.router = router
+        self.feedback = Feedback(router, picker="p", life="x-")
+        self.logs = LogService(
+            self.feedback,
+            FeedbackMetrics(self.registry, self.feedback, router.conditions),
+            clock=lambda: 5.0,
+            wall_clock=lambda: 1000.75,
+        )
+        self.server = PickerServer(
+            router, picker="p", metrics=Metrics(CollectorRegistry()), handlers=[self.logs.handler()]
+        )
+
+    def counted(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"tidegate_picker_{name}", labels)
+
+
+@pytest.fixture
+async def setup():
+    made = Setup()
+    yield made
+    await made.server.stop(0)
+
+
+async def test_a_stream_is_taken_on_the_pickers_own_port(setup):
+    """Entries are folded, their lag is measured, the stream's end is answered."""
+    address = await setup.server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.stream_unary(f"/{SERVICE}/{METHOD}")()
+        for _ in range(3):
+            await call.write(logged().SerializeToString())
+        await call.done_writing()
+        assert await call == b""
+    assert setup.feedback.outcomes == {"good": 3}
+    assert setup.counted("feedback_entries_total", outcome="good") == 3
+    assert setup.counted("feedback_lag_seconds_sum", entry="final") == pytest.approx(0.75)
+    assert setup.counted("feedback_streams") == 0
+
+
+async def test_a_garbled_stream_ends_and_is_counted(setup):
+    """Bytes that are no message cost their stream."""
+    address = await setup.server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.stream_unary(f"/{SERVICE}/{METHOD}")()
+        await call.write(b"\xff\xff")
+        assert await call == b""
+    assert setup.counted("feedback_dropped_total", reason="garbled") == 1
+
+
+def test_a_message_above_the_bound_is_dropped(setup):
+    """At the bound it is read, one byte above it is not."""
+    with pytest.raises(DecodeError):
+        setup.logs.take(b"\xff" * MAX_BYTES)
+    setup.logs.take(b"\xff" * (MAX_BYTES + 1))
+    assert setup.counted("feedback_dropped_total", reason="too-large") == 1
+
+
+def test_conditions_and_ejections_are_on_the_page(setup):
+    """What the router leaves alone is a metric."""
+    for _ in range(2):
+        setup.router.conditions.probed("llm", EndpointKey("r1", 1), ready=False)
+    assert setup.counted("conditions", pool="llm", condition="not-ready") == 1
+    assert b"tidegate_picker_ejections" in generate_latest(setup.registry)

@@ -1,0 +1,89 @@
+"""Envoy's access log to the pickers: each entry goes to the picker that made the pick.
+
+Source: ``envoy/extensions/access_loggers/grpc/v3/als.proto``. One log sink for each picker, with a
+filter on the metadata that each pick writes; entries without a pick go nowhere. A single picker
+gets them over the pickers' own cluster and by the mere presence of the metadata, so it need not
+know its address.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from envoy_data_plane.envoy.config.accesslog.v3 import AccessLog, AccessLogFilter, MetadataFilter
+from envoy_data_plane.envoy.config.core.v3 import (
+    ApiVersion,
+    GrpcService,
+    GrpcServiceEnvoyGrpc,
+)
+from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import (
+    CommonGrpcAccessLogConfig,
+    HttpGrpcAccessLogConfig,
+)
+from envoy_data_plane.envoy.type.matcher.v3 import (
+    MetadataMatcher,
+    MetadataMatcherPathSegment,
+    StringMatcher,
+    ValueMatcher,
+)
+from envoy_data_plane.google.protobuf import Any as PackedAny
+
+from protos.names import LOG_CLUSTER_PREFIX, PICKER_AT_KEY, PICKER_CLUSTER, TIDEGATE_NAMESPACE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xds_server.fleet.model import Pickers
+
+FLUSH: Final = timedelta(seconds=0.2)
+"""How long Envoy may hold an entry back; it flushes at 16 KiB as well."""
+
+RUNNING: Final = timedelta(seconds=1)
+"""How often a request that runs writes an intermediate entry."""
+
+_GRPC_STATUS: Final = "grpc-status"
+
+
+def log_clusters(pickers: Pickers) -> Mapping[str, str]:
+    """Return the further clusters that log sinks need: name to the picker's address."""
+    if len(pickers.addresses) == 1:
+        return {}
+    return {LOG_CLUSTER_PREFIX + address: address for address in pickers.addresses}
+
+
+def access_logs(pickers: Pickers) -> list[AccessLog]:
+    """Return the listener's log sinks."""
+    several = log_clusters(pickers)
+    if not several:
+        there = ValueMatcher(present_match=True)
+        return [_sink(PICKER_CLUSTER, there)] if pickers.addresses else []
+    return [
+        _sink(cluster, ValueMatcher(string_match=StringMatcher(exact=address)))
+        for cluster, address in several.items()
+    ]
+
+
+def _sink(cluster: str, value: ValueMatcher) -> AccessLog:
+    config = HttpGrpcAccessLogConfig(
+        common_config=CommonGrpcAccessLogConfig(
+            log_name="tidegate",
+            transport_api_version=ApiVersion.V3,
+            grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=cluster)),
+            buffer_flush_interval=FLUSH,
+        ),
+        additional_response_headers_to_log=[_GRPC_STATUS],
+        additional_response_trailers_to_log=[_GRPC_STATUS],
+    )
+    matcher = MetadataMatcher(
+        filter=TIDEGATE_NAMESPACE,
+        path=[MetadataMatcherPathSegment(key=PICKER_AT_KEY)],
+        value=value,
+    )
+    return AccessLog(
+        name="envoy.access_loggers.http_grpc",
+        filter=AccessLogFilter(
+            metadata_filter=MetadataFilter(matcher=matcher, match_if_key_not_found=False)
+        ),
+        typed_config=PackedAny.pack(config),
+    )

@@ -8,14 +8,14 @@ Rules:
 2. Only requests that ended as they should teach anything, and only on the replica that had them
    from the start.
 3. Nothing is believed at once: the fleet starts at cold defaults, a replica at its configured
-   capacity, and a deviation of a replica under a quarter is held for noise.
+   capacity, and a deviation of a replica under a third is held for noise.
 4. Each sample costs constant time, and no sample moves an estimate by more than its bound: a
    request that hung for an hour counts as one that took long.
 
 Model: ``seconds = tail + seconds_per_token * tokens + c * drain``, all divided by the replica's
 capacity, where ``drain`` is what the virtual clock (``roster.Replica.busy_until``) said stood
 before the request. The three coefficients are fitted by least squares with exponential
-forgetting, held to the cold defaults by ``PRIOR_SAMPLES`` imaginary ones (ridge regression), and
+forgetting, held to the cold defaults as far as the noise leaves them unsure (ridge regression), and
 residuals are clipped at three times their usual size (Huber 1964). The clock is one of the
 unknowns, not a truth: when ``seconds_per_token`` is wrong so is the clock, and then ``c`` takes
 up the error. Medians are tracked by stochastic approximation (Robbins and Monro 1951) in the
@@ -35,6 +35,13 @@ COLD_TAIL_S: Final = 2.5
 RANGE: Final = 100.0
 """Learned rates stay within this factor of the cold defaults."""
 PRIOR_SAMPLES: Final = 6.0
+PRIOR_SPREAD: Final = 1.0
+"""How far the cold default of the speed may be off, as a share of it. Where answers take 100 times
+as long as prefill, durations cannot tell the speed, and the default stays in force."""
+CLOCK_SPREAD: Final = 0.5
+"""The same for the clock's coefficient."""
+SIGMA_PER_MEAN: Final = 1.25
+"""Standard deviation per mean absolute deviation, for a normal distribution."""
 PRIOR_TOKENS: Final = 512.0
 """Spread of prompt lengths below which a fleet's samples say little about its speed."""
 MOST_DRAIN_S: Final = 60.0
@@ -51,11 +58,11 @@ SURE: Final = 8.0
 """Samples before which the usual size of residuals is unknown, so none is clipped."""
 YOUNG: Final = 256
 """Samples after which only each fourth is taken, as the next ones change little."""
-NOISE: Final = log(1.25)
+NOISE: Final = log(1.3)
 MAX_LOG_SLOWNESS: Final = log(20.0)
 STEPS_START: Final = 24.0
-STEP_GAIN: Final = 1.5
-STEP_LEAST: Final = 0.01
+STEP_GAIN: Final = 1.2
+STEP_LEAST: Final = 0.006
 DELTA_SHARE: Final = 1.0 / 64.0
 """What one more request in flight costs, as a share of the time after the prefill. An engine step
 of 6 ms grows by 0.35 ms per member of the batch (the reference engine of SMG's mock worker): with
@@ -124,9 +131,13 @@ class _Fit:
         uy = KEEP * uy + part * du * dy
         wy = KEEP * wy + part * dw * dy
         self.sums = (uu, uw, ww, uy, wy)
+        # The weight of a prior with a standard deviation, under noise of this size (Bayes).
+        noise = SIGMA_PER_MEAN * self.scale
         ridge = PRIOR_SAMPLES * max(uu / self.count, PRIOR_TOKENS * PRIOR_TOKENS)
-        left, right = uu + ridge, ww + PRIOR_SAMPLES
-        up, down = uy + ridge * self.prior, wy + PRIOR_SAMPLES
+        ridge = max(ridge, (noise / (PRIOR_SPREAD * self.prior)) ** 2)
+        held = max(PRIOR_SAMPLES, (noise / CLOCK_SPREAD) ** 2)
+        left, right = uu + ridge, ww + held
+        up, down = uy + ridge * self.prior, wy + held
         determinant = left * right - uw * uw
         b = (up * right - down * uw) / determinant
         self.b = min(max(b, self.prior / RANGE), self.prior * RANGE)

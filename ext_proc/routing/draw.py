@@ -87,6 +87,8 @@ def _by_weight(
         return Refusal(
             RefusalKind.NO_ENDPOINTS, f"no variant of pool {pool.name!r} has a weight above 0"
         )
+    if len(variants) == 1:
+        return variants[0].name
     point = int(rng.random() * total) if session is None else session_point(session, total)
     for each in variants:
         point -= each.weight

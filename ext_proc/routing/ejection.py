@@ -43,6 +43,9 @@ MIN_LATENCIES: Final = 20
 LATENCY_GAIN: Final = 0.1
 _EVERY: Final = 8
 """Slowness is looked at once in so many answers."""
+COMPARE_S: Final = 0.01
+"""After peers were found to suffer as well, nobody is compared for so long: in an outage of a
+large pool each failure would cost a look at all of it."""
 _RELATIVE: Final = 0.5
 """Peers whose share of failures is at least this part of one's own share the trouble."""
 _NEVER: Final = float("-inf")
@@ -127,6 +130,7 @@ class Ejection:
         self._out: dict[EndpointKey, _Record] = {}
         """Those that are not closed."""
         self._rules: Outlier | None = None
+        self._compared_at = _NEVER
 
     def __bool__(self) -> bool:
         """Tell whether anybody is out or half open."""
@@ -202,8 +206,11 @@ class Ejection:
         many = 0.0 < rules.failure_percent <= share * 100.0
         if not in_row and not (many and record.good + record.bad >= MIN_SAMPLES):
             return
+        if now - self._compared_at < COMPARE_S:
+            return
         peers = [one.share() or 0.0 for one in self._peers(key, record)]
         if peers and median(peers) >= _RELATIVE * (1.0 if in_row else share):
+            self._compared_at = now
             return
         self._try_eject(key, record, cause if in_row else Cause.RATIO, now)
 

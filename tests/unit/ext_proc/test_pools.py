@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ext_proc.pools import MAX_ENDPOINTS, MAX_VARIANTS, PoolError, pool_of
-from ext_proc.routing.types import Endpoint, EndpointKey, Pool, SlowStart, Variant
+from ext_proc.routing.types import Endpoint, EndpointKey, Outlier, Pool, SlowStart, Variant
 from protos.tidegate.fleet.v1 import pool_pb2
 
 
@@ -61,6 +61,8 @@ def test_every_field():
                 fallbacks=1,
                 session_header="X-S",
                 block_chars=64,
+                block_tokens=16,
+                tokenizer="/models/llm/tokenizer.json",
                 index_blocks_per_endpoint=100,
                 index_ttl_seconds=5,
                 sequence_idle_seconds=6,
@@ -96,6 +98,8 @@ def test_every_field():
         fallbacks=1,
         session_header="x-s",
         block_chars=64,
+        block_tokens=16,
+        tokenizer="/models/llm/tokenizer.json",
         index_blocks=100,
         index_ttl_s=5.0,
         sequence_idle_s=6.0,
@@ -152,3 +156,42 @@ def test_too_many_endpoints():
     many = [pool_pb2.Endpoint()] * (MAX_ENDPOINTS + 1)
     with pytest.raises(PoolError, match="at most"):
         pool_of(message(endpoints=many))
+
+
+def test_rules_of_ejection_and_probes_arrive():
+    """Absent rules are the defaults; in given ones 0 switches a reason off."""
+    assert pool_of(message()).outlier == Outlier()
+    sent = pool_pb2.Outlier(
+        consecutive_failures=5,
+        interval_seconds=2,
+        base_ejection_seconds=3,
+        max_ejection_percent=40,
+        failure_percent=60,
+        latency_factor=7,
+        frozen_after_seconds=8,
+    )
+    made = pool_of(message(outlier=sent, probe_interval_seconds=9))
+    assert made.outlier == Outlier(5, 2.0, 3.0, 40, 60.0, 7.0, 8.0)
+    assert made.probe_interval_s == 9.0
+    off = pool_of(message(outlier=pool_pb2.Outlier())).outlier
+    assert off == Outlier(max_percent=0, failure_percent=0.0, frozen_after_s=0.0)
+    variant = pool_pb2.Variant(name="stable", weight=1, probe_path="/v2/health/ready")
+    assert pool_of(message(variants=[variant])).variants[0].probe_path == "/v2/health/ready"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"outlier": pool_pb2.Outlier(max_ejection_percent=101)},
+        {"outlier": pool_pb2.Outlier(failure_percent=100.5)},
+        {"outlier": pool_pb2.Outlier(failure_percent=math.nan)},
+        {"outlier": pool_pb2.Outlier(latency_factor=0.5)},
+        {"outlier": pool_pb2.Outlier(base_ejection_seconds=-1)},
+        {"outlier": pool_pb2.Outlier(frozen_after_seconds=math.inf)},
+        {"variants": [pool_pb2.Variant(name="stable", weight=1, probe_path="ready")]},
+    ],
+)
+def test_senseless_rules_of_ejection_are_refused(changes):
+    """With the pool's name, so that the control server shows it."""
+    with pytest.raises(PoolError, match="llm"):
+        pool_of(message(**changes))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
@@ -187,6 +189,18 @@ def test_a_pick_in_a_head_reply():
     assert option.append_action == option.OVERWRITE_IF_EXISTS_OR_ADD
     assert option.header.value == ""
     assert not answer.message.HasField("mode_override")
+
+
+def test_a_pick_tells_access_logs_where_to_go():
+    """The picker's address, tickets of this life, and bodies that may be the caller's fault."""
+    writer = Writer("picker-1", "127.0.0.1:18001", "a1-")
+    answer = Answer.of(writer.write(ReplyHead(replace(PICK, unreadable=True))))
+    assert dict(answer.message.dynamic_metadata["tidegate"]) == {
+        "picker": "picker-1",
+        "ticket": "a1-7",
+        "at": "127.0.0.1:18001",
+        "unreadable": True,
+    }
 
 
 def test_a_pick_that_calls_the_body_off():

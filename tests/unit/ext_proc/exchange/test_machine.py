@@ -298,6 +298,7 @@ def test_an_unreadable_body_goes_on_where_the_pool_is_known():
     exchange, reply = run(router(llm()), head(), body)
     assert reply.pick.prompt_tokens is None
     assert exchange.unreadable is not None
+    assert reply.pick.unreadable, "an error of the replica is no proof against it"
 
 
 def test_an_unreadable_body_on_an_unnamed_route_is_a_bad_request():

@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.ejection import MAX_EJECTION_S, MIN_LATENCIES, Cause, Ejection, Phase
+from ext_proc.routing.ejection import (
+    COMPARE_S,
+    MAX_EJECTION_S,
+    MIN_LATENCIES,
+    Cause,
+    Ejection,
+    Phase,
+)
 from ext_proc.routing.types import EndpointKey, Outlier
 
 RULES = Outlier(consecutive_failures=3, base_ejection_s=10.0, frozen_after_s=30.0)
@@ -246,3 +253,20 @@ def test_whatever_happens_the_share_holds_and_every_ejection_ends(build, events,
         assert out <= min(4, max(5 * percent // 100, 1 if percent else 0))
         assert len(case.ejection.barred(now)) <= out
     assert case.ejection.barred(now + MAX_EJECTION_S) == set()
+
+
+def test_an_outage_of_all_does_not_cost_a_comparison_each_time(build, monkeypatch):
+    """After one that found the peers as bad, failures of the next 10 ms compare nothing."""
+    case = Case(build)
+    compared = []
+    look = Ejection._peers
+    monkeypatch.setattr(
+        Ejection, "_peers", lambda self, *one: (compared.append(one), look(self, *one))[1]
+    )
+    for number in (1, 2, 3):
+        case.fail(number, 2)
+    case.fail(0, 50)
+    assert len(compared) == 1
+    case.fail(0, 1, COMPARE_S)
+    assert len(compared) == 2
+    assert not case.told

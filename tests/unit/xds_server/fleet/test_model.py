@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from xds_server.fleet.model import Endpoint, Fleet, Health, Pool, SlowStart, VariantMatch
+from xds_server.fleet.model import (
+    Endpoint,
+    Fleet,
+    Health,
+    Outlier,
+    Pool,
+    SlowStart,
+    VariantMatch,
+)
 
 
 @given(st.floats(min_value=0, max_value=86_400, allow_nan=False))
@@ -37,6 +45,14 @@ def test_an_interval_is_above_zero() -> None:
     """Envoy refuses health checks without an interval."""
     with pytest.raises(ValidationError):
         Health(interval=0)
+
+
+@pytest.mark.parametrize("factor", [0, 1, 10])
+def test_a_latency_factor_is_off_or_at_least_one(factor: float) -> None:
+    """Below one every replica would be slower than its peers."""
+    assert Outlier(latency_factor=factor).latency_factor == factor
+    with pytest.raises(ValidationError, match="at least 1"):
+        Outlier(latency_factor=0.5)
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,19 @@ def test_pickers_learn_the_whole_pool() -> None:
     assert message.slow_start.min_weight == pytest.approx(0.1)
 
 
+def test_pickers_learn_when_to_leave_a_replica_alone_and_what_to_probe() -> None:
+    """The same numbers as Envoy's; a probe speaks plain HTTP, so none where replicas speak TLS."""
+    for tls, path in ((None, "/v2/models/llm-model/versions/1/ready"), ({}, "")):
+        of = fleet(pool(outlier={"frozen_after": "7s"}, upstream_tls=tls))
+        (data,) = picker_resources(View(of))["type.googleapis.com/tidegate.fleet.v1.Pool"].values()
+        message = pool_pb2.Pool.FromString(data)
+        assert message.outlier.consecutive_failures == of.pools[0].outlier.consecutive_failures
+        assert message.outlier.max_ejection_percent == 50
+        assert message.outlier.frozen_after_seconds == 7
+        assert message.variants[0].probe_path == path
+        assert message.probe_interval_seconds == of.pools[0].health.interval
+
+
 def test_a_pin_with_a_cookie_is_none_for_pickers() -> None:
     """They see no cookies, and the header alone is not the pin."""
     pins = {"headers": {"x-ab": "b"}, "cookies": {"ab": "b"}}

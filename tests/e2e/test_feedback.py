@@ -1,0 +1,189 @@
+"""What really happened reaches the picker: retries, sick replicas, the way back.
+
+One stack over three replicas for all tests; each leaves them well. Times are recorded as properties
+of the tests (``--junitxml x.xml -o junit_family=xunit1``) and held only loosely: a busy machine
+stretches them.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from support.replicas import Replica, stack_over
+from support.traffic import GENERATE, Traffic, eventually, fresh_prompt, metric, picker_state
+
+OUTLIER = {
+    "base_ejection": "1s",
+    "interval": "2s",
+    "frozen_after": "1500ms",
+    "latency_factor": 10,
+}
+
+
+RETRIED = "tidegate_picker_feedback_retried_total"
+
+
+def body():
+    """Return a short request whose prompt no cache has."""
+    return {"text_input": fresh_prompt(64), "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+async def replicas():
+    """Three replicas, which fall ill in turn, as each relapse doubles the time out."""
+    return [Replica(f"r{number}") for number in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+async def stack(demo_extra, replicas):  # noqa: ARG001 - skips first
+    """One stack over them."""
+    more = {"outlier": OUTLIER, "circuit_breaker": {"min_retries": 100}}
+    async with stack_over(*replicas, more=more) as running:
+        yield running
+
+
+async def conditions(http, stack, name):
+    """Return the conditions of a replica in the picker's own view."""
+    state = await picker_state(http, stack)
+    return state["router"]["pools"]["llm"]["endpoints"][name]["conditions"]
+
+
+@pytest.mark.parametrize(
+    ("number", "sickness", "named"),
+    [
+        (0, {"status": 500}, "dead-backend"),
+        (1, {"closes": True}, "ejected"),
+        (2, {"hold_s": 6.0}, "frozen"),
+        (0, {"hold_s": 0.15}, "ejected"),
+    ],
+    ids=["errors", "closes", "hangs", "slow"],
+)
+async def test_a_sick_replica_is_left_alone_and_comes_back(
+    http, stack, replicas, number, sickness, named, record_property
+):
+    """Out soon, few clients see it, and back when it is well, without an operator."""
+    sick = replicas[number]
+    well = {field: getattr(sick, field) for field in sickness}
+    retried = await metric(http, stack.picker_metrics, RETRIED)
+
+    async def told() -> bool:
+        return named in await conditions(http, stack, sick.name)
+
+    async def back() -> bool:
+        return not await conditions(http, stack, sick.name)
+
+    try:
+        async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.01) as load:
+            await load.more(60)
+            assert not load.failures
+            for field, value in sickness.items():
+                setattr(sick, field, value)
+            begun, before = time.monotonic(), load.count
+            assert await eventually(told, 20)
+            out_s, out_failed = time.monotonic() - begun, len(load.failures)
+            until_out = load.count - before
+            await load.more(200)
+            while_out = len(load.failures) - out_failed
+            for field, value in well.items():
+                setattr(sick, field, value)
+            begun = time.monotonic()
+            assert await eventually(back, 20)
+            back_s = time.monotonic() - begun
+            asked, failed = len(sick.asked), len(load.failures)
+            await load.more(100)
+            assert len(sick.asked) > asked
+            assert len(load.failures) == failed
+    finally:
+        for field, value in well.items():
+            setattr(sick, field, value)
+    record_property("out", f"{out_s:.2f} s, {out_failed} of {until_out} requests failed")
+    record_property("while_out", f"{while_out} of 200 requests failed")
+    record_property("back", f"{back_s:.2f} s")
+    if sickness == {"status": 500}:
+        # A half-open try costs one request, each relapse doubles the pause.
+        assert while_out <= 20
+    else:
+        assert not load.failures, "each was repeated elsewhere, or only waited"
+    if "closes" in sickness:
+        assert await metric(http, stack.picker_metrics, RETRIED) > retried
+
+
+async def test_malformed_requests_eject_nobody(http, stack, replicas):
+    """A replica answers them with 500 as Triton does; it is not the one that is ill."""
+    asked = sum(len(replica.asked) for replica in replicas)
+    for _ in range(40):
+        async with http.post(stack.http_url + GENERATE, data=b"[malformed") as answer:
+            assert answer.status == 500
+    assert sum(len(replica.asked) for replica in replicas) == asked + 40
+
+    async def judged() -> bool:
+        name = "tidegate_picker_feedback_entries_total"
+        return await metric(http, stack.picker_metrics, name, outcome="client") >= 40
+
+    assert await eventually(judged)
+    for replica in replicas:
+        assert not await conditions(http, stack, replica.name)
+
+
+async def test_a_replica_that_is_not_ready_gets_no_work(http, stack, replicas):
+    """Its readiness is asked for; what it says holds within a second or two."""
+    sick = replicas[1]
+    sick.ready = False
+    try:
+
+        async def told() -> bool:
+            return await conditions(http, stack, sick.name) == ["not-ready"]
+
+        assert await eventually(told, 10)
+        asked = len(sick.asked)
+        async with Traffic(http, stack.http_url + GENERATE, body, workers=4) as load:
+            await load.more(60)
+        assert not load.failures
+        assert len(sick.asked) == asked
+    finally:
+        sick.ready = True
+
+    async def back() -> bool:
+        return not await conditions(http, stack, sick.name)
+
+    assert await eventually(back, 10)
+
+
+async def test_of_several_pickers_each_hears_of_its_own_picks(http, stack):
+    """A second picker in the fleet: entries reach the first over a log cluster of its own."""
+    fleet = stack.read_fleet()
+    picker = stack.addresses.picker
+    stack.write_fleet({**fleet, "pickers": {"addresses": [picker, "127.0.0.1:1"]}})
+    try:
+
+        async def heard() -> bool:
+            async with http.post(stack.http_url + GENERATE, json=body()) as answer:
+                assert answer.status == 200
+            url = f"http://{stack.envoy_admin}/clusters?format=json"
+            async with http.get(url) as answer:
+                clusters = {one["name"]: one for one in (await answer.json())["cluster_statuses"]}
+            found = clusters.get(f"tidegate-picker-log/{picker}")
+            hosts = [] if found is None else found.get("host_statuses", [])
+            return any(
+                int(stat.get("value", 0)) > 0
+                for host in hosts
+                for stat in host["stats"]
+                if stat["name"] == "rq_total"
+            )
+
+        assert await eventually(heard, 20)
+        name = "tidegate_picker_feedback_entries_total"
+        before = await metric(http, stack.picker_metrics, name, outcome="good")
+        async with Traffic(http, stack.http_url + GENERATE, body, workers=4) as load:
+            await load.more(20)
+
+        async def counted() -> bool:
+            now = await metric(http, stack.picker_metrics, name, outcome="good")
+            return now >= before + 20
+
+        assert await eventually(counted)
+        assert not load.failures
+    finally:
+        stack.write_fleet(fleet)

@@ -1,0 +1,64 @@
+"""Log sinks: each entry finds the picker that made the pick."""
+
+from __future__ import annotations
+
+from envoy.config.cluster.v3 import cluster_pb2
+from envoy.config.endpoint.v3 import endpoint_pb2
+from envoy.config.listener.v3 import listener_pb2
+from envoy.extensions.access_loggers.grpc.v3 import als_pb2
+from envoy.extensions.filters.network.http_connection_manager.v3 import (
+    http_connection_manager_pb2,
+)
+
+from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, PICKER_CLUSTER
+from support.fleets import fleet
+from xds_server.resources.build import upstream_resources
+from xds_server.resources.listener import listener
+
+
+def manager(*addresses: str) -> http_connection_manager_pb2.HttpConnectionManager:
+    """Return the front door of a fleet with these pickers."""
+    message = listener_pb2.Listener.FromString(listener(fleet(pickers={"addresses": addresses})))
+    found = http_connection_manager_pb2.HttpConnectionManager()
+    message.filter_chains[0].filters[0].typed_config.Unpack(found)
+    return found
+
+
+def sinks(*addresses: str) -> list[tuple[str, str, bool]]:
+    """Return cluster, address to match and whether presence is enough, of each sink."""
+    found = []
+    for log in manager(*addresses).access_log:
+        config = als_pb2.HttpGrpcAccessLogConfig()
+        log.typed_config.Unpack(config)
+        matcher = log.filter.metadata_filter.matcher
+        assert log.filter.metadata_filter.HasField("match_if_key_not_found")
+        assert not log.filter.metadata_filter.match_if_key_not_found.value
+        assert (matcher.filter, matcher.path[0].key) == ("tidegate", "at")
+        cluster = config.common_config.grpc_service.envoy_grpc.cluster_name
+        found.append((cluster, matcher.value.string_match.exact, matcher.value.present_match))
+    return found
+
+
+def test_a_single_picker_needs_no_name() -> None:
+    """Its entries are those with a pick, over the cluster that is there anyway."""
+    assert sinks("127.0.0.1:1") == [(PICKER_CLUSTER, "", True)]
+    assert sinks() == []
+
+
+def test_each_of_several_pickers_has_a_sink_and_a_cluster_of_its_own() -> None:
+    """The pick's own metadata says whose it is, so no picker hears of another's."""
+    addresses = ("127.0.0.1:1", "127.0.0.1:2")
+    wanted = [(f"tidegate-picker-log/{address}", address, False) for address in addresses]
+    assert sinks(*addresses) == wanted
+    resources = upstream_resources(fleet(pickers={"addresses": addresses}))
+    for name, address, _ in wanted:
+        cluster = cluster_pb2.Cluster.FromString(resources[CLUSTER_TYPE][name])
+        held = endpoint_pb2.ClusterLoadAssignment.FromString(resources[ENDPOINT_TYPE][name])
+        assert cluster.eds_cluster_config.service_name == held.cluster_name == name
+        (host,) = held.endpoints[0].lb_endpoints
+        assert host.endpoint.address.socket_address.port_value == int(address[-1])
+
+
+def test_long_requests_write_entries_while_they_run() -> None:
+    """A request that was retried is counted where it runs before it ends."""
+    assert manager("127.0.0.1:1").access_log_options.access_log_flush_interval.seconds == 1

@@ -16,10 +16,12 @@ from xds_server.resources import memo
 
 pytestmark = pytest.mark.timeout(170)
 
-CHANGES = int(os.environ.get("TIDEGATE_STORM_CHANGES", "150"))
-"""In each variant; 300 take half a minute each on two cores."""
+CHANGES = int(os.environ.get("TIDEGATE_STORM_CHANGES", "75"))
+"""In each of the four storms; 300 take about half a minute each on two cores."""
 
-REJECTED_SHARE = 0.1
+REQUIRED_RATE = float(os.environ.get("TIDEGATE_STORM_RATE", "0"))
+"""Answers per second that must be reached; nothing by default, as a busy machine is no fault."""
+
 BENT_OUTLIER_S = 66.5
 BENT_HEADER = "bent"
 
@@ -142,16 +144,17 @@ def bend_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memo, "route_configuration", bent_routes)
 
 
+@pytest.mark.parametrize("rejected_share", [0.0, 0.1])
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
-async def test_no_request_fails_in_a_storm_of_changes(protocol, monkeypatch):
-    """Each change is in force when its call returns; Envoy refuses one in ten of them."""
+async def test_no_request_fails_in_a_storm_of_changes(protocol, rejected_share, monkeypatch):
+    """Each change is in force when its call returns, also where Envoy refuses one in ten."""
     bend_resources(monkeypatch)
     async with House(protocol) as house, Flow(house.listener) as flow:
         operator, chance = Operator(house, seed=20), random.Random(21)
         refused = 0
         for _ in range(CHANGES):
             wanted = operator.next()
-            if chance.random() < REJECTED_SHARE:
+            if chance.random() < rejected_share:
                 change = await house.apply(operator.bend(wanted))
                 assert change.outcome.state == "abandoned", change
                 assert {p.client for p in change.outcome.problems} == {"envoy-1"}
@@ -160,8 +163,9 @@ async def test_no_request_fails_in_a_storm_of_changes(protocol, monkeypatch):
             operator.fleet = wanted
             assert (change.outcome.state, change.outcome.acked) == ("done", 2), change
             assert not flow.wrong, change
-        assert refused > CHANGES * REJECTED_SHARE / 2
+        assert refused >= CHANGES * rejected_share / 2
         # Paced for 400 a second; how many there really were depends on who else uses the machine.
         assert flow.answered > 10 * CHANGES
+        assert flow.per_second >= REQUIRED_RATE
         await house.serving()
     assert not flow.wrong

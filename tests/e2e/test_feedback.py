@@ -7,6 +7,7 @@ stretches them.
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -108,6 +109,45 @@ async def test_a_sick_replica_is_left_alone_and_comes_back(
         assert not load.failures, "each was repeated elsewhere, or only waited"
     if "closes" in sickness:
         assert await metric(http, stack.picker_metrics, RETRIED) > retried
+
+
+async def test_a_long_request_that_was_retried_counts_where_it_runs(http, stack, replicas):
+    """Before it ends its charge has moved: intermediate entries say who serves."""
+    sick, *well = replicas
+    feedback = (await picker_state(http, stack))["feedback"]["moved"]
+    sick.closes = True
+    for replica in well:
+        replica.hold_s = 3.0
+
+    async def ask() -> int:
+        async with http.post(stack.http_url + GENERATE, json=body()) as answer:
+            return answer.status
+
+    async def moved() -> bool:
+        state = await picker_state(http, stack)
+        endpoints = state["router"]["pools"]["llm"]["endpoints"]
+        loads = [endpoints[replica.name]["in_flight"] for replica in replicas]
+        return state["feedback"]["moved"] > feedback and loads[0] == 0 and sum(loads) == 6
+
+    try:
+        asked = [asyncio.create_task(ask()) for _ in range(6)]
+        assert await eventually(moved, 3.0)
+        assert await asyncio.gather(*asked) == [200] * 6
+    finally:
+        sick.closes = False
+        for replica in well:
+            replica.hold_s = 0.0
+
+    async def settled() -> bool:
+        return await metric(http, stack.picker_metrics, "tidegate_picker_in_flight") == 0
+
+    assert await eventually(settled)
+
+    async def back() -> bool:
+        await ask()
+        return not await conditions(http, stack, sick.name)
+
+    assert await eventually(back, 20)
 
 
 async def test_malformed_requests_eject_nobody(http, stack, replicas):

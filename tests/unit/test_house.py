@@ -18,6 +18,8 @@ PURE = (
     "ext_proc.requests",
     "ext_proc.telemetry.dialects",
     "ext_proc.exchange",
+    "ext_proc.feedback.entries",
+    "ext_proc.feedback.fold",
     "ext_proc.pools",
     "xds_server.fleet",
     "xds_server.resources",
@@ -38,6 +40,8 @@ FORBIDDEN = (
     ("ext_proc.routing", "ext_proc.requests"),
     ("ext_proc.routing", "ext_proc.telemetry"),
     ("ext_proc.routing", "ext_proc.exchange"),
+    ("ext_proc.routing", "ext_proc.feedback"),
+    ("ext_proc.feedback", "ext_proc.exchange"),
     ("ext_proc.requests", "ext_proc.exchange"),
     ("ext_proc.requests", "ext_proc.wire"),
     ("ext_proc.exchange", "ext_proc.wire"),
@@ -60,6 +64,7 @@ FORBIDDEN = (
 ONLY_IN = {
     # Envoy's ext_proc messages have one home, and so do its discovery messages.
     "envoy.service.ext_proc": ("ext_proc.wire", "ext_proc.service"),
+    "envoy.service.accesslog": ("ext_proc.feedback.wire",),
     "envoy.service.discovery": ("xds_server.protocol.wire", "ext_proc.fleet_client"),
     "tritonclient": ("tidegate.demo", "tidegate.stack"),
     "envoy_data_plane": ("xds_server.resources",),

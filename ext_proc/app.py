@@ -30,6 +30,7 @@ from ext_proc.routing.router import Router
 from ext_proc.service import AddressError, PickerServer
 from ext_proc.settings import EXIT_USAGE
 from ext_proc.telemetry.hub import Hub
+from ext_proc.tokenizer_files import TokenizerFiles
 from tidegate import logs
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Picker:
             self._feedback,
             FeedbackMetrics(self._metrics.registry, self._feedback, router.conditions),
         )
+        self._tokenizers = TokenizerFiles()
         self._server = PickerServer(
             router,
             picker=settings.id,
@@ -92,6 +94,7 @@ class Picker:
             at=settings.advertise or settings.listen,
             life=life,
             handlers=[self._logs.handler(), self._telemetry.push.handler()],
+            tokenizers=self._tokenizers.ready,
         )
         self._prober = Prober(
             lambda pool, key, ready: router.conditions.probed(pool, key, ready=ready)
@@ -105,6 +108,7 @@ class Picker:
         self._router.set_pools(pools, time.monotonic())
         self._prober.set_targets(targets_of(pools))
         self._telemetry.set_pools(pools)
+        self._tokenizers.set_pools(pools)
 
     async def __aenter__(self) -> Self:
         try:
@@ -172,6 +176,7 @@ class Picker:
             asyncio.create_task(self._reporter.run(), name="reports"),
             asyncio.create_task(self._telemetry.run(), name="telemetry"),
             asyncio.create_task(self._prober.run(), name="prober"),
+            asyncio.create_task(self._tokenizers.run(), name="tokenizers"),
             asyncio.create_task(self._sweep(), name="sweep"),
         ]
         announced = asyncio.create_task(self._announce(fleet), name="announce")

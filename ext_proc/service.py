@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -35,10 +36,11 @@ from ext_proc.health import Health
 from ext_proc.wire import METHOD, SERVICE, WireError, Writer, event_of, parse_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ext_proc.exchange import Action, Chooser
     from ext_proc.observability import Metrics
+    from ext_proc.requests import Tokenizer
 
 MAX_MESSAGE_BYTES: Final = 257 * 2**20
 """Most bytes of one message: the largest body that a pool may ask for (``routing.max_body`` is at
@@ -57,6 +59,7 @@ _OPTIONS: Final = (
 )
 
 _REPLIES: Final = (ReplyHead, ReplyBody)
+_NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
 _READINESS: Final = ("", "readiness", SERVICE)
 _LIVENESS: Final = "liveness"
 
@@ -77,6 +80,7 @@ class PickerServer:
         at: Address by which the fleet knows this picker.
         life: What tickets begin with in access logs.
         handlers: Further services on the same port.
+        tokenizers: Those at hand, by the path that pools name.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -90,10 +94,13 @@ class PickerServer:
         at: str = "",
         life: str = "",
         handlers: Sequence[grpc.GenericRpcHandler] = (),
+        tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._tools = _Tools(chooser, Writer(picker, at, life), metrics, clock, wall_clock)
+        self._tools = _Tools(
+            chooser, tokenizers, Writer(picker, at, life), metrics, clock, wall_clock
+        )
         self._handlers = tuple(handlers)
         self._stopping = False
         self._cutting = False
@@ -172,6 +179,7 @@ class _Tools:
     """What every stream uses."""
 
     chooser: Chooser
+    tokenizers: Mapping[str, Tokenizer]
     writer: Writer
     metrics: Metrics
     clock: Callable[[], float]
@@ -186,7 +194,7 @@ class _Stream:
     def __init__(self, tools: _Tools, context: Any) -> None:
         self._tools = tools
         self._context = context
-        self._exchange = Exchange(tools.chooser)
+        self._exchange = Exchange(tools.chooser, tools.tokenizers)
         self._handing_over = False
         """A decision is made and its reply is not written yet."""
         self._replied_at: float | None = None

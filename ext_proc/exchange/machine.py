@@ -49,6 +49,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ext_proc.exchange.actions import (
@@ -74,12 +75,12 @@ from ext_proc.exchange.refusals import refuse, too_large
 from ext_proc.exchange.replies import echoes, write_pick
 from ext_proc.requests import (
     BadRequest,
-    prompt_blocks,
     read_body,
     read_head,
     served_by,
     session_of,
     split_adapter,
+    token_blocks,
 )
 from ext_proc.routing.types import (
     Decision,
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
 
     from ext_proc.exchange.actions import Action, Pick
     from ext_proc.exchange.events import Event
+    from ext_proc.requests import Tokenizer
     from ext_proc.routing.types import Protocol as Spoken
 
 # Tuples, as a union in `isinstance` would be built anew at each call.
@@ -112,6 +114,7 @@ _REQUEST_PARTS: Final = (Body, Trailers)
 _cluster_of: Final = lru_cache(maxsize=4096)(parse_cluster)
 """Routes lead to few clusters, and every request names one."""
 
+_NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
 _EMPTY_HEAD: Final = ReplyHead()
 _ASK_FIRST_PART: Final = ReplyHead(ask=Ask.FIRST_PART)
 _EMPTY_BODY: Final = ReplyBody()
@@ -171,6 +174,7 @@ class Exchange:
 
     Args:
         chooser: The router.
+        tokenizers: Those at hand, by the path that pools name.
     """
 
     __slots__ = (
@@ -178,6 +182,7 @@ class Exchange:
         "_duplex_request",
         "_duplex_response",
         "_ticket",
+        "_tokenizers",
         "_waiting",
         "moved",
         "passed",
@@ -185,8 +190,11 @@ class Exchange:
         "unreadable",
     )
 
-    def __init__(self, chooser: Chooser) -> None:
+    def __init__(
+        self, chooser: Chooser, tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS
+    ) -> None:
         self._chooser = chooser
+        self._tokenizers = tokenizers
         self._duplex_request = False
         self._duplex_response = False
         self._ticket: Ticket | None = None
@@ -366,13 +374,16 @@ class Exchange:
         session = session_of(features, head.headers, pool.session_header)
         if session != features.session:
             features = replace(features, session=session)
-        blocks = prompt_blocks(features, pool.block_chars)
+        tokenizer = self._tokenizers.get(pool.tokenizer) if pool.tokenizer else None
+        blocks = token_blocks(features, pool.block_chars, pool.block_tokens, tokenizer)
         request = Request(
             pool=pool.name,
             variant=ref.variant if pool.name == ref.pool else None,
             protocol=ref.protocol,
             features=features,
-            blocks=blocks,
+            blocks=blocks.hashes,
+            block_tokens=blocks.block_tokens,
+            tokens=blocks.tokens,
             subset=subset,
             headers=head.headers,
         )
@@ -381,7 +392,7 @@ class Exchange:
             return self._refuse(known, decision)
         self.state = State.DECIDED
         self._ticket = decision.ticket
-        pick = write_pick(decision, ref, features, len(blocks), pool.block_chars)
+        pick = write_pick(decision, ref, features, blocks)
         pick.unreadable = self.unreadable is not None
         return pick
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.exchange.actions import Echo, Pick
+from ext_proc.requests.tokens import CHARS_PER_TOKEN
 from protos.names import (
     CONTROL_POOL_HEADER,
     CONTROL_VARIANT_HEADER,
@@ -14,27 +15,22 @@ from protos.names import (
 
 if TYPE_CHECKING:
     from ext_proc.exchange.events import Body, Response
+    from ext_proc.requests import Blocks
     from ext_proc.routing.types import Decision, Features
     from protos.names import ClusterRef
 
 MAX_ECHO_BYTES: Final = 62_000
 """Most bytes of one echoed chunk; Envoy advises to stay below 64 KiB."""
 
-CHARS_PER_TOKEN: Final = 4
-"""The usual estimate where no tokenizer is known."""
 
-
-def write_pick(
-    decision: Decision, ref: ClusterRef, features: Features, blocks: int, block_chars: int
-) -> Pick:
+def write_pick(decision: Decision, ref: ClusterRef, features: Features, blocks: Blocks) -> Pick:
     """Write a decision for a request whose route leads to ``ref``.
 
     Args:
         decision: What the router chose.
         ref: The cluster of the proxy's route.
         features: What is known of the request.
-        blocks: How many full blocks its prompt has.
-        block_chars: Characters of one block.
+        blocks: Its prompt in blocks.
     """
     destination = ",".join(decision.addresses if decision.retriable else decision.addresses[:1])
     headers = [(DESTINATION_HEADER, destination)]
@@ -44,17 +40,18 @@ def write_pick(
     if moved:
         headers.append((CONTROL_POOL_HEADER, decision.pool))
         headers.append((CONTROL_VARIANT_HEADER, decision.variant))
-    prompt = features.prompt
-    tokens = None if prompt is None else len(prompt) // CHARS_PER_TOKEN
+    prompt, tokens = features.prompt, blocks.tokens
+    if tokens is None and prompt is not None:
+        tokens = len(prompt) // CHARS_PER_TOKEN
     return Pick(
         destination=destination,
         headers=tuple(headers),
         clear_route_cache=moved,
         ticket=None if decision.ticket is None else str(decision.ticket.id),
         decision=decision,
-        prompt_blocks=blocks,
+        prompt_blocks=len(blocks.hashes),
         prompt_tokens=tokens,
-        matched_tokens=decision.matched_blocks * block_chars // CHARS_PER_TOKEN,
+        matched_tokens=int(decision.matched_blocks * blocks.block_tokens),
     )
 
 

@@ -9,13 +9,17 @@ from ext_proc.requests.blocks import prompt_blocks
 from ext_proc.requests.body import read_body, session_of
 from ext_proc.requests.errors import BadRequest
 from ext_proc.requests.head import read_head
+from ext_proc.requests.tokens import Blocks, Tokenizer, token_blocks
 
 __all__ = [
     "BadRequest",
+    "Blocks",
+    "Tokenizer",
     "prompt_blocks",
     "read_body",
     "read_head",
     "served_by",
     "session_of",
     "split_adapter",
+    "token_blocks",
 ]

@@ -9,7 +9,7 @@ for one of these only. Only full blocks count: a prompt that grows keeps all its
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from ext_proc.routing.types import Features
 
 
-def prompt_blocks(features: Features, block_chars: int, limit: int = 2048) -> tuple[int, ...]:
+MAX_BLOCKS: Final = 2048
+"""Blocks of one prompt; what lies beyond them is not looked at."""
+
+
+def prompt_blocks(features: Features, block_chars: int, limit: int = MAX_BLOCKS) -> tuple[int, ...]:
     """Return the chained hashes of the prompt's full blocks, root first.
 
     Args:
@@ -28,15 +32,28 @@ def prompt_blocks(features: Features, block_chars: int, limit: int = 2048) -> tu
     Returns:
         Signed 64-bit integers (XXH3), stable across processes and machines.
     """
-    prompt = features.prompt
-    if prompt is None or len(prompt) < block_chars:
+    if features.prompt is None:
+        return ()
+    return chained(features, features.prompt, block_chars, limit)
+
+
+def chained(features: Features, data: bytes, size: int, limit: int = MAX_BLOCKS) -> tuple[int, ...]:
+    """Return the chained hashes of the full blocks of ``data``, salted as the request says.
+
+    Args:
+        features: Whose model, adapter and cache salt separate chains.
+        data: What the blocks are of.
+        size: Bytes in a block, at least 1.
+        limit: Most hashes returned.
+    """
+    if len(data) < size:
         return ()
     digest = xxhash.xxh3_64_intdigest
     salt = f"{features.model or ''}\0{features.adapter or ''}"
     if features.salt is not None:
         salt = f"{salt}\0{features.salt}"
     chain = digest(salt.encode("utf-8", "surrogatepass"))
-    count = min(len(prompt) // block_chars, limit)
-    pieces = struct.iter_unpack(f"{block_chars}s", memoryview(prompt)[: count * block_chars])
+    count = min(len(data) // size, limit)
+    pieces = struct.iter_unpack(f"{size}s", memoryview(data)[: count * size])
     chains = [chain := digest(piece, chain) for (piece,) in pieces]
     return struct.unpack(f"{count}q", struct.pack(f"{count}Q", *chains))

@@ -237,6 +237,7 @@ def _describe(features: Features, scanner: Scanner, message: _Message) -> Featur
         adapter=said.adapter or values.label(parameters.get("lora_name")),
         prompt=said.prompt,
         prompt_is_partial=said.partial,
+        token_ids=said.token_ids,
     )
 
 

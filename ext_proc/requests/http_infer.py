@@ -104,6 +104,7 @@ def _describe(features: Features, members: dict[str, Any], said: Said) -> Featur
         adapter=said.adapter or values.label(parameters.get("lora_name")),
         prompt=said.prompt,
         prompt_is_partial=said.partial,
+        token_ids=said.token_ids,
     )
 
 

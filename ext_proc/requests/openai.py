@@ -50,7 +50,7 @@ def read_openai(features: Features, body: bytes | memoryview, *, complete: bool)
     """
     document = read_object(body, complete=complete, place=_PLACE)
     members = document.members
-    prompt, partial = _prompt(document)
+    prompt, partial, token_ids = _prompt(document)
     limit = values.positive(members.get("max_completion_tokens"))
     return replace(
         features,
@@ -62,19 +62,24 @@ def read_openai(features: Features, body: bytes | memoryview, *, complete: bool)
         max_tokens=limit or values.positive(members.get("max_tokens")),
         prompt=prompt,
         prompt_is_partial=partial,
+        token_ids=token_ids,
     )
 
 
-def _prompt(document: Document) -> tuple[bytes | None, bool]:
+def _prompt(document: Document) -> tuple[bytes | None, bool, bool]:
+    """Return the prompt, whether something of it is missing, and whether it is token ids."""
     members = document.members
     if "messages" in members:
-        return _chat(members["messages"], cut=document.is_cut("messages"))
+        return (*_chat(members["messages"], cut=document.is_cut("messages")), False)
     for key in ("prompt", "input"):
         if key in members:
             cut = document.is_cut(key)
             text = joined(members[key], cut=cut) if members[key] != [] else (None, False)
-            return _tokens(members[key], cut=cut) if text[0] is None else text
-    return None, False
+            if text[0] is not None:
+                return (*text, False)
+            ids = _tokens(members[key], cut=cut)
+            return (*ids, ids[0] is not None)
+    return None, False, False
 
 
 def _tokens(value: object, *, cut: bool) -> tuple[bytes | None, bool]:

@@ -46,6 +46,9 @@ INTEGERS: Final = {
 }
 """Datatypes of token ids and limits."""
 
+_WIDE: Final = 8
+"""Bytes of an id whose upper half says nothing."""
+
 
 class Tensor(NamedTuple):
     """An input whose name is one of ``READ_INPUTS``."""
@@ -63,6 +66,8 @@ class Said(NamedTuple):
 
     prompt: bytes | None = None
     partial: bool = False
+    token_ids: bool = False
+    """The prompt is token ids of 32 bits each, not text."""
     max_tokens: int | None = None
     adapter: str | None = None
 
@@ -78,7 +83,7 @@ def read_tensors(tensors: Mapping[str, Tensor]) -> Said:
     """
     if not tensors:
         return NOTHING
-    prompt, partial = _prompt(tensors)
+    prompt, partial, token_ids = _prompt(tensors)
     limit = adapter = None
     if SAMPLING_INPUT in tensors:
         sampling = _sampling(tensors[SAMPLING_INPUT])
@@ -90,7 +95,7 @@ def read_tensors(tensors: Mapping[str, Tensor]) -> Said:
     if ADAPTER_INPUT in tensors:
         task = _integer(tensors[ADAPTER_INPUT])
         adapter = adapter if task is None else str(task)
-    return Said(prompt, partial, limit, adapter)
+    return Said(prompt, partial, token_ids, limit, adapter)
 
 
 def from_json(name: str, datatype: str, data: list[Any], *, whole: bool) -> Tensor | None:
@@ -150,18 +155,23 @@ def _flat(data: list[Any]) -> Iterable[Any]:
             stack.pop()
 
 
-def _prompt(by_name: Mapping[str, Tensor]) -> tuple[bytes | None, bool]:
+def _prompt(by_name: Mapping[str, Tensor]) -> tuple[bytes | None, bool, bool]:
+    """Return the prompt, whether something of it is missing, and whether it is token ids."""
     for name in TEXT_INPUTS:
         tensor = by_name.get(name)
         if tensor is not None and tensor.datatype == "BYTES":
-            return _join(tensor)
+            return (*_join(tensor), False)
     tensor = by_name.get(TOKEN_INPUT)
     if tensor is None or tensor.datatype not in INTEGERS:
-        return None, False
+        return None, False, False
     width = INTEGERS[tensor.datatype].size
     kept = min(len(tensor.data), MAX_PROMPT_BYTES)
     partial = not tensor.whole or kept < len(tensor.data)
-    return bytes(tensor.data[: kept - kept % width]), partial
+    data = tensor.data[: kept - kept % width]
+    if width == _WIDE:
+        # Every second word is the low one; vocabularies are far smaller than 2**32.
+        data = memoryview(data).cast("I")[::2].tobytes()
+    return bytes(data), partial, True
 
 
 def _join(tensor: Tensor) -> tuple[bytes, bool]:

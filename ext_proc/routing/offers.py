@@ -53,10 +53,13 @@ def make_offer(
         known = replica.others_at > stale
         pending.append(load.in_flight + replica.others if known else load.in_flight)
         work.append(load.work)
-    prompt = request.features.prompt
-    characters = len(request.blocks) * pool.block_chars
-    if prompt is not None and len(prompt) > characters:
-        characters = len(prompt)
+    block_tokens = request.block_tokens or pool.block_chars / CHARS_PER_TOKEN
+    tokens: float | None = request.tokens
+    if tokens is None:
+        prompt = request.features.prompt
+        tokens = len(request.blocks) * block_tokens
+        if prompt is not None and len(prompt) > tokens * CHARS_PER_TOKEN:
+            tokens = len(prompt) / CHARS_PER_TOKEN
     return Offer(
         request,
         seats,
@@ -69,8 +72,8 @@ def make_offer(
         len(request.blocks),
         shared,
         pool.load_factor,
-        float(characters // CHARS_PER_TOKEN) if characters else None,
-        pool.block_chars / CHARS_PER_TOKEN,
+        float(int(tokens)) if tokens else None,
+        block_tokens,
         roster.pace,
         now,
         rng,

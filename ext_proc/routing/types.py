@@ -119,6 +119,10 @@ class Pool:
     fallbacks: int = 2
     session_header: str = "x-session-id"
     block_chars: int = 256
+    block_tokens: int = 64
+    """Tokens in a block of a prompt whose token ids are known."""
+    tokenizer: str = ""
+    """Path of the model's ``tokenizer.json`` on the picker's machine; empty = none."""
     index_blocks: int = 100_000
     index_ttl_s: float = 600.0
     sequence_idle_s: float = 60.0
@@ -185,6 +189,8 @@ class Features:
     prompt: bytes | None = None
     """Canonical prompt bytes (UTF-8 text, or little-endian token ids), maybe only their start."""
     prompt_is_partial: bool = False
+    token_ids: bool = False
+    """The prompt is token ids of 32 bits each, not text."""
 
     @property
     def is_inference(self) -> bool:
@@ -210,6 +216,10 @@ class Request:
     features: Features
     blocks: tuple[int, ...] = ()
     """Chained hashes of the prompt's full blocks, root first; signed 64-bit integers."""
+    block_tokens: float | None = None
+    """Tokens in one of them; ``None`` = estimated from the pool's ``block_chars``."""
+    tokens: int | None = None
+    """Tokens of the whole prompt; ``None`` = unknown, so estimated from its length."""
     subset: frozenset[str] | None = None
     """``ip:port`` or bare ``ip`` entries that limit the choice; ``None`` = no limit."""
     headers: Mapping[str, str] = field(default_factory=dict)

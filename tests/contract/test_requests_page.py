@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from ext_proc.requests import read_body, read_head, session_of, split_adapter
 from ext_proc.routing.types import Form
+from protos.names import POLICY_HEADER
 
 PAGE = Path(__file__).parents[2] / "docs" / "requests.md"
 SERVICE = "/inference.GRPCInferenceService/"
@@ -127,7 +128,7 @@ def test_headers():
         "grpc-timeout": ("2S", "timeout_s", 2.0),
         "x-request-id": ("r", "request_id", "r"),
     }
-    assert set(rows("header")) == {*headers, "x-session-id"}
+    assert set(rows("header")) == {*headers, "x-session-id", POLICY_HEADER}
     for name, (value, field, expected) in headers.items():
         features = read_head("POST", SERVICE + "ModelStreamInfer", {name: value})
         assert getattr(features, field) == expected

@@ -12,6 +12,8 @@ import grpc
 import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenizers import Tokenizer as HuggingFace
+from tokenizers import models, pre_tokenizers
 
 from ext_proc.app import Picker, run_picker
 from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Variant
@@ -92,6 +94,25 @@ async def test_pools_reach_router_and_telemetry():
     picker._take({"llm": pool})
     assert set(picker._router.pools) == {"llm"}
     assert set(picker._telemetry.state()["pages"]) == {"r1"}
+
+
+async def test_a_pools_tokenizer_reaches_its_prompts(tmp_path):
+    """The file that a pool names is read, and blocks of its prompts are of tokens."""
+    file = tmp_path / "tokenizer.json"
+    words = HuggingFace(models.WordLevel({"low": 0, "tide": 1}, "low"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(file))
+    picker = Picker(settings())
+    reading = asyncio.create_task(picker._tokenizers.run())
+    try:
+        picker._take({"llm": Pool("llm", tokenizer=str(file))})
+        async with asyncio.timeout(20):
+            while not picker._server._tools.tokenizers:  # noqa: ASYNC110 - a thread reads it
+                await asyncio.sleep(0)
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    assert picker._server._tools.tokenizers[str(file)].encode("low tide") == [0, 1]
 
 
 async def test_a_part_that_ends_is_a_crash(monkeypatch):

@@ -108,6 +108,22 @@ def test_a_partial_body_is_enough():
     assert reply.pick.prompt_blocks == 2
 
 
+def test_a_pools_tokenizer_cuts_its_prompts():
+    """Where the tokenizer that a pool names is at hand, blocks are of tokens."""
+    llm_with_one = llm(tokenizer="/t.json", block_tokens=16)
+
+    class Words:
+        def encode(self, text):
+            return [len(word) for word in text.split()]
+
+    exchange = Exchange(router(llm_with_one), {"/t.json": Words()})
+    exchange.on(head(), 1.0, 1000.0)
+    (reply,) = exchange.on(Body(PROMPT, end_of_stream=True), 1.0, 1000.0)
+    assert (reply.pick.prompt_blocks, reply.pick.prompt_tokens) == (15, 240)
+    _, reply = run(router(llm_with_one), head(), Body(PROMPT, end_of_stream=True))
+    assert reply.pick.prompt_blocks == 4
+
+
 def test_buffered_waits_without_asking():
     """An announced buffered body is waited for with a plain reply."""
     event = head(request_body=BodySending.BUFFERED)

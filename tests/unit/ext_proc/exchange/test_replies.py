@@ -6,10 +6,12 @@ import pytest
 
 from ext_proc.exchange import Body
 from ext_proc.exchange.replies import MAX_ECHO_BYTES, echoes, write_pick
+from ext_proc.requests import Blocks
 from ext_proc.routing.types import Decision, EndpointKey, Features, Form, Ticket
 from protos.names import ClusterRef
 
 REF = ClusterRef("llm", "stable", "http")
+TEXT = Blocks((1, 2), 64.0, None)
 
 
 def decision(**changes):
@@ -23,8 +25,8 @@ def decision(**changes):
     return Decision(**{**values, **changes})
 
 
-def pick(chosen, prompt=None):
-    return write_pick(chosen, REF, Features(Form.GENERATE, prompt=prompt), 2, 256)
+def pick(chosen, prompt=None, blocks=TEXT):
+    return write_pick(chosen, REF, Features(Form.GENERATE, prompt=prompt), blocks)
 
 
 def test_a_pick_in_its_own_cluster_sets_the_destination_only():
@@ -54,6 +56,13 @@ def test_tokens_are_estimates_and_unknown_without_a_prompt():
     assert pick(decision()).prompt_tokens is None
     made = pick(decision(matched_blocks=1), prompt=b"x" * 600)
     assert (made.prompt_tokens, made.matched_tokens) == (150, 64)
+
+
+def test_known_tokens_are_no_estimates():
+    """Where token ids are known, they are counted."""
+    blocks = Blocks((1, 2, 3), 16.0, 50)
+    made = pick(decision(matched_blocks=2), prompt=b"x" * 600, blocks=blocks)
+    assert (made.prompt_tokens, made.matched_tokens, made.prompt_blocks) == (50, 32, 3)
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,9 @@ def test_typed_token_bound(monkeypatch):
     monkeypatch.setattr(grpc_infer, "MAX_PACKED", 2)
     contents = service_pb2.InferTensorContents(int64_contents=[1, 2, 3])
     features = read(request(inputs=[tensor("input_ids", "INT64", contents=contents)]))
-    assert features.prompt == struct.pack("<2q", 1, 2)
+    assert features.prompt == struct.pack("<2I", 1, 2)
     assert features.prompt_is_partial
+    assert features.token_ids
 
 
 def test_integer_that_does_not_fit_is_refused():

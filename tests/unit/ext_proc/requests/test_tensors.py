@@ -43,7 +43,7 @@ def test_text_wins_over_tokens():
 def test_cut_tokens():
     """Half a token is none."""
     found = said([Tensor("input_ids", "INT64", bytes(13), whole=False)])
-    assert (found.prompt, found.partial) == (bytes(8), True)
+    assert (found.prompt, found.partial, found.token_ids) == (bytes(4), True, True)
 
 
 def test_prompt_bound():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,6 +50,21 @@ def test_work_is_the_uncached_part(
     if matched:
         router.decide(build.request(tuple(range(matched))), 0.0, 0.0)
     decision = router.decide(request, 0.0, 0.0)
+    assert isinstance(decision, Decision)
+    assert decision.ticket is not None
+    assert decision.ticket.work == tokens
+
+
+@pytest.mark.parametrize(("count", "matched", "tokens"), [(100, 0, 100.0), (100, 2, 68.0)])
+def test_known_tokens_are_no_estimates(build: Build, count: int, matched: int, tokens: int) -> None:
+    """Where token ids are known, prompt and blocks count by them."""
+    known = replace(
+        build.request(tuple(range(4)), prompt=b"x" * 9000), block_tokens=16.0, tokens=count
+    )
+    router = build.router(build.pool(1))
+    if matched:
+        router.decide(build.request(tuple(range(matched))), 0.0, 0.0)
+    decision = router.decide(known, 0.0, 0.0)
     assert isinstance(decision, Decision)
     assert decision.ticket is not None
     assert decision.ticket.work == tokens

@@ -1,0 +1,209 @@
+"""Blocks of tokens, with tiny tokenizers trained here."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as HuggingFace
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from ext_proc.requests import read_body, read_head
+from ext_proc.requests.blocks import MAX_BLOCKS, prompt_blocks
+from ext_proc.requests.tokens import DROPPED_TOKENS, MAX_TEXT_BYTES, token_blocks
+from ext_proc.routing.types import Features, Form
+
+SENTENCE = "the tide gauge says high water at noon and low water at six in the harbour"
+WORDS = SENTENCE.split()
+SENTENCES = [SENTENCE, "the water is high", "noon? low! tide's gauges", "unter München 水位"]
+
+
+class Bpe:
+    """A byte-level BPE tokenizer as GPT-2's and Llama 3's are, with a few hundred merges."""
+
+    def __init__(self) -> None:
+        self.inner = HuggingFace(models.BPE())
+        self.inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self.inner.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=400,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        self.inner.train_from_iterator(SENTENCES * 3, trainer)
+
+    def encode(self, text):
+        return self.inner.encode(text).ids
+
+
+class Words:
+    """One token per word."""
+
+    def encode(self, text):
+        return [WORDS.index(word) if word in WORDS else 99 for word in text.split()]
+
+
+class Dumb:
+    """Has ids for nothing."""
+
+    def encode(self, _):
+        return None
+
+
+BPE = Bpe()
+
+
+def text(prompt, *, partial=False):
+    return Features(Form.OPENAI, model="m", prompt=prompt.encode()[:], prompt_is_partial=partial)
+
+
+def ids(numbers):
+    return Features(
+        Form.OPENAI, model="m", prompt=struct.pack(f"<{len(numbers)}I", *numbers), token_ids=True
+    )
+
+
+def test_ids_are_cut_by_tokens():
+    """Blocks of ids have ``block_tokens`` ids whatever ``block_chars`` says."""
+    found = token_blocks(ids(range(50)), 16, 8, None)
+    assert (len(found.hashes), found.block_tokens, found.tokens) == (6, 8.0, 50)
+
+
+def test_texts_are_cut_by_characters_without_a_tokenizer():
+    """Nothing changes where no tokens are known."""
+    features = text("x" * 100)
+    assert token_blocks(features, 16, 8, None) == (prompt_blocks(features, 16), 4.0, None)
+
+
+def test_a_text_without_ids_is_cut_by_characters():
+    """A tokenizer that fails on a text costs nothing but exactness."""
+    features = text("x" * 100)
+    assert token_blocks(features, 16, 8, Dumb()) == token_blocks(features, 16, 8, None)
+
+
+def test_no_prompt():
+    """An unknown prompt has no blocks and no tokens."""
+    assert token_blocks(Features(Form.OTHER), 16, 8, Words()) == ((), 4.0, None)
+
+
+def test_ids_and_text_are_the_same_prompt():
+    """A text has the blocks of the ids that the tokenizer maps it to."""
+    prompt = " ".join(WORDS * 4)
+    known = token_blocks(ids(BPE.encode(prompt)), 16, 4, BPE)
+    assert len(known.hashes) > 8
+    assert token_blocks(text(prompt), 256, 4, BPE) == known
+
+
+@pytest.mark.parametrize(
+    ("layout", "datatype"), [("<6i", "INT32"), ("<6q", "INT64"), ("<6Q", "UINT64")]
+)
+def test_ids_of_every_form_are_the_same_prompt(layout, datatype):
+    """OpenAI's ids and Triton's tensors of any width have the same blocks."""
+    numbers = [5, 6, 7, 128_000, 9, 10]
+    raw = struct.pack(layout, *numbers)
+    head = (
+        f'{{"inputs":[{{"name":"input_ids","shape":[1,6],"datatype":"{datatype}",'
+        f'"parameters":{{"binary_data_size":{len(raw)}}}}}]}}'
+    ).encode()
+    headers = {"inference-header-content-length": str(len(head))}
+    triton = read_body(
+        read_head("POST", "/v2/models/m/infer", headers), headers, head + raw, complete=True
+    )
+    body = f'{{"model":"m","prompt":{numbers}}}'.encode()
+    openai = read_body(read_head("POST", "/v1/completions", {}), {}, body, complete=True)
+    assert triton.token_ids
+    assert openai.token_ids
+    assert token_blocks(triton, 256, 2, None) == token_blocks(openai, 256, 2, None)
+
+
+def test_salt():
+    """Model, adapter and cache salt separate chains of tokens too."""
+    features = ids(range(8))
+    plain = token_blocks(features, 16, 4, None).hashes
+    for changes in ({"model": "n"}, {"adapter": "a"}, {"salt": "s"}):
+        other = token_blocks(replace(features, **changes), 16, 4, None).hashes
+        assert not set(plain) & set(other)
+
+
+def test_appended_turns_extend_the_chain():
+    """A conversation that grows by whole words keeps all its blocks."""
+    turns = [" ".join(WORDS), " ".join(WORDS[::-1]), " ".join(WORDS[::2])]
+    chains = [
+        token_blocks(text(" ".join(turns[:count])), 256, 4, BPE).hashes for count in (1, 2, 3)
+    ]
+    assert chains[0] == chains[1][: len(chains[0])]
+    assert chains[1] == chains[2][: len(chains[1])]
+    assert len(chains[0]) < len(chains[1]) < len(chains[2])
+
+
+@given(
+    st.lists(st.sampled_from([*WORDS, "München", "水位", "x" * 40, "a,b", "\n"]), max_size=40),
+    st.data(),
+)
+def test_a_cut_prompt_is_a_prefix(words, data):
+    """However a prompt of words is cut, its blocks begin the whole one's, and few are lost."""
+    prompt = " ".join(words).encode()
+    cut = prompt[: data.draw(st.integers(0, len(prompt)))]
+    features = Features(Form.OPENAI, model="m", prompt=prompt)
+    whole = token_blocks(features, 256, 2, BPE).hashes
+    part = token_blocks(replace(features, prompt=cut, prompt_is_partial=True), 256, 2, BPE)
+    assert part.hashes == whole[: len(part.hashes)]
+    assert part.tokens is None
+
+
+def test_a_cut_prompt_loses_one_word():
+    """Where words are separated, only the last one is left out."""
+    part = token_blocks(text("the tide gauge sa", partial=True), 256, 1, Words())
+    assert part.hashes == token_blocks(text("the tide gauge"), 256, 1, Words()).hashes
+
+
+def test_a_cut_prompt_without_spaces_loses_tokens():
+    """Where nothing separates words, the last ``DROPPED_TOKENS`` are left out."""
+    whole = token_blocks(text("水" * 100), 256, 1, BPE)
+    part = token_blocks(text("水" * 60, partial=True), 256, 1, BPE)
+    seen = len(BPE.encode("水" * 60))
+    assert len(part.hashes) == seen - DROPPED_TOKENS
+    assert part.hashes == whole.hashes[: len(part.hashes)]
+
+
+def test_a_cut_prompt_with_few_tokens():
+    """Where all tokens may be split there is no block."""
+    assert token_blocks(text("水", partial=True), 256, 1, BPE).hashes == ()
+
+
+def test_text_bound():
+    """Of a long text its first ``MAX_TEXT_BYTES`` are tokenised, and its length is unknown."""
+    seen = []
+
+    class Spy:
+        def encode(self, words):
+            seen.append(len(words))
+            return Words().encode(words)
+
+    prompt = "tide " * (MAX_TEXT_BYTES // 5 + 100)
+    found = token_blocks(text(prompt), 256, 64, Spy())
+    assert seen[0] <= MAX_TEXT_BYTES
+    assert found.tokens is None
+    assert found.hashes == token_blocks(text(prompt[:-5]), 256, 64, Spy()).hashes
+
+
+def test_block_bound():
+    """A prompt has ``MAX_BLOCKS`` blocks at most; its tokens are still counted."""
+    found = token_blocks(text("tide " * (MAX_BLOCKS + 9)), 256, 1, Words())
+    assert (len(found.hashes), found.tokens) == (MAX_BLOCKS, MAX_BLOCKS + 9)
+    assert len(token_blocks(ids(range(MAX_BLOCKS + 9)), 256, 1, None).hashes) == MAX_BLOCKS
+
+
+def test_text_that_is_no_utf8():
+    """Any bytes have blocks."""
+    features = Features(Form.GRPC_INFER, model="m", prompt=b"\xff\xfe tide")
+    assert token_blocks(features, 256, 1, BPE).hashes
+
+
+def test_batch_of_token_ids():
+    """A prompt of ids that was cut does not say how many there are."""
+    features = replace(ids(range(10)), prompt_is_partial=True)
+    assert token_blocks(features, 256, 4, None).tokens is None

@@ -1,0 +1,58 @@
+"""Envoy's own slow start, as the fleet declares it, while no picker answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from support.house import GENERATE, PICKER, House
+
+WINDOW_S = 6.0
+
+
+async def served(house: House) -> dict[str, int]:
+    """Return requests served so far by address, as Envoy counts them."""
+    page = await house.envoy_page("clusters?format=json")
+    counts = {}
+    for cluster in page["cluster_statuses"]:
+        if cluster["name"] == "llm/stable/http":
+            for host in cluster["host_statuses"]:
+                address = host["address"]["socket_address"]
+                stats = {one["name"]: int(one.get("value", 0)) for one in host["stats"]}
+                counts[f"{address['address']}:{address['port_value']}"] = stats["rq_total"]
+    return counts
+
+
+async def share_of(house: House, address: str, requests: int) -> float:
+    """Send requests and return which part of them a replica served."""
+    before = await served(house)
+
+    async def ask(count: int) -> None:
+        for _ in range(count):
+            url = f"http://{house.listener}{GENERATE}"
+            async with house.http.post(url, json={"text_input": "x"}) as answer:
+                assert answer.status == 200
+
+    await asyncio.gather(*(ask(requests // 8) for _ in range(8)))
+    after = await served(house)
+    return (after[address] - before.get(address, 0)) / (requests // 8 * 8)
+
+
+async def test_a_new_replica_ramps_up() -> None:
+    """A replica that joins a warm pool gets a small share at first, and its full one afterwards."""
+    async with House("delta") as house:
+        fleet = house.first_fleet()
+        pool = fleet["pools"][0]
+        pool["variants"] = [{"name": "stable"}]
+        pool["endpoints"] = [house.endpoint(0, "stable"), house.endpoint(1, "stable")]
+        pool["slow_start"] = {"window": f"{WINDOW_S}s", "min_weight_percent": 10}
+        await house.apply(fleet)
+        await house.supervisor.kill(PICKER)
+        await asyncio.sleep(WINDOW_S + 1)  # the first two replicas are warm from now on
+        newcomer = house.upstreams[2]
+        pool["endpoints"].append(house.endpoint(2, "stable"))
+        await house.apply(fleet)
+        young = await share_of(house, newcomer, 400)
+        await asyncio.sleep(WINDOW_S + 1)
+        warm = await share_of(house, newcomer, 400)
+    assert young < 0.22
+    assert 0.22 < warm < 0.45

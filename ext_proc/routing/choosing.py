@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ext_proc.routing.candidates import SMALL, shortlist
 from ext_proc.routing.draw import draw_variant
-from ext_proc.routing.filters import below_limit, eligible
+from ext_proc.routing.filters import below_limit, eligible, in_subset
 from ext_proc.routing.leases import LeaseKey
 from ext_proc.routing.offers import make_offer, silent_last
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
@@ -86,7 +86,9 @@ class Chooser:
             if isinstance(drawn, Refusal):
                 return drawn
             variant, seats = drawn, roster.open_seats(drawn, request.protocol)
-            seats = self._conditions.keep(pool.name, seats, now)
+            # Within the subset: conditions never empty a choice.
+            named = in_subset(seats, request.subset)
+            seats = self._conditions.keep(pool.name, named, now) if named else seats
         limit = pool.per_endpoint_in_flight if inference else 0
         index, blocks = self._index, request.blocks
         steps = index.match(blocks) if blocks else []

@@ -79,8 +79,8 @@ class Router:
         self.index = PrefixIndex()
         self.leases = Leases()
         self.conditions = Conditions()
-        self._chooser = Chooser(self.index, self.leases, self.conditions)
         """Who must not get new work although it is a member."""
+        self._chooser = Chooser(self.index, self.leases, self.conditions)
         self._moved: dict[int, Ticket] = {}
         """Moved tickets by the id that their holder knows."""
         self._rosters: dict[str, Roster] = {}

@@ -81,6 +81,13 @@ def test_conditions_never_empty_a_choice(build):
     assert hosts(router, build) == {"10.0.0.0", "10.0.0.1"}
 
 
+def test_conditions_never_empty_a_subset(build):
+    """Where a subset hint leaves only a barred replica, that one is asked."""
+    router = build.router(build.pool(2))
+    fail(router)
+    assert hosts(router, build, subset=frozenset({"10.0.0.0"})) == {"10.0.0.0"}
+
+
 def test_a_condition_holds_in_its_pool_only(build):
     """A broken model does not take the server's others with it."""
     other = replace(build.pool(2), name="vision", models=frozenset({"v"}))

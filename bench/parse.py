@@ -2,6 +2,8 @@
 
 Run ``python -m bench.parse``. Each row is the best of several rounds, with the head, the body and
 the prompt's blocks read as the picker reads them; ``cut`` is a first part as in body mode ``peek``.
+The last rows are what a pool's tokenizer costs: a byte-level BPE trained on Tidegate's own pages,
+which it reads here. Needs the extra ``dev``.
 """
 
 from __future__ import annotations
@@ -9,12 +11,16 @@ from __future__ import annotations
 import json
 import struct
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tritonclient.grpc import service_pb2
 
-from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head
+from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head, token_blocks
+from ext_proc.routing.types import Features, Form
 from ext_proc.telemetry.dialects import read_all
+from ext_proc.tokenizer_files import FileTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
 ROUNDS = 5
 ROUND_S = 0.1
 BLOCK_CHARS = 256
+BLOCK_TOKENS = 64
 SIZE = 4 * 2**20 - 64
 GRPC = "/inference.GRPCInferenceService/ModelInfer"
 INFER = "/v2/models/toy/infer"
@@ -137,6 +144,22 @@ def hostile() -> list[tuple[str, bytes]]:
     return bodies
 
 
+def tokenising() -> None:
+    """Print what exact tokens cost."""
+    pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    model = Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.train_from_iterator([text], trainers.BpeTrainer(vocab_size=8_000, show_progress=False))
+    tokenizer = FileTokenizer(model)
+    print(f"\n{'exact tokens':<28}{'blocks, us':>12}{'us per KB':>12}")
+    for kilobytes in (1, 8, 32, 64):
+        data = (text.encode() * 3)[: kilobytes * 1024]
+        features = Features(Form.OPENAI, model="toy", prompt=data)
+        cost = best_us(lambda: token_blocks(features, BLOCK_CHARS, BLOCK_TOKENS, tokenizer))  # noqa: B023 - called at once
+        print(f"{f'{kilobytes} KB of text':<28}{cost:>12.1f}{cost / kilobytes:>12.1f}")
+
+
 def main() -> None:
     """Print the table."""
     print(f"{'form and size':<28}{'whole, us':>12}{'cut, us':>12}")
@@ -174,6 +197,7 @@ def main() -> None:
         for kind in ("pending_request_count", "request_success", "count", "queue_duration_us")
     )
     print(f"{'metrics page, 4 models':<28}{best_us(lambda: read_all(page, 0.0)):>12.1f}")
+    tokenising()
 
 
 if __name__ == "__main__":

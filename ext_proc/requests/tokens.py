@@ -27,8 +27,8 @@ ID_BYTES: Final = 4
 CHARS_PER_TOKEN: Final = 4
 """The usual estimate where no tokenizer is known."""
 
-MAX_TEXT_BYTES: Final = 131_072
-"""Of a text only so much is tokenised, as the picker stands still meanwhile."""
+MAX_TEXT_BYTES: Final = 65_536
+"""Of a text only so much is tokenised: the picker stands still meanwhile, tens of milliseconds."""
 
 DROPPED_TOKENS: Final = 16
 TAIL_CHARS: Final = 1024

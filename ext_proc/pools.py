@@ -75,6 +75,8 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
         fallbacks=routing.fallbacks,
         session_header=routing.session_header.lower() or _DEFAULT.session_header,
         block_chars=routing.block_chars or _DEFAULT.block_chars,
+        block_tokens=routing.block_tokens or _DEFAULT.block_tokens,
+        tokenizer=routing.tokenizer,
         index_blocks=routing.index_blocks_per_endpoint or _DEFAULT.index_blocks,
         index_ttl_s=_positive(routing.index_ttl_seconds, _DEFAULT.index_ttl_s, where, "index_ttl"),
         sequence_idle_s=_positive(

@@ -168,6 +168,11 @@ class Routing(Strict):
     """Requests of one session draw the same variant."""
     block_chars: Annotated[int, Field(ge=16, le=65_536)] = 256
     """Characters of prompt in one prefix block."""
+    block_tokens: Annotated[int, Field(ge=4, le=16_384)] = 64
+    """The same in tokens, where a request carries token ids or the pool has a `tokenizer`."""
+    tokenizer: FilePath | None = None
+    """The model's Hugging Face `tokenizer.json`, as the pickers see it: prompts are cut into blocks
+    by their exact tokens. If omitted, by characters, which costs less."""
     index_blocks: Annotated[int, Field(ge=16, le=10_000_000)] = 100_000
     """Bound of the prefix index, blocks per endpoint."""
     index_ttl: Duration = 600.0

@@ -37,6 +37,8 @@ def pool_resource(view: View, pool: Pool) -> bytes:
             fallbacks=routing.fallbacks,
             session_header=routing.session_header,
             block_chars=routing.block_chars,
+            block_tokens=routing.block_tokens,
+            tokenizer=routing.tokenizer or "",
             index_blocks_per_endpoint=routing.index_blocks,
             index_ttl_seconds=routing.index_ttl,
             sequence_idle_seconds=routing.sequence_idle,

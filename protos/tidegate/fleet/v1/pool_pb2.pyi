@@ -340,6 +340,8 @@ class Routing(_message.Message):
     LOAD_FACTOR_FIELD_NUMBER: _builtins.int
     MAX_BODY_BYTES_FIELD_NUMBER: _builtins.int
     ALLOW_OVERRIDE_FIELD_NUMBER: _builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the policy, e.g. "auto"."""
     body: Global___BodyMode.ValueType
@@ -361,6 +363,10 @@ class Routing(_message.Message):
     """
     max_body_bytes: _builtins.int
     """Bytes of body that a picker may collect in mode FULL."""
+    block_tokens: _builtins.int
+    """Tokens in one prefix block, where token ids are known; 0 = the picker's default."""
+    tokenizer: _builtins.str
+    """Path of the model's tokenizer.json on the picker's machine; empty = none."""
     @_builtins.property
     def allow_override(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Policies that a request may ask for with the header "tidegate-policy"."""
@@ -379,10 +385,12 @@ class Routing(_message.Message):
         load_factor: _builtins.float = ...,
         max_body_bytes: _builtins.int = ...,
         allow_override: _abc.Iterable[_builtins.str] | None = ...,
+        block_tokens: _builtins.int = ...,
+        tokenizer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_override", b"allow_override", "block_chars", b"block_chars", "body", b"body", "fallbacks", b"fallbacks", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "policy", b"policy", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "fallbacks", b"fallbacks", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "policy", b"policy", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.types import (
     BodyMode,
+    CustomMetric,
     Endpoint,
     EndpointKey,
     Outlier,
@@ -19,6 +20,7 @@ from ext_proc.routing.types import (
     SlowStart,
     Variant,
 )
+from ext_proc.telemetry.dialects.custom import DECLARABLE
 from protos.tidegate.fleet.v1 import pool_pb2
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ MAX_ENDPOINTS: Final = 20_000
 """Most replicas of one pool."""
 
 MAX_VARIANTS: Final = 100
+MAX_CUSTOM: Final = 32
 MAX_PERCENT: Final = 100
 
 _BODY: Final[Mapping[int, BodyMode]] = {
@@ -91,6 +94,7 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
             aggression=_positive(ramp.aggression, 1.0, where, "slow_start.aggression"),
             min_weight=min(1.0, _positive(ramp.min_weight, 0.0, where, "slow_start.min_weight")),
         ),
+        custom_metrics=_custom(message, where),
         per_endpoint_in_flight=message.per_endpoint_in_flight,
         outlier=_outlier(message, where),
         probe_interval_s=_positive(
@@ -143,6 +147,25 @@ def _probe_path(path: str, where: str) -> str:
     return path
 
 
+def _custom(message: pool_pb2.Pool, where: str) -> tuple[CustomMetric, ...]:
+    if len(message.custom_metrics) > MAX_CUSTOM:
+        raise PoolError(
+            f"{where}: {len(message.custom_metrics)} declared series; {MAX_CUSTOM} may be"
+        )
+    for each in message.custom_metrics:
+        if each.reading not in DECLARABLE:
+            raise PoolError(f"{where}: no reading has the field {each.reading!r}")
+    return tuple(
+        CustomMetric(
+            field=each.reading,
+            metric=each.metric,
+            labels=tuple(sorted(each.labels.items())),
+            scale=_positive(each.scale, 1.0, where, "custom_metrics.scale"),
+        )
+        for each in message.custom_metrics
+    )
+
+
 def _endpoints(message: pool_pb2.Pool, where: str, variants: set[str]) -> tuple[Endpoint, ...]:
     if len(message.endpoints) > MAX_ENDPOINTS:
         raise PoolError(f"{where}: {len(message.endpoints)} endpoints; at most {MAX_ENDPOINTS}")
@@ -165,6 +188,8 @@ def _endpoints(message: pool_pb2.Pool, where: str, variants: set[str]) -> tuple[
             http=endpoint.http_address or None,
             grpc=endpoint.grpc_address or None,
             metrics_url=endpoint.metrics_url or None,
+            gpu_metrics_url=endpoint.gpu_metrics_url or None,
+            gpus=frozenset(endpoint.gpus),
             capacity=_positive(endpoint.capacity, 1.0, here, "capacity"),
             zone=endpoint.zone,
             draining=endpoint.draining,

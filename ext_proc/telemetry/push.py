@@ -82,6 +82,7 @@ class Push:
             )
         number, told, endpoint = next(self._numbers), report.Told(), ""
         self._open += 1
+        before = float("-inf")
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
                 now = self._clock()
@@ -99,7 +100,9 @@ class Push:
                     if restarted:
                         self._on_restart(endpoint)
                     self._on_readings(endpoint, readings, now - news.age_s)
-                await asyncio.sleep(EVERY_S)
+                if now - before < EVERY_S:
+                    await asyncio.sleep(EVERY_S)
+                before = now
         finally:
             self._open -= 1
             if self._owners.get(endpoint) == number:

@@ -105,6 +105,7 @@ _COOKIE_VALUE = r"^[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]{1,256}$"
 _FILE_PATH = r"^/[^\x00-\x1f\x7f]*[^/\x00-\x1f\x7f]$"
 _SERVER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$"
 _HTTP_PATH = r"^/[^\s?#]*$"
+METRIC_NAME = r"^[a-zA-Z_:][a-zA-Z0-9_:]*$"
 _METRICS_URL = r"^http://[^\s/]+(/\S*)?$"
 
 PATTERN_MEANINGS = {
@@ -120,6 +121,7 @@ PATTERN_MEANINGS = {
     _FILE_PATH: "an absolute path of a file, as the Envoys see it",
     _SERVER_NAME: "a host name, such as triton.example",
     _HTTP_PATH: "a path that starts with '/' and has neither query nor white space",
+    METRIC_NAME: "a metric's name, such as my_queue_length",
     _METRICS_URL: "an http URL, such as http://127.0.0.1:8002/metrics",
 }
 """What each pattern asks for, in words for error messages."""

@@ -33,6 +33,7 @@ from xds_server.fleet.fields import (
     ServerName,
     Strict,
 )
+from xds_server.fleet.telemetry import EndpointTelemetry, PoolTelemetry
 
 
 class Match(Strict):
@@ -110,6 +111,7 @@ class Endpoint(Strict):
     """Free key-value pairs, carried to the pickers."""
     draining: bool = False
     """Takes no new work."""
+    telemetry: EndpointTelemetry = EndpointTelemetry()
 
     @model_validator(mode="before")
     @classmethod
@@ -322,6 +324,7 @@ class Pool(Strict):
     """Emergency brake: Envoy refuses this share of the pool's requests with 503."""
     upstream_tls: UpstreamTls | None = None
     """Speak TLS to the replicas."""
+    telemetry: PoolTelemetry = PoolTelemetry()
 
     def variant_of(self, endpoint: Endpoint) -> str:
         """Return the name of the variant to which ``endpoint`` belongs."""

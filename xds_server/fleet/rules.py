@@ -192,7 +192,7 @@ def _identities(fleet: Fleet) -> Iterator[Problem]:
         known_at, known = first.setdefault(endpoint.id, (at, endpoint))
         if known_at[:2] == at[:2]:
             continue  # itself, or a repetition within one pool, which has its own message
-        for field in ("http", "grpc", "metrics"):
+        for field in ("http", "grpc", "metrics", "telemetry"):
             here, there = getattr(endpoint, field), getattr(known, field)
             if here != there:
                 yield Problem(

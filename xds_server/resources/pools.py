@@ -62,6 +62,10 @@ def pool_resource(view: View, pool: Pool) -> bytes:
         ),
         probe_interval_seconds=pool.health.interval,
     )
+    for custom in pool.telemetry.custom:
+        message.custom_metrics.add(
+            reading=custom.reading, metric=custom.metric, labels=custom.labels, scale=custom.scale
+        )
     for variant in pool.variants:
         message.variants.add(
             name=variant.name,
@@ -81,6 +85,8 @@ def pool_resource(view: View, pool: Pool) -> bytes:
             http_address=endpoint.http or "",
             grpc_address=endpoint.grpc or "",
             metrics_url=endpoint.metrics or "",
+            gpu_metrics_url=endpoint.telemetry.gpu_metrics or "",
+            gpus=endpoint.telemetry.gpus,
             capacity=endpoint.capacity,
             zone=endpoint.zone,
             labels=endpoint.labels,

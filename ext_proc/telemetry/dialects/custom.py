@@ -19,13 +19,10 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.types import CustomMetric
 
-MAX_MAPPINGS: Final = 32
-"""Declared series of one pool."""
-
 COUNTS: Final = frozenset({"queued", "running", "reused_blocks"})
 SHARES: Final = frozenset({"kv_used", "gpu_used", "gpu_memory_used"})
 SIZES: Final = frozenset({"kv_block_tokens", "kv_blocks"})
-FIELDS: Final = COUNTS | SHARES | SIZES
+DECLARABLE: Final = COUNTS | SHARES | SIZES
 """Fields of a reading that may be declared."""
 
 

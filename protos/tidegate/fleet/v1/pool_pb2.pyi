@@ -86,6 +86,7 @@ class Pool(_message.Message):
     PER_ENDPOINT_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     OUTLIER_FIELD_NUMBER: _builtins.int
     PROBE_INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    CUSTOM_METRICS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     per_endpoint_in_flight: _builtins.int
     """Most requests in flight on one endpoint; 0 = no limit."""
@@ -119,6 +120,10 @@ class Pool(_message.Message):
     def slow_start(self) -> Global___SlowStart: ...
     @_builtins.property
     def outlier(self) -> Global___Outlier: ...
+    @_builtins.property
+    def custom_metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___CustomMetric]:
+        """Series of the replicas' pages that no dialect knows; at most 32."""
+
     def __init__(
         self,
         *,
@@ -134,10 +139,11 @@ class Pool(_message.Message):
         per_endpoint_in_flight: _builtins.int = ...,
         outlier: Global___Outlier | None = ...,
         probe_interval_seconds: _builtins.float = ...,
+        custom_metrics: _abc.Iterable[Global___CustomMetric] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "models", b"models", "name", b"name", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "models", b"models", "name", b"name", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -284,6 +290,8 @@ class Endpoint(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     JOINED_UNIX_MS_FIELD_NUMBER: _builtins.int
+    GPU_METRICS_URL_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique in the fleet; one replica has the same id in every pool that it serves."""
     incarnation: _builtins.int
@@ -300,8 +308,14 @@ class Endpoint(_message.Message):
     """Takes no new work; sequences that live here may go on."""
     joined_unix_ms: _builtins.int
     """When the replica joined the pool, Unix time in milliseconds; the ramp starts here. 0 = warm."""
+    gpu_metrics_url: _builtins.str
+    """Page of NVIDIA's DCGM exporter on its host; empty = none."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its GPUs on that page, by index or UUID; empty = all."""
+
     def __init__(
         self,
         *,
@@ -316,14 +330,71 @@ class Endpoint(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         draining: _builtins.bool = ...,
         joined_unix_ms: _builtins.int = ...,
+        gpu_metrics_url: _builtins.str = ...,
+        gpus: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "draining", b"draining", "grpc_address", b"grpc_address", "http_address", b"http_address", "id", b"id", "incarnation", b"incarnation", "joined_unix_ms", b"joined_unix_ms", "labels", b"labels", "metrics_url", b"metrics_url", "variant", b"variant", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "draining", b"draining", "gpu_metrics_url", b"gpu_metrics_url", "gpus", b"gpus", "grpc_address", b"grpc_address", "http_address", b"http_address", "id", b"id", "incarnation", b"incarnation", "joined_unix_ms", b"joined_unix_ms", "labels", b"labels", "metrics_url", b"metrics_url", "variant", b"variant", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Endpoint: _TypeAlias = Endpoint  # noqa: Y015
+
+@_typing.final
+class CustomMetric(_message.Message):
+    """A series that says something that a reading has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    READING_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    reading: _builtins.str
+    """E.g. "queued", "running", "kv_used"."""
+    metric: _builtins.str
+    scale: _builtins.float
+    """The value is multiplied by it; 0 = 1."""
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """It must have these labels; it may have others."""
+
+    def __init__(
+        self,
+        *,
+        reading: _builtins.str = ...,
+        metric: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        scale: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "metric", b"metric", "reading", b"reading", "scale", b"scale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CustomMetric: _TypeAlias = CustomMetric  # noqa: Y015
 
 @_typing.final
 class Routing(_message.Message):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ext_proc.exchange import Body, BodySending, Exchange, Head, Lost, Refuse
 from ext_proc.exchange.replies import MAX_ECHO_BYTES
-from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head
+from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head, token_blocks
+from ext_proc.requests.blocks import MAX_BLOCKS
 from ext_proc.requests.values import MAX_PROMPT_BYTES
 from ext_proc.telemetry.dialects import BadPage, read_all
 from support.streams import llm, router, vision
@@ -57,6 +58,14 @@ def one_input(data: bytes) -> None:
     assert time.thread_time() - started < MAX_CPU_S
 
 
+class _Words:
+    """A token per word, by its length."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the lengths of the words."""
+        return [len(word) for word in text.split()]
+
+
 def read(path: str, headers: dict[str, str], body: bytes, *, complete: bool) -> Features | None:
     """Read a body; whatever it is, the result is bounded."""
     try:
@@ -68,6 +77,7 @@ def read(path: str, headers: dict[str, str], body: bytes, *, complete: bool) -> 
         assert len(name or "") <= 256
     for block in prompt_blocks(features, 16):
         assert -(2**63) <= block < 2**63
+    assert len(token_blocks(features, 16, 4, _Words()).hashes) <= MAX_BLOCKS
     return features
 
 

@@ -264,3 +264,18 @@ def test_headers_that_stall_are_bounded() -> None:
     for seconds in (10, 0):
         _, manager, _ = _processor(fleet(listener={"headers_timeout": seconds}))
         assert manager.request_headers_timeout.seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("routing", "sent"),
+    [
+        ({}, (64, "")),
+        ({"block_tokens": 16, "tokenizer": "/models/llm.json"}, (16, "/models/llm.json")),
+    ],
+)
+def test_pickers_learn_how_to_cut_tokens(routing: dict, sent: tuple[int, str]) -> None:
+    """A pool's tokenizer and the size of its token blocks reach the pickers."""
+    of = fleet(pool(routing=routing))
+    (data,) = picker_resources(View(of))["type.googleapis.com/tidegate.fleet.v1.Pool"].values()
+    message = pool_pb2.Pool.FromString(data)
+    assert (message.routing.block_tokens, message.routing.tokenizer) == sent

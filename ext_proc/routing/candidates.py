@@ -4,12 +4,15 @@ Rules:
 
 1. A pool of up to ``SMALL`` eligible seats is shown whole, and so is any pool to a policy that
    must see everyone, and one whose request came with a subset hint.
-2. Of a larger one the candidates are the ``HOLDERS`` seats that hold most of the prompt, and
-   ``SAMPLE`` seats drawn at random.
+2. Of a larger one the candidates are the ``HOLDERS`` seats that hold most of the prompt (equals by
+   chance), ``SAMPLE`` seats drawn at random, and the ``REMEMBERED`` cheapest of those that the
+   decision before saw and did not take.
 3. Where the in-flight limit leaves none of them, all seats are looked at: a sample never refuses.
 
-The best of 32 drawn at random is in the best tenth of the pool with 97 % probability, and pickers
+The best of 12 drawn at random is in the best fifth of the pool with 93 % probability, and pickers
 that draw apart do not chase the same replica (Mitzenmacher 2001, the power of random choices).
+Remembering the best that were left makes a small sample as good as a much larger one (Mitzenmacher,
+Prabhakar and Shah 2002, load balancing with memory): what is good stays in view until it is taken.
 """
 
 from __future__ import annotations
@@ -17,21 +20,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ext_proc.routing.draw import Rng
+    from ext_proc.routing.policies.base import Offer
     from ext_proc.routing.prefix_index import PrefixIndex, Steps
     from ext_proc.routing.roster import Seat
     from ext_proc.routing.types import EndpointKey
 
-SMALL: Final = 64
-HOLDERS: Final = 8
-SAMPLE: Final = 32
+SMALL: Final = 32
+HOLDERS: Final = 6
+SAMPLE: Final = 12
+REMEMBERED: Final = 4
 
 
 def shortlist(
     seats: Sequence[Seat],
     by_key: Mapping[EndpointKey, Seat],
+    remembered: Iterable[Seat],
     index: PrefixIndex,
     steps: Steps,
     rng: Rng,
@@ -41,21 +47,31 @@ def shortlist(
     Args:
         seats: The eligible seats, more than ``SMALL``.
         by_key: The same ones by identity.
+        remembered: Some of them that were good a moment ago.
         index: The prefix index.
         steps: The prompt's walk through it.
         rng: Chance.
     """
-    chosen: dict[int, Seat] = {}
-    matched: dict[int, int] = {}
-    for key, depth in index.deepest(steps, HOLDERS).items():
-        seat = by_key.get(key)
-        if seat is not None:
-            chosen[seat.position] = seat
-            matched[seat.position] = depth
+    matched: dict[Seat, int] = {}
+    random = rng.random
+    if steps:
+        for key, depth in index.deepest(steps, HOLDERS, random()).items():
+            seat = by_key.get(key)
+            if seat is not None:
+                matched[seat] = depth
     count = len(seats)
-    for _ in range(SAMPLE):
-        seat = seats[int(rng.random() * count)]
-        if seat.position not in chosen:
-            chosen[seat.position] = seat
-            matched[seat.position] = index.depth(steps, seat.key) if steps else 0
-    return list(chosen.values()), list(matched.values())
+    for seat in (*remembered, *[seats[int(random() * count)] for _ in range(SAMPLE)]):
+        if seat not in matched:
+            matched[seat] = index.depth(steps, seat.key) if steps else 0
+    return list(matched), list(matched.values())
+
+
+def worth_remembering(offer: Offer, prices: Sequence[float], picked: int) -> tuple[Seat, ...]:
+    """Return the cheapest seats of an offer that were not picked.
+
+    Whoever holds more of this prompt than is common property is cheap for this one only.
+    """
+    shared, matched = offer.shared, offer.matched
+    left = [at for at in range(len(prices)) if matched[at] <= shared and at != picked]
+    left.sort(key=prices.__getitem__)
+    return tuple([offer.seats[at] for at in left[:REMEMBERED]])

@@ -43,6 +43,8 @@ class Choice(NamedTuple):
     lease_key: LeaseKey | None
     leased: bool
     """A live lease left no choice."""
+    sampled: bool
+    """The pool is large: not all were looked at."""
 
 
 class Chooser:
@@ -80,9 +82,11 @@ class Chooser:
         if leased is not None:
             variant, seats = leased
         else:
-            drawn = draw_variant(
-                pool, features, request.headers, leased=None, drawn=request.variant, rng=rng
-            )
+            drawn: str | Refusal | None = roster.only if not features.version else None
+            if drawn is None:
+                drawn = draw_variant(
+                    pool, features, request.headers, leased=None, drawn=request.variant, rng=rng
+                )
             if isinstance(drawn, Refusal):
                 return drawn
             variant, seats = drawn, roster.open_seats(drawn, request.protocol)
@@ -94,9 +98,12 @@ class Chooser:
         steps = index.match(blocks) if blocks else []
         free: Sequence[Seat] = ()
         matched: Sequence[int] = ()
+        sampled = False
         if len(seats) > SMALL and not policy.everyone and request.subset is None:
-            by_key = roster.open_by_key(variant, request.protocol)
-            few, held = shortlist(seats, by_key, index, steps, rng)
+            door = (variant, request.protocol)
+            by_key, known = roster.open_by_key(*door), roster.remembered.get(door, ())
+            few, held = shortlist(seats, by_key, known, index, steps, rng)
+            sampled = True
             free = below_limit(self._conditions.keep(pool.name, few, now), limit)
             matched = held if free is few else [held[few.index(seat)] for seat in free]
         if not free:
@@ -113,7 +120,7 @@ class Chooser:
             prices = with_turns(offer, prices, rng)
         if self.silent:
             prices = silent_last(offer, prices)
-        return Choice(policy, offer, prices, lease_key, leased is not None)
+        return Choice(policy, offer, prices, lease_key, leased is not None, sampled)
 
     def _allowed(self, pool: Pool, request: Request) -> Policy | Refusal:
         """Return the pool's policy, or the one that the request asks for and the pool allows."""

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. The state is the fold of events. ``apply`` is the only way to change it, so whoever replays
-   the same events holds the same ledger.
+1. The state is the fold of events. ``apply`` (and its short cuts ``charge`` and ``settle``) is the
+   only way to change it, so whoever replays the same events holds the same ledger.
 2. A ticket settles exactly once. A second settle, or one of an unknown ticket, returns False,
    changes nothing and is counted in ``unmatched``.
 3. Removing an endpoint settles all of its tickets as ``REMOVED``; their later settles fall
@@ -117,12 +117,13 @@ class Ledger:
             already, for a settle of a ticket that is not open, and for an unknown endpoint.
         """
         if isinstance(event, Charged):
-            return self._charge(event.ticket)
+            return self.charge(event.ticket)
         if isinstance(event, Settled):
-            return self._settle(event.ticket_id, event.outcome)
+            return self.settle(event.ticket_id, event.outcome)
         return self._remove(event.key)
 
-    def _charge(self, ticket: Ticket) -> bool:
+    def charge(self, ticket: Ticket) -> bool:
+        """Fold a ``Charged`` without making the event, for the hot path."""
         if ticket.id in self._open:
             return False
         if len(self._open) >= self._max_tickets:
@@ -134,7 +135,8 @@ class Ledger:
         load.work += ticket.work
         return True
 
-    def _settle(self, ticket_id: int, outcome: Outcome) -> bool:
+    def settle(self, ticket_id: int, outcome: Outcome) -> bool:
+        """Fold a ``Settled`` without making the event, for the hot path."""
         ticket = self._open.pop(ticket_id, None)
         if ticket is None:
             self.unmatched += 1
@@ -151,6 +153,6 @@ class Ledger:
             return False
         if load.in_flight:
             for ticket in [each for each in self._open.values() if each.endpoint == key]:
-                self._settle(ticket.id, Outcome.REMOVED)
+                self.settle(ticket.id, Outcome.REMOVED)
         del self._loads[key]
         return True

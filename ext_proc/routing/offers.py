@@ -125,9 +125,3 @@ def work_of(offer: Offer, index: int) -> float:
     if offer.tokens is None:
         return 1.0
     return max(1.0, offer.tokens - offer.matched[index] * offer.block_tokens)
-
-
-def scores(offer: Offer, prices: Sequence[float]) -> tuple[tuple[str, float], ...]:
-    """Return endpoint id and price of each seat."""
-    ids = [seat.key.id for seat in offer.seats]
-    return tuple(zip(ids, prices, strict=True))

@@ -29,7 +29,10 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from itertools import compress
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ext_proc.routing.prefix_uses import Holder, Several, Use
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +46,9 @@ EXPIRE_EVERY_S: Final = 1.0
 """Pause between two passes over the oldest uses."""
 RECLAIM_BUDGET: Final = 256
 """Most blocks that one ``expire`` call forgets or gives back."""
+LONG: Final = 32
+"""Blocks from which on halving beats walking."""
+_NOTHING: Final = range(0)
 
 
 class Inserted(NamedTuple):
@@ -66,63 +72,6 @@ Steps = list[tuple[int, int]]
 """Where a walk from the root lost endpoints: the bits of those that hold so many blocks."""
 
 
-class _Use:
-    """One insert: the blocks that it was the last to touch, root first."""
-
-    __slots__ = ("at", "blocks", "holder", "live", "mask", "newer", "older")
-
-    def __init__(self, holder: _Holder, blocks: tuple[int, ...], at: float) -> None:
-        self.holder = holder
-        self.mask = holder.bit
-        self.blocks = array("q", blocks)
-        self.live = 0
-        self.at = at
-        self.older: _Use | None = holder.newest
-        self.newer: _Use | None = None
-
-
-class _Several:
-    """The uses of one block that several endpoints hold, by the endpoint's bit."""
-
-    __slots__ = ("mask", "uses")
-
-    def __init__(self, first: _Use, second: _Use) -> None:
-        self.mask = first.mask | second.mask
-        self.uses = {first.mask: first, second.mask: second}
-
-
-class _Holder:
-    """One endpoint's part of the index."""
-
-    __slots__ = ("bit", "count", "key", "max_blocks", "newest", "oldest", "ttl_s")
-
-    def __init__(self, key: EndpointKey, bit: int, max_blocks: int, ttl_s: float) -> None:
-        self.key = key
-        self.bit = bit
-        self.count = 0
-        self.max_blocks = max_blocks
-        self.ttl_s = ttl_s
-        self.oldest: _Use | None = None
-        self.newest: _Use | None = None
-
-    def append(self, use: _Use) -> None:
-        if self.newest is None:
-            self.oldest = use
-        else:
-            self.newest.newer = use
-        self.newest = use
-
-    def unlink(self, use: _Use) -> None:
-        if use.older is None:
-            self.oldest = use.newer
-        else:
-            use.older.newer = use.newer
-        if use.newer is None:
-            self.newest = use.older
-        else:
-            use.newer.older = use.older
-
-
 class PrefixIndex:
     """Prompt blocks by endpoint.
 
@@ -134,13 +83,15 @@ class PrefixIndex:
     def __init__(self, max_blocks: int = MAX_BLOCKS, ttl_s: float = TTL_S) -> None:
         self._default = (max_blocks, ttl_s)
         self._limits: dict[EndpointKey, tuple[int, float]] = {}
-        self._table: dict[int, _Use | _Several] = {}
+        self._table: dict[int, Use | Several] = {}
         self._forks: dict[int, int] = {}
-        self._holders: dict[EndpointKey, _Holder] = {}
-        self._by_bit: dict[int, _Holder] = {}
+        self._most_forks = 0
+        """No block was ever continued in more ways."""
+        self._holders: dict[EndpointKey, Holder] = {}
+        self._by_bit: dict[int, Holder] = {}
         self._live = 0
         """The bits of all endpoints that are not purged."""
-        self._dead: deque[_Holder] = deque()
+        self._dead: deque[Holder] = deque()
         self._free_bits: list[int] = []
         self._next_expiry = float("-inf")
 
@@ -172,6 +123,8 @@ class PrefixIndex:
 
         Its cost does not grow with the number of endpoints that hold the prompt.
         """
+        if len(blocks) > LONG:
+            return self._match_long(blocks)
         steps: Steps = []
         alive = self._live
         find = self._table.get
@@ -192,31 +145,71 @@ class PrefixIndex:
             steps.append((alive, depth))
         return steps
 
-    def deepest(self, steps: Steps, most: int) -> dict[EndpointKey, int]:
+    def _match_long(self, blocks: tuple[int, ...]) -> Steps:
+        """Walk a long prompt by halving: who holds a block holds all before it (rule 2)."""
+        steps: Steps = []
+        live, find = self._live, self._table.get
+        depth, last = 0, len(blocks) - 1
+        entry = find(blocks[0])
+        alive = 0 if entry is None else live & entry.mask
+        while alive:
+            low, high = depth, last + 1  # `low` has the same holders, `high` has not
+            probe = last  # a turn of a conversation is held nearly to its end
+            while low < probe:
+                entry = find(blocks[probe])
+                if entry is not None and live & entry.mask == alive:
+                    low = probe
+                else:
+                    high = probe
+                probe = (low + high) // 2
+            steps.append((alive, low + 1))
+            depth = low + 1
+            entry = find(blocks[depth]) if depth <= last else None
+            alive = 0 if entry is None else live & entry.mask
+        return steps
+
+    def deepest(self, steps: Steps, most: int, chance: float = 0.0) -> dict[EndpointKey, int]:
         """Return the depth of the match of those who hold most of it, ``most`` of them.
 
         Args:
             steps: From ``match``, with no change of the index since.
             most: Bound of the answer; of those beyond it the shallowest are left out.
+            chance: In [0, 1): where among equals to begin, so that not always the same are left
+                out.
         """
         found: dict[EndpointKey, int] = {}
         by_bit = self._by_bit
         deeper = 0
         for alive, depth in reversed(steps):
             bits = alive & ~deeper
-            while bits:
-                if len(found) >= most:
-                    return found
-                lowest = bits & -bits
-                found[by_bit[lowest].key] = depth
-                bits ^= lowest
+            first = int(chance * bits.bit_length())
+            later = bits >> first << first
+            for some in (later, bits ^ later):
+                left = some
+                while left:
+                    if len(found) >= most:
+                        return found
+                    lowest = left & -left
+                    found[by_bit[lowest].key] = depth
+                    left ^= lowest
             deeper = alive
         return found
 
     def depths(self, steps: Steps, seats: Sequence[Seat]) -> list[int]:
         """Return how many of the first blocks of a matched prompt each seat's replica holds."""
-        find = self.deepest(steps, len(self._holders)).get
-        return [find(seat.key, 0) for seat in seats]
+        find = self._holders.get
+        depths: list[int] = []
+        rising = steps[::-1]
+        for seat in seats:
+            holder = find(seat.key)
+            found = 0
+            if holder is not None:
+                for alive, depth in rising:
+                    if alive & holder.bit:
+                        found = depth
+                        break
+            depths.append(found)
+        return depths
 
     def depth(self, steps: Steps, endpoint: EndpointKey) -> int:
         """Return how many of the first blocks of a matched prompt an endpoint holds."""
@@ -239,13 +232,13 @@ class PrefixIndex:
             matched: The deepest match of any endpoint; deeper blocks are not looked at.
             endpoints: How many replicas could hold a copy.
         """
-        if not self._forks:
-            return 0
-        forks = self._forks.get
-        for depth in range(min(matched, len(blocks)), 0, -1):
-            if forks(blocks[depth - 1], 0) >= endpoints * depth:
-                return depth
-        return 0
+        forks = self._forks
+        deepest = min(matched, len(blocks), self._most_forks // endpoints)
+        common = 0
+        for depth in compress(range(1, deepest + 1), map(forks.__contains__, blocks)):
+            if forks[blocks[depth - 1]] >= endpoints * depth:
+                common = depth
+        return common
 
     # --- Changing -------------------------------------------------------------------------------
 
@@ -262,7 +255,7 @@ class PrefixIndex:
         holder = self._holders.get(endpoint)
         if holder is not None:
             holder.max_blocks, holder.ttl_s = max_blocks, ttl_s
-            while holder.count > max_blocks:
+            while holder.count > max_blocks and holder.oldest is not None:
                 self._evict(holder)
 
     def forget(self, endpoint: EndpointKey) -> None:
@@ -284,35 +277,19 @@ class PrefixIndex:
             return
         if self._dead:
             self._reclaim(2 * len(blocks))
-        self._note_fork(blocks)
-        use = _Use(holder, blocks, now)
+        chain = array("q", blocks)
+        kept, use = self._continued(holder, chain)
+        if use is None:
+            use = Use(holder, chain, now)
+        else:
+            holder.unlink(use)
+            use.blocks, use.at = chain, now
         holder.append(use)
-        table, bit = self._table, holder.bit
-        repeated = 0
-        overtaken: dict[_Use, None] = {}
-        for block in blocks:
-            entry = table.get(block)
-            if entry is None:
-                table[block] = use
-                holder.count += 1
-                continue
-            earlier: _Use | None
-            if isinstance(entry, _Use) and entry.mask == bit:
-                earlier = entry
-                table[block] = use
-            else:
-                earlier = self._share(block, entry, use)
-            if earlier is None:
-                holder.count += 1
-            elif earlier is use:  # a hash that occurs twice in one chain
-                repeated += 1
-            else:
-                earlier.live -= 1
-                overtaken[earlier] = None
-        use.live = len(blocks) - repeated
-        for each in overtaken:
-            self._shrink(holder, each)
-        while holder.count > holder.max_blocks:
+        touched = blocks if not kept else blocks[: kept.start] + blocks[kept.stop :]
+        repeated = self._touch(holder, use, touched, blocks)
+        use.live = len(chain) - repeated
+        use.plain = not repeated
+        while holder.count > holder.max_blocks and holder.oldest is not None:
             self._evict(holder)
 
     def purge(self, endpoint: EndpointKey) -> None:
@@ -346,34 +323,88 @@ class PrefixIndex:
 
     # --- Inside ---------------------------------------------------------------------------------
 
-    def _enrol(self, endpoint: EndpointKey) -> _Holder:
+    def _enrol(self, endpoint: EndpointKey) -> Holder:
         bit = self._free_bits.pop() if self._free_bits else 1 << len(self._by_bit)
-        holder = _Holder(endpoint, bit, *self._limits.get(endpoint, self._default))
+        holder = Holder(endpoint, bit, *self._limits.get(endpoint, self._default))
         self._holders[endpoint] = self._by_bit[bit] = holder
         self._live |= bit
         return holder
 
-    def _note_fork(self, blocks: tuple[int, ...]) -> None:
-        """Count it where a known prefix goes on in a way not seen before."""
-        parent: int | None = None
-        for block in blocks:
-            if block not in self._table:
-                if parent is not None:
-                    self._forks[parent] = self._forks.get(parent, 0) + 1
-                return
-            parent = block
+    def _continued(self, holder: Holder, chain: array[int]) -> tuple[range, Use | None]:
+        """Find the use that a chain continues: all that is live of it is a run of the chain.
 
-    def _share(self, block: int, entry: _Use | _Several, use: _Use) -> _Use | None:
+        Its blocks then need no touch, only the use does: a turn of a conversation costs what it
+        adds, not what it repeats.
+        """
+        bit, find = holder.bit, self._table.get
+        seen: Use | None = None
+        for start, block in enumerate(chain):
+            entry = find(block)
+            owner = entry.uses.get(bit) if isinstance(entry, Several) else entry
+            if owner is None or owner.mask != bit:
+                break
+            if owner is seen:
+                continue
+            seen, live = owner, owner.live
+            if (
+                owner.plain
+                and owner.blocks[len(owner.blocks) - live :] == chain[start : start + live]
+            ):
+                return range(start, start + live), owner
+        return _NOTHING, None
+
+    def _touch(
+        self, holder: Holder, use: Use, touched: tuple[int, ...], blocks: tuple[int, ...]
+    ) -> int:
+        """Give blocks to a use; return how many it had already, as a hash came twice."""
+        table, bit = self._table, holder.bit
+        repeated, known = 0, True
+        overtaken: dict[Use, None] = {}
+        for block in touched:
+            entry = table.get(block)
+            if entry is None:
+                if known:
+                    known = False
+                    self._note_fork(blocks, block)
+                table[block] = use
+                holder.count += 1
+                continue
+            earlier: Use | None
+            if isinstance(entry, Use) and entry.mask == bit:
+                earlier = entry
+                table[block] = use
+            else:
+                earlier = self._share(block, entry, use)
+            if earlier is None:
+                holder.count += 1
+            elif earlier is use:
+                repeated += 1
+            else:
+                earlier.live -= 1
+                overtaken[earlier] = None
+        for each in overtaken:
+            self._shrink(holder, each)
+        return repeated
+
+    def _note_fork(self, blocks: tuple[int, ...], new: int) -> None:
+        """Count it where a known prefix goes on in a way not seen before."""
+        at = blocks.index(new)
+        if at:
+            parent = blocks[at - 1]
+            count = self._forks[parent] = self._forks.get(parent, 0) + 1
+            self._most_forks = max(self._most_forks, count)
+
+    def _share(self, block: int, entry: Use | Several, use: Use) -> Use | None:
         """Touch a block that others hold too; return the endpoint's own earlier use of it."""
-        if isinstance(entry, _Use):
-            self._table[block] = _Several(entry, use)
+        if isinstance(entry, Use):
+            self._table[block] = Several(entry, use)
             return None
         earlier = entry.uses.get(use.mask)
         entry.uses[use.mask] = use
         entry.mask |= use.mask
         return earlier
 
-    def _shrink(self, holder: _Holder, use: _Use) -> None:
+    def _shrink(self, holder: Holder, use: Use) -> None:
         """Drop the hashes that later uses took over, once they are the majority."""
         if use.live == 0:
             holder.unlink(use)
@@ -381,28 +412,28 @@ class PrefixIndex:
             kept = [block for block in use.blocks if self._owner(block, holder.bit) is use]
             use.blocks = array("q", kept)
 
-    def _owner(self, block: int, bit: int) -> _Use | None:
+    def _owner(self, block: int, bit: int) -> Use | None:
         entry = self._table.get(block)
-        if isinstance(entry, _Several):
+        if isinstance(entry, Several):
             return entry.uses.get(bit)
         return entry
 
-    def _evict(self, holder: _Holder) -> None:
+    def _evict(self, holder: Holder) -> None:
         """Forget the leaf of an endpoint's oldest use."""
         use = holder.oldest
         if use is None:
             return
-        while use.live:
+        while use.live and use.blocks:
             block = use.blocks.pop()
             if self._owner(block, holder.bit) is use:
                 self._drop(block, holder, use)
                 break
-        if use.live == 0:
+        if use.live == 0 or not use.blocks:
             holder.unlink(use)
 
-    def _drop(self, block: int, holder: _Holder, use: _Use) -> None:
+    def _drop(self, block: int, holder: Holder, use: Use) -> None:
         entry = self._table[block]
-        if isinstance(entry, _Use):
+        if isinstance(entry, Use):
             del self._table[block]
             self._forks.pop(block, None)
         else:

@@ -162,9 +162,14 @@ class Roster:
             paces = replicas[each.key].paces
             paces.setdefault(pool.name, Pace(pace, each.capacity)).adapt(each.capacity)
         self.size = len(pool.endpoints)
+        only = pool.variants[0] if len(pool.variants) == 1 else None
+        self.only = only.name if only is not None and only.weight else None
+        """The one variant, where there is nothing to draw unless a request asks for a version."""
         self._open: dict[tuple[str, Protocol], tuple[Seat, ...]] = {}
         self._open_by_key: dict[tuple[str, Protocol], dict[EndpointKey, Seat]] = {}
         self._of: dict[tuple[EndpointKey, Protocol], Seat] = {}
+        self.remembered: dict[tuple[str, Protocol], tuple[Seat, ...]] = {}
+        """Seats of a variant that were good and left over (``candidates``)."""
         self.keys = frozenset(each.key for each in pool.endpoints)
         self._at: dict[str, EndpointKey] = {}
         protocols: tuple[Protocol, ...] = ("http", "grpc")

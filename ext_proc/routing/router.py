@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ext_proc.routing.candidates import worth_remembering
 from ext_proc.routing.choosing import Choice, Chooser
 from ext_proc.routing.conditions import Conditions, moved_on
 from ext_proc.routing.explain import Fixed, Recent, describe, explain
@@ -27,7 +28,7 @@ from ext_proc.routing.ledger import (
     LedgerEvent,
     Settled,
 )
-from ext_proc.routing.offers import cheapest, scores, work_of
+from ext_proc.routing.offers import cheapest, work_of
 from ext_proc.routing.pace import FleetPace
 from ext_proc.routing.policies import make_policy
 from ext_proc.routing.prefix_index import IndexEvent, Inserted, PrefixIndex, Purged
@@ -142,8 +143,9 @@ class Router:
 
     def _remove(self, key: EndpointKey) -> None:
         del self._replicas[key]
-        self._change_ledger(EndpointRemoved(key))
-        self._change_index(Purged(key))
+        if self.ledger.apply(EndpointRemoved(key)) and self._on_event is not None:
+            self._on_event(EndpointRemoved(key))
+        self._purge(key)
         self.index.forget(key)
         self.leases.drop_endpoint(key)
 
@@ -184,6 +186,10 @@ class Router:
         wanted = 1 if lease_key is not None else 1 + pool.fallbacks
         order = cheapest(choice.prices, wanted, self._rng)
         picked = order[0]
+        if choice.sampled:
+            roster.remembered[offer.variant, request.protocol] = worth_remembering(
+                offer, choice.prices, picked
+            )
         reason = choice.policy.picked(offer, picked)
         if choice.leased:
             reason = "sequence"
@@ -191,7 +197,7 @@ class Router:
         seat, matched = seats[picked], offer.matched[picked]
         self.conditions.picked(pool.name, seat.key, now)
         if request.blocks:
-            self._change_index(Inserted(seat.key, request.blocks, now))
+            self._inserted(seat.key, request.blocks, now)
         if lease_key is not None:
             if request.features.sequence_end:
                 self.leases.release(lease_key)
@@ -206,7 +212,8 @@ class Router:
             reason,
             lease_key is None,
             matched,
-            scores(offer, choice.prices),
+            seats,
+            choice.prices,
         )
         self.recent.note(request, decision, now)
         return decision
@@ -221,7 +228,8 @@ class Router:
             pool=pool.name,
             variant=offer.variant,
             reason="other",
-            scores=scores(offer, choice.prices),
+            seats=offer.seats,
+            prices=choice.prices,
         )
 
     def _charge(self, offer: Offer, index: int, pool: str) -> Ticket | None:
@@ -233,7 +241,7 @@ class Router:
         ticket = Ticket(
             self._last_ticket, seat.key, pool, work, now, prompted, drain, seat.load.in_flight
         )
-        if not self._change_ledger(Charged(ticket)):
+        if not self._charged(ticket):
             return None
         if prompted:
             replica.busy_until = now + drain + work * per_token
@@ -276,11 +284,11 @@ class Router:
         found = self.at(ticket.pool, address)
         if found is None or found == ticket.endpoint:
             return ticket
-        if not self._change_ledger(Settled(ticket.id, Outcome.MOVED)):
+        if not self._settled(ticket.id, Outcome.MOVED):
             return ticket
         self._last_ticket += 1
         moved = Ticket(self._last_ticket, found, ticket.pool, ticket.work, now)
-        self._change_ledger(Charged(moved))
+        self._charged(moved)
         return moved
 
     def at(self, pool: str, address: str) -> EndpointKey | None:
@@ -317,7 +325,7 @@ class Router:
         self.index.expire(now)
         if self._moved:
             ticket = self._moved.pop(ticket.id, ticket)
-        if not self._change_ledger(Settled(ticket.id, outcome)):
+        if not self._settled(ticket.id, outcome):
             return False
         if outcome is Outcome.DONE and ticket.drain_s is not None:
             pace = self._replicas[ticket.endpoint].paces.get(ticket.pool)
@@ -359,19 +367,32 @@ class Router:
             replica.restarted_unix_s = unix_now
             replica.busy_until = float("-inf")
             self.conditions.restarted(replica.key)
-            self._change_index(Purged(replica.key))
+            self._purge(replica.key)
             self.leases.drop_endpoint(replica.key)
 
-    def _change_ledger(self, event: LedgerEvent) -> bool:
-        changed = self.ledger.apply(event)
+    # Events are made for those who hear them only: this is the hot path.
+
+    def _charged(self, ticket: Ticket) -> bool:
+        changed = self.ledger.charge(ticket)
         if changed and self._on_event is not None:
-            self._on_event(event)
+            self._on_event(Charged(ticket))
         return changed
 
-    def _change_index(self, event: IndexEvent) -> None:
-        self.index.apply(event)
+    def _settled(self, ticket_id: int, outcome: Outcome) -> bool:
+        changed = self.ledger.settle(ticket_id, outcome)
+        if changed and self._on_event is not None:
+            self._on_event(Settled(ticket_id, outcome))
+        return changed
+
+    def _inserted(self, key: EndpointKey, blocks: tuple[int, ...], now: float) -> None:
+        self.index.insert(key, blocks, now)
         if self._on_event is not None:
-            self._on_event(event)
+            self._on_event(Inserted(key, blocks, now))
+
+    def _purge(self, key: EndpointKey) -> None:
+        self.index.purge(key)
+        if self._on_event is not None:
+            self._on_event(Purged(key))
 
     # --- Showing --------------------------------------------------------------------------------
 

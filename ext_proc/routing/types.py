@@ -11,7 +11,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from ext_proc.routing.roster import Seat
 
 Protocol = Literal["http", "grpc"]
 BodyMode = Literal["none", "peek", "full"]
@@ -43,6 +45,8 @@ class Endpoint:
     """Page of NVIDIA's DCGM exporter on its host."""
     gpus: frozenset[str] = frozenset()
     """Its GPUs on that page, by index or UUID; empty = all."""
+    told: tuple[str, ...] = ()
+    """Conditions that pickers found and the control server tells to all."""
 
     def address(self, protocol: Protocol) -> str | None:
         """Return the address for ``protocol``, ``None`` where the replica does not speak it."""
@@ -135,6 +139,14 @@ class Pool:
     probe_interval_s: float = 5.0
     custom_metrics: tuple[CustomMetric, ...] = ()
     """Series of the replicas' pages that are declared, not known by a dialect."""
+    repository: bool = False
+    """Ask the replicas' repository index for the state of the pool's models."""
+    gpu_memory_free: float = 0.0
+    """Least free share of a replica's GPU memory, 0..1; 0 = not looked at."""
+    share: bool = False
+    """Report sick replicas to the control server."""
+    orca: bool = False
+    """Ask for load reports in answers' headers."""
 
 
 class SequenceKey(NamedTuple):
@@ -256,6 +268,8 @@ class Reading:
     """Mean seconds that the requests finished since the reading before had waited."""
     compute_s: float | None = None
     """Mean seconds that they took from then on."""
+    iterations: float | None = None
+    """Counter of the engine's iterations: while requests run it moves, or the engine is stuck."""
     failures_per_s: tuple[tuple[str, float], ...] = ()
     """Requests that failed inside the replica since the reading before, by reason; empty where
     none did, or where it is unknown."""
@@ -307,8 +321,15 @@ class Decision(NamedTuple):
     retriable: bool = True
     """False for sequences: their state lives in one replica."""
     matched_blocks: int = 0
-    scores: tuple[tuple[str, float], ...] = ()
-    """Endpoint id and price of each candidate, lower is better; for explanations."""
+    seats: Sequence[Seat] = ()
+    """The candidates."""
+    prices: Sequence[float] = ()
+    """Their prices, lower is better."""
+
+    @property
+    def scores(self) -> list[tuple[str, float]]:
+        """Return endpoint id and price of each candidate, for explanations."""
+        return [(seat.key.id, price) for seat, price in zip(self.seats, self.prices, strict=True)]
 
 
 class RefusalKind(StrEnum):

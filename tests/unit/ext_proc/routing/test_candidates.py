@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ext_proc.routing.candidates import HOLDERS, SAMPLE, SMALL
+from ext_proc.routing.candidates import HOLDERS, REMEMBERED, SAMPLE, SMALL
 from ext_proc.routing.types import Decision, Refusal
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ def decide(router: Router, request: Request, now: float = 0.0) -> Decision:
     return decision
 
 
-@pytest.mark.parametrize(("count", "most"), [(SMALL, SMALL), (SMALL + 100, HOLDERS + SAMPLE)])
+@pytest.mark.parametrize(
+    ("count", "most"), [(SMALL, SMALL), (SMALL + 100, HOLDERS + SAMPLE + REMEMBERED)]
+)
 def test_a_large_pool_is_sampled(build: Build, count: int, most: int) -> None:
     """A small pool is shown whole, of a large one a bounded part, each replica once."""
     router = build.router(build.pool(count))

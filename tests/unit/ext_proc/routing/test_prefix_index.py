@@ -14,9 +14,8 @@ from ext_proc.routing.prefix_index import (
     Inserted,
     PrefixIndex,
     Purged,
-    _Several,
-    _Use,
 )
+from ext_proc.routing.prefix_uses import Several, Use
 from ext_proc.routing.types import EndpointKey
 
 A, B, C = (EndpointKey(name, 1) for name in "abc")
@@ -290,6 +289,7 @@ def test_it_behaves_like_a_plain_lru(steps: list[tuple[object, ...]]) -> None:
         for blocks in seen:
             expected = {key: model.depth(key, blocks) for key in (A, B, C)}
             assert index.match_all(blocks) == {k: d for k, d in expected.items() if d}
+            assert not blocks or index._match_long(blocks) == index.match(blocks)
     for key in (A, B, C):
         index.purge(key)
     index.expire(now)
@@ -311,6 +311,6 @@ def test_a_parent_is_never_older_than_its_child(steps: list[tuple[object, ...]])
             bit = index._holders[holder_key].bit
             ages = [use.at for block in blocks if (use := index._owner(block, bit)) is not None]
             entries = [index._table.get(block) for block in blocks]
-            assert all(isinstance(each, _Use | _Several | None) for each in entries)
+            assert all(isinstance(each, Use | Several | None) for each in entries)
             held = index.matched(blocks, holder_key)
             assert ages[:held] == sorted(ages[:held], reverse=True)

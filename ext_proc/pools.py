@@ -32,6 +32,8 @@ MAX_ENDPOINTS: Final = 20_000
 MAX_VARIANTS: Final = 100
 MAX_CUSTOM: Final = 32
 MAX_PERCENT: Final = 100
+MAX_TOLD: Final = 16
+"""Conditions of one replica that are read."""
 
 _BODY: Final[Mapping[int, BodyMode]] = {
     pool_pb2.BODY_MODE_UNSPECIFIED: "peek",
@@ -95,6 +97,10 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
             min_weight=min(1.0, _positive(ramp.min_weight, 0.0, where, "slow_start.min_weight")),
         ),
         custom_metrics=_custom(message, where),
+        repository=message.deep_health.repository,
+        gpu_memory_free=_share(message.deep_health.gpu_memory_free, where, "gpu_memory_free"),
+        share=message.deep_health.share,
+        orca=message.orca,
         per_endpoint_in_flight=message.per_endpoint_in_flight,
         outlier=_outlier(message, where),
         probe_interval_s=_positive(
@@ -194,8 +200,15 @@ def _endpoints(message: pool_pb2.Pool, where: str, variants: set[str]) -> tuple[
             zone=endpoint.zone,
             draining=endpoint.draining,
             joined_unix_s=endpoint.joined_unix_ms / 1000 if endpoint.joined_unix_ms else None,
+            told=tuple(endpoint.told[:MAX_TOLD]),
         )
     return tuple(found.values())
+
+
+def _share(value: float, where: str, field: str) -> float:
+    if not 0.0 <= value < 1.0:
+        raise PoolError(f"{where}: {field} is {value}; it must be at least 0 and below 1")
+    return value
 
 
 def _positive(value: float, unset: float, where: str, field: str, least: float = 0.0) -> float:

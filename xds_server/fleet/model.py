@@ -246,7 +246,7 @@ class Outlier(Strict):
 
 
 class Health(Strict):
-    """Envoy's active health checks."""
+    """Health checks, by Envoy and by the pickers."""
 
     interval: Annotated[Duration, Field(gt=0)] = 5.0
     timeout: Annotated[Duration, Field(gt=0)] = 1.0
@@ -254,6 +254,16 @@ class Health(Strict):
     healthy_after: Annotated[int, Field(ge=1, le=100)] = 1
     path: HttpPath | None = None
     """HTTP path to probe; the readiness of the pool's first model if omitted."""
+    repository: bool = False
+    """Pickers ask Triton's repository index too: a model that is there and not READY gets no
+    work. Only over HTTP."""
+    gpu_memory_free_percent: Annotated[float, Field(ge=0, lt=100, allow_inf_nan=False)] = 0.0
+    """A replica whose GPUs have less memory free than this gets no new work; 0 = off."""
+    share: bool = False
+    """Pickers report the sick replicas that they find, and all pickers and Envoys leave them
+    alone."""
+    quorum: Annotated[int, Field(ge=1, le=100)] = 1
+    """With `share`: so many pickers must find the same replica sick."""
 
 
 class Timeouts(Strict):

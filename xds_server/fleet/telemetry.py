@@ -38,6 +38,9 @@ class PoolTelemetry(Strict):
 
     custom: Annotated[tuple[CustomMetric, ...], Field(max_length=MAX_CUSTOM)] = ()
     """Declared series; they win over what the known dialects find."""
+    orca: bool = False
+    """Ask replicas for load reports (ORCA) in the headers of their answers: one more message
+    between Envoy and picker for each request."""
 
 
 class EndpointTelemetry(Strict):

@@ -61,6 +61,13 @@ def pool_resource(view: View, pool: Pool) -> bytes:
             frozen_after_seconds=outlier.frozen_after,
         ),
         probe_interval_seconds=pool.health.interval,
+        deep_health=pool_pb2.DeepHealth(
+            # A question to the repository index is plain HTTP.
+            repository=pool.health.repository and not pool.upstream_tls,
+            gpu_memory_free=pool.health.gpu_memory_free_percent / 100,
+            share=pool.health.share,
+        ),
+        orca=pool.telemetry.orca,
     )
     for custom in pool.telemetry.custom:
         message.custom_metrics.add(

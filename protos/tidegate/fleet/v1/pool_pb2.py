@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/tidegate/fleet/v1/pool.proto\x12\x11tidegate.fleet.v1\"\xdf\x03\n\x04Pool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\r\n\x05paths\x18\x03 \x03(\t\x12,\n\x0b\x64\x65\x66\x61ult_for\x18\x04 \x03(\x0e\x32\x17.tidegate.fleet.v1.Form\x12\x19\n\x11\x64\x65\x66\x61ult_for_paths\x18\x05 \x03(\t\x12,\n\x08variants\x18\x06 \x03(\x0b\x32\x1a.tidegate.fleet.v1.Variant\x12.\n\tendpoints\x18\x07 \x03(\x0b\x32\x1b.tidegate.fleet.v1.Endpoint\x12+\n\x07routing\x18\x08 \x01(\x0b\x32\x1a.tidegate.fleet.v1.Routing\x12\x30\n\nslow_start\x18\t \x01(\x0b\x32\x1c.tidegate.fleet.v1.SlowStart\x12\x1e\n\x16per_endpoint_in_flight\x18\n \x01(\r\x12+\n\x07outlier\x18\x0b \x01(\x0b\x32\x1a.tidegate.fleet.v1.Outlier\x12\x1e\n\x16probe_interval_seconds\x18\x0c \x01(\x01\x12\x37\n\x0e\x63ustom_metrics\x18\r \x03(\x0b\x32\x1f.tidegate.fleet.v1.CustomMetric\"\xcd\x01\n\x07Outlier\x12\x1c\n\x14\x63onsecutive_failures\x18\x01 \x01(\r\x12\x18\n\x10interval_seconds\x18\x02 \x01(\x01\x12\x1d\n\x15\x62\x61se_ejection_seconds\x18\x03 \x01(\x01\x12\x1c\n\x14max_ejection_percent\x18\x04 \x01(\r\x12\x17\n\x0f\x66\x61ilure_percent\x18\x05 \x01(\x01\x12\x16\n\x0elatency_factor\x18\x06 \x01(\x01\x12\x1c\n\x14\x66rozen_after_seconds\x18\x07 \x01(\x01\"\xbc\x01\n\x07Variant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\r\x12\x15\n\rmodel_version\x18\x03 \x01(\t\x12\x38\n\x07headers\x18\x04 \x03(\x0b\x32\'.tidegate.fleet.v1.Variant.HeadersEntry\x12\x12\n\nprobe_path\x18\x05 \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd6\x02\n\x08\x45ndpoint\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07variant\x18\x03 \x01(\t\x12\x14\n\x0chttp_address\x18\x04 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x05 \x01(\t\x12\x13\n\x0bmetrics_url\x18\x06 \x01(\t\x12\x10\n\x08\x63\x61pacity\x18\x07 \x01(\x01\x12\x0c\n\x04zone\x18\x08 \x01(\t\x12\x37\n\x06labels\x18\t \x03(\x0b\x32\'.tidegate.fleet.v1.Endpoint.LabelsEntry\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x16\n\x0ejoined_unix_ms\x18\x0b \x01(\x04\x12\x17\n\x0fgpu_metrics_url\x18\x0c \x01(\t\x12\x0c\n\x04gpus\x18\r \x03(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xaa\x01\n\x0c\x43ustomMetric\x12\x0f\n\x07reading\x18\x01 \x01(\t\x12\x0e\n\x06metric\x18\x02 \x01(\t\x12;\n\x06labels\x18\x03 \x03(\x0b\x32+.tidegate.fleet.v1.CustomMetric.LabelsEntry\x12\r\n\x05scale\x18\x04 \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xcf\x02\n\x07Routing\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12)\n\x04\x62ody\x18\x02 \x01(\x0e\x32\x1b.tidegate.fleet.v1.BodyMode\x12\x11\n\tfallbacks\x18\x03 \x01(\r\x12\x16\n\x0esession_header\x18\x04 \x01(\t\x12\x13\n\x0b\x62lock_chars\x18\x05 \x01(\r\x12!\n\x19index_blocks_per_endpoint\x18\x06 \x01(\r\x12\x19\n\x11index_ttl_seconds\x18\x07 \x01(\x01\x12\x1d\n\x15sequence_idle_seconds\x18\x08 \x01(\x01\x12\x13\n\x0bload_factor\x18\t \x01(\x01\x12\x16\n\x0emax_body_bytes\x18\n \x01(\r\x12\x16\n\x0e\x61llow_override\x18\x0b \x03(\t\x12\x14\n\x0c\x62lock_tokens\x18\x0c \x01(\r\x12\x11\n\ttokenizer\x18\r \x01(\t\"K\n\tSlowStart\x12\x16\n\x0ewindow_seconds\x18\x01 \x01(\x01\x12\x12\n\naggression\x18\x02 \x01(\x01\x12\x12\n\nmin_weight\x18\x03 \x01(\x01*+\n\x04\x46orm\x12\x14\n\x10\x46ORM_UNSPECIFIED\x10\x00\x12\r\n\tFORM_GRPC\x10\x01*a\n\x08\x42odyMode\x12\x19\n\x15\x42ODY_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x42ODY_MODE_NONE\x10\x01\x12\x12\n\x0e\x42ODY_MODE_PEEK\x10\x02\x12\x12\n\x0e\x42ODY_MODE_FULL\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/tidegate/fleet/v1/pool.proto\x12\x11tidegate.fleet.v1\"\xa1\x04\n\x04Pool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\r\n\x05paths\x18\x03 \x03(\t\x12,\n\x0b\x64\x65\x66\x61ult_for\x18\x04 \x03(\x0e\x32\x17.tidegate.fleet.v1.Form\x12\x19\n\x11\x64\x65\x66\x61ult_for_paths\x18\x05 \x03(\t\x12,\n\x08variants\x18\x06 \x03(\x0b\x32\x1a.tidegate.fleet.v1.Variant\x12.\n\tendpoints\x18\x07 \x03(\x0b\x32\x1b.tidegate.fleet.v1.Endpoint\x12+\n\x07routing\x18\x08 \x01(\x0b\x32\x1a.tidegate.fleet.v1.Routing\x12\x30\n\nslow_start\x18\t \x01(\x0b\x32\x1c.tidegate.fleet.v1.SlowStart\x12\x1e\n\x16per_endpoint_in_flight\x18\n \x01(\r\x12+\n\x07outlier\x18\x0b \x01(\x0b\x32\x1a.tidegate.fleet.v1.Outlier\x12\x1e\n\x16probe_interval_seconds\x18\x0c \x01(\x01\x12\x37\n\x0e\x63ustom_metrics\x18\r \x03(\x0b\x32\x1f.tidegate.fleet.v1.CustomMetric\x12\x32\n\x0b\x64\x65\x65p_health\x18\x0e \x01(\x0b\x32\x1d.tidegate.fleet.v1.DeepHealth\x12\x0c\n\x04orca\x18\x0f \x01(\x08\"\xcd\x01\n\x07Outlier\x12\x1c\n\x14\x63onsecutive_failures\x18\x01 \x01(\r\x12\x18\n\x10interval_seconds\x18\x02 \x01(\x01\x12\x1d\n\x15\x62\x61se_ejection_seconds\x18\x03 \x01(\x01\x12\x1c\n\x14max_ejection_percent\x18\x04 \x01(\r\x12\x17\n\x0f\x66\x61ilure_percent\x18\x05 \x01(\x01\x12\x16\n\x0elatency_factor\x18\x06 \x01(\x01\x12\x1c\n\x14\x66rozen_after_seconds\x18\x07 \x01(\x01\"H\n\nDeepHealth\x12\x12\n\nrepository\x18\x01 \x01(\x08\x12\x17\n\x0fgpu_memory_free\x18\x02 \x01(\x01\x12\r\n\x05share\x18\x03 \x01(\x08\"\xbc\x01\n\x07Variant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\r\x12\x15\n\rmodel_version\x18\x03 \x01(\t\x12\x38\n\x07headers\x18\x04 \x03(\x0b\x32\'.tidegate.fleet.v1.Variant.HeadersEntry\x12\x12\n\nprobe_path\x18\x05 \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe4\x02\n\x08\x45ndpoint\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07variant\x18\x03 \x01(\t\x12\x14\n\x0chttp_address\x18\x04 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x05 \x01(\t\x12\x13\n\x0bmetrics_url\x18\x06 \x01(\t\x12\x10\n\x08\x63\x61pacity\x18\x07 \x01(\x01\x12\x0c\n\x04zone\x18\x08 \x01(\t\x12\x37\n\x06labels\x18\t \x03(\x0b\x32\'.tidegate.fleet.v1.Endpoint.LabelsEntry\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x16\n\x0ejoined_unix_ms\x18\x0b \x01(\x04\x12\x17\n\x0fgpu_metrics_url\x18\x0c \x01(\t\x12\x0c\n\x04gpus\x18\r \x03(\t\x12\x0c\n\x04told\x18\x0e \x03(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xaa\x01\n\x0c\x43ustomMetric\x12\x0f\n\x07reading\x18\x01 \x01(\t\x12\x0e\n\x06metric\x18\x02 \x01(\t\x12;\n\x06labels\x18\x03 \x03(\x0b\x32+.tidegate.fleet.v1.CustomMetric.LabelsEntry\x12\r\n\x05scale\x18\x04 \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xcf\x02\n\x07Routing\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12)\n\x04\x62ody\x18\x02 \x01(\x0e\x32\x1b.tidegate.fleet.v1.BodyMode\x12\x11\n\tfallbacks\x18\x03 \x01(\r\x12\x16\n\x0esession_header\x18\x04 \x01(\t\x12\x13\n\x0b\x62lock_chars\x18\x05 \x01(\r\x12!\n\x19index_blocks_per_endpoint\x18\x06 \x01(\r\x12\x19\n\x11index_ttl_seconds\x18\x07 \x01(\x01\x12\x1d\n\x15sequence_idle_seconds\x18\x08 \x01(\x01\x12\x13\n\x0bload_factor\x18\t \x01(\x01\x12\x16\n\x0emax_body_bytes\x18\n \x01(\r\x12\x16\n\x0e\x61llow_override\x18\x0b \x03(\t\x12\x14\n\x0c\x62lock_tokens\x18\x0c \x01(\r\x12\x11\n\ttokenizer\x18\r \x01(\t\"K\n\tSlowStart\x12\x16\n\x0ewindow_seconds\x18\x01 \x01(\x01\x12\x12\n\naggression\x18\x02 \x01(\x01\x12\x12\n\nmin_weight\x18\x03 \x01(\x01*+\n\x04\x46orm\x12\x14\n\x10\x46ORM_UNSPECIFIED\x10\x00\x12\r\n\tFORM_GRPC\x10\x01*a\n\x08\x42odyMode\x12\x19\n\x15\x42ODY_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x42ODY_MODE_NONE\x10\x01\x12\x12\n\x0e\x42ODY_MODE_PEEK\x10\x02\x12\x12\n\x0e\x42ODY_MODE_FULL\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,28 +37,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENDPOINT_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_CUSTOMMETRIC_LABELSENTRY']._loaded_options = None
   _globals['_CUSTOMMETRIC_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_FORM']._serialized_start=1872
-  _globals['_FORM']._serialized_end=1915
-  _globals['_BODYMODE']._serialized_start=1917
-  _globals['_BODYMODE']._serialized_end=2014
+  _globals['_FORM']._serialized_start=2026
+  _globals['_FORM']._serialized_end=2069
+  _globals['_BODYMODE']._serialized_start=2071
+  _globals['_BODYMODE']._serialized_end=2168
   _globals['_POOL']._serialized_start=59
-  _globals['_POOL']._serialized_end=538
-  _globals['_OUTLIER']._serialized_start=541
-  _globals['_OUTLIER']._serialized_end=746
-  _globals['_VARIANT']._serialized_start=749
-  _globals['_VARIANT']._serialized_end=937
-  _globals['_VARIANT_HEADERSENTRY']._serialized_start=891
-  _globals['_VARIANT_HEADERSENTRY']._serialized_end=937
-  _globals['_ENDPOINT']._serialized_start=940
-  _globals['_ENDPOINT']._serialized_end=1282
-  _globals['_ENDPOINT_LABELSENTRY']._serialized_start=1237
-  _globals['_ENDPOINT_LABELSENTRY']._serialized_end=1282
-  _globals['_CUSTOMMETRIC']._serialized_start=1285
-  _globals['_CUSTOMMETRIC']._serialized_end=1455
-  _globals['_CUSTOMMETRIC_LABELSENTRY']._serialized_start=1237
-  _globals['_CUSTOMMETRIC_LABELSENTRY']._serialized_end=1282
-  _globals['_ROUTING']._serialized_start=1458
-  _globals['_ROUTING']._serialized_end=1793
-  _globals['_SLOWSTART']._serialized_start=1795
-  _globals['_SLOWSTART']._serialized_end=1870
+  _globals['_POOL']._serialized_end=604
+  _globals['_OUTLIER']._serialized_start=607
+  _globals['_OUTLIER']._serialized_end=812
+  _globals['_DEEPHEALTH']._serialized_start=814
+  _globals['_DEEPHEALTH']._serialized_end=886
+  _globals['_VARIANT']._serialized_start=889
+  _globals['_VARIANT']._serialized_end=1077
+  _globals['_VARIANT_HEADERSENTRY']._serialized_start=1031
+  _globals['_VARIANT_HEADERSENTRY']._serialized_end=1077
+  _globals['_ENDPOINT']._serialized_start=1080
+  _globals['_ENDPOINT']._serialized_end=1436
+  _globals['_ENDPOINT_LABELSENTRY']._serialized_start=1391
+  _globals['_ENDPOINT_LABELSENTRY']._serialized_end=1436
+  _globals['_CUSTOMMETRIC']._serialized_start=1439
+  _globals['_CUSTOMMETRIC']._serialized_end=1609
+  _globals['_CUSTOMMETRIC_LABELSENTRY']._serialized_start=1391
+  _globals['_CUSTOMMETRIC_LABELSENTRY']._serialized_end=1436
+  _globals['_ROUTING']._serialized_start=1612
+  _globals['_ROUTING']._serialized_end=1947
+  _globals['_SLOWSTART']._serialized_start=1949
+  _globals['_SLOWSTART']._serialized_end=2024
 # @@protoc_insertion_point(module_scope)

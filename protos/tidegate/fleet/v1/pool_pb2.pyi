@@ -87,11 +87,15 @@ class Pool(_message.Message):
     OUTLIER_FIELD_NUMBER: _builtins.int
     PROBE_INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
     CUSTOM_METRICS_FIELD_NUMBER: _builtins.int
+    DEEP_HEALTH_FIELD_NUMBER: _builtins.int
+    ORCA_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     per_endpoint_in_flight: _builtins.int
     """Most requests in flight on one endpoint; 0 = no limit."""
     probe_interval_seconds: _builtins.float
     """Time between two probes of a replica's readiness, seconds; 0 = the picker's default."""
+    orca: _builtins.bool
+    """Ask replicas for load reports (ORCA) in their answers' headers."""
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models that this pool serves. A model belongs to at most one pool."""
@@ -124,6 +128,8 @@ class Pool(_message.Message):
     def custom_metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___CustomMetric]:
         """Series of the replicas' pages that no dialect knows; at most 32."""
 
+    @_builtins.property
+    def deep_health(self) -> Global___DeepHealth: ...
     def __init__(
         self,
         *,
@@ -140,10 +146,12 @@ class Pool(_message.Message):
         outlier: Global___Outlier | None = ...,
         probe_interval_seconds: _builtins.float = ...,
         custom_metrics: _abc.Iterable[Global___CustomMetric] | None = ...,
+        deep_health: Global___DeepHealth | None = ...,
+        orca: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deep_health", b"deep_health", "outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "models", b"models", "name", b"name", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -191,6 +199,36 @@ class Outlier(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Outlier: _TypeAlias = Outlier  # noqa: Y015
+
+@_typing.final
+class DeepHealth(_message.Message):
+    """What pickers look at beside readiness and outcomes. Absent = nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPOSITORY_FIELD_NUMBER: _builtins.int
+    GPU_MEMORY_FREE_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    repository: _builtins.bool
+    """Ask Triton's repository index for the state of the pool's models."""
+    gpu_memory_free: _builtins.float
+    """Least free share of a replica's GPU memory, 0..1; 0 = off."""
+    share: _builtins.bool
+    """Report what is found to the control server."""
+    def __init__(
+        self,
+        *,
+        repository: _builtins.bool = ...,
+        gpu_memory_free: _builtins.float = ...,
+        share: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_memory_free", b"gpu_memory_free", "repository", b"repository", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeepHealth: _TypeAlias = DeepHealth  # noqa: Y015
 
 @_typing.final
 class Variant(_message.Message):
@@ -292,6 +330,7 @@ class Endpoint(_message.Message):
     JOINED_UNIX_MS_FIELD_NUMBER: _builtins.int
     GPU_METRICS_URL_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
+    TOLD_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique in the fleet; one replica has the same id in every pool that it serves."""
     incarnation: _builtins.int
@@ -316,6 +355,10 @@ class Endpoint(_message.Message):
     def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Its GPUs on that page, by index or UUID; empty = all."""
 
+    @_builtins.property
+    def told(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Conditions that pickers found and the control server tells to all; empty = none."""
+
     def __init__(
         self,
         *,
@@ -332,10 +375,11 @@ class Endpoint(_message.Message):
         joined_unix_ms: _builtins.int = ...,
         gpu_metrics_url: _builtins.str = ...,
         gpus: _abc.Iterable[_builtins.str] | None = ...,
+        told: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "draining", b"draining", "gpu_metrics_url", b"gpu_metrics_url", "gpus", b"gpus", "grpc_address", b"grpc_address", "http_address", b"http_address", "id", b"id", "incarnation", b"incarnation", "joined_unix_ms", b"joined_unix_ms", "labels", b"labels", "metrics_url", b"metrics_url", "variant", b"variant", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "draining", b"draining", "gpu_metrics_url", b"gpu_metrics_url", "gpus", b"gpus", "grpc_address", b"grpc_address", "http_address", b"http_address", "id", b"id", "incarnation", b"incarnation", "joined_unix_ms", b"joined_unix_ms", "labels", b"labels", "metrics_url", b"metrics_url", "told", b"told", "variant", b"variant", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

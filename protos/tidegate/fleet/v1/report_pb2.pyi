@@ -24,21 +24,27 @@ class PickerReport(_message.Message):
 
     PICKER_ID_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
     picker_id: _builtins.str
     """The node id that the picker uses on ADS."""
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndpointLoad]:
         """Every endpoint with requests in flight; an absent endpoint has none."""
 
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
+        """Every replica that this picker itself finds sick, in pools that share such findings."""
+
     def __init__(
         self,
         *,
         picker_id: _builtins.str = ...,
         endpoints: _abc.Iterable[Global___EndpointLoad] | None = ...,
+        findings: _abc.Iterable[Global___Finding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "picker_id", b"picker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "findings", b"findings", "picker_id", b"picker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -65,6 +71,39 @@ class EndpointLoad(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndpointLoad: _TypeAlias = EndpointLoad  # noqa: Y015
+
+@_typing.final
+class Finding(_message.Message):
+    """Finding is one sick replica of one pool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    id: _builtins.str
+    incarnation: _builtins.int
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of its conditions, e.g. "ejected", "not-ready"."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        conditions: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conditions", b"conditions", "id", b"id", "incarnation", b"incarnation", "pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Finding: _TypeAlias = Finding  # noqa: Y015
 
 @_typing.final
 class ReportSummary(_message.Message):

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class PickerReportsStub:
     """PickerReports is served by the control server beside ADS. A drain waits for the in-flight
-    counts that pickers report here.
+    counts that pickers report here; findings of sick replicas are told to all (`health.share`).
     """
 
     def __init__(self, channel):
@@ -45,7 +45,7 @@ class PickerReportsStub:
 
 class PickerReportsServicer:
     """PickerReports is served by the control server beside ADS. A drain waits for the in-flight
-    counts that pickers report here.
+    counts that pickers report here; findings of sick replicas are told to all (`health.share`).
     """
 
     def Report(self, request_iterator, context):
@@ -74,7 +74,7 @@ def add_PickerReportsServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class PickerReports:
     """PickerReports is served by the control server beside ADS. A drain waits for the in-flight
-    counts that pickers report here.
+    counts that pickers report here; findings of sick replicas are told to all (`health.share`).
     """
 
     @staticmethod

@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class PickerReportsStub:
     """PickerReports is served by the control server beside ADS. A drain waits for the in-flight
-    counts that pickers report here.
+    counts that pickers report here; findings of sick replicas are told to all (`health.share`).
     """
 
     @_typing.overload
@@ -43,7 +43,7 @@ class PickerReportsStub:
 @_typing.type_check_only
 class PickerReportsAsyncStub(PickerReportsStub):
     """PickerReports is served by the control server beside ADS. A drain waits for the in-flight
-    counts that pickers report here.
+    counts that pickers report here; findings of sick replicas are told to all (`health.share`).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -54,7 +54,7 @@ class PickerReportsAsyncStub(PickerReportsStub):
 
 class PickerReportsServicer(metaclass=_abc_1.ABCMeta):
     """PickerReports is served by the control server beside ADS. A drain waits for the in-flight
-    counts that pickers report here.
+    counts that pickers report here; findings of sick replicas are told to all (`health.share`).
     """
 
     @_abc_1.abstractmethod

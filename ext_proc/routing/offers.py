@@ -107,6 +107,8 @@ def silent_last(offer: Offer, prices: Sequence[float]) -> Sequence[float]:
 
 def cheapest(prices: Sequence[float], count: int, rng: Rng) -> list[int]:
     """Return the indices of the ``count`` lowest prices, equal ones in random order."""
+    if len(set(prices)) == len(prices):
+        return sorted(range(len(prices)), key=prices.__getitem__)[:count]
     left = list(prices)
     order: list[int] = []
     for _ in range(min(count, len(left))):

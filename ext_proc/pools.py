@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.constraints import AdapterMode, GpuWeights, LearnedSettings, ModelNeeds
 from ext_proc.routing.types import (
     BodyMode,
     CustomMetric,
@@ -32,6 +33,9 @@ MAX_ENDPOINTS: Final = 20_000
 MAX_VARIANTS: Final = 100
 MAX_CUSTOM: Final = 32
 MAX_PERCENT: Final = 100
+MAX_NEEDS: Final = 256
+MAX_HOLD_S: Final = 0.0005
+MAX_EXPLORE: Final = 0.02
 MAX_TOLD: Final = 16
 """Conditions of one replica that are read."""
 
@@ -40,6 +44,12 @@ _BODY: Final[Mapping[int, BodyMode]] = {
     pool_pb2.BODY_MODE_NONE: "none",
     pool_pb2.BODY_MODE_PEEK: "peek",
     pool_pb2.BODY_MODE_FULL: "full",
+}
+_ADAPTERS: Final[Mapping[int, AdapterMode]] = {
+    pool_pb2.ADAPTERS_UNSPECIFIED: "prefer",
+    pool_pb2.ADAPTERS_IGNORE: "ignore",
+    pool_pb2.ADAPTERS_PREFER: "prefer",
+    pool_pb2.ADAPTERS_REQUIRE: "require",
 }
 _DEFAULT: Final = Pool(name="default")
 
@@ -97,6 +107,17 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
             min_weight=min(1.0, _positive(ramp.min_weight, 0.0, where, "slow_start.min_weight")),
         ),
         custom_metrics=_custom(message, where),
+        model_needs=_model_needs(message, where),
+        gpu_weights=_gpu_weights(routing, where),
+        learned=_learned(routing, where),
+        co_batch_hold_s=_within(
+            routing.co_batch_hold_seconds, 0.0, MAX_HOLD_S, where, "co_batch_hold"
+        ),
+        adapters=_adapters(routing, where),
+        prefer_zone=routing.prefer_zone,
+        spill_factor=_positive(
+            routing.spill_factor, _DEFAULT.spill_factor, where, "spill_factor", least=1.0
+        ),
         repository=message.deep_health.repository,
         gpu_memory_free=_share(message.deep_health.gpu_memory_free, where, "gpu_memory_free"),
         share=message.deep_health.share,
@@ -107,6 +128,47 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
             message.probe_interval_seconds, _DEFAULT.probe_interval_s, where, "probe_interval"
         ),
     )
+
+
+def _model_needs(message: pool_pb2.Pool, where: str) -> tuple[ModelNeeds, ...]:
+    if len(message.model_needs) > MAX_NEEDS:
+        raise PoolError(f"{where}: {len(message.model_needs)} model needs; {MAX_NEEDS} may be")
+    for each in message.model_needs:
+        if not each.model:
+            raise PoolError(f"{where}: model_needs without a model")
+        if each.device_required and not each.device:
+            raise PoolError(f"{where}: model {each.model!r} requires a device and names none")
+    return tuple(
+        ModelNeeds(each.model, each.memory_bytes, each.device, each.device_required)
+        for each in message.model_needs
+    )
+
+
+def _gpu_weights(routing: pool_pb2.Routing, where: str) -> GpuWeights:
+    if not routing.HasField("gpu_weights"):
+        return _DEFAULT.gpu_weights
+    sent = routing.gpu_weights
+    weights = [
+        _positive(value, 0.0, where, "gpu_weights")
+        for value in (sent.queue, sent.gpu, sent.kv, sent.latency)
+    ]
+    if not any(weights):
+        raise PoolError(f"{where}: all of gpu_weights are 0")
+    return GpuWeights(*weights)
+
+
+def _learned(routing: pool_pb2.Routing, where: str) -> LearnedSettings:
+    if not routing.HasField("learned"):
+        return _DEFAULT.learned
+    explore = _within(routing.learned.explore, 0.0, MAX_EXPLORE, where, "learned.explore")
+    return LearnedSettings(routing.learned.min_decisions or _DEFAULT.learned.min_decisions, explore)
+
+
+def _adapters(routing: pool_pb2.Routing, where: str) -> AdapterMode:
+    mode = _ADAPTERS.get(routing.adapters)
+    if mode is None:
+        raise PoolError(f"{where}: unknown adapter mode {routing.adapters}")
+    return mode
 
 
 def _outlier(message: pool_pb2.Pool, where: str) -> Outlier:
@@ -198,6 +260,8 @@ def _endpoints(message: pool_pb2.Pool, where: str, variants: set[str]) -> tuple[
             gpus=frozenset(endpoint.gpus),
             capacity=_positive(endpoint.capacity, 1.0, here, "capacity"),
             zone=endpoint.zone,
+            device=endpoint.device,
+            adapters=frozenset(endpoint.adapters),
             draining=endpoint.draining,
             joined_unix_s=endpoint.joined_unix_ms / 1000 if endpoint.joined_unix_ms else None,
             told=tuple(endpoint.told[:MAX_TOLD]),
@@ -208,6 +272,12 @@ def _endpoints(message: pool_pb2.Pool, where: str, variants: set[str]) -> tuple[
 def _share(value: float, where: str, field: str) -> float:
     if not 0.0 <= value < 1.0:
         raise PoolError(f"{where}: {field} is {value}; it must be at least 0 and below 1")
+    return value
+
+
+def _within(value: float, least: float, most: float, where: str, field: str) -> float:
+    if not least <= value <= most:
+        raise PoolError(f"{where}: {field} is {value}; it must be {least:g} to {most:g}")
     return value
 
 

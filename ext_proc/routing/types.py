@@ -10,6 +10,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from ext_proc.routing.constraints import (
+    USUAL_LEARNING,
+    USUAL_WEIGHTS,
+    AdapterMode,
+    GpuWeights,
+    LearnedSettings,
+    ModelNeeds,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -41,6 +50,10 @@ class Endpoint:
     draining: bool = False
     joined_unix_s: float | None = None
     """Wall-clock time at which it joined, where its ramp starts; ``None`` = warm."""
+    device: str = ""
+    """What it computes on; empty = unsaid."""
+    adapters: frozenset[str] = frozenset()
+    """LoRA adapters that the fleet says are loaded on it."""
     gpu_metrics_url: str | None = None
     """Page of NVIDIA's DCGM exporter on its host."""
     gpus: frozenset[str] = frozenset()
@@ -139,6 +152,18 @@ class Pool:
     probe_interval_s: float = 5.0
     custom_metrics: tuple[CustomMetric, ...] = ()
     """Series of the replicas' pages that are declared, not known by a dialect."""
+    model_needs: tuple[ModelNeeds, ...] = ()
+    """What single models need of a replica."""
+    gpu_weights: GpuWeights = USUAL_WEIGHTS
+    learned: LearnedSettings = USUAL_LEARNING
+    co_batch_hold_s: float = 0.0
+    """Longest time for which ``co-batch`` lets a request wait for companions; 0 = none waits."""
+    adapters: AdapterMode = "prefer"
+    """How much it counts that a replica has a request's LoRA adapter loaded."""
+    prefer_zone: bool = False
+    """Replicas of the picker's own zone are preferred."""
+    spill_factor: float = 1.5
+    """How far above the mean the load of a preferred replica may be."""
     repository: bool = False
     """Ask the replicas' repository index for the state of the pool's models."""
     gpu_memory_free: float = 0.0
@@ -262,6 +287,10 @@ class Reading:
     """Blocks that its KV cache has in all."""
     gpu_memory_used: float | None = None
     """Share of its GPUs' memory in use, 0..1."""
+    gpu_memory_free: float | None = None
+    """Bytes of its GPUs' memory that are free."""
+    adapters: frozenset[str] | None = None
+    """LoRA adapters that run or wait there."""
     gpu_xid: int | None = None
     """NVIDIA XID code of the last GPU error, 0 = no error so far."""
     queue_s: float | None = None

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from xds_server.fleet.constraints import MAX_NEEDS, GpuWeights, Learned, ModelNeeds
 from xds_server.fleet.fields import (
     MAX_WEIGHT_SUM,
     RESERVED_HEADER_PREFIXES,
@@ -109,6 +110,10 @@ class Endpoint(Strict):
     """Where it stands, for people and metrics, and for the pool's `zones`."""
     labels: Annotated[dict[Label, Label], Field(max_length=64)] = Field(default={})
     """Free key-value pairs, carried to the pickers."""
+    device: Label = ""
+    """What it computes on, e.g. `a100`; for the pool's `model_needs`."""
+    adapters: Annotated[tuple[Label, ...], Field(max_length=1024)] = ()
+    """LoRA adapters that are loaded on it, as requests name them."""
     draining: bool = False
     """Takes no new work."""
     telemetry: EndpointTelemetry = EndpointTelemetry()
@@ -184,6 +189,18 @@ class Routing(Strict):
     `max_sequence_idle_microseconds`."""
     load_factor: Annotated[float, Field(ge=1, le=100)] = 1.5
     """The cached replica is chosen while its load is at most this factor above the mean."""
+    gpu_weights: GpuWeights = GpuWeights()
+    learned: Learned = Learned()
+    co_batch_hold_ms: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Policy `co-batch`: longest time for which a request waits for companions, where the rate
+    makes one likely; 0 = none waits."""
+    adapters: Literal["ignore", "prefer", "require"] = "prefer"
+    """Whether replicas that have a request's LoRA adapter loaded are preferred or required."""
+    prefer_zone: bool = False
+    """Replicas of the picker's own zone (its `--zone`) are preferred."""
+    spill_factor: Annotated[float, Field(ge=1, le=100)] = 1.5
+    """A preferred replica (zone, adapter, device) is kept to while its requests in flight are at
+    most this factor above the mean."""
     peek_bytes: Annotated[int, Field(ge=4096, le=16 * 2**20)] = 65_536
     """In body mode `peek`: about how much of a body the picker reads, and the largest body that
     Envoy can send again to another replica."""
@@ -320,6 +337,8 @@ class Pool(Strict):
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)] = (Variant(name="stable"),)
     endpoints: tuple[Endpoint, ...] = ()
     routing: Routing = Routing()
+    model_needs: Annotated[tuple[ModelNeeds, ...], Field(max_length=MAX_NEEDS)] = ()
+    """What single models need of a replica."""
     slow_start: SlowStart = SlowStart()
     circuit_breaker: CircuitBreaker = CircuitBreaker()
     outlier: Outlier = Outlier()

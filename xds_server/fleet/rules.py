@@ -14,6 +14,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
+from xds_server.fleet.constraints import constraints
 from xds_server.fleet.fields import MAX_WEIGHT_SUM, RESERVED_HEADER_PREFIXES, split_host_port
 from xds_server.fleet.problem import Location, Problem, repeated, spell
 from xds_server.fleet.traffic_rules import traffic
@@ -114,6 +115,7 @@ def _pool(at: Location, pool: Pool) -> Iterator[Problem]:
         )
     yield from _variants(at, pool)
     yield from _endpoints(at, pool)
+    yield from constraints(at, pool)
 
 
 def _variants(at: Location, pool: Pool) -> Iterator[Problem]:
@@ -192,7 +194,7 @@ def _identities(fleet: Fleet) -> Iterator[Problem]:
         known_at, known = first.setdefault(endpoint.id, (at, endpoint))
         if known_at[:2] == at[:2]:
             continue  # itself, or a repetition within one pool, which has its own message
-        for field in ("http", "grpc", "metrics", "telemetry"):
+        for field in ("http", "grpc", "metrics", "telemetry", "device"):
             here, there = getattr(endpoint, field), getattr(known, field)
             if here != there:
                 yield Problem(

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from xds_server.fleet.model import Pool
     from xds_server.resources.view import View
 
+_ADAPTERS = {
+    "ignore": pool_pb2.ADAPTERS_IGNORE,
+    "prefer": pool_pb2.ADAPTERS_PREFER,
+    "require": pool_pb2.ADAPTERS_REQUIRE,
+}
 _BODY_MODES = {
     "none": pool_pb2.BODY_MODE_NONE,
     "peek": pool_pb2.BODY_MODE_PEEK,
@@ -44,6 +49,15 @@ def pool_resource(view: View, pool: Pool) -> bytes:
             sequence_idle_seconds=routing.sequence_idle,
             load_factor=routing.load_factor,
             max_body_bytes=routing.max_body,
+            gpu_weights=pool_pb2.GpuWeights(**routing.gpu_weights.model_dump()),
+            learned=pool_pb2.Learned(
+                min_decisions=routing.learned.min_decisions,
+                explore=routing.learned.explore_percent / 100,
+            ),
+            co_batch_hold_seconds=routing.co_batch_hold_ms / 1000,
+            adapters=_ADAPTERS[routing.adapters],
+            prefer_zone=routing.prefer_zone,
+            spill_factor=routing.spill_factor,
         ),
         slow_start=pool_pb2.SlowStart(
             window_seconds=ramp.window,
@@ -73,6 +87,13 @@ def pool_resource(view: View, pool: Pool) -> bytes:
         message.custom_metrics.add(
             reading=custom.reading, metric=custom.metric, labels=custom.labels, scale=custom.scale
         )
+    for needs in pool.model_needs:
+        message.model_needs.add(
+            model=needs.model,
+            memory_bytes=needs.memory_mib * 2**20,
+            device=needs.device,
+            device_required=needs.device_required,
+        )
     for variant in pool.variants:
         message.variants.add(
             name=variant.name,
@@ -97,6 +118,8 @@ def pool_resource(view: View, pool: Pool) -> bytes:
             capacity=endpoint.capacity,
             zone=endpoint.zone,
             labels=endpoint.labels,
+            device=endpoint.device,
+            adapters=endpoint.adapters,
             draining=endpoint.draining,
             joined_unix_ms=incarnation.joined_unix_ms,
         )

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from ext_proc.pools import MAX_ENDPOINTS, MAX_VARIANTS, PoolError, pool_of
+from ext_proc.pools import MAX_ENDPOINTS, MAX_NEEDS, MAX_VARIANTS, PoolError, pool_of
+from ext_proc.routing.constraints import GpuWeights, LearnedSettings, ModelNeeds
 from ext_proc.routing.types import Endpoint, EndpointKey, Outlier, Pool, SlowStart, Variant
 from protos.tidegate.fleet.v1 import pool_pb2
 
@@ -194,4 +195,52 @@ def test_rules_of_ejection_and_probes_arrive():
 def test_senseless_rules_of_ejection_are_refused(changes):
     """With the pool's name, so that the control server shows it."""
     with pytest.raises(PoolError, match="llm"):
+        pool_of(message(**changes))
+
+
+def test_constraints_and_settings_of_policies_arrive():
+    """Needs of models, devices, adapters, zones, weights and the bandit's bounds."""
+    made = pool_of(
+        message(
+            endpoints=[endpoint(device="a100", adapters=["fr", "de"])],
+            model_needs=[
+                pool_pb2.ModelNeeds(model="m", memory_bytes=5, device="a100", device_required=True)
+            ],
+            routing=pool_pb2.Routing(
+                gpu_weights=pool_pb2.GpuWeights(queue=2, kv=1),
+                learned=pool_pb2.Learned(min_decisions=2000, explore=0.02),
+                co_batch_hold_seconds=0.0005,
+                adapters=pool_pb2.ADAPTERS_REQUIRE,
+                prefer_zone=True,
+                spill_factor=2,
+            ),
+        )
+    )
+    assert made.endpoints[0].device == "a100"
+    assert made.endpoints[0].adapters == {"fr", "de"}
+    assert made.model_needs == (ModelNeeds("m", 5, "a100", device_required=True),)
+    assert made.gpu_weights == GpuWeights(2.0, 0.0, 1.0, 0.0)
+    assert made.learned == LearnedSettings(2000, 0.02)
+    assert (made.co_batch_hold_s, made.adapters) == (0.0005, "require")
+    assert (made.prefer_zone, made.spill_factor) == (True, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"model_needs": [pool_pb2.ModelNeeds(model="m")] * (MAX_NEEDS + 1)}, "257 model needs"),
+        ({"model_needs": [pool_pb2.ModelNeeds()]}, "without a model"),
+        ({"model_needs": [pool_pb2.ModelNeeds(model="m", device_required=True)]}, "names none"),
+        ({"routing": pool_pb2.Routing(gpu_weights=pool_pb2.GpuWeights())}, "gpu_weights are 0"),
+        ({"routing": pool_pb2.Routing(gpu_weights=pool_pb2.GpuWeights(kv=-1))}, "gpu_weights is"),
+        ({"routing": pool_pb2.Routing(learned=pool_pb2.Learned(explore=0.03))}, "explore is 0.03"),
+        ({"routing": pool_pb2.Routing(co_batch_hold_seconds=0.001)}, "co_batch_hold is 0.001"),
+        ({"routing": pool_pb2.Routing(co_batch_hold_seconds=math.nan)}, "co_batch_hold is nan"),
+        ({"routing": pool_pb2.Routing(adapters=9)}, "unknown adapter mode 9"),
+        ({"routing": pool_pb2.Routing(spill_factor=0.5)}, "spill_factor is 0.5"),
+    ],
+)
+def test_senseless_constraints_are_refused(changes, place):
+    """Each with its place, so that the control server shows it."""
+    with pytest.raises(PoolError, match=place):
         pool_of(message(**changes))

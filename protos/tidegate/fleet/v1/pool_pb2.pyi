@@ -36,6 +36,28 @@ FORM_GRPC: Form.ValueType  # 1
 """inference.GRPCInferenceService"""
 Global___Form: _TypeAlias = Form  # noqa: Y015
 
+class _Adapters:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AdaptersEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Adapters.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ADAPTERS_UNSPECIFIED: _Adapters.ValueType  # 0
+    """prefer"""
+    ADAPTERS_IGNORE: _Adapters.ValueType  # 1
+    ADAPTERS_PREFER: _Adapters.ValueType  # 2
+    ADAPTERS_REQUIRE: _Adapters.ValueType  # 3
+
+class Adapters(_Adapters, metaclass=_AdaptersEnumTypeWrapper):
+    """How much it counts that a replica has a request's LoRA adapter loaded."""
+
+ADAPTERS_UNSPECIFIED: Adapters.ValueType  # 0
+"""prefer"""
+ADAPTERS_IGNORE: Adapters.ValueType  # 1
+ADAPTERS_PREFER: Adapters.ValueType  # 2
+ADAPTERS_REQUIRE: Adapters.ValueType  # 3
+Global___Adapters: _TypeAlias = Adapters  # noqa: Y015
+
 class _BodyMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -89,6 +111,7 @@ class Pool(_message.Message):
     CUSTOM_METRICS_FIELD_NUMBER: _builtins.int
     DEEP_HEALTH_FIELD_NUMBER: _builtins.int
     ORCA_FIELD_NUMBER: _builtins.int
+    MODEL_NEEDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     per_endpoint_in_flight: _builtins.int
     """Most requests in flight on one endpoint; 0 = no limit."""
@@ -130,6 +153,10 @@ class Pool(_message.Message):
 
     @_builtins.property
     def deep_health(self) -> Global___DeepHealth: ...
+    @_builtins.property
+    def model_needs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelNeeds]:
+        """What single models need of a replica."""
+
     def __init__(
         self,
         *,
@@ -148,10 +175,11 @@ class Pool(_message.Message):
         custom_metrics: _abc.Iterable[Global___CustomMetric] | None = ...,
         deep_health: Global___DeepHealth | None = ...,
         orca: _builtins.bool = ...,
+        model_needs: _abc.Iterable[Global___ModelNeeds] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deep_health", b"deep_health", "outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -331,6 +359,8 @@ class Endpoint(_message.Message):
     GPU_METRICS_URL_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     TOLD_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique in the fleet; one replica has the same id in every pool that it serves."""
     incarnation: _builtins.int
@@ -349,6 +379,8 @@ class Endpoint(_message.Message):
     """When the replica joined the pool, Unix time in milliseconds; the ramp starts here. 0 = warm."""
     gpu_metrics_url: _builtins.str
     """Page of NVIDIA's DCGM exporter on its host; empty = none."""
+    device: _builtins.str
+    """What it computes on, e.g. "a100"; empty = unsaid."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -358,6 +390,10 @@ class Endpoint(_message.Message):
     @_builtins.property
     def told(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Conditions that pickers found and the control server tells to all; empty = none."""
+
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """LoRA adapters that are loaded on it, as requests name them; empty = unsaid."""
 
     def __init__(
         self,
@@ -376,10 +412,12 @@ class Endpoint(_message.Message):
         gpu_metrics_url: _builtins.str = ...,
         gpus: _abc.Iterable[_builtins.str] | None = ...,
         told: _abc.Iterable[_builtins.str] | None = ...,
+        device: _builtins.str = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "draining", b"draining", "gpu_metrics_url", b"gpu_metrics_url", "gpus", b"gpus", "grpc_address", b"grpc_address", "http_address", b"http_address", "id", b"id", "incarnation", b"incarnation", "joined_unix_ms", b"joined_unix_ms", "labels", b"labels", "metrics_url", b"metrics_url", "told", b"told", "variant", b"variant", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "capacity", b"capacity", "device", b"device", "draining", b"draining", "gpu_metrics_url", b"gpu_metrics_url", "gpus", b"gpus", "grpc_address", b"grpc_address", "http_address", b"http_address", "id", b"id", "incarnation", b"incarnation", "joined_unix_ms", b"joined_unix_ms", "labels", b"labels", "metrics_url", b"metrics_url", "told", b"told", "variant", b"variant", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -457,6 +495,12 @@ class Routing(_message.Message):
     ALLOW_OVERRIDE_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
+    GPU_WEIGHTS_FIELD_NUMBER: _builtins.int
+    LEARNED_FIELD_NUMBER: _builtins.int
+    CO_BATCH_HOLD_SECONDS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    PREFER_ZONE_FIELD_NUMBER: _builtins.int
+    SPILL_FACTOR_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the policy, e.g. "auto"."""
     body: Global___BodyMode.ValueType
@@ -482,9 +526,26 @@ class Routing(_message.Message):
     """Tokens in one prefix block, where token ids are known; 0 = the picker's default."""
     tokenizer: _builtins.str
     """Path of the model's tokenizer.json on the picker's machine; empty = none."""
+    co_batch_hold_seconds: _builtins.float
+    """Longest time for which "co-batch" lets a request wait for companions; 0 = none waits."""
+    adapters: Global___Adapters.ValueType
+    prefer_zone: _builtins.bool
+    """Replicas of the picker's own zone are preferred."""
+    spill_factor: _builtins.float
+    """A preferred replica (zone, adapter, device) is kept to while its requests in flight are at
+    most this factor above the mean; 0 = the picker's default.
+    """
     @_builtins.property
     def allow_override(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Policies that a request may ask for with the header "tidegate-policy"."""
+
+    @_builtins.property
+    def gpu_weights(self) -> Global___GpuWeights:
+        """Of the policy "gpu-composite"; absent = the picker's defaults."""
+
+    @_builtins.property
+    def learned(self) -> Global___Learned:
+        """Of the policy "learned"; absent = the picker's defaults."""
 
     def __init__(
         self,
@@ -502,14 +563,109 @@ class Routing(_message.Message):
         allow_override: _abc.Iterable[_builtins.str] | None = ...,
         block_tokens: _builtins.int = ...,
         tokenizer: _builtins.str = ...,
+        gpu_weights: Global___GpuWeights | None = ...,
+        learned: Global___Learned | None = ...,
+        co_batch_hold_seconds: _builtins.float = ...,
+        adapters: Global___Adapters.ValueType = ...,
+        prefer_zone: _builtins.bool = ...,
+        spill_factor: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gpu_weights", b"gpu_weights", "learned", b"learned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "fallbacks", b"fallbacks", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "policy", b"policy", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "policy", b"policy", "prefer_zone", b"prefer_zone", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Routing: _TypeAlias = Routing  # noqa: Y015
+
+@_typing.final
+class GpuWeights(_message.Message):
+    """Weights of a composite price; only their ratios count."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    KV_FIELD_NUMBER: _builtins.int
+    LATENCY_FIELD_NUMBER: _builtins.int
+    queue: _builtins.float
+    gpu: _builtins.float
+    kv: _builtins.float
+    latency: _builtins.float
+    def __init__(
+        self,
+        *,
+        queue: _builtins.float = ...,
+        gpu: _builtins.float = ...,
+        kv: _builtins.float = ...,
+        latency: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "kv", b"kv", "latency", b"latency", "queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GpuWeights: _TypeAlias = GpuWeights  # noqa: Y015
+
+@_typing.final
+class Learned(_message.Message):
+    """When the policy "learned" may act, and how much it tries out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIN_DECISIONS_FIELD_NUMBER: _builtins.int
+    EXPLORE_FIELD_NUMBER: _builtins.int
+    min_decisions: _builtins.int
+    """Finished requests between two judgements; 0 = the picker's default."""
+    explore: _builtins.float
+    """Share of requests on which it tries an alternative, 0..0.02."""
+    def __init__(
+        self,
+        *,
+        min_decisions: _builtins.int = ...,
+        explore: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explore", b"explore", "min_decisions", b"min_decisions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Learned: _TypeAlias = Learned  # noqa: Y015
+
+@_typing.final
+class ModelNeeds(_message.Message):
+    """What a model needs of a replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    DEVICE_REQUIRED_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    memory_bytes: _builtins.int
+    """GPU memory that must be free on a replica that has not loaded it; 0 = not looked at."""
+    device: _builtins.str
+    """The device that it wants; empty = any."""
+    device_required: _builtins.bool
+    """Other devices are never used."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
+        device: _builtins.str = ...,
+        device_required: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "device_required", b"device_required", "memory_bytes", b"memory_bytes", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelNeeds: _TypeAlias = ModelNeeds  # noqa: Y015
 
 @_typing.final
 class SlowStart(_message.Message):

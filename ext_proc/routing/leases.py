@@ -15,6 +15,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ext_proc.routing.types import EndpointKey, SequenceKey
 
 MAX_LEASES: Final = 100_000
@@ -36,6 +38,24 @@ class LeaseKey(NamedTuple):
     sequence: SequenceKey
 
 
+class Leased(NamedTuple):
+    """A lease was granted or prolonged."""
+
+    key: LeaseKey
+    lease: Lease
+    fresh: bool = True
+    """Granted, not prolonged."""
+
+
+class Released(NamedTuple):
+    """A lease was ended by its sequence."""
+
+    key: LeaseKey
+
+
+LeaseEvent = Leased | Released
+
+
 class Leases:
     """The live leases of this picker.
 
@@ -54,6 +74,10 @@ class Leases:
 
     def __repr__(self) -> str:
         return f"<Leases {len(self._leases)}/{self._max_leases}>"
+
+    def items(self) -> Iterable[tuple[LeaseKey, Lease]]:
+        """Return all leases, the least recently used first; some may have expired."""
+        return self._leases.items()
 
     def find(self, key: LeaseKey, now: float) -> Lease | None:
         """Return the lease of a sequence, ``None`` where it has none or it has expired."""

@@ -12,6 +12,8 @@ Rules:
    ticket settles: no rounding is carried from one busy period to the next.
 5. At most ``max_tickets`` tickets are open. A charge beyond them is refused and counted in
    ``overflowed``; the request is then routed without being counted.
+6. A load also holds what others sent that tell us of it (``add`` and ``drop``, see ``siblings``):
+   it is in ``in_flight`` and ``work``, and ``others`` says how much of it is not ours.
 """
 
 from __future__ import annotations
@@ -52,11 +54,13 @@ LedgerEvent = Charged | Settled | EndpointRemoved
 class Load:
     """What one endpoint has in flight; a live view that only the ledger changes."""
 
-    __slots__ = ("in_flight", "work")
+    __slots__ = ("in_flight", "others", "work")
 
     def __init__(self) -> None:
         self.in_flight = 0
         """Requests."""
+        self.others = 0
+        """How many of them are not ours."""
         self.work = 0.0
         """Estimated uncached input tokens of these requests."""
 
@@ -146,6 +150,21 @@ class Ledger:
         load.work = max(load.work - ticket.work, 0.0) if load.in_flight else 0.0
         self.outcomes[outcome] += 1
         return True
+
+    def add(self, key: EndpointKey, work: float) -> None:
+        """Count a request of somebody else."""
+        load = self.load(key)
+        load.in_flight += 1
+        load.others += 1
+        load.work += work
+
+    def drop(self, key: EndpointKey, work: float) -> None:
+        """Take a request of somebody else back; of an endpoint that left nothing is counted."""
+        load = self._loads.get(key)
+        if load is not None and load.others:
+            load.in_flight -= 1
+            load.others -= 1
+            load.work = max(load.work - work, 0.0) if load.in_flight else 0.0
 
     def _remove(self, key: EndpointKey) -> bool:
         load = self._loads.get(key)

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ext_proc.routing.prefix_uses import Holder, Several, Use
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ext_proc.routing.roster import Seat
     from ext_proc.routing.types import EndpointKey
@@ -320,6 +320,19 @@ class PrefixIndex:
                 budget -= 1
         if budget > 0:
             self._next_expiry = now + EXPIRE_EVERY_S
+
+    def uses(self) -> Iterator[Inserted]:
+        """Yield what stands for the index: inserted in this order, an empty one holds the same.
+
+        The index may change between two steps; what is inserted meanwhile may be left out.
+        """
+        for holder in list(self._holders.values()):
+            use = holder.oldest
+            while use is not None:
+                newer = use.newer
+                if use.live:
+                    yield Inserted(holder.key, tuple(use.blocks), use.at)
+                use = newer
 
     # --- Inside ---------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ Rules:
 2. Time and chance are arguments. The same calls with the same ``rng`` give the same decisions.
 3. An endpoint is removed when it is gone from all pools: its tickets settle, its blocks and
    leases go. A change of policy, weights or limits keeps all three.
-4. Each change of ledger and index is an event; ``on_event`` hears all of them, in order.
+4. Each change of ledger, index and leases by a request is an event; ``on_event`` hears all of
+   them, in order. What ``siblings`` did is no event here.
 5. Not safe for threads: one event loop owns a router.
 """
 
@@ -19,7 +20,7 @@ from ext_proc.routing.candidates import worth_remembering
 from ext_proc.routing.choosing import Choice, Chooser
 from ext_proc.routing.conditions import Conditions, moved_on
 from ext_proc.routing.explain import Fixed, Recent, describe, explain
-from ext_proc.routing.leases import Lease, Leases
+from ext_proc.routing.leases import Lease, Leased, LeaseEvent, Leases, Released
 from ext_proc.routing.ledger import (
     MAX_TICKETS,
     Charged,
@@ -33,6 +34,7 @@ from ext_proc.routing.pace import FleetPace
 from ext_proc.routing.policies import make_policy
 from ext_proc.routing.prefix_index import IndexEvent, Inserted, PrefixIndex, Purged
 from ext_proc.routing.roster import Directory, Replica, Roster
+from ext_proc.routing.siblings import Siblings
 from ext_proc.routing.types import (
     Decision,
     EndpointKey,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ext_proc.routing.draw import Rng
+    from ext_proc.routing.leases import LeaseKey
     from ext_proc.routing.policies import Offer
 
 __all__ = ["Router"]
@@ -62,7 +65,7 @@ class Router:
     Args:
         rng: Chance, e.g. ``random.Random()``.
         max_tickets: Most requests counted as in flight at one time.
-        on_event: Hears each change of ledger and index, for followers and replay.
+        on_event: Hears each change of ledger, index and leases, for followers and replay.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class Router:
         rng: Rng,
         *,
         max_tickets: int = MAX_TICKETS,
-        on_event: Callable[[LedgerEvent | IndexEvent], None] | None = None,
+        on_event: Callable[[LedgerEvent | IndexEvent | LeaseEvent], None] | None = None,
     ) -> None:
         self._rng = rng
         self._on_event = on_event
@@ -88,6 +91,16 @@ class Router:
         self._paces: dict[str, FleetPace] = {}
         self._replicas: dict[EndpointKey, Replica] = {}
         self._by_id: dict[str, list[Replica]] = {}
+        self.siblings = Siblings(
+            self.ledger,
+            self.index,
+            self.leases,
+            self.conditions,
+            self._replicas,
+            self._per_token,
+            self._teach,
+        )
+        """What other workers of this machine did."""
         self.recent = Recent()
         """Some of the latest decisions."""
         self._directory = Directory(())
@@ -145,6 +158,7 @@ class Router:
         del self._replicas[key]
         if self.ledger.apply(EndpointRemoved(key)) and self._on_event is not None:
             self._on_event(EndpointRemoved(key))
+        self.siblings.removed(key)
         self._purge(key)
         self.index.forget(key)
         self.leases.drop_endpoint(key)
@@ -200,10 +214,10 @@ class Router:
             self._inserted(seat.key, request.blocks, now)
         if lease_key is not None:
             if request.features.sequence_end:
-                self.leases.release(lease_key)
+                self._leased(lease_key, None, now, fresh=False)
             else:
                 lease = Lease(seat.key, offer.variant, now + pool.sequence_idle_s)
-                self.leases.keep(lease_key, lease, now)
+                self._leased(lease_key, lease, now, fresh=not choice.leased)
         decision = Decision(
             self._charge(offer, picked, pool.name),
             tuple([seats[index].address for index in order]),
@@ -327,12 +341,24 @@ class Router:
             ticket = self._moved.pop(ticket.id, ticket)
         if not self._settled(ticket.id, outcome):
             return False
-        if outcome is Outcome.DONE and ticket.drain_s is not None:
-            pace = self._replicas[ticket.endpoint].paces.get(ticket.pool)
-            if pace is not None:
-                tokens = ticket.work if ticket.prompted else None
-                pace.learn(tokens, ticket.drain_s, ticket.ahead, now - ticket.at, now)
+        if outcome is Outcome.DONE:
+            self._teach(ticket, now)
         return True
+
+    def _teach(self, ticket: Ticket, now: float) -> None:
+        """Learn from a request that ended now as it should."""
+        if ticket.drain_s is None:
+            return
+        pace = self._replicas[ticket.endpoint].paces.get(ticket.pool)
+        if pace is not None:
+            tokens = ticket.work if ticket.prompted else None
+            pace.learn(tokens, ticket.drain_s, ticket.ahead, now - ticket.at, now)
+
+    def _per_token(self, ticket: Ticket) -> float:
+        """Return the seconds of prefill per token on a ticket's replica, 0 where unknown."""
+        fleet = self._paces.get(ticket.pool)
+        pace = self._replicas[ticket.endpoint].paces.get(ticket.pool)
+        return 0.0 if fleet is None or pace is None else fleet.seconds_per_token * pace.slowness
 
     def observe(self, endpoint_id: str, readings: Sequence[Reading]) -> None:
         """Take what an endpoint says about itself; an unknown endpoint is ignored."""
@@ -354,7 +380,8 @@ class Router:
 
     def sweep(self, now: float) -> None:
         """Look who stands still with work in flight; about once a second."""
-        self.conditions.sweep({key: load.in_flight for key, load in self.ledger.loads()}, now)
+        ours = {key: load.in_flight - load.others for key, load in self.ledger.loads()}
+        self.conditions.sweep(ours, now)
 
     def restarted(self, endpoint_id: str, unix_now: float) -> None:
         """Note that an endpoint's process is a new one.
@@ -389,6 +416,14 @@ class Router:
         if self._on_event is not None:
             self._on_event(Inserted(key, blocks, now))
 
+    def _leased(self, key: LeaseKey, lease: Lease | None, now: float, *, fresh: bool) -> None:
+        if lease is None:
+            self.leases.release(key)
+        else:
+            self.leases.keep(key, lease, now)
+        if self._on_event is not None:
+            self._on_event(Released(key) if lease is None else Leased(key, lease, fresh))
+
     def _purge(self, key: EndpointKey) -> None:
         self.index.purge(key)
         if self._on_event is not None:
@@ -397,10 +432,10 @@ class Router:
     # --- Showing --------------------------------------------------------------------------------
 
     def in_flight(self) -> dict[str, int]:
-        """Return the requests in flight by endpoint id, each known endpoint included."""
+        """Return our requests in flight by endpoint id, each known endpoint included."""
         total: dict[str, int] = {}
         for key, load in self.ledger.loads():
-            total[key.id] = total.get(key.id, 0) + load.in_flight
+            total[key.id] = total.get(key.id, 0) + load.in_flight - load.others
         return total
 
     def state(self, now: float) -> dict[str, object]:
@@ -413,6 +448,7 @@ class Router:
             "recent": self.recent.describe(now),
             "counters": {
                 "open_tickets": len(self.ledger),
+                "open_tickets_of_siblings": len(self.siblings),
                 "settled": {str(each): count for each, count in self.ledger.outcomes.items()},
                 "unmatched_settles": self.ledger.unmatched,
                 "overflowed_charges": self.ledger.overflowed,

@@ -1,7 +1,8 @@
 """The prefix index: which replica probably holds which prompt blocks in its KV cache.
 
-It is approximate: it knows what this picker sent, not what an engine evicted. A block's hash
-covers all blocks before it, so one flat table of hashes stands for a radix tree.
+It is approximate: it knows what this picker sent, not what an engine evicted. What engines tell of
+themselves comes in by ``exact_index``. A block's hash covers all blocks before it, so one flat
+table of hashes stands for a radix tree.
 
 Rules:
 
@@ -148,16 +149,16 @@ class PrefixIndex:
     def _match_long(self, blocks: tuple[int, ...]) -> Steps:
         """Walk a long prompt by halving: who holds a block holds all before it (rule 2)."""
         steps: Steps = []
-        live, find = self._live, self._table.get
+        find = self._table.get
         depth, last = 0, len(blocks) - 1
         entry = find(blocks[0])
-        alive = 0 if entry is None else live & entry.mask
+        alive = 0 if entry is None else self._live & entry.mask
         while alive:
             low, high = depth, last + 1  # `low` has the same holders, `high` has not
             probe = last  # a turn of a conversation is held nearly to its end
             while low < probe:
                 entry = find(blocks[probe])
-                if entry is not None and live & entry.mask == alive:
+                if entry is not None and alive & entry.mask == alive:
                     low = probe
                 else:
                     high = probe
@@ -165,7 +166,7 @@ class PrefixIndex:
             steps.append((alive, low + 1))
             depth = low + 1
             entry = find(blocks[depth]) if depth <= last else None
-            alive = 0 if entry is None else live & entry.mask
+            alive = 0 if entry is None else alive & entry.mask
         return steps
 
     def deepest(self, steps: Steps, most: int, chance: float = 0.0) -> dict[EndpointKey, int]:
@@ -255,6 +256,9 @@ class PrefixIndex:
         holder = self._holders.get(endpoint)
         if holder is not None:
             holder.max_blocks, holder.ttl_s = max_blocks, ttl_s
+            if holder.told is not None:
+                holder.told.usual_ttl_s = ttl_s
+                holder.told.judge()
             while holder.count > max_blocks and holder.oldest is not None:
                 self._evict(holder)
 
@@ -272,7 +276,9 @@ class PrefixIndex:
             now: Monotonic seconds, never less than in an earlier call.
         """
         holder = self._holders.get(endpoint) or self._enrol(endpoint)
-        blocks = blocks[: holder.max_blocks]
+        whole = blocks = blocks[: holder.max_blocks]
+        if holder.told is not None:
+            blocks = holder.told.missing(blocks, self._table)
         if not blocks:
             return
         if self._dead:
@@ -286,7 +292,7 @@ class PrefixIndex:
             use.blocks, use.at = chain, now
         holder.append(use)
         touched = blocks if not kept else blocks[: kept.start] + blocks[kept.stop :]
-        repeated = self._touch(holder, use, touched, blocks)
+        repeated = self._touch(holder, use, touched, whole)
         use.live = len(chain) - repeated
         use.plain = not repeated
         while holder.count > holder.max_blocks and holder.oldest is not None:
@@ -312,7 +318,8 @@ class PrefixIndex:
             return
         for holder in list(self._holders.values()):
             too_old = now - holder.ttl_s
-            if holder.newest is not None and holder.newest.at < too_old:
+            newest = holder.newest
+            if newest is not None and newest.at < too_old and holder.told is None:
                 self.purge(holder.key)
                 continue
             while budget > 0 and holder.oldest is not None and holder.oldest.at < too_old:
@@ -435,6 +442,9 @@ class PrefixIndex:
         """Forget the leaf of an endpoint's oldest use."""
         use = holder.oldest
         if use is None:
+            told = holder.told
+            if told is not None and self._owner(block := told.pop() or 0, holder.bit) is told:
+                self._drop(block, holder, told)
             return
         while use.live and use.blocks:
             block = use.blocks.pop()

@@ -97,7 +97,8 @@ class Picker:
             tokenizers=self._tokenizers.ready,
         )
         self._prober = Prober(
-            lambda pool, key, ready: router.conditions.probed(pool, key, ready=ready)
+            lambda pool, key, ready: router.conditions.probed(pool, key, ready=ready),
+            router.conditions.indexed,
         )
         self._watch = PoolWatch(settings.id, self._take)
         self._stack = contextlib.AsyncExitStack()

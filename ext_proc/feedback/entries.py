@@ -41,6 +41,12 @@ class Entry(NamedTuple):
     """From the first byte to the replica to the first byte from it."""
     answer_bytes: int
     ended_unix_s: float
+    first_at_s: float | None = None
+    """From the request's start to the answer's first byte."""
+    last_at_s: float | None = None
+    """The same to the last byte from the replica so far."""
+    lasted_s: float = 0.0
+    """From the request's start to this entry."""
 
 
 class Verdict(StrEnum):
@@ -59,6 +65,10 @@ class Verdict(StrEnum):
     """The proxy answered; no replica was involved."""
 
 
+EARLY_EVERY_S: Final = 1.0
+"""A request that runs writes an entry so often, counted from its start."""
+LEAST_SPAN_S: Final = 0.02
+"""An answer that came in less time says nothing of the replica's speed."""
 _SERVER_ERRORS: Final = frozenset({500, 502, 503, 504})
 _FIRST_ERROR: Final = 400
 _GRPC_SERVER_ERRORS: Final = frozenset({2, 13, 14})
@@ -78,6 +88,28 @@ def judge(entry: Entry) -> Verdict:
     if entry.status >= _FIRST_ERROR or entry.grpc_status:
         return Verdict.CLIENT
     return Verdict.GOOD
+
+
+def answer_time(entry: Entry) -> float | None:
+    """Return the time to the first byte, once per request: with its first entry after that byte.
+
+    ``None`` where nothing came yet, an earlier entry had it, or a retry makes it meaningless.
+    """
+    if entry.attempts > 1 or entry.first_byte_s is None or entry.first_at_s is None:
+        return None
+    if entry.final:
+        fresh = int(entry.lasted_s / EARLY_EVERY_S) == int(entry.first_at_s / EARLY_EVERY_S)
+    else:
+        fresh = entry.lasted_s - entry.first_at_s <= EARLY_EVERY_S
+    return entry.first_byte_s if fresh else None
+
+
+def answer_speed(entry: Entry) -> float | None:
+    """Return the bytes per second of a whole answer that took long enough to tell."""
+    if not entry.final or entry.first_at_s is None or entry.last_at_s is None:
+        return None
+    span = entry.last_at_s - entry.first_at_s
+    return entry.answer_bytes / span if span >= LEAST_SPAN_S and entry.answer_bytes else None
 
 
 def passed_over(entry: Entry) -> list[str]:

@@ -5,9 +5,10 @@ Rules:
 1. Only entries of this picker's present life count: tickets carry its tag. Others are counted.
 2. The end of a stream settles a ticket, never an entry: entries come up to a second later, in
    batches, and may be lost. A final entry judges replicas; an intermediate one moves the charge of
-   a request that still runs to the replica that serves it, and is a sign of life.
-3. Of a request that was retried, the replica that served has the answer, and each one before it
-   has a failure.
+   a request that still runs to the replica that serves it, and is a sign of life. Both tell how
+   fast the replica answers.
+3. Of a request that was retried, the replica that served has the answer and the prompt's blocks,
+   and each one before it has a failure.
 4. Nothing is kept per request, so late, doubled and unknown entries cost nothing but a count.
 """
 
@@ -16,13 +17,21 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.feedback.entries import Verdict, judge, passed_over
+from ext_proc.feedback.entries import (
+    Verdict,
+    answer_speed,
+    answer_time,
+    judge,
+    passed_over,
+)
 
 if TYPE_CHECKING:
     from ext_proc.feedback.entries import Entry
     from ext_proc.routing.router import Router
     from ext_proc.routing.types import EndpointKey
 
+MAX_DIGITS: Final = 18
+"""Of a ticket's number."""
 FOREIGN: Final = "foreign"
 """Of another picker, or of an earlier life of this one."""
 UNKNOWN: Final = "unknown"
@@ -78,6 +87,9 @@ class Feedback:
         key = None if entry.served is None else self._router.at(pool, entry.served)
         if not entry.final:
             if key is not None:
+                first_byte_s = answer_time(entry)
+                if first_byte_s is not None:
+                    self._router.answered(pool, key, first_byte_s, None)
                 self._running(entry, key, now)
             return EARLY
         return self._ended(entry, pool, key, now)
@@ -93,7 +105,11 @@ class Feedback:
             return verdict
         if key is None:
             return UNKNOWN
-        self.retried += entry.attempts > 1 and entry.served != entry.picks.partition(",")[0]
+        if entry.attempts > 1 and entry.served != entry.picks.partition(",")[0]:
+            self.retried += 1
+            number = self._number(entry)
+            if number is not None:
+                router.credit(number, key, now)
         self._judged(entry, verdict, pool, key, now)
         return verdict
 
@@ -103,16 +119,23 @@ class Feedback:
         conditions = self._router.conditions
         if verdict is Verdict.GOOD:
             conditions.good(pool, key, entry.first_byte_s if entry.attempts <= 1 else None, now)
+            self._router.answered(pool, key, answer_time(entry), answer_speed(entry))
         elif verdict is Verdict.CLIENT:
             conditions.good(pool, key, None, now)
         elif verdict is not Verdict.LEFT:
-            conditions.bad(pool, key, now, answered=verdict is Verdict.ERROR)
+            answered = verdict is Verdict.ERROR
+            after_s = entry.first_byte_s if answered else None
+            conditions.bad(pool, key, now, answered=answered, after_s=after_s)
         elif entry.answer_bytes:
             conditions.alive(key, now)
 
     def _running(self, entry: Entry, key: EndpointKey, now: float) -> None:
         if entry.answer_bytes:
             self._router.conditions.alive(key, now)
-        number = entry.ticket[len(self._life) :]
-        if entry.served is not None and number.isdecimal():
-            self.moved += self._router.told(int(number), entry.served, now)
+        number = self._number(entry)
+        if entry.served is not None and number is not None:
+            self.moved += self._router.told(number, entry.served, now)
+
+    def _number(self, entry: Entry) -> int | None:
+        text = entry.ticket[len(self._life) :]
+        return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else None

@@ -1,10 +1,16 @@
 """Asks replicas over HTTP whether they are ready to serve their variant, at a slow rate.
 
+Where a pool wants it, their repository index is asked as well: it says of each model whether it is
+READY, and if not, why.
+
 Laws:
 
 * Each replica is asked by a task of its own, at the pool's interval; one that said no is asked at
   least once a second, so that it comes back soon.
-* A probe costs at most ``TIMEOUT_S`` and never reads a body. Only a status of 200 is a yes.
+* A probe of readiness costs at most ``TIMEOUT_S`` and never reads a body. Only a status of 200 is a
+  yes.
+* An index is read up to ``MAX_BYTES``. One that is larger, does not come or makes no sense says
+  nothing: whether the replica is there, readiness tells.
 * A replica that left while its probe was on the way is not reported.
 """
 
@@ -16,6 +22,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import aiohttp
 
+from ext_proc.feedback.repository import MAX_BYTES, IndexUnreadableError, unavailable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -26,6 +34,7 @@ AGAIN_S: Final = 1.0
 """Longest time to the next probe of a replica that is not ready."""
 MAX_CONNECTIONS: Final = 64
 """At one time; further probes wait for their turn within their own timeout."""
+INDEX_PATH: Final = "/v2/repository/index"
 _OK: Final = 200
 _JITTER: Final = 0.2
 
@@ -37,18 +46,27 @@ class Target(NamedTuple):
     key: EndpointKey
     url: str
     interval_s: float
+    models: frozenset[str] = frozenset()
+    """If any, the question is about the state of these models."""
+    version: str | None = None
 
 
 def targets_of(pools: Mapping[str, Pool]) -> set[Target]:
     """Return whom to ask what: each replica of a pool that speaks HTTP and has a path to ask."""
     found = set()
     for pool in pools.values():
-        paths = {variant.name: variant.probe_path for variant in pool.variants}
+        variants = {variant.name: variant for variant in pool.variants}
         for endpoint in pool.endpoints:
-            path = paths.get(endpoint.variant, "")
-            if path and endpoint.http is not None:
-                url = f"http://{endpoint.http}{path}"
-                found.add(Target(pool.name, endpoint.key, url, pool.probe_interval_s))
+            variant = variants.get(endpoint.variant)
+            if variant is None or endpoint.http is None:
+                continue
+            about = (pool.name, endpoint.key)
+            here, every = f"http://{endpoint.http}", pool.probe_interval_s
+            if variant.probe_path:
+                found.add(Target(*about, here + variant.probe_path, every))
+            if pool.repository and pool.models:
+                version = variant.model_version
+                found.add(Target(*about, here + INDEX_PATH, every, pool.models, version))
     return found
 
 
@@ -57,16 +75,19 @@ class Prober:
 
     Args:
         on_result: Called with pool, replica and whether it is ready, after each probe.
+        on_index: Called with pool, replica and what its index says is wrong, ``None`` = nothing.
         jitter: A number in [0, 1), which spreads the probes by a fifth of the interval.
     """
 
     def __init__(
         self,
         on_result: Callable[[str, EndpointKey, bool], None],
+        on_index: Callable[[str, EndpointKey, str | None], None] = lambda *_: None,
         *,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._on_result = on_result
+        self._on_index = on_index
         self._jitter = jitter
         self._targets: set[Target] = set()
         self._tasks: dict[Target, asyncio.Task[None]] = {}
@@ -109,6 +130,23 @@ class Prober:
         except (aiohttp.ClientError, OSError, ValueError):  # a timeout is an OSError
             return False
 
+    async def ask_index(self, session: aiohttp.ClientSession, target: Target) -> bool:
+        """Ask for the state of models once; return whether all is well, as far as is known."""
+        try:
+            async with session.post(target.url, data=b"{}", allow_redirects=False) as answer:
+                if answer.status != _OK:
+                    return True
+                body = bytearray()
+                async for chunk in answer.content.iter_chunked(64 * 1024):
+                    body += chunk
+                    if len(body) > MAX_BYTES:
+                        return True
+            why = unavailable(bytes(body), target.models, target.version)
+        except (aiohttp.ClientError, OSError, IndexUnreadableError):
+            return True
+        self._on_index(target.pool, target.key, why)
+        return why is None
+
     def _start(self, target: Target) -> None:
         session = self._session
         if session is not None:
@@ -119,7 +157,10 @@ class Prober:
     async def _loop(self, session: aiohttp.ClientSession, target: Target) -> None:
         await asyncio.sleep(min(target.interval_s, AGAIN_S) * self._jitter())
         while True:
-            ready = await self.ask(session, target.url)
-            self._on_result(target.pool, target.key, ready)
+            if target.models:
+                ready = await self.ask_index(session, target)
+            else:
+                ready = await self.ask(session, target.url)
+                self._on_result(target.pool, target.key, ready)
             pause = target.interval_s if ready else min(target.interval_s, AGAIN_S)
             await asyncio.sleep(pause * (1 + _JITTER * (self._jitter() - 0.5)))

@@ -60,6 +60,7 @@ def _entry(logged: Any) -> Entry:
     broken, left, shed = (
         _flags(common.response_flags) if common.HasField("response_flags") else _NO_FLAGS
     )
+    first = _moment(common, "time_to_first_upstream_rx_byte")
     return Entry(
         picker,
         ticket,
@@ -74,9 +75,12 @@ def _entry(logged: Any) -> Entry:
         left,
         shed,
         not common.intermediate_log_entry and common.access_log_type != _PERIODIC,
-        _first_byte_s(common),
+        _first_byte_s(common, first),
         response.response_body_bytes,
         _ended_unix_s(common),
+        first,
+        _moment(common, "time_to_last_upstream_rx_byte"),
+        _seconds(common.duration),
     )
 
 
@@ -127,10 +131,13 @@ def _seconds(duration: Any) -> float:
     return float(duration.seconds + duration.nanos * 1e-9)
 
 
-def _first_byte_s(common: Any) -> float | None:
-    if not common.HasField("time_to_first_upstream_rx_byte"):
+def _moment(common: Any, name: str) -> float | None:
+    return _seconds(getattr(common, name)) if common.HasField(name) else None
+
+
+def _first_byte_s(common: Any, first: float | None) -> float | None:
+    if first is None:
         return None
-    first = _seconds(common.time_to_first_upstream_rx_byte)
     if common.HasField("time_to_first_upstream_tx_byte"):
         first -= _seconds(common.time_to_first_upstream_tx_byte)
     return max(first, 0.0)

@@ -23,14 +23,16 @@ circuit breaker of M. Nygard's "Release It!" (half open).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import exp, log
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.estimates import Estimate
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from ext_proc.routing.types import EndpointKey, Outlier, Pool
 
@@ -40,12 +42,13 @@ MIN_SAMPLES: Final = 10.0
 """Results in the window below which a share says nothing."""
 MIN_LATENCIES: Final = 20
 """First bytes below which a mean says nothing."""
-LATENCY_GAIN: Final = 0.1
 _EVERY: Final = 8
 """Slowness is looked at once in so many answers."""
 COMPARE_S: Final = 0.01
 """After peers were found to suffer as well, nobody is compared for so long: in an outage of a
 large pool each failure would cost a look at all of it."""
+FAST: Final = 0.5
+"""Failures that come in less than this part of the peers' time to a first byte are fast."""
 _RELATIVE: Final = 0.5
 """Peers whose share of failures is at least this part of one's own share the trouble."""
 _NEVER: Final = float("-inf")
@@ -96,9 +99,12 @@ class _Record:
     """Decayed counts."""
     at: float = _NEVER
     good_row: int = 0
-    log_first_s: float = 0.0
-    """Mean logarithm of the time to the first byte (EWMA)."""
-    latencies: int = 0
+    first_s: Estimate = field(default_factory=Estimate)
+    """Time to the first byte of its good answers."""
+    failed_s: Estimate = field(default_factory=Estimate)
+    """The same of its failures."""
+    sinkhole: bool = False
+    """It was ejected while it failed so fast that it looked idle."""
     busy_since: float | None = None
     alive_at: float = _NEVER
 
@@ -178,22 +184,27 @@ class Ejection:
             return
         record.row = record.refused = 0
         record.count(now, rules.interval_s, bad=False)
-        if first_byte_s is not None and rules.latency_factor > 0.0:
+        if first_byte_s is not None:
             self._time(key, record, first_byte_s, now)
 
-    def bad(self, key: EndpointKey, now: float, *, answered: bool) -> None:
+    def bad(
+        self, key: EndpointKey, now: float, *, answered: bool, after_s: float | None = None
+    ) -> None:
         """Note a failure of the replica.
 
         Args:
             key: The replica.
             now: Monotonic seconds.
             answered: It answered with an error; False = the connection failed or broke.
+            after_s: From the request's dispatch to the first byte of the error, if known.
         """
         record, rules = self._records.get(key), self._rules
         if record is None or rules is None or record.phase is Phase.EJECTED:
             return
         if answered:
             record.alive_at = now
+        if after_s is not None:
+            record.failed_s.put(after_s)
         record.row += 1
         record.refused += not answered
         record.count(now, rules.interval_s, bad=True)
@@ -226,18 +237,20 @@ class Ejection:
             self._half_open(key, record)
 
     def _time(self, key: EndpointKey, record: _Record, first_byte_s: float, now: float) -> None:
-        value = log(max(first_byte_s, 1e-4))
-        record.latencies += 1
-        gain = max(LATENCY_GAIN, 1.0 / record.latencies)
-        record.log_first_s += gain * (value - record.log_first_s)
-        if record.latencies < MIN_LATENCIES or record.latencies % _EVERY:
+        first, rules = record.first_s, self._rules
+        first.put(first_byte_s)
+        if rules is None or rules.latency_factor <= 0.0:
             return
-        peers = [
-            one.log_first_s for one in self._peers(key, record) if one.latencies >= MIN_LATENCIES
-        ]
-        rules = self._rules
-        if rules and peers and record.log_first_s > median(peers) + log(rules.latency_factor):
+        if first.count < MIN_LATENCIES or first.count % _EVERY:
+            return
+        usual = self._usual_log_s(key, record, MIN_LATENCIES)
+        if usual is not None and first.log > usual + log(rules.latency_factor):
             self._try_eject(key, record, Cause.SLOW, now)
+
+    def _usual_log_s(self, key: EndpointKey, record: _Record, least: int) -> float | None:
+        """Return the median logarithm of the peers' times to a first byte."""
+        known = [one.first_s.log for one in self._peers(key, record) if one.first_s.count >= least]
+        return median(known) if known else None
 
     # --- The passage of time --------------------------------------------------------------------
 
@@ -316,6 +329,13 @@ class Ejection:
         longest = max(MAX_EJECTION_S, rules.base_ejection_s)
         record.span_s = min(rules.base_ejection_s * 2.0 ** min(record.times, 32), longest)
         record.times += 1
+        if record.phase is Phase.CLOSED:
+            usual = self._usual_log_s(key, record, 1)
+            record.sinkhole = (
+                record.failed_s.count > 0
+                and usual is not None
+                and record.failed_s.log < usual + log(FAST)
+            )
         record.phase, record.cause, record.until = Phase.EJECTED, cause, now + record.span_s
         self._out[key] = record
         self._on_ejected(key, cause)
@@ -326,7 +346,10 @@ class Ejection:
 
     def _close(self, key: EndpointKey, record: _Record, now: float) -> None:
         record.phase, record.cause, record.closed_at = Phase.CLOSED, None, now
-        record.row = record.refused = record.latencies = 0
+        record.row = record.refused = 0
+        record.first_s.clear()
+        record.failed_s.clear()
+        record.sinkhole = False
         record.good = record.bad = 0.0
         record.busy_since = None
         del self._out[key]
@@ -343,6 +366,15 @@ class Ejection:
         record = self._out.get(key)
         return None if record is None else record.cause
 
+    def out(self) -> Collection[EndpointKey]:
+        """Return who is ejected or half open."""
+        return self._out.keys()
+
+    def sinkhole(self, key: EndpointKey) -> bool:
+        """Tell whether a replica that is out failed faster than its peers answer."""
+        record = self._out.get(key)
+        return record is not None and record.sinkhole
+
     def describe(self, key: EndpointKey, now: float) -> dict[str, object]:
         """Return what is known of a replica, ready for JSON."""
         record = self._records.get(key)
@@ -358,5 +390,5 @@ class Ejection:
             "ejections": record.times,
             "failures_in_row": record.row,
             "failure_share": None if share is None else round(share, 3),
-            "first_byte_s": round(exp(record.log_first_s), 4) if record.latencies else None,
+            "failed_after_s": record.failed_s.rounded(4),
         }

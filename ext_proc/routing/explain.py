@@ -176,6 +176,7 @@ def describe(
         "endpoints": {
             each.key.id: {
                 **_endpoint(each, replicas[each.key], index, now),
+                "answers": replicas[each.key].served[pool.name].describe(),
                 **conditions.describe(pool.name, each.key, now, silent=replicas[each.key].silent),
             }
             for each in pool.endpoints
@@ -213,4 +214,6 @@ def _reading(reading: Reading, now: float) -> dict[str, object]:
         "saturated": reading.saturated,
         "kv_used": reading.kv_used,
         "reused_blocks": reading.reused_blocks,
+        "iterations": reading.iterations,
+        "gpu_memory_used": reading.gpu_memory_used,
     }

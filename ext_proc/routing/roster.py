@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.estimates import Served
 from ext_proc.routing.pace import Pace
 from ext_proc.routing.types import Form, Refusal, RefusalKind
 
@@ -47,6 +48,7 @@ class Replica:
         "paces",
         "readings",
         "restarted_unix_s",
+        "served",
         "silent",
     )
 
@@ -57,6 +59,8 @@ class Replica:
         """The virtual clock: when the prefill that we sent will be done, monotonic seconds."""
         self.paces: dict[str, Pace] = {}
         """What its requests taught, by pool."""
+        self.served: dict[str, Served] = {}
+        """How it answered, by pool."""
         self.kv_used = 0.0
         """Fullest KV cache that it told of at ``kv_at``."""
         self.kv_at = float("-inf")
@@ -120,11 +124,18 @@ class Seat:
         "pace",
         "position",
         "replica",
+        "served",
         "variant",
     )
 
     def __init__(
-        self, endpoint: Endpoint, address: str, replica: Replica, position: int, pace: Pace
+        self,
+        endpoint: Endpoint,
+        address: str,
+        replica: Replica,
+        position: int,
+        pace: Pace,
+        served: Served | None = None,
     ) -> None:
         self.key = endpoint.key
         self.address = address
@@ -136,6 +147,7 @@ class Seat:
         self.replica = replica
         self.load = replica.load
         self.pace = pace
+        self.served = served or Served()
         self.position = position
         """Its place in the pool, stable while the membership is."""
 
@@ -160,6 +172,7 @@ class Roster:
         self.pace = pace
         for each in pool.endpoints:
             paces = replicas[each.key].paces
+            replicas[each.key].served.setdefault(pool.name, Served())
             paces.setdefault(pool.name, Pace(pace, each.capacity)).adapt(each.capacity)
         self.size = len(pool.endpoints)
         only = pool.variants[0] if len(pool.variants) == 1 else None
@@ -181,6 +194,7 @@ class Roster:
                     replicas[each.key],
                     position,
                     replicas[each.key].paces[pool.name],
+                    replicas[each.key].served[pool.name],
                 )
                 for position, each in enumerate(pool.endpoints)
                 if (address := each.address(protocol)) is not None

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from ext_proc.routing.candidates import worth_remembering
 from ext_proc.routing.choosing import Choice, Chooser
-from ext_proc.routing.conditions import Conditions, moved_on
+from ext_proc.routing.conditions import Conditions
+from ext_proc.routing.credit import Credit
 from ext_proc.routing.explain import Fixed, Recent, describe, explain
 from ext_proc.routing.leases import Lease, Leased, LeaseEvent, Leases, Released
 from ext_proc.routing.ledger import (
@@ -85,6 +86,7 @@ class Router:
         self.conditions = Conditions()
         """Who must not get new work although it is a member."""
         self._chooser = Chooser(self.index, self.leases, self.conditions)
+        self._credit = Credit()
         self._moved: dict[int, Ticket] = {}
         """Moved tickets by the id that their holder knows."""
         self._rosters: dict[str, Roster] = {}
@@ -257,6 +259,8 @@ class Router:
         )
         if not self._charged(ticket):
             return None
+        if offer.request.blocks:
+            self._credit.note(ticket.id, offer.request.blocks)
         if prompted:
             replica.busy_until = now + drain + work * per_token
         return ticket
@@ -303,7 +307,32 @@ class Router:
         self._last_ticket += 1
         moved = Ticket(self._last_ticket, found, ticket.pool, ticket.work, now)
         self._charged(moved)
+        self.credit(ticket.id, found, now)
         return moved
+
+    def credit(self, ticket_id: int, endpoint: EndpointKey, now: float) -> None:
+        """Note in the prefix index who really served a request, after the proxy's retry.
+
+        Args:
+            ticket_id: The request's; it may be settled already.
+            endpoint: Who served it.
+            now: Monotonic seconds.
+        """
+        blocks = self._credit.take(ticket_id)
+        if blocks and endpoint in self._replicas:
+            self._inserted(endpoint, blocks, now)
+
+    def answered(
+        self,
+        pool: str,
+        endpoint: EndpointKey,
+        first_byte_s: float | None,
+        bytes_per_s: float | None,
+    ) -> None:
+        """Take how fast a replica answered, as the proxy saw it; see ``Served``."""
+        replica = self._replicas.get(endpoint)
+        if replica is not None and pool in replica.served:
+            replica.served[pool].put(first_byte_s, bytes_per_s)
 
     def at(self, pool: str, address: str) -> EndpointKey | None:
         """Return who of a pool listens on an ``ip:port``, ``None`` where it is nobody."""
@@ -364,8 +393,7 @@ class Router:
         """Take what an endpoint says about itself; an unknown endpoint is ignored."""
         for replica in self._by_id.get(endpoint_id, ()):
             self._chooser.silent -= replica.silent
-            if readings and moved_on(replica.readings, readings):
-                self.conditions.alive(replica.key, readings[0].at)
+            self.conditions.heard(replica.key, replica.readings, readings)
             replica.observe(readings)
 
     def silent(self, endpoint_id: str) -> None:
@@ -394,6 +422,8 @@ class Router:
             replica.restarted_unix_s = unix_now
             replica.busy_until = float("-inf")
             self.conditions.restarted(replica.key)
+            for served in replica.served.values():
+                served.clear()
             self._purge(replica.key)
             self.leases.drop_endpoint(replica.key)
 

@@ -1,8 +1,9 @@
 """least-response-time: the replica that would answer first, by what its last requests took.
 
-Formula: ``price = latency * (pending + 1) / strength``; latency is the EWMA of whole durations
-(gain 0.2); a replica without samples has the median of the others, never 0.
-Inputs: durations of own requests; own ledger; fresh queues; capacity.
+Formula: ``price = latency * (pending + 1) / strength``; latency is the time to the first byte that
+the access log tells (robust mean), or, where it tells none, the EWMA of whole durations (gain 0.2);
+a replica without samples has the median of the others, never 0.
+Inputs: the access log, or durations of own requests; own ledger; fresh queues; capacity.
 Use it for: mixed hardware with similar requests.
 Not for: LLMs: durations follow the length of prompt and answer, so a replica with short requests
 looks fast; averages hide spikes (peak-ewma).
@@ -22,8 +23,13 @@ if TYPE_CHECKING:
 
 
 def latencies(offer: Offer) -> list[float]:
-    """Return the mean duration on each seat; unknown ones are the median of the known, or 1."""
-    known = [seat.pace.latency_s for seat in offer.seats]
+    """Return the latency of each seat; unknown ones are the median of the known, or 1.
+
+    Times to the first byte and whole durations are never mixed: one is many times the other.
+    """
+    known = [seat.served.first_byte_s.value for seat in offer.seats]
+    if not any(known):
+        known = [seat.pace.latency_s for seat in offer.seats]
     told = [each for each in known if each is not None]
     usual = median(told) if told else 1.0
     return [usual if each is None else each for each in known]

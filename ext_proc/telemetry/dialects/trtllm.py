@@ -21,9 +21,14 @@ if TYPE_CHECKING:
 
 REQUESTS: Final = "nv_trt_llm_request_metrics"
 BLOCKS: Final = "nv_trt_llm_kv_cache_block_metrics"
-FAMILIES: Final = frozenset({REQUESTS, BLOCKS})
+GENERAL: Final = "nv_trt_llm_general_metrics"
+FAMILIES: Final = frozenset({REQUESTS, BLOCKS, GENERAL})
 
-_KIND: Final = {REQUESTS: "request_type", BLOCKS: "kv_cache_block_type"}
+_KIND: Final = {
+    REQUESTS: "request_type",
+    BLOCKS: "kv_cache_block_type",
+    GENERAL: "general_type",
+}
 
 Kinds = dict[str, list[float | None]]
 """The values of a model's series by what they say."""
@@ -38,6 +43,10 @@ def refine(
     for key in requests.keys() | blocks.keys():
         base = refined.get(key) or Reading(at=at, model=key.model, version=key.version)
         refined[key] = _with_blocks(_with_requests(base, requests.get(key)), blocks.get(key))
+    for key, kinds in _by_model(families, GENERAL).items():
+        count = total(kinds.get("iteration_counter", []))
+        if count is not None and key in refined:
+            refined[key] = replace(refined[key], iterations=count)
     return refined
 
 

@@ -147,6 +147,11 @@ class ExactIndex(PrefixIndex):
         else:
             super().apply(event)
 
+    def forget(self, endpoint: EndpointKey) -> None:
+        """Purge an endpoint that will not come back, its bounds and its word included."""
+        super().forget(endpoint)
+        self._telling.pop(endpoint, None)
+
     def tell(self, endpoint: EndpointKey, complete: bool | None) -> None:
         """Begin or end to believe an endpoint, or say whether its story has gaps."""
         if complete is None:

@@ -20,6 +20,7 @@ from ext_proc.routing.candidates import worth_remembering
 from ext_proc.routing.choosing import Choice, Chooser
 from ext_proc.routing.conditions import Conditions
 from ext_proc.routing.credit import Credit
+from ext_proc.routing.exact_index import CacheEvent, ExactIndex, IndexEvent
 from ext_proc.routing.explain import Fixed, Recent, describe, explain
 from ext_proc.routing.leases import Lease, Leased, LeaseEvent, Leases, Released
 from ext_proc.routing.ledger import (
@@ -33,7 +34,7 @@ from ext_proc.routing.ledger import (
 from ext_proc.routing.offers import cheapest, work_of
 from ext_proc.routing.pace import FleetPace
 from ext_proc.routing.policies import make_policy
-from ext_proc.routing.prefix_index import IndexEvent, Inserted, PrefixIndex, Purged
+from ext_proc.routing.prefix_index import Inserted, Purged
 from ext_proc.routing.roster import Directory, Replica, Roster
 from ext_proc.routing.siblings import Siblings
 from ext_proc.routing.types import (
@@ -81,7 +82,7 @@ class Router:
         self.pools: Mapping[str, Pool] = {}
         """The pools as last set, by name."""
         self.ledger = Ledger(max_tickets)
-        self.index = PrefixIndex()
+        self.index = ExactIndex()
         self.leases = Leases()
         self.conditions = Conditions()
         """Who must not get new work although it is a member."""
@@ -396,6 +397,13 @@ class Router:
             self.conditions.heard(replica.key, replica.readings, readings)
             replica.observe(readings)
 
+    def cached(self, event: CacheEvent) -> None:
+        """Take what an engine says of its cache; one of an unknown endpoint is ignored."""
+        if event.endpoint in self._replicas:
+            self.index.apply(event)
+            if self._on_event is not None:
+                self._on_event(event)
+
     def silent(self, endpoint_id: str) -> None:
         """Note that an endpoint that told its numbers does not answer any more.
 
@@ -424,7 +432,8 @@ class Router:
             self.conditions.restarted(replica.key)
             for served in replica.served.values():
                 served.clear()
-            self._purge(replica.key)
+            if self.index.is_exact(replica.key) is None:  # else its engines tell, and sooner
+                self._purge(replica.key)
             self.leases.drop_endpoint(replica.key)
 
     # Events are made for those who hear them only: this is the hot path.

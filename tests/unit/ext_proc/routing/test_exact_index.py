@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,10 @@ from ext_proc.routing.exact_index import (
 )
 from ext_proc.routing.prefix_index import LONG, Inserted, Purged
 from ext_proc.routing.prefix_uses import DOUBTS, SPECULATIVE_S
-from ext_proc.routing.types import EndpointKey
+from ext_proc.routing.types import Decision, EndpointKey
+
+if TYPE_CHECKING:
+    from .conftest import Build
 
 A, B = (EndpointKey(name, 1) for name in "ab")
 
@@ -137,6 +141,15 @@ def test_an_endpoint_that_ends_to_tell_begins_anew() -> None:
     index.expire(50.0)
     assert index.match_all((1,)) == {A: 1}
     assert index.is_exact(A) is None
+
+
+def test_an_endpoint_that_is_gone_leaves_nothing() -> None:
+    """Forgetting ends its word and that it tells."""
+    index = telling()
+    index.store(A, 0, (7,), (1,))
+    index.forget(A)
+    index.expire(0.0)
+    assert (index.blocks, index.telling()) == (0, (0, 0, 0))
 
 
 def test_a_purge_takes_effect_at_once_and_the_endpoint_still_tells() -> None:
@@ -341,3 +354,29 @@ def test_it_equals_the_engines_cache(steps: list[tuple]) -> None:
     index.purge(B)
     index.expire(model.now)
     assert (index.blocks, index._forks, index._by_bit) == (0, {}, {})
+
+
+# --- In the router ------------------------------------------------------------------------------
+
+
+def test_an_endpoints_own_word_reaches_index_and_followers(build: Build) -> None:
+    """What an engine tells decides and is heard; one that nobody knows is ignored."""
+    events: list[object] = []
+    router, key = build.router(build.pool(2), on_event=events.append), EndpointKey("r1", 1)
+    told = [Telling(key, complete=True), Stored(key, 0, (7, 8), (1, 2))]
+    for event in told:
+        router.cached(event)
+    router.cached(Telling(EndpointKey("gone", 1), complete=True))
+    assert events == told
+    decision = router.decide(build.request((1, 2, 3)), 0.0, 0.0)
+    assert isinstance(decision, Decision)
+    assert decision.matched_blocks == 2
+
+
+def test_a_restart_leaves_an_exact_cache_to_its_engine(build: Build) -> None:
+    """Its events tell of a restart themselves, and may have told already what is new."""
+    router, key = build.router(build.pool(2)), EndpointKey("r1", 1)
+    router.cached(Telling(key, complete=True))
+    router.cached(Stored(key, 0, (7,), (1,)))
+    router.restarted("r1", 0.0)
+    assert router.index.match_all((1,)) == {key: 1}

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. The order is: lease, variant, in-flight limit and subset, candidates, prices, turns of ramping
-   replicas, silent ones last.
+1. The order is: lease, variant, subset, needs, conditions, in-flight limit, candidates, prices,
+   turns of ramping replicas, wishes, silent ones last.
 2. Nothing changes but the ``rng`` that is passed in, and leases that have run out are dropped. So
    an explanation asks the same question as a decision and gets the same prices.
 """
@@ -16,6 +16,7 @@ from ext_proc.routing.candidates import SMALL, shortlist
 from ext_proc.routing.draw import draw_variant
 from ext_proc.routing.filters import below_limit, eligible, in_subset
 from ext_proc.routing.leases import LeaseKey
+from ext_proc.routing.narrowing import able, wished_first
 from ext_proc.routing.offers import make_offer, silent_last
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
 from ext_proc.routing.turns import with_turns
@@ -54,9 +55,13 @@ class Chooser:
         index: What the replicas probably have cached.
         leases: Where sequences live.
         conditions: What keeps replicas from new work.
+        zone: Where this picker stands; empty = unknown.
     """
 
-    def __init__(self, index: PrefixIndex, leases: Leases, conditions: Conditions) -> None:
+    def __init__(
+        self, index: PrefixIndex, leases: Leases, conditions: Conditions, zone: str = ""
+    ) -> None:
+        self._zone = zone
         self._conditions = conditions
         self._index = index
         self._leases = leases
@@ -80,26 +85,19 @@ class Chooser:
         leased = None if lease_key is None else self._leased(roster, request, lease_key, now)
         seats: Sequence[Seat]
         if leased is not None:
-            variant, seats = leased
+            (variant, seats), picky = leased, False
         else:
-            drawn: str | Refusal | None = roster.only if not features.version else None
-            if drawn is None:
-                drawn = draw_variant(
-                    pool, features, request.headers, leased=None, drawn=request.variant, rng=rng
-                )
-            if isinstance(drawn, Refusal):
-                return drawn
-            variant, seats = drawn, roster.open_seats(drawn, request.protocol)
-            # Within the subset: conditions never empty a choice.
-            named = in_subset(seats, request.subset)
-            seats = self._conditions.keep(pool.name, named, now) if named else seats
+            opened = self._open(roster, request, rng, now)
+            if isinstance(opened, Refusal):
+                return opened
+            variant, seats, picky = opened
         limit = pool.per_endpoint_in_flight if inference else 0
         index, blocks = self._index, request.blocks
         steps = index.match(blocks) if blocks else []
         free: Sequence[Seat] = ()
         matched: Sequence[int] = ()
         sampled = False
-        if len(seats) > SMALL and not policy.everyone and request.subset is None:
+        if len(seats) > SMALL and not policy.everyone and request.subset is None and not picky:
             door = (variant, request.protocol)
             by_key, known = roster.open_by_key(*door), roster.remembered.get(door, ())
             few, held = shortlist(seats, by_key, known, index, steps, rng)
@@ -118,9 +116,36 @@ class Chooser:
         prices = policy.prices(offer)
         if inference and offer.ramp is not None:
             prices = with_turns(offer, prices, rng)
+        if inference and (pool.prefer_zone or pool.model_needs or features.adapter is not None):
+            prices = wished_first(pool, features, free, prices, self._zone, now)
         if self.silent:
             prices = silent_last(offer, prices)
         return Choice(policy, offer, prices, lease_key, leased is not None, sampled)
+
+    def _open(
+        self, roster: Roster, request: Request, rng: Rng, now: float
+    ) -> tuple[str, Sequence[Seat], bool] | Refusal:
+        """Draw the variant; return it, who may be chosen, and whether needs kept anyone out."""
+        pool, features = roster.pool, request.features
+        drawn: str | Refusal | None = roster.only if not features.version else None
+        if drawn is None:
+            drawn = draw_variant(
+                pool, features, request.headers, leased=None, drawn=request.variant, rng=rng
+            )
+        if isinstance(drawn, Refusal):
+            return drawn
+        seats = roster.open_seats(drawn, request.protocol)
+        named = in_subset(seats, request.subset)
+        if not named:
+            return drawn, seats, False
+        picky = False
+        if features.is_inference and (pool.model_needs or features.adapter is not None):
+            fit = able(pool, features, named, now, f"{pool.name}/{drawn}")
+            if isinstance(fit, Refusal):
+                return fit
+            picky, named = fit is not named, fit
+        # Within the subset and the able: conditions never empty a choice.
+        return drawn, self._conditions.keep(pool.name, named, now), picky
 
     def _allowed(self, pool: Pool, request: Request) -> Policy | Refusal:
         """Return the pool's policy, or the one that the request asks for and the pool allows."""

@@ -114,8 +114,10 @@ class Seat:
     """A replica as one pool, variant and protocol offer it."""
 
     __slots__ = (
+        "adapters",
         "address",
         "capacity",
+        "device",
         "draining",
         "host",
         "joined_unix_s",
@@ -126,6 +128,7 @@ class Seat:
         "replica",
         "served",
         "variant",
+        "zone",
     )
 
     def __init__(
@@ -143,6 +146,9 @@ class Seat:
         self.variant = endpoint.variant
         self.capacity = endpoint.capacity
         self.draining = endpoint.draining
+        self.zone = endpoint.zone
+        self.device = endpoint.device
+        self.adapters = endpoint.adapters
         self.joined_unix_s = endpoint.joined_unix_s
         self.replica = replica
         self.load = replica.load

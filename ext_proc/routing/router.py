@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.draw import Rng
     from ext_proc.routing.leases import LeaseKey
-    from ext_proc.routing.policies import Offer
+    from ext_proc.routing.policies import Offer, Policy
 
 __all__ = ["Router"]
 
@@ -67,6 +67,7 @@ class Router:
     Args:
         rng: Chance, e.g. ``random.Random()``.
         max_tickets: Most requests counted as in flight at one time.
+        zone: Where this picker stands, for pools that prefer its zone; empty = unknown.
         on_event: Hears each change of ledger, index and leases, for followers and replay.
     """
 
@@ -75,10 +76,13 @@ class Router:
         rng: Rng,
         *,
         max_tickets: int = MAX_TICKETS,
+        zone: str = "",
         on_event: Callable[[LedgerEvent | IndexEvent | LeaseEvent], None] | None = None,
     ) -> None:
         self._rng = rng
         self._on_event = on_event
+        self._learners: Mapping[str, tuple[Policy, ...]] = {}
+        """Policies that learn, by pool."""
         self.pools: Mapping[str, Pool] = {}
         """The pools as last set, by name."""
         self.ledger = Ledger(max_tickets)
@@ -86,7 +90,7 @@ class Router:
         self.leases = Leases()
         self.conditions = Conditions()
         """Who must not get new work although it is a member."""
-        self._chooser = Chooser(self.index, self.leases, self.conditions)
+        self._chooser = Chooser(self.index, self.leases, self.conditions, zone)
         self._credit = Credit()
         self._moved: dict[int, Ticket] = {}
         """Moved tickets by the id that their holder knows."""
@@ -131,6 +135,14 @@ class Router:
                 for each in {pool.policy, *pool.allow_override}
             }
             for name, pool in pools.items()
+        }
+        for name, made in policies.items():
+            for policy in made.values():
+                policy.configure(pools[name])
+        self._learners = {
+            name: learners
+            for name, made in policies.items()
+            if (learners := tuple([each for each in made.values() if each.learns]))
         }
         limits: dict[EndpointKey, tuple[int, float]] = {}
         for pool in pools.values():
@@ -221,8 +233,11 @@ class Router:
             else:
                 lease = Lease(seat.key, offer.variant, now + pool.sequence_idle_s)
                 self._leased(lease_key, lease, now, fresh=not choice.leased)
+        ticket = self._charge(offer, picked, pool.name)
+        if choice.policy.learns and ticket is not None:
+            choice.policy.charged(ticket)
         decision = Decision(
-            self._charge(offer, picked, pool.name),
+            ticket,
             tuple([seats[index].address for index in order]),
             pool.name,
             offer.variant,
@@ -371,6 +386,8 @@ class Router:
             ticket = self._moved.pop(ticket.id, ticket)
         if not self._settled(ticket.id, outcome):
             return False
+        for policy in self._learners.get(ticket.pool, ()):
+            policy.settled(ticket, outcome, now)
         if outcome is Outcome.DONE:
             self._teach(ticket, now)
         return True

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.draw import Rng
     from ext_proc.routing.pace import FleetPace
     from ext_proc.routing.roster import Seat
-    from ext_proc.routing.types import Request
+    from ext_proc.routing.types import Outcome, Pool, Request, Ticket
 
 
 class Offer(NamedTuple):
@@ -62,6 +62,12 @@ class Policy(Protocol):
     """It must see each eligible seat. Of a large pool the others are shown the holders of the
     prompt and a random sample (``candidates``), which makes a decision cost the same at any
     size."""
+    learns: ClassVar[bool] = False
+    """It hears what became of its decisions: ``charged`` and ``settled``."""
+
+    def configure(self, pool: Pool) -> None:
+        """Take the settings of the pool, before the first question and whenever they change."""
+        del pool
 
     def prices(self, offer: Offer) -> Sequence[float]:
         """Return a price per seat, lower is better; equal ones are drawn by chance.
@@ -81,4 +87,17 @@ class Policy(Protocol):
         Without parts a price speaks for itself.
         """
         del offer, index
+        return {}
+
+    def charged(self, ticket: Ticket) -> None:
+        """Hear the ticket of the decision that ``picked`` was just told of."""
+        del ticket
+
+    def settled(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
+        """Hear how a request of the pool ended, whoever decided it."""
+        del ticket, outcome, now
+
+    def describe(self, now: float) -> Mapping[str, object]:
+        """Return what it keeps, ready for JSON; empty where it keeps nothing worth a look."""
+        del now
         return {}

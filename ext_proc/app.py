@@ -71,7 +71,7 @@ class Picker:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._rng = random.Random()  # noqa: S311 - ties and jitter, not secrets
-        self._router = Router(self._rng)
+        self._router = Router(self._rng, zone=settings.zone)
         router = self._router
         self._metrics = Metrics(
             CollectorRegistry(),
@@ -143,6 +143,7 @@ class Picker:
             picker=settings.id,
             in_flight=self._router.in_flight,
             rng=self._rng.random,
+            findings=self._router.conditions.findings,
         )
         _log.info("picker_started", id=settings.id, listen=bound, metrics=page, xds=settings.xds)
 

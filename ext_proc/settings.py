@@ -35,6 +35,8 @@ class Settings(BaseModel):
     """Where `/metrics`, `/debug/state` and `/healthz` are."""
     id: Annotated[str, Field(min_length=1, max_length=128)] = Field(default_factory=_default_id)
     """Name of this picker, unique among the pickers."""
+    zone: Annotated[str, Field(max_length=128)] = ""
+    """Where this picker stands; pools with `prefer_zone` prefer replicas of this `zone`."""
     scrape_interval: Annotated[float, Field(ge=0.05, le=60)] = 0.25
     """Seconds between two scrapes of a replica."""
     drain: Annotated[float, Field(ge=0, le=3600)] = 10.0

@@ -152,6 +152,15 @@ def picker(
     name: Annotated[
         str | None, typer.Option("--id", metavar="NAME", help="Name of this picker, unique.")
     ] = None,
+    zone: Annotated[
+        str,
+        typer.Option(
+            "--zone",
+            envvar="TIDEGATE_ZONE",
+            metavar="NAME",
+            help="Where this picker stands, for pools that prefer their own zone.",
+        ),
+    ] = "",
     scrape_interval: Annotated[
         float,
         typer.Option(
@@ -173,6 +182,7 @@ def picker(
         *("--xds", xds_),
         *("--metrics", metrics),
         *(("--id", name) if name else ()),
+        *(("--zone", zone) if zone else ()),
         *("--scrape-interval", str(scrape_interval)),
         *("--drain", str(drain)),
         *("--log-format", log_format.value),

@@ -29,6 +29,9 @@ VLLM_CACHE_V0: Final = "vllm:gpu_cache_usage_perc"
 VLLM_CONFIG: Final = "vllm:cache_config_info"
 VLLM_HITS: Final = "vllm:prefix_cache_hits_total"
 """Tokens."""
+VLLM_LORA: Final = "vllm:lora_requests_info"
+"""The adapters of running and waiting requests, as lists in labels; the value is the time at which
+they were these, and series of earlier lists stay on the page."""
 VLLM_SUCCESS: Final = "vllm:request_success_total"
 SGLANG_WAITING: Final = "sglang:num_queue_reqs"
 SGLANG_RUNNING: Final = "sglang:num_running_reqs"
@@ -43,6 +46,7 @@ FAMILIES: Final = frozenset(
         VLLM_CACHE_V0,
         VLLM_CONFIG,
         VLLM_HITS,
+        VLLM_LORA,
         VLLM_SUCCESS,
         SGLANG_WAITING,
         SGLANG_RUNNING,
@@ -77,7 +81,7 @@ def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
         )
         for name in waiting.keys() | running.keys() | cache.keys()
     }
-    return _with_config(found, families)
+    return _with_adapters(_with_config(found, families), families)
 
 
 def counters(families: Families) -> dict[ModelVersion, Counters]:
@@ -135,6 +139,23 @@ def _with_config(
             reused_blocks=hits / size if hits is not None and size else None,
         )
     }
+
+
+def _with_adapters(
+    found: dict[ModelVersion, Reading], families: Families
+) -> dict[ModelVersion, Reading]:
+    """Add the LoRA adapters in use; the series does not name the model, so there must be one."""
+    told = [each for each in families[VLLM_LORA] if each.value is not None]
+    if len(found) != 1 or not told:
+        return found
+    ((key, reading),) = found.items()
+    labels = max(told, key=lambda each: each.value or 0.0).labels
+    names = [
+        name.strip()
+        for label in ("running_lora_adapters", "waiting_lora_adapters")
+        for name in labels.get(label, "").split(",")
+    ]
+    return {key: replace(reading, adapters=frozenset(names) - {""})}
 
 
 def _count(text: str | None) -> int | None:

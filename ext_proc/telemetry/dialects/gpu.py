@@ -5,7 +5,8 @@
   the host, so the endpoint says which are its own. The engine-active ratio is preferred over
   GPU_UTIL, which says only that some kernel ran.
 
-Utilisation is the mean over the GPUs, memory the share of their sum. XID is the last error of any
+Utilisation is the mean over the GPUs, memory the share of their sum; free memory is that of the
+emptiest one, as a model rarely spans several unasked. XID is the last error of any
 of them; the exporter keeps telling it until the GPU is reset, and 0 says that there was none.
 """
 
@@ -17,7 +18,7 @@ from ext_proc.routing.types import Reading
 from ext_proc.telemetry.dialects.page import Families, Sample, mean, total
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 UTILIZATION: Final = "nv_gpu_utilization"
 MEMORY_TOTAL: Final = "nv_gpu_memory_total_bytes"
@@ -42,6 +43,8 @@ FAMILIES: Final = frozenset(
     }
 )
 
+MIB: Final = 2**20
+"""The exporter tells memory in MiB, Triton in bytes."""
 _NAMES: Final = ("gpu", "UUID", "gpu_uuid")
 
 
@@ -65,9 +68,21 @@ def read(families: Families, at: float, gpus: frozenset[str] = frozenset()) -> R
         at=at,
         gpu_used=mean(busy),
         gpu_memory_used=min(used / whole, 1.0) if used is not None and whole else None,
+        gpu_memory_free=_free(of),
         gpu_xid=max(faults, default=None),
     )
     return None if reading == Reading(at=at) else reading
+
+
+def _free(of: Mapping[str, list[float | None]]) -> float | None:
+    """Return the free bytes of the emptiest GPU."""
+    used, whole = of[MEMORY_USED], of[MEMORY_TOTAL]
+    if used and len(used) == len(whole):
+        pairs = zip(used, whole, strict=True)
+        free = [most - now for now, most in pairs if now is not None and most is not None]
+    else:
+        free = [each * MIB for each in of[DCGM_FREE] if each is not None]
+    return max(free, default=None)
 
 
 def _values(samples: Iterable[Sample], gpus: frozenset[str]) -> list[float | None]:

@@ -71,3 +71,16 @@ def test_finished_requests():
         'vllm:request_success_total{finished_reason="length",model_name="m"} 4\n'
     )
     assert read_all(page, 1.0).successes == {ModelVersion("m", None): 7}
+
+
+def test_the_newest_list_of_adapters_counts():
+    """Running and waiting ones; lists of earlier moments stay on the page and are passed over."""
+    lora = 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="'
+    page = (
+        'vllm:num_requests_waiting{model_name="m"} 1\n'
+        f'{lora}old",waiting_lora_adapters=""}} 100\n'
+        f'{lora}fr,de",waiting_lora_adapters="it"}} 101\n'
+    )
+    assert read(page).adapters == {"fr", "de", "it"}
+    assert read(page + f'{lora}",waiting_lora_adapters=""}} 102\n').adapters == frozenset()
+    assert read('vllm:num_requests_waiting{model_name="m"} 1\n').adapters is None

@@ -56,3 +56,15 @@ def test_what_is_missing_is_unknown():
         read('DCGM_FI_DEV_FB_USED{gpu="0"} 5\nDCGM_FI_DEV_GPU_UTIL{gpu="0"} 1\n').gpu_memory_used
         is None
     )
+
+
+def test_free_memory_is_that_of_the_emptiest_gpu():
+    """A model is loaded onto one of them; Triton tells bytes, the exporter MiB."""
+    page = "".join(
+        f'nv_gpu_memory_total_bytes{{gpu_uuid="{gpu}"}} 100\n'
+        f'nv_gpu_memory_used_bytes{{gpu_uuid="{gpu}"}} {used}\n'
+        for gpu, used in (("a", 10), ("b", 50))
+    )
+    assert read(page).gpu_memory_free == 90
+    assert read(dcgm(0, 10, 90, 20) + dcgm(1, 30, 70, 40)).gpu_memory_free == 90 * 2**20
+    assert read('DCGM_FI_DEV_GPU_UTIL{gpu="0"} 1\n').gpu_memory_free is None

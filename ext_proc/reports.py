@@ -1,7 +1,7 @@
-"""Tells the control server how many requests are in flight; drains wait on it.
+"""Tells the control server how many requests are in flight, on which drains wait, and who is sick.
 
-Law: the first report of a stream is full, and each later one too; one is sent when the counts
-differ from those last sent, at most every `INTERVAL_S`. A lost stream is opened again.
+Law: the first report of a stream is full, and each later one too; one is sent when what it says
+differs from what was last sent, at most every `INTERVAL_S`. A lost stream is opened again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from ext_proc.backoff import Backoff
 from protos.tidegate.fleet.v1 import report_pb2, report_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ext_proc.routing.conditions import Finding
 
 INTERVAL_S: Final = 0.1
 
@@ -30,6 +32,7 @@ class Reporter:
         channel: To the control server.
         picker: This picker's id, as on ADS.
         in_flight: Returns the requests in flight by endpoint id.
+        findings: Returns the replicas that this picker finds sick.
         rng: A number in [0, 1), for the jitter.
         interval_s: Shortest time between two reports.
     """
@@ -41,11 +44,13 @@ class Reporter:
         picker: str,
         in_flight: Callable[[], Mapping[str, int]],
         rng: Callable[[], float],
+        findings: Callable[[], Sequence[Finding]] = tuple,
         interval_s: float = INTERVAL_S,
     ) -> None:
         self._stub: Any = report_pb2_grpc.PickerReportsStub(channel)
         self._picker = picker
         self._in_flight = in_flight
+        self._findings = findings
         self._backoff = Backoff(rng)
         self._interval_s = interval_s
 
@@ -60,26 +65,38 @@ class Reporter:
 
     async def _report(self) -> None:
         call = self._stub.Report()
-        sent: dict[str, int] | None = None
+        sent: tuple[dict[str, int], Sequence[Finding]] | None = None
         try:
             # done() turns true when the server ends the stream: writes alone would not tell.
             while not call.done():
                 counts = {name: count for name, count in self._in_flight().items() if count}
-                if counts != sent:
-                    await call.write(report_of(self._picker, counts))
-                    sent = counts
+                news = (counts, self._findings())
+                if news != sent:
+                    await call.write(report_of(self._picker, *news))
+                    sent = news
                     self._backoff.reset()
                 await asyncio.sleep(self._interval_s)
         finally:
             call.cancel()
 
 
-def report_of(picker: str, counts: Mapping[str, int]) -> report_pb2.PickerReport:
+def report_of(
+    picker: str, counts: Mapping[str, int], findings: Sequence[Finding] = ()
+) -> report_pb2.PickerReport:
     """Write a full report."""
     return report_pb2.PickerReport(
         picker_id=picker,
         endpoints=[
             report_pb2.EndpointLoad(id=name, in_flight=count)
             for name, count in sorted(counts.items())
+        ],
+        findings=[
+            report_pb2.Finding(
+                pool=each.pool,
+                id=each.key.id,
+                incarnation=each.key.incarnation,
+                conditions=each.conditions,
+            )
+            for each in findings
         ],
     )

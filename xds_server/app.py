@@ -23,6 +23,7 @@ from xds_server.fleet.load import FleetError, load_text
 from xds_server.fleet.store import Store, StoreError
 from xds_server.observability import XdsMetrics
 from xds_server.service import AdsServer
+from xds_server.telling import Crier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -92,17 +93,26 @@ async def _running(settings: Settings) -> AsyncIterator[None]:
         registry = CollectorRegistry()
         metrics = XdsMetrics(registry)
         ads = AdsServer(metrics)
-        control = Control(store, ads, _unix_ms, time.monotonic, metrics.set_revision)
+
+        def in_force(revision: int) -> None:
+            metrics.set_revision(revision)
+            crier.hear()
+
+        control = Control(store, ads, _unix_ms, time.monotonic, in_force)
+        crier = Crier(ads, control)
+        ads.on_findings = crier.hear
+        metrics.show_told(lambda: crier.told)
         ads_address = await ads.start(settings.ads)
         stack.push_async_callback(ads.stop, GRACE_S)
         metrics_address = await _metrics_page(settings.metrics, registry, stack)
-        admin = AdminServer(AdminService(control, ads), ClientStatusService(ads))
+        admin = AdminServer(AdminService(control, ads, crier.sick), ClientStatusService(ads))
         # The admin port is bound before anything is stored, but answers only when there is a fleet.
         admin_address = admin.bind(settings.admin)
         stack.push_async_callback(admin.stop, GRACE_S)
         stack.push_async_callback(control.stop)
         await control.start(text, source)
         await admin.start()
+        stack.push_async_callback(_ended, asyncio.create_task(crier.run()))
         stack.push_async_callback(_watch(settings, text, control))
         _log.info(
             "control_server_ready",
@@ -137,11 +147,15 @@ def _watch(settings: Settings, text: str, control: Control) -> Callable[[], Awai
     task = asyncio.create_task(watch.run())
 
     async def end() -> None:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await _ended(task)
 
     return end
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def _metrics_page(

@@ -40,6 +40,7 @@ from xds_server.rollout import Rollout
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from xds_server.fleet.findings import Told
     from xds_server.fleet.model import Fleet
     from xds_server.fleet.store import Store
     from xds_server.publisher import Publisher
@@ -99,6 +100,24 @@ class Control:
     def revision(self) -> int:
         """Number of the revision in force; 0 if there is none yet."""
         return 0 if self._state is None else self._state.revision.number
+
+    @property
+    def incarnations(self) -> Mapping[str, int]:
+        """The incarnation of each endpoint that has not its first one."""
+        known = {} if self._state is None else self._state.incarnations
+        return {endpoint: number for endpoint, (number, _) in known.items()}
+
+    async def tell(self, told: Told) -> None:
+        """Publish the fleet in force with these replicas marked sick; it makes no revision.
+
+        Raises:
+            StoreError: The way back from a refused revision could not be stored.
+        """
+        async with self._turn:
+            await self._go_back()
+            self._rollout.told = told
+            if self._state is not None:
+                self._publish(self._state)
 
     async def start(self, text: str, source: str) -> Change:
         """Bring the stored fleet into force, and the file's if it was edited since.

@@ -13,6 +13,8 @@ from prometheus_client import Counter, Gauge, Histogram
 from protos.names import SHORT_TYPE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from prometheus_client import CollectorRegistry
 
 _ACK_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
@@ -58,6 +60,16 @@ class XdsMetrics:
         self._revision = Gauge(
             "tidegate_xds_revision", "Number of the fleet revision in force.", registry=registry
         )
+
+        self._told = Gauge(
+            "tidegate_xds_told_replicas",
+            "Replicas that pickers find sick and all clients are told to leave alone.",
+            registry=registry,
+        )
+
+    def show_told(self, count: Callable[[], int]) -> None:
+        """Show how many replicas clients are told to leave alone."""
+        self._told.set_function(count)
 
     def stream_opened(self, audience: str, protocol: str) -> None:
         """Count a stream whose client is known."""

@@ -19,6 +19,7 @@ from xds_server.resources.stages import plan, widened
 from xds_server.resources.view import View
 
 if TYPE_CHECKING:
+    from xds_server.fleet.findings import Told
     from xds_server.fleet.revision import State
     from xds_server.protocol.transaction import Stage
     from xds_server.publisher import Outcome, Publication, Publisher
@@ -70,6 +71,8 @@ class Rollout:
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
         self._memo = Memo()
+        self.told: Told = {}
+        """Replicas that pickers find sick; each publication carries them."""
         self.newest: Published | None = None
         """The state published last."""
 
@@ -78,7 +81,7 @@ class Rollout:
         published = self.newest
         if published is None:
             return None
-        new, before = _view(published.state), published.before
+        new, before = self._view(published.state), published.before
         outcome = published.outcome
         if before is None or outcome.state == "done":
             return Reached.settled(new)
@@ -98,7 +101,7 @@ class Rollout:
         Raises:
             Exception: The state cannot be built into resources; nothing has changed.
         """
-        return Planned(have, plan(have, _view(state), self._memo))
+        return Planned(have, plan(have, self._view(state), self._memo))
 
     def publish(self, state: State, planned: Planned | None = None) -> Published:
         """Bring ``state`` to the clients; what is under way is superseded.
@@ -117,6 +120,9 @@ class Rollout:
             before.next = self.newest
         return self.newest
 
+    def _view(self, state: State) -> View:
+        return View(state.fleet, state.incarnations, self.told)
+
     def _good(self, state: State) -> State:
         newest = self.newest
         if newest is None:
@@ -125,9 +131,6 @@ class Rollout:
         return newest.state if finished else newest.good
 
 
-def _view(state: State) -> View:
-    return View(state.fleet, state.incarnations)
-
-
 def _both(old: View, new: View) -> View:
-    return View(widened(old.fleet, new.fleet), {**old.incarnations, **new.incarnations})
+    fleet = widened(old.fleet, new.fleet)
+    return View(fleet, {**old.incarnations, **new.incarnations}, new.told)

@@ -45,6 +45,7 @@ from xds_server.reports import PickerReports
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from xds_server.fleet.findings import Findings
     from xds_server.observability import XdsMetrics
     from xds_server.protocol.snapshot import Snapshot
     from xds_server.protocol.transaction import Sent
@@ -157,7 +158,9 @@ class AdsServer:
         self._numbers = itertools.count(1)
         # Nonces of one server's life mean nothing to the next.
         self._epoch = f"{time.time_ns():x}"
-        self._reports = PickerReports(self._weigh)
+        self._reports = PickerReports(self._weigh, self._hear)
+        self.on_findings: Callable[[], None] = lambda: None
+        """Called when pickers find other replicas sick than before."""
         self._running: list[Publication] = []
         self._timer: asyncio.TimerHandle | None = None
         self._server: grpc.aio.Server | None = None
@@ -243,6 +246,13 @@ class AdsServer:
     def in_flight(self) -> dict[str, int]:
         """Return endpoint id -> requests in flight, summed over the pickers that report."""
         return self._reports.in_flight()
+
+    def findings(self) -> list[Findings]:
+        """Return what each picker that reports finds sick."""
+        return self._reports.findings()
+
+    def _hear(self) -> None:
+        self.on_findings()
 
     def _outcome(self, run: Run) -> Outcome:
         return self._publisher.outcome(run, self._clock())

@@ -88,6 +88,8 @@ def status(server: ServerOption = DEFAULT_SERVER, output: OutputOption = Output.
     shown.append(_clients_table(data["clients"]) if data["clients"] else "no client is connected")
     if any(one["message"] for client in data["clients"] for one in client["types"]):
         shown.append(_messages_table(data["clients"]))
+    if data["sick"]:
+        shown.append(_sick_table(data["sick"]))
     emit(data, shown, output)
 
 
@@ -106,6 +108,24 @@ def history(
         answer = stub.ListRevisions(api.ListRevisionsRequest(limit=limit), timeout=READ_TIMEOUT_S)
     rows = views.revisions(answer.revisions)
     emit(rows, [_revisions_table(rows)], output)
+
+
+def _sick_table(rows: list[dict[str, Any]]) -> Table:
+    from tidegate.cli.output import table
+
+    return table(
+        ("pool", "sick replica", "conditions", "#pickers", "told to all"),
+        [
+            (
+                row["pool"],
+                row["endpoint"],
+                row["conditions"],
+                row["pickers"],
+                "yes" if row["told"] else "no",
+            )
+            for row in rows
+        ],
+    )
 
 
 def _pools_table(rows: list[dict[str, Any]]) -> Table:

@@ -126,6 +126,16 @@ def status(answer: GetStatusResponse) -> Row:
         "file_error": answer.file_error or None,
         "refusal": answer.refusal or None,
         "clients": clients(answer),
+        "sick": [
+            {
+                "pool": one.pool,
+                "endpoint": one.endpoint,
+                "conditions": list(one.conditions),
+                "pickers": one.pickers,
+                "told": one.told,
+            }
+            for one in answer.sick
+        ],
     }
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from xds_server.admin.csds import ClientStatusService
     from xds_server.control import Control
+    from xds_server.fleet.findings import Sick
     from xds_server.fleet.revision import Revision
     from xds_server.operation import Change
     from xds_server.publisher import ClientView, Observed, Problem
@@ -80,11 +81,18 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     Args:
         control: What changes the fleet.
         observed: What is known of the clients.
+        sick: Returns the replicas that pickers find sick.
     """
 
-    def __init__(self, control: Control, observed: Observed) -> None:
+    def __init__(
+        self,
+        control: Control,
+        observed: Observed,
+        sick: Callable[[], Sequence[Sick]] = tuple,
+    ) -> None:
         self._control = control
         self._observed = observed
+        self._sick = sick
 
     @_explained
     async def Apply(  # noqa: N802 - gRPC's name
@@ -181,6 +189,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             clients=[_client(client) for client in self._observed.clients()],
             file_error=self._control.file_error,
             refusal=self._control.refusal,
+            sick=[
+                admin_pb2.SickReplica(
+                    pool=each.pool,
+                    endpoint=each.endpoint,
+                    conditions=each.conditions,
+                    pickers=each.pickers,
+                    told=each.told,
+                )
+                for each in self._sick()
+            ],
         )
 
     @_explained

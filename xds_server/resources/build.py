@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from protos.names import (
     CLUSTER_TYPE,
@@ -30,14 +31,23 @@ from xds_server.resources.view import clusters_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from xds_server.fleet.findings import Told
     from xds_server.fleet.model import Fleet
     from xds_server.resources.view import View
 
     Resources = Mapping[str, Mapping[str, bytes]]
 
+_NOBODY: Final[Told] = MappingProxyType({})
 
-def upstream_resources(fleet: Fleet, memo: Memo | None = None) -> Resources:
-    """Return clusters and assignments: what Envoy can reach."""
+
+def upstream_resources(fleet: Fleet, memo: Memo | None = None, told: Told = _NOBODY) -> Resources:
+    """Return clusters and assignments: what Envoy can reach.
+
+    Args:
+        fleet: The fleet.
+        memo: Resources built before.
+        told: Replicas that pickers find sick.
+    """
     memo = memo or Memo()
     clusters = {PICKER_CLUSTER: memo.recall(PICKER_CLUSTER, None, picker_cluster)}
     assignments = {PICKER_CLUSTER: picker_assignment(fleet.pickers.addresses)}
@@ -48,7 +58,7 @@ def upstream_resources(fleet: Fleet, memo: Memo | None = None) -> Resources:
         variants = {variant.name: variant for variant in pool.variants}
         for ref in clusters_of(pool):
             clusters[str(ref)] = memo.cluster(pool, variants[ref.variant], ref)
-            assignments[str(ref)] = memo.assignment(pool, ref)
+            assignments[str(ref)] = memo.assignment(pool, ref, frozenset(told.get(pool.name, ())))
     return {CLUSTER_TYPE: clusters, ENDPOINT_TYPE: assignments}
 
 

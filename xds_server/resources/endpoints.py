@@ -18,9 +18,9 @@ from xds_server.resources.fractions import fraction
 from xds_server.resources.view import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from xds_server.fleet.model import Pool
+    from xds_server.fleet.model import Endpoint, Pool
 
 _BRAKE = "tidegate"
 """Category of refused requests in Envoy's statistics."""
@@ -35,8 +35,14 @@ def _set_address(message: Any, address: str) -> None:
     message.socket_address.port_value = port
 
 
-def assignment(pool: Pool, ref: ClusterRef) -> bytes:
-    """Return the serialized ``ClusterLoadAssignment`` of a variant; it may have no endpoints."""
+def assignment(pool: Pool, ref: ClusterRef, sick: Collection[str] = ()) -> bytes:
+    """Return the serialized ``ClusterLoadAssignment`` of a variant; it may have no endpoints.
+
+    Args:
+        pool: The pool.
+        ref: The variant's cluster.
+        sick: Ids of replicas that are marked unhealthy; a draining one stays that.
+    """
     message = endpoint_pb2.ClusterLoadAssignment(cluster_name=str(ref))
     localities: dict[str, Any] = {}
     probe_http = probes_http(pool)
@@ -57,9 +63,7 @@ def assignment(pool: Pool, ref: ClusterRef) -> bytes:
             # status code.
             _set_address(host.endpoint.health_check_config.address, endpoint.http)
             host.endpoint.health_check_config.port_value = split_host_port(endpoint.http)[1]
-        host.health_status = (
-            health_check_pb2.DRAINING if endpoint.draining else health_check_pb2.HEALTHY
-        )
+        host.health_status = _health(endpoint, sick)
         if pool.drop_overload:
             # Envoy's workers learn of another drop share only together with changed hosts
             # (1.40: main thread alone takes it otherwise), so each host carries it as well.
@@ -69,6 +73,12 @@ def assignment(pool: Pool, ref: ClusterRef) -> bytes:
         drop = message.policy.drop_overloads.add(category=_BRAKE)  # Envoy takes one at most
         drop.drop_percentage.CopyFrom(fraction(pool.drop_overload))
     return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+
+
+def _health(endpoint: Endpoint, sick: Collection[str]) -> Any:
+    if endpoint.draining:
+        return health_check_pb2.DRAINING
+    return health_check_pb2.UNHEALTHY if endpoint.id in sick else health_check_pb2.HEALTHY
 
 
 def _priorities(pool: Pool, ref: ClusterRef) -> dict[str, int]:

@@ -74,12 +74,12 @@ class Memo:
             ("cluster", ref), (bare, plain), lambda: variant_cluster(bare, plain, ref)
         )
 
-    def assignment(self, pool: Pool, ref: ClusterRef) -> bytes:
+    def assignment(self, pool: Pool, ref: ClusterRef, sick: frozenset[str] = frozenset()) -> bytes:
         """Return ``assignment``."""
         bare = pool.model_copy(
             update={"variants": tuple(v.model_copy(update={"weight": 0}) for v in pool.variants)}
         )
-        return self.recall(("assignment", ref), bare, lambda: assignment(bare, ref))
+        return self.recall(("assignment", ref), (bare, sick), lambda: assignment(bare, ref, sick))
 
     def listener(self, fleet: Fleet) -> bytes:
         """Return ``listener``, which knows no endpoints."""

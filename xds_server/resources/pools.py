@@ -104,6 +104,7 @@ def pool_resource(view: View, pool: Pool) -> bytes:
             # A probe speaks plain HTTP.
             probe_path="" if pool.upstream_tls else probe_path(pool, variant),
         )
+    told = view.told.get(pool.name, {})
     for endpoint in pool.endpoints:
         incarnation = view.incarnation(endpoint.id)
         message.endpoints.add(
@@ -122,5 +123,6 @@ def pool_resource(view: View, pool: Pool) -> bytes:
             adapters=endpoint.adapters,
             draining=endpoint.draining,
             joined_unix_ms=incarnation.joined_unix_ms,
+            told=told.get(endpoint.id, ()),
         )
     return message.SerializeToString(deterministic=True)

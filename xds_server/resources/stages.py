@@ -53,7 +53,10 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     memo = memo or Memo()
     target = hold(
         Snapshot.of(
-            {**upstream_resources(new.fleet, memo), **front_resources(new.fleet, memo=memo)}
+            {
+                **upstream_resources(new.fleet, memo, new.told),
+                **front_resources(new.fleet, memo=memo),
+            }
         )
     )
     pools = Snapshot.of(picker_resources(new))
@@ -61,7 +64,7 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
         return (Stage("add", "envoy", target), Stage("use", "picker", pools))
     have = old if isinstance(old, Reached) else Reached.settled(old)
     wide = widened(have.view.fleet, new.fleet)
-    reachable = upstream_resources(wide, memo)
+    reachable = upstream_resources(wide, memo, new.told)
     front = front_resources(have.front, coming=wide, memo=memo)
     added = Snapshot.of({**reachable, **front}, previous=target)
     if have.force is not None:
@@ -69,7 +72,8 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
         added = added.with_types(have.force, (LISTENER_TYPE, ROUTE_TYPE))
     switched = front_resources(new.fleet, retiring=have.named, coming=wide, memo=memo)
     withdrawn = reachable[CLUSTER_TYPE].keys() - target.resources(CLUSTER_TYPE).keys()
-    known = View(draws_of(wide, have.draws), {**new.incarnations, **have.view.incarnations})
+    incarnations = {**new.incarnations, **have.view.incarnations}
+    known = View(draws_of(wide, have.draws), incarnations, new.told)
     return (
         Stage("add", "envoy", hold(added)),
         Stage("use", "picker", Snapshot.of(picker_resources(known), previous=pools)),

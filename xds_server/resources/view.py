@@ -10,6 +10,7 @@ from protos.names import ClusterRef, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from xds_server.fleet.findings import Told
     from xds_server.fleet.model import Endpoint, Fleet, Pool
 
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
@@ -30,6 +31,8 @@ class View:
     fleet: Fleet
     incarnations: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Endpoint id to (incarnation, Unix milliseconds of joining)."""
+    told: Told = field(default_factory=dict)
+    """Replicas that pickers find sick."""
 
     def incarnation(self, endpoint_id: str) -> Incarnation:
         """Return the incarnation of a replica; an unlisted one is the first, and warm."""

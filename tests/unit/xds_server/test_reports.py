@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from protos.tidegate.fleet.v1.report_pb2 import EndpointLoad, PickerReport
+from protos.tidegate.fleet.v1.report_pb2 import EndpointLoad, Finding, PickerReport
 from xds_server import reports
-from xds_server.reports import PickerReports
+from xds_server.fleet.findings import Place
+from xds_server.reports import MAX_CONDITIONS, PickerReports, _Said
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -56,7 +57,7 @@ async def test_the_newer_stream_of_a_picker_owns_its_counts() -> None:
     async def older() -> AsyncIterator[PickerReport]:
         yield report("p", a=1)
         inner = newer()
-        book._counts["p"] = (99, {"a": 5})
+        book._said["p"] = _Said(99, {"a": 5}, {})
         yield report("p", a=2)
         states.append(book.in_flight())
         await inner.aclose()
@@ -97,3 +98,42 @@ async def test_a_report_must_name_its_picker() -> None:
 
     with pytest.raises(Refused, match="picker_id"):
         await PickerReports(lambda: None).Report(stream(), Context())
+
+
+def finding(endpoint: str, *conditions: str) -> Finding:
+    """Build a finding in the pool llm."""
+    return Finding(pool="llm", id=endpoint, incarnation=2, conditions=conditions)
+
+
+async def test_findings_end_with_their_stream() -> None:
+    """They are told of only where they differ, and what a picker found ends with its stream."""
+    heard: list[Any] = []
+    book = PickerReports(lambda: None, lambda: heard.append(book.findings()))
+
+    async def stream() -> AsyncIterator[PickerReport]:
+        yield PickerReport(picker_id="p")
+        yield PickerReport(picker_id="p", findings=[finding("r1", "ejected", "frozen")])
+        yield PickerReport(
+            picker_id="p",
+            findings=[finding("r1", "ejected", "frozen")],
+            endpoints=[EndpointLoad(id="r1", in_flight=3)],
+        )
+
+    await book.Report(stream(), Context())
+    assert heard == [[{Place("llm", "r1", 2): ("ejected", "frozen")}], []]
+
+
+async def test_findings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many of them, or of their conditions, or a long name, end the stream."""
+    monkeypatch.setattr(reports, "MAX_FINDINGS", 2)
+    many = [finding(f"r{number}", "ejected") for number in range(3)]
+    names = [finding("r1", *(["x"] * (MAX_CONDITIONS + 1)))]
+    for findings in (many, names, [finding("r1", "x" * 65)]):
+
+        async def stream(found: Any = findings) -> AsyncIterator[PickerReport]:
+            yield PickerReport(picker_id="p", findings=found)
+
+        book = PickerReports(lambda: None)
+        with pytest.raises(Refused, match="more than"):
+            await book.Report(stream(), Context())
+        assert not book.reporting

@@ -551,6 +551,7 @@ class GetStatusResponse(_message.Message):
     CLIENTS_FIELD_NUMBER: _builtins.int
     FILE_ERROR_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    SICK_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     settled: _builtins.bool
     """True when no transaction is under way."""
@@ -560,6 +561,10 @@ class GetStatusResponse(_message.Message):
     """Which revision clients refused last, and why; empty once a later one is in force."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]: ...
+    @_builtins.property
+    def sick(self) -> _containers.RepeatedCompositeFieldContainer[Global___SickReplica]:
+        """Replicas that pickers find sick, in pools with `health.share`."""
+
     def __init__(
         self,
         *,
@@ -568,14 +573,49 @@ class GetStatusResponse(_message.Message):
         clients: _abc.Iterable[Global___ClientStatus] | None = ...,
         file_error: _builtins.str = ...,
         refusal: _builtins.str = ...,
+        sick: _abc.Iterable[Global___SickReplica] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "file_error", b"file_error", "refusal", b"refusal", "revision", b"revision", "settled", b"settled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "file_error", b"file_error", "refusal", b"refusal", "revision", b"revision", "settled", b"settled", "sick", b"sick"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class SickReplica(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
+    PICKERS_FIELD_NUMBER: _builtins.int
+    TOLD_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    endpoint: _builtins.str
+    pickers: _builtins.int
+    """How many pickers say so."""
+    told: _builtins.bool
+    """All pickers and Envoys leave it alone."""
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        conditions: _abc.Iterable[_builtins.str] | None = ...,
+        pickers: _builtins.int = ...,
+        told: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conditions", b"conditions", "endpoint", b"endpoint", "pickers", b"pickers", "pool", b"pool", "told", b"told"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SickReplica: _TypeAlias = SickReplica  # noqa: Y015
 
 @_typing.final
 class ClientStatus(_message.Message):

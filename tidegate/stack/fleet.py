@@ -97,7 +97,7 @@ def _pool(model: str, replicas: Sequence[TritonReplica], body: str) -> dict[str,
             for replica in replicas
             if model in replica.models
         ],
-        "routing": {"policy": "prefix-affinity" if is_llm else "least-in-flight", "body": body},
+        "routing": {"policy": "auto" if is_llm else "least-in-flight", "body": body},
         "health": {"interval": "1s", "timeout": "1s", "unhealthy_after": 2, "healthy_after": 1},
     }
 

@@ -1,4 +1,4 @@
-"""The same conversations under round robin and under cache affinity."""
+"""The same conversations under round robin and under ``auto``, the default policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TITLE: Final = "conversations find their cache"
 ROUND_ROBIN: Final = "round-robin"
-AFFINITY: Final = "prefix-affinity"
+AUTO: Final = "auto"
 CACHE_BLOCKS: Final = 512
 """The replicas' caches, blocks of 64 characters: 32k characters each."""
 SESSIONS_PER_REPLICA: Final = 6
@@ -52,7 +52,7 @@ async def run(scene: Scene) -> Finding:
     shape = Shape(SESSIONS_PER_REPLICA * len(scene.stable), TURNS, SYSTEM_CHARS, TURN_CHARS)
     rounds = max(1, scene.requests // REQUESTS_PER_ROUND)
     found = []
-    for policy in (ROUND_ROBIN, AFFINITY):
+    for policy in (ROUND_ROBIN, AUTO):
         await scene.operator.set_policy(LLM_POOL, policy)
         found.append(await _converse(scene, policy, shape, rounds))
     return Finding(
@@ -80,21 +80,21 @@ async def run(scene: Scene) -> Finding:
     )
 
 
-def assess(plain: Run, affine: Run) -> Verdict:
-    """Pure: affinity holds iff it reuses more of the prompts *and* answers sooner."""
-    problems = [*plain.tally.problems(), *affine.tally.problems()]
-    if plain.reused is None or affine.reused is None:
+def assess(plain: Run, auto: Run) -> Verdict:
+    """Pure: ``auto`` holds iff it reuses more of the prompts *and* answers sooner."""
+    problems = [*plain.tally.problems(), *auto.tally.problems()]
+    if plain.reused is None or auto.reused is None:
         problems.append("the replicas counted no prompt tokens")
-    elif affine.reused <= plain.reused:
-        problems.append(f"affinity reused {percent(affine.reused)}, not more than round robin")
-    before, now = percentile(plain.ttft, 50), percentile(affine.ttft, 50)
+    elif auto.reused <= plain.reused:
+        problems.append(f"auto reused {percent(auto.reused)}, not more than round robin")
+    before, now = percentile(plain.ttft, 50), percentile(auto.ttft, 50)
     if before is None or now is None:
         problems.append("no stream was answered")
     elif now >= before:
         problems.append(f"median time to first token {milliseconds(now)}, not below round robin's")
     return judge(
         problems,
-        f"{percent(affine.reused)} of prompt tokens came from a cache instead of "
+        f"{percent(auto.reused)} of prompt tokens came from a cache instead of "
         f"{percent(plain.reused)}; median time to first token {milliseconds(now)} instead of "
         f"{milliseconds(before)}",
     )

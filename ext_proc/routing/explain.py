@@ -1,62 +1,28 @@
-"""What the router knows, as plain values for people: the body of ``/debug/state``."""
+"""What the router knows and why it chose, as plain values for people."""
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.narrowing import unmet, wishes
 from ext_proc.routing.types import Refusal
 from protos.names import POLICY_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ext_proc.routing.choosing import Choice
     from ext_proc.routing.conditions import Conditions
     from ext_proc.routing.ledger import Ledger
     from ext_proc.routing.prefix_index import PrefixIndex
-    from ext_proc.routing.roster import Replica
-    from ext_proc.routing.types import Decision, Endpoint, EndpointKey, Pool, Reading, Request
+    from ext_proc.routing.roster import Replica, Roster
+    from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Reading, Request
 
-RECENT_EVERY: Final = 32
-RECENT_KEPT: Final = 64
 NOT_DRAWN: Final = "not-drawn"
 """Eligible, but no candidate in a large pool (``candidates``)."""
 EXPLAINED: Final = 64
 """Most candidates that one explanation lists, the cheapest first."""
-
-
-class Recent:
-    """A sample of the latest decisions: each ``RECENT_EVERY``-th, ``RECENT_KEPT`` at most."""
-
-    __slots__ = ("_kept", "_seen")
-
-    def __init__(self) -> None:
-        self._kept: deque[tuple[float, str | None, int, Decision]] = deque(maxlen=RECENT_KEPT)
-        self._seen = 0
-
-    def note(self, request: Request, decision: Decision, now: float) -> None:
-        """Keep the decision where its turn has come."""
-        if self._seen % RECENT_EVERY == 0:
-            self._kept.append((now, request.features.model, len(request.blocks), decision))
-        self._seen += 1
-
-    def describe(self, now: float) -> list[dict[str, object]]:
-        """Return the kept decisions, the oldest first, ready for JSON."""
-        return [
-            {
-                "age_s": round(now - at, 3),
-                "model": model,
-                "pool": decision.pool,
-                "variant": decision.variant,
-                "reason": decision.reason,
-                "addresses": list(decision.addresses),
-                "matched_blocks": decision.matched_blocks,
-                "blocks": blocks,
-                "scores": dict(decision.scores),
-            }
-            for at, model, blocks, decision in self._kept
-        ]
+ROUNDING: Final = 1e-9
 
 
 class Fixed:
@@ -68,36 +34,47 @@ class Fixed:
 
 
 def explain(
-    pool: Pool,
+    roster: Roster,
     request: Request,
     choice: Choice | Refusal,
     ledger: Ledger,
     conditions: Conditions,
+    zone: str,
+    now: float,
+    *,
+    most: int | None = None,
 ) -> dict[str, object]:
     """Return why a request is decided as it is.
 
     Args:
-        pool: Its pool.
+        roster: Its pool.
         request: The request.
         choice: What was chosen from, or the refusal.
         ledger: Who has how much in flight, for the filters' verdicts.
         conditions: What keeps replicas from new work.
+        zone: Where this picker stands.
+        now: Monotonic seconds.
+        most: In a pool of more endpoints it is not looked at why others were no candidates;
+            ``None`` = always.
     """
+    pool = roster.pool
     if isinstance(choice, Refusal):
         verdicts = {
-            each.key.id: _verdict(pool, each, None, request, ledger, conditions)
+            each.key.id: _verdict(roster, each, None, request, ledger, conditions, now)
             for each in pool.endpoints
         }
         return {"refused": str(choice.kind), "why": choice.message, "removed": verdicts}
     offer, prices = choice.offer, choice.prices
     order = sorted(range(len(prices)), key=prices.__getitem__)
-    cheapest = prices[order[0]]
     offered = {seat.key for seat in offer.seats}
-    left = {
-        each.key.id: _verdict(pool, each, offer.variant, request, ledger, conditions)
-        for each in pool.endpoints
-        if each.key not in offered
-    }
+    left: dict[str, str] | None = None
+    if most is None or len(pool.endpoints) <= most:
+        left = {
+            each.key.id: _verdict(roster, each, offer.variant, request, ledger, conditions, now)
+            for each in pool.endpoints
+            if each.key not in offered
+        }
+    wished = wishes(pool, request.features, offer.seats, zone, now)
     return {
         "pool": pool.name,
         "variant": offer.variant,
@@ -107,48 +84,65 @@ def explain(
         "shared_blocks": offer.shared,
         "tokens": offer.tokens,
         "candidates": [
-            {
-                "id": offer.seats[index].key.id,
-                "price": prices[index],
-                "behind": prices[index] - cheapest,
-                "parts": dict(choice.policy.parts(offer, index)),
-                "matched_blocks": offer.matched[index],
-                "pending": offer.pending[index],
-                "slowness": offer.seats[index].pace.slowness,
-                "ramp": 1.0 if offer.ramp is None else offer.ramp[index],
-                "silent": offer.seats[index].replica.silent,
-            }
-            for index in order[:EXPLAINED]
+            _candidate(choice, index, prices[order[0]], wished) for index in order[:EXPLAINED]
         ],
-        "removed": {name: why for name, why in left.items() if why != NOT_DRAWN},
-        "not_drawn": sum(why == NOT_DRAWN for why in left.values()),
+        "removed": None
+        if left is None
+        else {name: why for name, why in left.items() if why != NOT_DRAWN},
+        "not_drawn": None if left is None else sum(why == NOT_DRAWN for why in left.values()),
+    }
+
+
+def _candidate(
+    choice: Choice, index: int, cheapest: float, wished: Sequence[tuple[str, Sequence[bool]]]
+) -> dict[str, object]:
+    offer, price = choice.offer, choice.prices[index]
+    seat = offer.seats[index]
+    parts = dict(choice.policy.parts(offer, index))
+    moved = price - sum(parts.values())
+    if parts and abs(moved) > ROUNDING * max(1.0, abs(price)):
+        parts["order"] = moved
+    return {
+        "id": seat.key.id,
+        "price": price,
+        "behind": price - cheapest,
+        "parts": parts,
+        "lacks": [name for name, has in wished if not has[index]],
+        "matched_blocks": offer.matched[index],
+        "pending": offer.pending[index],
+        "slowness": seat.pace.slowness,
+        "ramp": 1.0 if offer.ramp is None else offer.ramp[index],
+        "silent": seat.replica.silent,
     }
 
 
 def _verdict(
-    pool: Pool,
+    roster: Roster,
     endpoint: Endpoint,
     variant: str | None,
     request: Request,
     ledger: Ledger,
     conditions: Conditions,
+    now: float,
 ) -> str:
     """Name the first thing that keeps an endpoint from being a candidate."""
+    pool = roster.pool
     address = endpoint.address(request.protocol)
     limit = pool.per_endpoint_in_flight
     if variant is not None and endpoint.variant != variant:
         return "variant"
     if address is None:
         return "protocol"
-    if endpoint.draining:
-        return "draining"
-    subset = request.subset
-    host = address.rpartition(":")[0]
-    if subset is not None and not subset & {address, host, host.strip("[]")}:
-        return "subset"
-    if limit and ledger.load(endpoint.key).in_flight >= limit:
-        return "at-limit"
-    return next(iter(conditions.of(pool.name, endpoint.key)), NOT_DRAWN)
+    subset, host = request.subset, address.rpartition(":")[0]
+    seat = roster.seat(endpoint.key, request.protocol)
+    reasons = (
+        "draining" if endpoint.draining else None,
+        "subset" if subset is not None and not subset & {address, host, host.strip("[]")} else None,
+        None if seat is None else unmet(pool, request.features, seat, now),
+        "at-limit" if limit and ledger.load(endpoint.key).in_flight >= limit else None,
+        *conditions.of(pool.name, endpoint.key),
+    )
+    return next(filter(None, reasons), NOT_DRAWN)
 
 
 def describe(

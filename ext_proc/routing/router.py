@@ -21,7 +21,7 @@ from ext_proc.routing.choosing import Choice, Chooser
 from ext_proc.routing.conditions import Conditions
 from ext_proc.routing.credit import Credit
 from ext_proc.routing.exact_index import CacheEvent, ExactIndex, IndexEvent
-from ext_proc.routing.explain import Fixed, Recent, describe, explain
+from ext_proc.routing.explain import Fixed, describe, explain
 from ext_proc.routing.leases import Lease, Leased, LeaseEvent, Leases, Released
 from ext_proc.routing.ledger import (
     MAX_TICKETS,
@@ -35,6 +35,7 @@ from ext_proc.routing.offers import cheapest, work_of
 from ext_proc.routing.pace import FleetPace
 from ext_proc.routing.policies import make_policy
 from ext_proc.routing.prefix_index import Inserted, Purged
+from ext_proc.routing.recent import MOST_ENDPOINTS, Recent
 from ext_proc.routing.roster import Directory, Replica, Roster
 from ext_proc.routing.siblings import Siblings
 from ext_proc.routing.types import (
@@ -80,6 +81,7 @@ class Router:
         on_event: Callable[[LedgerEvent | IndexEvent | LeaseEvent], None] | None = None,
     ) -> None:
         self._rng = rng
+        self._zone = zone
         self._on_event = on_event
         self._learners: Mapping[str, tuple[Policy, ...]] = {}
         """Policies that learn, by pool."""
@@ -219,6 +221,7 @@ class Router:
             roster.remembered[offer.variant, request.protocol] = worth_remembering(
                 offer, choice.prices, picked
             )
+        sample = self._explained(roster, request, choice, now) if self.recent.due(now) else None
         reason = choice.policy.picked(offer, picked)
         if choice.leased:
             reason = "sequence"
@@ -228,11 +231,9 @@ class Router:
         if request.blocks:
             self._inserted(seat.key, request.blocks, now)
         if lease_key is not None:
-            if request.features.sequence_end:
-                self._leased(lease_key, None, now, fresh=False)
-            else:
-                lease = Lease(seat.key, offer.variant, now + pool.sequence_idle_s)
-                self._leased(lease_key, lease, now, fresh=not choice.leased)
+            lease = Lease(seat.key, offer.variant, now + pool.sequence_idle_s)
+            ended = request.features.sequence_end
+            self._leased(lease_key, None if ended else lease, now, fresh=not choice.leased)
         ticket = self._charge(offer, picked, pool.name)
         if choice.policy.learns and ticket is not None:
             choice.policy.charged(ticket)
@@ -247,7 +248,8 @@ class Router:
             seats,
             choice.prices,
         )
-        self.recent.note(request, decision, now)
+        if sample is not None:
+            self.recent.keep(request, decision, sample, now)
         return decision
 
     def _unpriced(self, choice: Choice, pool: Pool) -> Decision:
@@ -298,7 +300,13 @@ class Router:
         if roster is None:
             return {"refused": "unknown-pool", "why": f"no pool is named {request.pool!r}"}
         choice = self._chooser.choose(roster, request, Fixed(), now, unix_now)
-        return explain(roster.pool, request, choice, self.ledger, self.conditions)
+        return explain(roster, request, choice, self.ledger, self.conditions, self._zone, now)
+
+    def _explained(
+        self, roster: Roster, request: Request, choice: Choice, now: float
+    ) -> dict[str, object]:
+        known = self.ledger, self.conditions, self._zone, now
+        return explain(roster, request, choice, *known, most=MOST_ENDPOINTS)
 
     # --- What happens afterwards ----------------------------------------------------------------
 
@@ -499,6 +507,7 @@ class Router:
         return {
             "pools": {
                 name: describe(roster.pool, self._replicas, self.index, self.conditions, now)
+                | {"learning": [each.describe(now) for each in self._learners.get(name, ())]}
                 for name, roster in self._rosters.items()
             },
             "recent": self.recent.describe(now),

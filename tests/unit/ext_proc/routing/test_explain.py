@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ext_proc.routing.explain import RECENT_EVERY, RECENT_KEPT
+from ext_proc.routing.constraints import ModelNeeds
+from ext_proc.routing.recent import EVERY, GAP_S, KEPT
 from ext_proc.routing.types import Decision, Reading, Variant
 
 if TYPE_CHECKING:
@@ -97,10 +98,62 @@ def test_in_a_large_pool_the_rest_is_counted(build: Build) -> None:
 def test_recent_decisions_are_a_bounded_sample(build: Build) -> None:
     """Each 32nd decision is kept, the latest 64 of them."""
     router = build.router(build.pool(2))
-    for number in range(RECENT_EVERY * (RECENT_KEPT + 3)):
+    for number in range(EVERY * (KEPT + 3)):
         router.decide(build.request((1,)), float(number), 0.0)
     recent: Any = json.loads(json.dumps(router.state(float(number))["recent"]))
-    assert len(recent) == RECENT_KEPT
-    assert recent[0]["age_s"] > recent[-1]["age_s"] == RECENT_EVERY - 1
+    assert len(recent) == KEPT
+    assert recent[0]["age_s"] > recent[-1]["age_s"] == EVERY - 1
     assert recent[0]["matched_blocks"] == 1
     assert set(recent[0]["scores"]) == {"r0", "r1"}
+
+
+def test_needs_and_wishes_are_explained(build: Build) -> None:
+    """Who lacks what is needed was removed; who lacks what is wished for is put behind."""
+    pool = build.pool(
+        endpoints=(
+            build.endpoint(0, zone="a", device="x"),
+            build.endpoint(1, zone="b", device="x"),
+            build.endpoint(2, zone="a"),
+        ),
+        prefer_zone=True,
+        model_needs=(ModelNeeds("m", device="x", device_required=True),),
+    )
+    router = build.router(pool, zone="a")
+    explained: Any = router.explain(build.request(), 0.0, 0.0)
+    assert explained["removed"] == {"r2": "device"}
+    first, second = explained["candidates"]
+    assert (first["id"], first["lacks"]) == ("r0", [])
+    assert (second["id"], second["lacks"]) == ("r1", ["zone"])
+    assert second["parts"]["order"] == pytest.approx(second["behind"])
+    assert second["price"] == pytest.approx(sum(second["parts"].values()))
+
+
+def test_a_sample_holds_the_parts_of_its_moment(build: Build) -> None:
+    """They make the prices by which the choice was made, not those that it led to."""
+    router = build.router(build.pool(2))
+    router.decide(build.request(BLOCKS), 0.0, 0.0)
+    recent: Any = router.state(1.0)["recent"]
+    (sample,) = recent
+    assert sample["scores"] == {each["id"]: each["price"] for each in sample["candidates"]}
+    for each in sample["candidates"]:
+        assert each["price"] == pytest.approx(sum(each["parts"].values()))
+        assert each["parts"]["drain_s"] == 0.0
+    assert (sample["removed"], sample["not_drawn"]) == ({}, 0)
+
+
+def test_samples_are_apart_in_time(build: Build) -> None:
+    """However many decisions there are, an explanation is made every quarter of a second."""
+    router = build.router(build.pool(2))
+    for number in range(EVERY * 100):
+        router.decide(build.request(), number * GAP_S / EVERY / 10, 0.0)
+    recent: Any = router.state(100.0)["recent"]
+    assert len(recent) == 10
+
+
+def test_a_sample_of_a_huge_pool_looks_at_candidates_only(build: Build) -> None:
+    """Why others were none is unknown then, not nothing."""
+    router = build.router(build.pool(300))
+    router.decide(build.request(BLOCKS), 0.0, 0.0)
+    recent: Any = router.state(1.0)["recent"]
+    assert (recent[0]["removed"], recent[0]["not_drawn"]) == (None, None)
+    assert recent[0]["candidates"]

@@ -87,6 +87,13 @@ def simulate(
     telemetry_delay: Annotated[
         float, typer.Option("--telemetry-delay", min=0, help="Age of a reading on arrival, s.")
     ] = 0.1,
+    freeze_at: Annotated[
+        float | None, typer.Option("--freeze-at", help="Readings stand still from this second on.")
+    ] = None,
+    freeze: Annotated[float, typer.Option("--freeze", min=0.1, help="For so many seconds.")] = 30.0,
+    pickers: Annotated[
+        int, typer.Option("--pickers", min=1, max=64, help="Pickers that share readings only.")
+    ] = 1,
     cache_blocks: Annotated[
         int, typer.Option("--cache-blocks", min=1, help="512-token blocks a replica can cache.")
     ] = 3_000,
@@ -125,6 +132,9 @@ def simulate(
             telemetry_s=telemetry,
             telemetry_delay_s=telemetry_delay,
             slow_start_s=slow_start,
+            freeze_at_s=freeze_at,
+            freeze_s=freeze,
+            pickers=pickers,
             warmup=warmup,
         )
         report = _run(

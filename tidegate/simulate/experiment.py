@@ -96,7 +96,7 @@ def run_one(
         block_tokens=workload.block_tokens,
         prefill_rate=scenario.engine.prefill_rate,
         span_s=times[-1] if times else 0.0,
-        warmup=scenario.warmup,
+        measured=scenario.measured(times),
         slo_s=slo_s,
     )
     return Result(plan, metrics)

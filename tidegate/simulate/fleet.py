@@ -10,6 +10,8 @@ Rules:
 4. A job whose replica dies before the first token goes on at once to the next fallback that is
    alive, as the proxy's retry does; the chooser hears of it.
 5. The chooser hears of a death one telemetry interval later, as a failed scrape tells it.
+6. While telemetry is frozen, readings go on to come with new times and old numbers: the harder
+   case, as nobody can see that they are stale.
 """
 
 from __future__ import annotations
@@ -88,6 +90,8 @@ class Fleet:
         self._made = 0
         self._scheduled = [inf] * len(replicas)
         self._open = True
+        self._told: dict[int, Sample] = {}
+        """Each replica's latest reading."""
 
     def run(self, jobs: Sequence[Job], times: Sequence[float]) -> list[Record]:
         """Simulate all jobs to their ends.
@@ -224,20 +228,21 @@ class Fleet:
             self._chooser.membership(index, "restarted", now)
 
     def _measure(self, now: float) -> None:
-        samples = [
-            (
-                index,
-                Sample(
-                    now,
-                    replica.queued,
-                    replica.running,
-                    replica.kv_used,
-                    replica.backlog_tokens,
-                ),
-            )
-            for index, replica in enumerate(self._replicas)
-            if index not in self._dead
-        ]
+        frozen = self._scenario.frozen(now)
+        samples: list[tuple[int, Sample]] = []
+        for index, replica in enumerate(self._replicas):
+            if index in self._dead:
+                self._told.pop(index, None)
+                continue
+            told = self._told.get(index)
+            if frozen and told is not None:
+                told = told._replace(at=now)
+            else:
+                told = Sample(
+                    now, replica.queued, replica.running, replica.kv_used, replica.backlog_tokens
+                )
+            self._told[index] = told
+            samples.append((index, told))
 
         def deliver(then: float) -> None:
             for index, sample in samples:

@@ -71,7 +71,7 @@ def measure(
     block_tokens: int,
     prefill_rate: float,
     span_s: float,
-    warmup: float = 0.0,
+    measured: slice = slice(None),
     slo_s: float | None = None,
 ) -> Metrics:
     """Measure one run.
@@ -82,11 +82,11 @@ def measure(
         block_tokens: Tokens per block.
         prefill_rate: Prompt tokens per second of a replica of speed 1.
         span_s: From the first arrival to the last.
-        warmup: Share of the records at the start that are left out.
+        measured: Which records count; those before them have filled the caches.
         slo_s: Limit of a first token in time.
     """
-    skip = int(len(records) * warmup)
-    kept = records[skip:]
+    skip, stop, _ = measured.indices(len(records))
+    kept = records[skip:stop]
     served = [each for each in kept if each.end is End.SERVED]
     ttft = sorted(each.ttft_s for each in served if each.ttft_s is not None)
     e2e = sorted(each.e2e_s for each in served if each.e2e_s is not None)
@@ -116,7 +116,7 @@ def measure(
         e2e_p90=percentile(e2e, 0.9),
         e2e_p99=percentile(e2e, 0.99),
         hit_ratio=sum(each.matched for each in served) * block_tokens / max(1, prompt),
-        hit_ideal=ideal_hit_ratio([each.job for each in records], block_tokens, skip),
+        hit_ideal=ideal_hit_ratio([each.job for each in records[:stop]], block_tokens, skip),
         hit_predicted=sum(each.predicted for each in served) * block_tokens / max(1, prompt),
         spread_requests=_spread(requests),
         spread_tokens=_spread(tokens),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.policies import POLICIES
@@ -11,6 +12,7 @@ from tidegate.simulate.choosers.dynamo import Dynamo
 from tidegate.simulate.choosers.llm_d import AffinityFilter
 from tidegate.simulate.choosers.oracle import Oracle, Probe
 from tidegate.simulate.choosers.production import Production
+from tidegate.simulate.choosers.several import Several
 from tidegate.simulate.choosers.smg import LeastLoad
 
 if TYPE_CHECKING:
@@ -37,13 +39,15 @@ def names() -> list[str]:
 
 
 def make_chooser(name: str, world: World) -> Chooser:
-    """Make a chooser.
+    """Make a chooser, or one per picker where the scenario has several.
 
     Raises:
         ValueError: Nothing has that name; the message lists the names.
     """
     if name in POLICIES:
-        return Production(name, world)
-    if name in OTHERS:
-        return OTHERS[name](world)
-    raise ValueError(f"unknown policy {name!r}; use one of: {', '.join(names())}")
+        make: Callable[[World], Chooser] = partial(Production, name)
+    elif name in OTHERS:
+        make = OTHERS[name]
+    else:
+        raise ValueError(f"unknown policy {name!r}; use one of: {', '.join(names())}")
+    return make(world) if world.scenario.pickers == 1 else Several(make, world)

@@ -143,6 +143,17 @@ def test_telemetry_is_late() -> None:
     assert sample == Sample(0.25, 1, 1, pytest.approx(2 / 3000), 1500)
 
 
+def test_frozen_readings_come_with_new_times() -> None:
+    """They arrive as before and say what was true before; afterwards they are true again."""
+    scenario = Scenario(
+        replicas=1, engine=ENGINE, telemetry_s=0.5, freeze_at_s=1.0, freeze_s=1.0, pickers=1
+    )
+    chooser = Scripted(0)
+    run(scenario, chooser, [job(0, 0.0), job(1, 0.6), job(2, 3.0)])
+    seen = [(sample.at, sample.queued + sample.running) for _, _, sample in chooser.samples]
+    assert seen[:4] == [(0.5, 1), (1.0, 1), (1.5, 1), (2.0, 0)]
+
+
 jobs_strategy = st.lists(
     st.tuples(st.floats(0.0, 0.4), st.integers(1, 6000), st.integers(1, 40), st.integers(0, 3)),
     min_size=1,

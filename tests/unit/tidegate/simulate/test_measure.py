@@ -53,10 +53,10 @@ def test_nothing_served_is_unknown_and_not_zero() -> None:
     assert found.shed == 1.0
 
 
-def test_the_warm_up_is_left_out() -> None:
-    """The first share of the jobs is not measured."""
-    records = [served(0, 0, 100.0, 100.0), served(1, 0, 1.0, 2.0)]
-    assert numbers(records, warmup=0.5).ttft_mean == 1.0
+def test_only_what_is_measured_counts() -> None:
+    """Records before and after the measured ones are left out."""
+    records = [served(number, 0, time, 200.0) for number, time in enumerate((100.0, 1.0, 50.0))]
+    assert numbers(records, measured=slice(1, 2)).ttft_mean == 1.0
 
 
 def test_intervals_cover_the_mean_and_repeat() -> None:

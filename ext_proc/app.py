@@ -127,7 +127,15 @@ class Picker:
         settings = self._settings
         bound = await self._server.start(settings.listen)
         page = await self._stack.enter_async_context(
-            _serve(debug_app(self._metrics, self._state, lambda: self._ready), settings.metrics)
+            _serve(
+                debug_app(
+                    self._metrics,
+                    self._state,
+                    lambda: self._ready,
+                    lambda: self._router.recent.describe(time.monotonic()),
+                ),
+                settings.metrics,
+            )
         )
         channel = await self._stack.enter_async_context(
             grpc.aio.insecure_channel(settings.xds, options=CHANNEL_OPTIONS)

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from ext_proc.counts import MAX_SERIES, Counts, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ext_proc.exchange import Pick
 
@@ -185,14 +185,21 @@ class Metrics:
 
 
 def debug_app(
-    metrics: Metrics, state: Callable[[], Mapping[str, Any]], ready: Callable[[], bool]
+    metrics: Metrics,
+    state: Callable[[], Mapping[str, Any]],
+    ready: Callable[[], bool],
+    recent: Callable[[], Sequence[Mapping[str, object]]] = tuple,
 ) -> web.Application:
-    """Return the application behind ``--metrics``: ``/metrics``, ``/debug/state``, ``/healthz``.
+    """Return the application behind ``--metrics``.
+
+    Its pages: ``/metrics``, ``/debug/state``, ``/debug/explain`` (sampled decisions, the newest
+    first; ``?pool=`` of one pool only) and ``/healthz``.
 
     Args:
         metrics: The metrics to print.
         state: Returns the dump, made of what JSON can hold.
         ready: Tells whether pools are known and the picker is not stopping.
+        recent: Returns the sampled decisions, the oldest first.
     """
 
     async def print_metrics(_: web.Request) -> web.Response:
@@ -204,6 +211,12 @@ def debug_app(
         body = orjson.dumps(state(), default=str, option=options)
         return web.Response(body=body, content_type="application/json")
 
+    async def print_explain(request: web.Request) -> web.Response:
+        pool = request.query.get("pool")
+        shown = [each for each in reversed(recent()) if pool is None or each.get("pool") == pool]
+        body = orjson.dumps(shown, default=str, option=orjson.OPT_INDENT_2)
+        return web.Response(body=body, content_type="application/json")
+
     async def print_health(_: web.Request) -> web.Response:
         up = ready()
         return web.Response(status=200 if up else 503, text="ready\n" if up else "not ready\n")
@@ -211,5 +224,6 @@ def debug_app(
     app = web.Application(client_max_size=1024)
     app.router.add_get("/metrics", print_metrics)
     app.router.add_get("/debug/state", print_state)
+    app.router.add_get("/debug/explain", print_explain)
     app.router.add_get("/healthz", print_health)
     return app

@@ -65,6 +65,11 @@ class Recent:
                 **each.explained,
                 "age_s": round(now - each.at, 3),
                 "model": each.model,
+                "picked": next(
+                    seat.key.id
+                    for seat in each.decision.seats
+                    if seat.address == each.decision.addresses[0]
+                ),
                 "reason": each.decision.reason,
                 "addresses": list(each.decision.addresses),
                 "matched_blocks": each.decision.matched_blocks,

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
-from tidegate.cli import changing, comparing, files, reading, running, simulating, tuning
+from tidegate.cli import (
+    changing,
+    comparing,
+    explaining,
+    files,
+    reading,
+    running,
+    simulating,
+    tuning,
+)
 from tidegate.cli.errors import CliError
 
 if TYPE_CHECKING:
@@ -75,6 +84,7 @@ VERBS: Final = (
     _Verb("status", _READ, reading.status, "tidegate status"),
     _Verb("history", _READ, reading.history, "tidegate history -n 5"),
     _Verb("diff", _READ, comparing.diff, "tidegate diff 7 9"),
+    _Verb("explain", _READ, explaining.explain, "tidegate explain --pool llm --not r2"),
     _Verb("validate", _READ, files.validate, "tidegate validate fleet.yaml"),
     _Verb(
         "simulate",

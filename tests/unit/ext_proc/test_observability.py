@@ -90,3 +90,14 @@ async def test_the_debug_page(registry):
         assert (await client.get("/healthz")).status == 503
         ready[0] = True
         assert (await client.get("/healthz")).status == 200
+
+
+async def test_decisions_are_explained_newest_first(registry):
+    """All sampled ones, or those of one pool."""
+    told = [{"pool": "a", "n": 1}, {"pool": "b", "n": 2}, {"pool": "a", "n": 3}]
+    app = debug_app(Metrics(registry), dict, lambda: True, lambda: told)
+    async with TestClient(TestServer(app)) as client:
+        everything = await (await client.get("/debug/explain")).json()
+        of_a = await (await client.get("/debug/explain?pool=a")).json()
+    assert [each["n"] for each in everything] == [3, 2, 1]
+    assert [each["n"] for each in of_a] == [3, 1]

@@ -16,6 +16,7 @@ from ext_proc.routing.types import (
     CustomMetric,
     Endpoint,
     EndpointKey,
+    KvEvents,
     Outlier,
     Pool,
     SlowStart,
@@ -36,6 +37,8 @@ MAX_PERCENT: Final = 100
 MAX_NEEDS: Final = 256
 MAX_HOLD_S: Final = 0.0005
 MAX_EXPLORE: Final = 0.02
+MAX_ENGINES: Final = 64
+"""Engines of one replica that publish KV events."""
 MAX_TOLD: Final = 16
 """Conditions of one replica that are read."""
 
@@ -265,8 +268,22 @@ def _endpoints(message: pool_pb2.Pool, where: str, variants: set[str]) -> tuple[
             draining=endpoint.draining,
             joined_unix_s=endpoint.joined_unix_ms / 1000 if endpoint.joined_unix_ms else None,
             told=tuple(endpoint.told[:MAX_TOLD]),
+            kv_events=_kv_events(endpoint, here),
         )
     return tuple(found.values())
+
+
+def _kv_events(endpoint: pool_pb2.Endpoint, where: str) -> KvEvents | None:
+    if not endpoint.HasField("kv_events"):
+        return None
+    events = endpoint.kv_events
+    if not events.address.startswith("tcp://") or not events.model:
+        raise PoolError(f"{where}: kv_events needs an address (tcp://ip:port) and a model")
+    if events.engines > MAX_ENGINES:
+        raise PoolError(f"{where}: {events.engines} engines; at most {MAX_ENGINES}")
+    return KvEvents(
+        events.address, events.replay or None, events.engines or 1, events.topic, events.model
+    )
 
 
 def _share(value: float, where: str, field: str) -> float:

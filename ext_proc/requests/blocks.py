@@ -48,11 +48,28 @@ def chained(features: Features, data: bytes, size: int, limit: int = MAX_BLOCKS)
     """
     if len(data) < size:
         return ()
+    root = root_of(features.model, features.adapter, features.salt)
+    return continued(root, data, size, limit)
+
+
+def root_of(model: str | None, adapter: str | None, salt: str | None) -> int:
+    """Return the hash that a chain begins from, an unsigned 64-bit integer."""
+    text = f"{model or ''}\0{adapter or ''}"
+    if salt is not None:
+        text = f"{text}\0{salt}"
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
+
+
+def continued(chain: int, data: bytes, size: int, limit: int = MAX_BLOCKS) -> tuple[int, ...]:
+    """Return the chained hashes of the full blocks of ``data`` behind a root or a block.
+
+    Args:
+        chain: Hash of what stands before them, unsigned.
+        data: What the blocks are of.
+        size: Bytes in a block, at least 1.
+        limit: Most hashes returned.
+    """
     digest = xxhash.xxh3_64_intdigest
-    salt = f"{features.model or ''}\0{features.adapter or ''}"
-    if features.salt is not None:
-        salt = f"{salt}\0{features.salt}"
-    chain = digest(salt.encode("utf-8", "surrogatepass"))
     count = min(len(data) // size, limit)
     pieces = struct.iter_unpack(f"{size}s", memoryview(data)[: count * size])
     chains = [chain := digest(piece, chain) for (piece,) in pieces]

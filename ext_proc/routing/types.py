@@ -35,6 +35,19 @@ class EndpointKey(NamedTuple):
     incarnation: int
 
 
+class KvEvents(NamedTuple):
+    """Where an endpoint's engines publish what their caches hold."""
+
+    address: str
+    """``tcp://ip:port`` of the first; the next ones publish on the next ports."""
+    replay: str | None = None
+    """The same for asking for what was missed."""
+    engines: int = 1
+    topic: str = ""
+    model: str = ""
+    """The model that they serve, as requests name it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One replica as one pool sees it."""
@@ -60,6 +73,8 @@ class Endpoint:
     """Its GPUs on that page, by index or UUID; empty = all."""
     told: tuple[str, ...] = ()
     """Conditions that pickers found and the control server tells to all."""
+    kv_events: KvEvents | None = None
+    """``None`` = what its cache holds is guessed from what it was sent."""
 
     def address(self, protocol: Protocol) -> str | None:
         """Return the address for ``protocol``, ``None`` where the replica does not speak it."""

@@ -94,6 +94,26 @@ def _check_host_port(address: str) -> str:
 HostPort = Annotated[str, AfterValidator(_check_host_port)]
 """``ip:port``, IPv6 in brackets, in its canonical spelling."""
 
+
+def _check_tcp(address: str) -> str:
+    try:
+        host, port = split_host_port(address.removeprefix("tcp://"))
+        known = address.startswith("tcp://") and not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        known = False
+    if not known:
+        raise PydanticCustomError(
+            "tcp_address",
+            "'{value}' is no address to connect to; write tcp://ip:port, for example "
+            "tcp://10.0.0.5:5557",
+            {"value": address[:128]},
+        )
+    return f"tcp://{join_host_port(host, port)}"
+
+
+TcpAddress = Annotated[str, AfterValidator(_check_tcp)]
+"""``tcp://ip:port``, as ZMQ writes addresses."""
+
 _NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 _ENDPOINT_ID = r"^[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,126}$"
 _HEADER_NAME = r"^[a-z0-9!#$%&'*+.^_`|~-]{1,64}$"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from xds_server.fleet.constraints import constraints
 from xds_server.fleet.fields import MAX_WEIGHT_SUM, RESERVED_HEADER_PREFIXES, split_host_port
+from xds_server.fleet.kv_rules import kv_events
 from xds_server.fleet.problem import Location, Problem, repeated, spell
 from xds_server.fleet.traffic_rules import traffic
 
@@ -44,6 +45,7 @@ def problems(fleet: Fleet) -> list[Problem]:
         *_defaults(fleet),
         *_front(fleet),
         *traffic(fleet),
+        *kv_events(fleet),
     ]
     return sorted(found, key=lambda problem: _order(problem.location))
 

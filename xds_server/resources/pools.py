@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protos.tidegate.fleet.v1 import pool_pb2
+from xds_server.fleet.kv_rules import model_of
 from xds_server.fleet.rules import default_for_grpc, default_for_path
 from xds_server.resources.clusters import probe_path
 
 if TYPE_CHECKING:
-    from xds_server.fleet.model import Pool
+    from xds_server.fleet.model import Endpoint, Pool
     from xds_server.resources.view import View
 
 _ADAPTERS = {
@@ -121,8 +122,22 @@ def pool_resource(view: View, pool: Pool) -> bytes:
             labels=endpoint.labels,
             device=endpoint.device,
             adapters=endpoint.adapters,
+            kv_events=_kv_events(pool, endpoint),
             draining=endpoint.draining,
             joined_unix_ms=incarnation.joined_unix_ms,
             told=told.get(endpoint.id, ()),
         )
     return message.SerializeToString(deterministic=True)
+
+
+def _kv_events(pool: Pool, endpoint: Endpoint) -> pool_pb2.KvEvents | None:
+    events = endpoint.telemetry.kv_events
+    if events is None:
+        return None
+    return pool_pb2.KvEvents(
+        address=events.address,
+        replay=events.replay or "",
+        engines=events.engines,
+        topic=events.topic,
+        model=model_of(pool, endpoint),
+    )

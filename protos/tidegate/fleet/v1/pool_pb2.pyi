@@ -361,6 +361,7 @@ class Endpoint(_message.Message):
     TOLD_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    KV_EVENTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique in the fleet; one replica has the same id in every pool that it serves."""
     incarnation: _builtins.int
@@ -395,6 +396,10 @@ class Endpoint(_message.Message):
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """LoRA adapters that are loaded on it, as requests name them; empty = unsaid."""
 
+    @_builtins.property
+    def kv_events(self) -> Global___KvEvents:
+        """Where its engines publish KV events; absent = they do not."""
+
     def __init__(
         self,
         *,
@@ -414,14 +419,52 @@ class Endpoint(_message.Message):
         told: _abc.Iterable[_builtins.str] | None = ...,
         device: _builtins.str = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
+        kv_events: Global___KvEvents | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv_events", b"kv_events"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "capacity", b"capacity", "device", b"device", "draining", b"draining", "gpu_metrics_url", b"gpu_metrics_url", "gpus", b"gpus", "grpc_address", b"grpc_address", "http_address", b"http_address", "id", b"id", "incarnation", b"incarnation", "joined_unix_ms", b"joined_unix_ms", "labels", b"labels", "metrics_url", b"metrics_url", "told", b"told", "variant", b"variant", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "capacity", b"capacity", "device", b"device", "draining", b"draining", "gpu_metrics_url", b"gpu_metrics_url", "gpus", b"gpus", "grpc_address", b"grpc_address", "http_address", b"http_address", "id", b"id", "incarnation", b"incarnation", "joined_unix_ms", b"joined_unix_ms", "kv_events", b"kv_events", "labels", b"labels", "metrics_url", b"metrics_url", "told", b"told", "variant", b"variant", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Endpoint: _TypeAlias = Endpoint  # noqa: Y015
+
+@_typing.final
+class KvEvents(_message.Message):
+    """Where vLLM engines publish what their caches hold (ZMQ)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    REPLAY_FIELD_NUMBER: _builtins.int
+    ENGINES_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """"tcp://ip:port" of the first engine; the next ones listen on the next ports."""
+    replay: _builtins.str
+    """The same of its replay socket; empty = none."""
+    engines: _builtins.int
+    """How many engines; 0 = 1."""
+    topic: _builtins.str
+    model: _builtins.str
+    """The model that they serve, as requests name it."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        replay: _builtins.str = ...,
+        engines: _builtins.int = ...,
+        topic: _builtins.str = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engines", b"engines", "model", b"model", "replay", b"replay", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvEvents: _TypeAlias = KvEvents  # noqa: Y015
 
 @_typing.final
 class CustomMetric(_message.Message):

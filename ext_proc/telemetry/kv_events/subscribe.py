@@ -1,0 +1,207 @@
+"""Reads one engine's KV events over ZMQ: a SUB socket, and a DEALER socket for replays.
+
+Source: vLLM's ``ZmqEventPublisher``. A published message is topic, number (8 bytes, big-endian) and
+batch. A replay is asked for with an empty frame and the first number wanted; each answer is an
+empty frame, number and batch, and the last one has the number -1.
+
+Laws:
+
+* A message is at most ``MAX_BATCH_BYTES``, and ``QUEUE`` of them wait; what a slow reader loses is
+  a gap like any other.
+* Each new connection begins with a replay from batch 0, so that a picker that starts late knows
+  what is already held.
+* At most ``ASKS`` replays to close one gap, each of which ends when nothing came for ``REPLAY_S``.
+* After ``BURST`` messages others get their turn.
+* Nothing but a cancellation ends ``run``; sockets that fail are opened anew after ``RETRY_S``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ext_proc.telemetry.kv_events.decode import MAX_BATCH_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ext_proc.telemetry.kv_events.follower import Follower
+
+QUEUE: Final = 512
+REPLAY_QUEUE: Final = 20_000
+"""vLLM keeps 10,000 batches, sends them at once, and drops what does not fit."""
+ASKS: Final = 4
+REPLAY_S: Final = 2.0
+RETRY_S: Final = 1.0
+BURST: Final = 16
+HEARTBEAT_MS: Final = 2000
+RECONNECT_MS: Final = (100, 2000)
+_NUMBER: Final = 8
+_END: Final = (-1).to_bytes(_NUMBER, "big", signed=True)
+_PUBLISHED: Final = 3
+
+_log = structlog.stdlib.get_logger("ext_proc.telemetry")
+
+
+class Addresses(NamedTuple):
+    """Where one engine publishes."""
+
+    events: str
+    """``tcp://host:port``."""
+    replay: str | None
+    topic: str
+
+
+class Subscriber:
+    """Keeps one follower told.
+
+    Args:
+        context: The process' ZMQ context.
+        addresses: Where the engine publishes.
+        follower: Who is told.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses, follower: Follower
+    ) -> None:
+        self._context = context
+        self._addresses = addresses
+        self._follower = follower
+        self.connected = False
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            try:
+                await self._follow()
+            except (zmq.ZMQError, OSError) as error:
+                _log.warning("kv_events_failed", address=self._addresses.events, reason=str(error))
+            finally:
+                self.connected = False
+                self._follower.lost()
+            await asyncio.sleep(RETRY_S)
+
+    async def _follow(self) -> None:
+        with self._open(zmq.SUB, QUEUE) as socket:
+            watched = socket.get_monitor_socket(
+                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            )
+            try:
+                wake = asyncio.Event()
+                with _waking(socket, wake), _waking(watched, wake):
+                    socket.subscribe(self._addresses.topic)
+                    socket.connect(self._addresses.events)
+                    while True:
+                        await self._read(socket, watched)
+                        await wake.wait()
+                        wake.clear()
+            finally:
+                socket.disable_monitor()
+
+    async def _read(self, socket: zmq.Socket[bytes], watched: zmq.Socket[bytes]) -> None:
+        """Read all that is there; a descriptor wakes once for many messages."""
+        taken = 0
+        while True:
+            if _readable(watched):
+                event = recv_monitor_message(watched, zmq.NOBLOCK)["event"]
+                self.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                self._follower.lost()
+                if self.connected and self._follower.can_ask:
+                    await self._replay()
+            elif _readable(socket):
+                await self._take(socket.recv_multipart(zmq.NOBLOCK))
+                taken += 1
+                if taken % BURST == 0:
+                    await asyncio.sleep(0)
+            else:
+                return
+
+    async def _take(self, parts: list[bytes]) -> None:
+        if len(parts) != _PUBLISHED or len(parts[1]) != _NUMBER:
+            self._follower.counts["unreadable"] += 1
+            return
+        number, payload = int.from_bytes(parts[1], "big"), parts[2]
+        if self._follower.live(number, payload):
+            return
+        await self._replay()
+        if not self._follower.live(number, payload):
+            self._follower.give_up(number)
+            self._follower.live(number, payload)
+
+    async def _replay(self) -> None:
+        """Ask for what is missing, again where answers were lost on the way."""
+        for _ in range(ASKS):
+            self._follower.counts["replays"] += 1
+            before = self._follower.missing
+            if await self._ask() or self._follower.missing == before:
+                return
+
+    async def _ask(self) -> bool:
+        """Ask once; tell whether the answer came to its end without a hole."""
+        follower, address = self._follower, self._addresses.replay
+        if address is None:
+            return True
+        with self._open(zmq.DEALER, REPLAY_QUEUE) as socket:
+            wake, first, taken = asyncio.Event(), True, 0
+            with _waking(socket, wake):
+                socket.connect(address)
+                socket.send_multipart([b"", follower.missing.to_bytes(_NUMBER, "big")], zmq.NOBLOCK)
+                while True:
+                    while _readable(socket):
+                        parts = socket.recv_multipart(zmq.NOBLOCK)
+                        if len(parts) != _PUBLISHED or len(parts[1]) != _NUMBER:
+                            follower.counts["unreadable"] += 1
+                            return False
+                        if parts[1] == _END:
+                            follower.replay_ended(empty=first)
+                            return True
+                        number = int.from_bytes(parts[1], "big")
+                        if not follower.replayed(number, parts[2], first=first):
+                            return False
+                        first = False
+                        taken += 1
+                        if taken % BURST == 0:
+                            await asyncio.sleep(0)
+                    try:
+                        async with asyncio.timeout(REPLAY_S):
+                            await wake.wait()
+                    except TimeoutError:
+                        follower.counts["unanswered"] += 1
+                        return False
+                    wake.clear()
+
+    @contextmanager
+    def _open(self, kind: int, queue: int) -> Iterator[zmq.Socket[bytes]]:
+        socket = self._context.socket(kind)
+        try:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.IPV6, 1)
+            socket.setsockopt(zmq.RCVHWM, queue)
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_BATCH_BYTES)
+            socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS[0])
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
+            socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * HEARTBEAT_MS)
+            yield socket
+        finally:
+            socket.close(0)
+
+
+@contextmanager
+def _waking(socket: zmq.Socket[bytes], wake: asyncio.Event) -> Iterator[None]:
+    """Set an event whenever something happens on a socket."""
+    loop, descriptor = asyncio.get_running_loop(), socket.FD
+    loop.add_reader(descriptor, wake.set)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _readable(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.EVENTS) & zmq.POLLIN)

@@ -102,10 +102,13 @@ class Chooser:
             by_key, known = roster.open_by_key(*door), roster.remembered.get(door, ())
             few, held = shortlist(seats, by_key, known, index, steps, rng)
             sampled = True
+            # Within the subset and the able: conditions never empty a choice.
             free = below_limit(self._conditions.keep(pool.name, few, now), limit)
             matched = held if free is few else [held[few.index(seat)] for seat in free]
         if not free:
             where = f"{pool.name}/{variant}"
+            if leased is None and seats:
+                seats = self._conditions.keep(pool.name, seats, now)
             allowed = eligible(seats, subset=request.subset, limit=limit, where=where)
             if isinstance(allowed, Refusal):
                 return allowed
@@ -144,8 +147,7 @@ class Chooser:
             if isinstance(fit, Refusal):
                 return fit
             picky, named = fit is not named, fit
-        # Within the subset and the able: conditions never empty a choice.
-        return drawn, self._conditions.keep(pool.name, named, now), picky
+        return drawn, named, picky
 
     def _allowed(self, pool: Pool, request: Request) -> Policy | Refusal:
         """Return the pool's policy, or the one that the request asks for and the pool allows."""

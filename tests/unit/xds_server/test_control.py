@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from protos.names import CLUSTER_TYPE, PICKER_CLUSTER, ROUTE_TYPE
+from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, PICKER_CLUSTER, ROUTE_TYPE
 from support.fleets import endpoint, fleet, pool
 from xds_server import control as control_module
 from xds_server import rollout
@@ -555,3 +555,18 @@ async def test_others_may_keep_what_one_refused(world: World) -> None:
     """The fleet says so, and the publisher is told."""
     await world.control.apply(fleet(on_reject="keep"), Options())
     assert [p.on_reject for p in world.publisher.published] == ["rollback", "keep"]
+
+
+async def test_what_pickers_found_is_published_without_a_revision(world: World) -> None:
+    """It survives the next change, and ends when it is no longer told."""
+    control, publisher = world.control, world.publisher
+    await control.tell({"llm": {"r1": ("ejected",)}})
+    assert (control.revision, len(publisher.published)) == (1, 2)
+    before = publisher.published[-1].stages[-1].snapshot
+    await control.set_weights("llm", {"canary": 20}, WAIT)
+    there = publisher.published[-1].stages[-1].snapshot
+    assert there.resources(ENDPOINT_TYPE) == before.resources(ENDPOINT_TYPE)
+    await control.tell({})
+    there = publisher.published[-1].stages[-1].snapshot
+    assert there.resources(ENDPOINT_TYPE) != before.resources(ENDPOINT_TYPE)
+    await world.quiet()

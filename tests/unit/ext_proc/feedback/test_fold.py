@@ -160,3 +160,57 @@ def test_no_entry_breaks_the_fold(entries):
     assert feedback.outcomes.total() == len(entries)
     assert feedback.state()["entries"].keys() == {str(each) for each in feedback.outcomes}
     assert sum(router.in_flight().values()) == 0
+
+
+def estimates(router, key=R1):
+    shown = router.state(0.0)["pools"]["llm"]["endpoints"][key.id]["answers"]
+    return shown["first_byte_s"], shown["bytes_per_s"], shown["answers"]
+
+
+def test_an_answer_teaches_time_and_speed():
+    """First byte after 0.1 s, 1000 bytes in the half second that followed."""
+    router, feedback = made()
+    feedback.take(
+        entry(answer_bytes=1000, first_at_s=0.1, last_at_s=0.6, lasted_s=0.6, first_byte_s=0.1), 1.0
+    )
+    assert estimates(router) == (0.1, 2000, 1)
+
+
+def test_a_long_request_teaches_its_first_byte_once():
+    """With the entry after that byte; later ones and the last one repeat it."""
+    router, feedback = made()
+    long = {"first_at_s": 1.4, "first_byte_s": 1.4, "answer_bytes": 1}
+    feedback.take(entry(final=False, first_byte_s=None, lasted_s=1.0, answer_bytes=0), 1.0)
+    feedback.take(entry(final=False, lasted_s=2.0, **long), 2.0)
+    feedback.take(entry(final=False, lasted_s=3.0, **long), 3.0)
+    feedback.take(entry(lasted_s=3.7, last_at_s=3.7, **long), 4.0)
+    assert estimates(router) == (1.4, 0, 1)
+
+
+def test_a_retried_answer_teaches_no_time():
+    """Its clock ran while somebody else was tried."""
+    router, feedback = made()
+    feedback.take(
+        entry(attempts=2, served=address(2), first_at_s=0.3, last_at_s=0.31, lasted_s=0.3), 1.0
+    )
+    assert estimates(router, R2) == (None, None, 0)
+
+
+def test_failures_teach_nothing():
+    """A replica that refuses at once is not fast."""
+    router, feedback = made()
+    feedback.take(entry(status=500, first_at_s=0.001, lasted_s=0.001), 1.0)
+    assert estimates(router) == (None, None, 0)
+
+
+def test_the_prompt_of_a_retried_request_is_who_served_its():
+    """The index expects its blocks there, once the log has told."""
+    router, feedback = made()
+    request = Request("llm", None, "http", Features(Form.GENERATE), blocks=(1, 2))
+    ticket = router.decide(request, 0.0, 0.0).ticket
+    router.settle(ticket, Outcome.DONE, 0.5)
+    other = R2 if ticket.endpoint == R1 else R1
+    there = address(int(other.id[1:]))
+    picks = f"{address(int(ticket.endpoint.id[1:]))},{there}"
+    feedback.take(entry(ticket=f"x-{ticket.id}", attempts=2, picks=picks, served=there), 0.6)
+    assert router.index.matched((1, 2), other) == 2

@@ -187,3 +187,142 @@ def test_a_charge_moves_while_its_holder_keeps_the_old_ticket(build):
     assert set(router.in_flight().values()) == {0}
     assert not router.told(ticket.id, other, 4.0)
     assert not router.settle(ticket, Outcome.DONE, 5.0)
+
+
+def reading(at, **changes):
+    return Reading(at, **changes)
+
+
+def sick(router, key=R0, pool="llm"):
+    return router.conditions.of(pool, key)
+
+
+def test_an_engine_that_counts_iterations_must_iterate():
+    """Requests that pile up in front of a stuck engine are no sign of life."""
+    stuck = reading(1.0, queued=1, iterations=7), reading(2.0, queued=9, iterations=7)
+    assert not moved_on(stuck[:1], stuck[1:])
+    assert moved_on(stuck[:1], [reading(2.0, queued=1, iterations=8)])
+    assert moved_on([reading(1.0, queued=1)], [reading(2.0, queued=9)])
+    assert moved_on([], stuck[:1])
+
+
+def test_an_index_that_says_no_twice_bars_with_its_reason(build):
+    """The reason is shown, one good answer ends it, and one who left is forgotten."""
+    router = build.router(replace(build.pool(2), repository=True))
+    router.conditions.indexed("llm", R0, "m: LOADING")
+    assert sick(router) == []
+    router.conditions.indexed("llm", R0, "m: UNAVAILABLE (unloaded)")
+    assert sick(router) == ["unavailable"]
+    shown = router.conditions.describe("llm", R0, 0.0, silent=False)
+    assert shown["why"] == {"unavailable": "m: UNAVAILABLE (unloaded)"}
+    assert hosts(router, build) == {"10.0.0.1"}
+    router.conditions.indexed("llm", R0, None)
+    assert sick(router) == []
+    router.conditions.indexed("llm", EndpointKey("nobody", 1), "x")
+    assert list(router.conditions.counts()) == []
+
+
+def test_a_pool_that_asks_no_more_forgets_what_the_index_said(build):
+    """Nobody would ever end it."""
+    router = build.router(replace(build.pool(2), repository=True))
+    for _ in range(2):
+        router.conditions.indexed("llm", R0, "m: LOADING")
+    router.set_pools({"llm": build.pool(2)}, 1.0)
+    assert sick(router) == []
+
+
+def test_low_gpu_memory_has_a_margin(build):
+    """Two seconds below the floor set it; it ends above floor and margin, not between."""
+    router = build.router(replace(build.pool(2), gpu_memory_free=0.1))
+    for at, used, expected in [
+        (1.0, 0.95, []),
+        (2.0, 0.85, []),
+        (3.0, 0.95, []),
+        (4.0, 0.95, []),
+        (5.0, 0.95, ["low-gpu-memory"]),
+        (6.0, 0.89, ["low-gpu-memory"]),
+        (7.0, 0.87, []),
+    ]:
+        router.observe("r0", [reading(at, gpu_memory_used=used)])
+        assert sick(router) == expected, at
+    assert sick(router, R1) == []
+
+
+def test_low_gpu_memory_ends_where_nobody_tells_it_any_more(build):
+    """Unknown is no reason."""
+    router = build.router(replace(build.pool(2), gpu_memory_free=0.1))
+    for at in (1.0, 3.0):
+        router.observe("r0", [reading(at, gpu_memory_used=0.99)])
+    assert hosts(router, build) == {"10.0.0.1"}
+    router.sweep(12.0)
+    assert sick(router) == ["low-gpu-memory"]
+    router.sweep(13.5)
+    assert sick(router) == []
+    router.observe("r0", [reading(14.0, gpu_memory_used=None)])
+    assert sick(router) == []
+
+
+def with_told(build, *names, count=2, **changes):
+    pool = replace(build.pool(count), **changes)
+    first, *rest = pool.endpoints
+    return replace(pool, endpoints=(replace(first, told=names), *rest))
+
+
+def test_what_others_found_bars_too(build):
+    """It is named, says what they found, and ends when the control server says so."""
+    router = build.router(with_told(build, "frozen", share=True))
+    assert hosts(router, build) == {"10.0.0.1"}
+    assert sick(router) == ["told"]
+    shown = router.conditions.describe("llm", R0, 0.0, silent=False)
+    assert shown["why"] == {"told": "frozen"}
+    assert list(router.conditions.counts()) == [("llm", "told", 1)]
+    router.set_pools({"llm": build.pool(2)}, 1.0)
+    assert hosts(router, build) == {"10.0.0.0", "10.0.0.1"}
+
+
+def test_what_was_told_is_not_told_on(build):
+    """Otherwise two pickers would keep a finding alive between them."""
+    router = build.router(with_told(build, "frozen", share=True))
+    assert router.conditions.findings() == []
+    fail(router, R1)
+    (found,) = router.conditions.findings()
+    assert (found.pool, found.key, found.conditions) == ("llm", R1, ("ejected", "dead-backend"))
+
+
+def test_only_pools_that_share_have_findings(build):
+    """And a half-open replica is still one, as its tries are this picker's."""
+    router = build.router(build.pool(2))
+    fail(router)
+    assert router.conditions.findings() == []
+    router.set_pools({"llm": replace(build.pool(2), share=True)}, 1.0)
+    assert [each.key for each in router.conditions.findings()] == [R0]
+    hosts(router, build, now=11.0)
+    assert [each.key for each in router.conditions.findings()] == [R0]
+
+
+def test_who_found_it_tries_it_although_it_was_told(build):
+    """The echo of its own finding must not keep its half-open tries away."""
+    router = build.router(build.pool(2, policy="round-robin"))
+    fail(router)
+    router.set_pools({"llm": with_told(build, "ejected", policy="round-robin", share=True)}, 1.0)
+    assert hosts(router, build, now=2.0) == {"10.0.0.1"}
+    assert hosts(router, build, now=11.0) == {"10.0.0.0", "10.0.0.1"}
+
+
+def test_a_replica_that_fails_fast_is_a_sinkhole(build):
+    """Its errors come in a tenth of the time of its peers' answers."""
+    router = build.router(build.pool(2))
+    router.conditions.good("llm", R1, 0.5, 0.0)
+    for _ in range(3):
+        router.conditions.bad("llm", R0, 0.0, answered=True, after_s=0.02)
+    assert sick(router) == ["ejected", "dead-backend", "sinkhole"]
+
+
+@pytest.mark.parametrize("after_s", [None, 0.4])
+def test_a_replica_that_fails_slowly_is_none(build, after_s):
+    """Nor is one whose failures have no time."""
+    router = build.router(build.pool(2))
+    router.conditions.good("llm", R1, 0.5, 0.0)
+    for _ in range(3):
+        router.conditions.bad("llm", R0, 0.0, answered=True, after_s=after_s)
+    assert sick(router) == ["ejected", "dead-backend"]

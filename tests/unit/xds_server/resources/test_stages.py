@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
+from envoy.config.core.v3 import health_check_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.config.route.v3 import route_pb2
 from google.protobuf import any_pb2
@@ -219,3 +220,33 @@ def test_a_variant_is_withdrawn_after_a_pause() -> None:
     grace = {stage.label: stage.grace_s for stage in plan(View(old), View(new))}
     assert grace == {"add": 0, "use": 0, "switch": 0, "stop": 0.05, "remove": pytest.approx(0.25)}
     assert not any(stage.grace_s for stage in plan(View(new), View(old)))
+
+
+def test_sick_replicas_are_told_by_one_push_each() -> None:
+    """Envoys see the host unhealthy, pickers see why; nothing else is sent."""
+    well = View(fleet())
+    sick = View(fleet(), told={"llm": {"r2": ("ejected", "frozen")}})
+    before = {stage.audience: stage.snapshot for stage in plan(None, well)}
+    changed: dict[str, set[str]] = {"envoy": set(), "picker": set()}
+    for stage in plan(well, sick):
+        old = before[stage.audience]
+        for type_url in stage.snapshot.type_urls:
+            if stage.snapshot.resources(type_url) != old.resources(type_url):
+                changed[stage.audience].add(type_url)
+        before[stage.audience] = stage.snapshot
+    assert changed == {"envoy": {ENDPOINT_TYPE}, "picker": {POOL_TYPE}}
+    made = pool_pb2.Pool.FromString(body(before["picker"], POOL_TYPE, "llm"))
+    assert {e.id: list(e.told) for e in made.endpoints if e.told} == {"r2": ["ejected", "frozen"]}
+    data = body(before["envoy"], ENDPOINT_TYPE, "llm/stable/http")
+    hosts = endpoint_pb2.ClusterLoadAssignment.FromString(data).endpoints[0].lb_endpoints
+    health = {h.endpoint.address.socket_address.port_value: h.health_status for h in hosts}
+    assert health == {8010: health_check_pb2.HEALTHY, 8020: health_check_pb2.UNHEALTHY}
+
+
+def test_a_draining_replica_is_draining_also_when_it_is_sick() -> None:
+    """What an operator wished is shown before what pickers found."""
+    one = pool(endpoints=[endpoint(1, draining=True), endpoint(2)])
+    snapshots = plan(None, View(fleet(one), told={"llm": {"r1": ("ejected",)}}))
+    data = body(snapshots[0].snapshot, ENDPOINT_TYPE, "llm/stable/http")
+    host = endpoint_pb2.ClusterLoadAssignment.FromString(data).endpoints[0].lb_endpoints[0]
+    assert host.health_status == health_check_pb2.DRAINING

@@ -108,3 +108,13 @@ def test_a_series_without_its_kind_is_passed_over():
     """A series that does not say what it counts is not guessed."""
     page = 'nv_trt_llm_request_metrics{model="m",version="1"} 4\n' + requests(waiting=1)
     assert read(page).queued == 1
+
+
+def test_iterations_are_counted_for_a_model_that_is_known_otherwise():
+    """The general family alone does not make a reading."""
+    general = (
+        'nv_trt_llm_general_metrics{general_type="iteration_counter",model="m",version="1"} 42\n'
+        'nv_trt_llm_general_metrics{general_type="timestamp",model="m",version="1"} 9\n'
+    )
+    assert read(requests(waiting=0) + general).iterations == 42
+    assert read(requests(waiting=0)).iterations is None

@@ -1,4 +1,4 @@
-"""``python -m ext_proc``: one picker."""
+"""``python -m ext_proc``: one picker, of one process or several."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import uvloop
 from pydantic import ValidationError
 
 from ext_proc.settings import EXIT_USAGE, Settings
+from ext_proc.workers.parent import run_workers
+from ext_proc.workers.plan import PlanError, plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             option = "--" + str(problem["loc"][0]).replace("_", "-")
             sys.stderr.write(f"{option} {problem['input']!r}: {problem['msg']}\n")
         return EXIT_USAGE
+    try:
+        plans = plan(settings)
+    except PlanError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_USAGE
+    if len(plans) > 1:
+        return uvloop.run(run_workers(settings, plans))
     from ext_proc.app import run_picker  # noqa: PLC0415 - help and bad flags need no gRPC
 
     return uvloop.run(run_picker(settings))

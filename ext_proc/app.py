@@ -1,4 +1,4 @@
-"""A whole picker: the parts wired, run and stopped.
+"""A whole picker, or one worker of it: the parts wired, run and stopped.
 
 Law: on SIGTERM readiness goes first, then open streams get `Settings.drain` seconds while
 membership and reports go on, then the rest ends. A part that ends by itself is a crash.
@@ -11,6 +11,7 @@ import contextlib
 import gc
 import random
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -31,6 +32,8 @@ from ext_proc.service import AddressError, PickerServer
 from ext_proc.settings import EXIT_USAGE
 from ext_proc.telemetry.hub import Hub
 from ext_proc.tokenizer_files import TokenizerFiles
+from ext_proc.workers.bus import Bus
+from ext_proc.workers.news import Indexed, Probed
 from tidegate import logs
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.types import Pool
     from ext_proc.settings import Settings
+    from ext_proc.workers.bus import Place
+    from ext_proc.workers.records import Word
 
 SWEEP_S: Final = 1.0
 """Time between two looks for replicas that stand still."""
@@ -45,8 +50,13 @@ SWEEP_S: Final = 1.0
 _log = structlog.stdlib.get_logger("ext_proc")
 
 
-async def run_picker(settings: Settings) -> int:
+async def run_picker(settings: Settings, place: Place | None = None) -> int:
     """Run a picker until SIGTERM or SIGINT.
+
+    Args:
+        settings: How it runs.
+        place: Where it stands among the workers of one picker; it then stops when its standard
+            input ends too, as its parent is gone.
 
     Returns:
         The exit code: 0 after a stop that was asked for, 1 after a crash of a part, 2 where an
@@ -54,7 +64,7 @@ async def run_picker(settings: Settings) -> int:
     """
     logs.configure(settings.log_format, settings.log_level)
     try:
-        async with Picker(settings) as picker:
+        async with Picker(settings, place) as picker:
             return await picker.until_stopped()
     except AddressError as error:
         _log.error("cannot_start", reason=str(error))
@@ -66,12 +76,21 @@ class Picker:
 
     Args:
         settings: How it runs.
+        place: Where it stands among the workers of one picker, if it is one of several.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, place: Place | None = None) -> None:
         self._settings = settings
+        self._place = place
+        self._bus: Bus | None = None
         self._rng = random.Random()  # noqa: S311 - ties and jitter, not secrets
-        self._router = Router(self._rng, zone=settings.zone)
+        # Alone, it makes no events: nobody would hear them.
+        self._router = Router(
+            self._rng,
+            zone=settings.zone,
+            on_event=None if place is None else self._tell,
+            on_sequence=None if place is None else self._catch_up,
+        )
         router = self._router
         self._metrics = Metrics(
             CollectorRegistry(),
@@ -79,9 +98,20 @@ class Picker:
             pools=lambda: len(router.pools),
             index_blocks=lambda: router.index.blocks,
         )
-        self._telemetry = Hub(router, self._metrics.registry, interval_s=settings.scrape_interval)
+        self._telemetry = Hub(
+            router,
+            self._metrics.registry,
+            interval_s=settings.scrape_interval,
+            loads=router.loads,
+            tell=self._tell,
+        )
         life = f"{self._rng.getrandbits(32):08x}-"
-        self._feedback = Feedback(router, picker=settings.id, life=life)
+        self._feedback = Feedback(
+            router,
+            picker=settings.id,
+            life=life,
+            on_judged=None if place is None else self._tell,
+        )
         self._logs = LogService(
             self._feedback,
             FeedbackMetrics(self._metrics.registry, self._feedback, router.conditions),
@@ -97,8 +127,8 @@ class Picker:
             tokenizers=self._tokenizers.ready,
         )
         self._prober = Prober(
-            lambda pool, key, ready: router.conditions.probed(pool, key, ready=ready),
-            router.conditions.indexed,
+            lambda *found: self._probed(Probed(*found)),
+            lambda *found: self._probed(Indexed(*found)),
         )
         self._watch = PoolWatch(settings.id, self._take)
         self._stack = contextlib.AsyncExitStack()
@@ -107,9 +137,34 @@ class Picker:
 
     def _take(self, pools: Mapping[str, Pool]) -> None:
         self._router.set_pools(pools, time.monotonic())
-        self._prober.set_targets(targets_of(pools))
+        self._aim()
         self._telemetry.set_pools(pools)
         self._tokenizers.set_pools(pools)
+
+    # --- Among siblings ---------------------------------------------------------------------------
+
+    def _tell(self, event: Word) -> None:
+        if self._bus is not None:
+            self._bus.tell(event)
+
+    def _catch_up(self) -> None:
+        if self._bus is not None:
+            self._bus.catch_up()
+
+    def _probed(self, found: Probed | Indexed) -> None:
+        found.take(self._router.conditions)
+        self._tell(found)
+
+    def _lead(self, leading: bool) -> None:
+        self._telemetry.lead(leading)
+        self._aim()
+
+    def _aim(self) -> None:
+        """Probe here, or leave that to the worker that leads."""
+        leading = self._bus is None or self._bus.leading
+        self._prober.set_targets(targets_of(self._router.pools) if leading else set())
+
+    # --- Life -------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         try:
@@ -125,6 +180,16 @@ class Picker:
 
     async def _start(self) -> None:
         settings = self._settings
+        if self._place is not None:
+            self._bus = Bus(
+                self._place,
+                self._router,
+                on_news=self._telemetry.take,
+                on_judged=self._feedback.follow,
+                on_lead=self._lead,
+            )
+            self._stack.callback(self._bus.close)
+            self._bus.open()
         bound = await self._server.start(settings.listen)
         page = await self._stack.enter_async_context(
             _serve(
@@ -171,6 +236,7 @@ class Picker:
             "telemetry": self._telemetry.state(),
             "feedback": self._feedback.state(),
             "fleet": None if self._fleet is None else self._fleet.state(),
+            "workers": None if self._bus is None else self._bus.state(),
         }
 
     async def until_stopped(self) -> int:
@@ -189,6 +255,9 @@ class Picker:
             asyncio.create_task(self._tokenizers.run(), name="tokenizers"),
             asyncio.create_task(self._sweep(), name="sweep"),
         ]
+        if self._bus is not None:
+            parts.append(asyncio.create_task(self._bus.run(), name="bus"))
+            loop.add_reader(sys.stdin.fileno(), self._stop.set)
         announced = asyncio.create_task(self._announce(fleet), name="announce")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
         # What lives now lives to the end: the collector need not look at it again.
@@ -206,6 +275,8 @@ class Picker:
         await asyncio.gather(*parts, announced, stopped, return_exceptions=True)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+        if self._bus is not None:
+            loop.remove_reader(sys.stdin.fileno())
         return 1 if crashed else 0
 
     async def _sweep(self) -> None:

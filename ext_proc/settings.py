@@ -12,6 +12,12 @@ EXIT_USAGE: Final = 2
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")]
 """``host:port``, IPv6 in brackets."""
 
+_ONE: Final = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}"
+Addresses = Annotated[str, Field(pattern=rf"^{_ONE}(,{_ONE})*$")]
+"""One or more of them, separated by commas."""
+
+MAX_WORKERS: Final = 64
+
 
 def _default_id() -> str:
     return f"picker-{socket.gethostname()}"
@@ -24,14 +30,17 @@ class Settings(BaseModel):
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
     )
 
-    listen: Address = "127.0.0.1:18001"
+    workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
+    """Processes that decide as one picker. Each has addresses of its own: those listed, separated
+    by commas, or the port given and those after it."""
+    listen: Addresses = "127.0.0.1:18001"
     """Where Envoy asks."""
-    advertise: Address | None = None
+    advertise: Addresses | None = None
     """Address by which the fleet's `pickers.addresses` knows this picker, if it is not `listen`:
     Envoys with several pickers send log entries back to the one that made the pick by it."""
     xds: Address = "127.0.0.1:18000"
     """The control server."""
-    metrics: Address = "127.0.0.1:18081"
+    metrics: Addresses = "127.0.0.1:18081"
     """Where `/metrics`, `/debug/state` and `/healthz` are."""
     id: Annotated[str, Field(min_length=1, max_length=128)] = Field(default_factory=_default_id)
     """Name of this picker, unique among the pickers."""

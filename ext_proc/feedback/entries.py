@@ -8,7 +8,10 @@ queue.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from ext_proc.routing.types import EndpointKey
 
 
 class Entry(NamedTuple):
@@ -63,6 +66,20 @@ class Verdict(StrEnum):
     """The client did not wait; nothing is known of the replica."""
     LOCAL = "local"
     """The proxy answered; no replica was involved."""
+
+
+class Judged(NamedTuple):
+    """What a final entry says of one replica, for all workers of a machine."""
+
+    pool: str
+    endpoint: EndpointKey
+    verdict: Verdict
+    first_byte_s: float | None = None
+    """For the conditions; of a retried request it says nothing."""
+    answer_s: float | None = None
+    bytes_per_s: float | None = None
+    began: bool = False
+    """An answer had begun."""
 
 
 EARLY_EVERY_S: Final = 1.0

@@ -10,6 +10,8 @@ Rules:
 3. Of a request that was retried, the replica that served has the answer and the prompt's blocks,
    and each one before it has a failure.
 4. Nothing is kept per request, so late, doubled and unknown entries cost nothing but a count.
+5. What a final entry says of replicas is told to the other workers of the machine, who take it as
+   their own: a row of failures is the machine's, however the requests were spread.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.feedback.entries import (
+    Judged,
     Verdict,
     answer_speed,
     answer_time,
@@ -26,6 +29,8 @@ from ext_proc.feedback.entries import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ext_proc.feedback.entries import Entry
     from ext_proc.routing.router import Router
     from ext_proc.routing.types import EndpointKey
@@ -47,9 +52,18 @@ class Feedback:
         router: Whose charges move and whose conditions change.
         picker: This picker's id.
         life: What the tickets of this life begin with.
+        on_judged: Hears what own entries say of replicas.
     """
 
-    def __init__(self, router: Router, *, picker: str, life: str) -> None:
+    def __init__(
+        self,
+        router: Router,
+        *,
+        picker: str,
+        life: str,
+        on_judged: Callable[[Judged], None] | None = None,
+    ) -> None:
+        self._on_judged = on_judged
         self._router = router
         self._picker = picker
         self._life = life
@@ -99,7 +113,7 @@ class Feedback:
         for address in passed_over(entry):
             failed = router.at(pool, address)
             if failed is not None:
-                router.conditions.bad(pool, failed, now, answered=False)
+                self._judged(Judged(pool, failed, Verdict.BROKEN), now)
         verdict = judge(entry)
         if verdict is Verdict.LOCAL:
             return verdict
@@ -110,23 +124,35 @@ class Feedback:
             number = self._number(entry)
             if number is not None:
                 router.credit(number, key, now)
-        self._judged(entry, verdict, pool, key, now)
+        judged = Judged(pool, key, verdict, began=entry.answer_bytes > 0)
+        if verdict is Verdict.ERROR:
+            judged = judged._replace(first_byte_s=entry.first_byte_s)
+        elif verdict is Verdict.GOOD:
+            first_byte_s = entry.first_byte_s if entry.attempts <= 1 else None
+            judged = Judged(
+                pool, key, verdict, first_byte_s, answer_time(entry), answer_speed(entry)
+            )
+        self._judged(judged, now)
         return verdict
 
-    def _judged(
-        self, entry: Entry, verdict: Verdict, pool: str, key: EndpointKey, now: float
-    ) -> None:
+    def _judged(self, judged: Judged, now: float) -> None:
+        self.follow(judged, now)
+        if self._on_judged is not None:
+            self._on_judged(judged)
+
+    def follow(self, judged: Judged, now: float) -> None:
+        """Take what an entry says of a replica, be it our own or another worker's."""
         conditions = self._router.conditions
+        pool, key, verdict, first_byte_s, answer_s, bytes_per_s, began = judged
         if verdict is Verdict.GOOD:
-            conditions.good(pool, key, entry.first_byte_s if entry.attempts <= 1 else None, now)
-            self._router.answered(pool, key, answer_time(entry), answer_speed(entry))
+            conditions.good(pool, key, first_byte_s, now)
+            self._router.answered(pool, key, answer_s, bytes_per_s)
         elif verdict is Verdict.CLIENT:
             conditions.good(pool, key, None, now)
         elif verdict is not Verdict.LEFT:
             answered = verdict is Verdict.ERROR
-            after_s = entry.first_byte_s if answered else None
-            conditions.bad(pool, key, now, answered=answered, after_s=after_s)
-        elif entry.answer_bytes:
+            conditions.bad(pool, key, now, answered=answered, after_s=first_byte_s)
+        elif began:
             conditions.alive(key, now)
 
     def _running(self, entry: Entry, key: EndpointKey, now: float) -> None:

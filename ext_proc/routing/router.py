@@ -70,6 +70,8 @@ class Router:
         max_tickets: Most requests counted as in flight at one time.
         zone: Where this picker stands, for pools that prefer its zone; empty = unknown.
         on_event: Hears each change of ledger, index and leases, for followers and replay.
+        on_sequence: Called before a request of a sequence is decided, so that leases which others
+            have granted are known.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class Router:
         max_tickets: int = MAX_TICKETS,
         zone: str = "",
         on_event: Callable[[LedgerEvent | IndexEvent | LeaseEvent], None] | None = None,
+        on_sequence: Callable[[], None] | None = None,
     ) -> None:
+        self._on_sequence = on_sequence
         self._rng = rng
         self._zone = zone
         self._on_event = on_event
@@ -207,6 +211,8 @@ class Router:
         if roster is None:
             return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {request.pool!r}")
         self.index.expire(now)
+        if self._on_sequence is not None and request.features.sequence_id is not None:
+            self._on_sequence()
         choice = self._chooser.choose(roster, request, self._rng, now, unix_now)
         if isinstance(choice, Refusal):
             return choice
@@ -500,6 +506,13 @@ class Router:
         total: dict[str, int] = {}
         for key, load in self.ledger.loads():
             total[key.id] = total.get(key.id, 0) + load.in_flight - load.others
+        return total
+
+    def loads(self) -> dict[str, int]:
+        """Return the requests in flight by endpoint id, those of siblings included."""
+        total: dict[str, int] = {}
+        for key, load in self.ledger.loads():
+            total[key.id] = total.get(key.id, 0) + load.in_flight
         return total
 
     def state(self, now: float) -> dict[str, object]:

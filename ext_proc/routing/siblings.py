@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ext_proc.routing.conditions import Conditions
+    from ext_proc.routing.exact_index import IndexEvent
     from ext_proc.routing.leases import LeaseEvent, Leases
     from ext_proc.routing.ledger import Ledger, LedgerEvent
-    from ext_proc.routing.prefix_index import IndexEvent, PrefixIndex
+    from ext_proc.routing.prefix_index import PrefixIndex
     from ext_proc.routing.roster import Replica
     from ext_proc.routing.types import EndpointKey, Ticket
 
@@ -97,7 +98,7 @@ class Siblings:
             self._settle(sibling, event.ticket_id, event.outcome, now)
         elif isinstance(event, Inserted):
             if event.endpoint in self._replicas:
-                self._index.insert(event.endpoint, event.blocks, event.at)
+                self._index.insert(event.endpoint, event.blocks, now)
         elif isinstance(event, Leased):
             self._lease(event, now)
         elif isinstance(event, Released):

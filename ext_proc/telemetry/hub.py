@@ -5,6 +5,8 @@ Laws:
 * A replica is called silent only where no source tells of it any more.
 * When nothing is heard of any endpoint, routing goes on by the ledger; that is logged once, and so
   is its end.
+* Of several workers on a machine one leads: it alone reads pages. Each tells the others all that
+  it collects, and they take it as if they had collected it themselves.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from prometheus_client import Gauge
 from ext_proc.routing.roster import FRESH_S
 from ext_proc.telemetry.board import Board
 from ext_proc.telemetry.dialects import Vocabulary
+from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
 from ext_proc.telemetry.pacing import Pacing
 from ext_proc.telemetry.push import Push
 from ext_proc.telemetry.scrape import Scraper
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from ext_proc.routing.types import Pool, Reading
+    from ext_proc.telemetry.news import News
 
 SILENT_AFTER: Final = 2
 """Scrapes in a row that fail before a replica counts as silent; one may be a hiccup."""
@@ -64,6 +68,9 @@ class Hub:
         listener: Who is told.
         registry: Where ``tidegate_picker_telemetry_*`` are registered.
         interval_s: Seconds between two reads of a loaded replica's page.
+        tell: Hears what was collected here, for the other workers of the machine.
+        loads: Returns the requests in flight by endpoint id, those of all workers; by default the
+            listener's own.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -74,10 +81,17 @@ class Hub:
         registry: CollectorRegistry,
         *,
         interval_s: float,
+        tell: Callable[[News], None] = lambda _: None,
+        loads: Callable[[], Mapping[str, int]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._listener = listener
+        self._tell = tell
+        self._leading = True
+        self._pages: tuple[dict[str, str], dict[str, Vocabulary]] = ({}, {})
+        self._gpu_pages: tuple[dict[str, str], dict[str, Vocabulary]] = ({}, {})
+        """What to read where this worker leads: URLs and vocabularies by endpoint."""
         self._clock = clock
         self._wall_clock = wall_clock
         self._board = Board()
@@ -87,23 +101,23 @@ class Hub:
         self._pushing: set[str] = set()
         self._blind = False
         self._scraper = Scraper(
-            lambda endpoint, readings: self._heard(endpoint, PAGE, readings, clock()),
-            self._restarted,
-            self._failed,
+            lambda endpoint, readings: self._found(Heard(endpoint, PAGE, readings, clock())),
+            lambda endpoint: self._found(Restarted(endpoint)),
+            lambda endpoint, failures, _: self._found(Failed(endpoint, failures)),
             clock=clock,
-            loads=listener.in_flight,
+            loads=loads or listener.in_flight,
             pacing=Pacing(fast_s=interval_s),
         )
         self._gpus = Scraper(
-            lambda endpoint, readings: self._heard(endpoint, GPU, readings, clock()),
+            lambda endpoint, readings: self._found(Heard(endpoint, GPU, readings, clock())),
             lambda _: None,
             clock=clock,
             pacing=Pacing(fast_s=GPU_EVERY_S),
         )
         self.push = Push(
-            lambda endpoint, readings, at: self._heard(endpoint, PUSH, readings, at),
-            self._restarted,
-            self._push_ended,
+            lambda endpoint, readings, at: self._found(Heard(endpoint, PUSH, readings, at)),
+            lambda endpoint: self._found(Restarted(endpoint)),
+            lambda endpoint: self._found(PushEnded(endpoint)),
             clock=clock,
         )
         self._stale = Gauge(
@@ -139,8 +153,29 @@ class Hub:
                     vocabularies[name] = Vocabulary(declared)
         self._board.set_endpoints(known)
         self._known, self._paged = frozenset(known), frozenset(pages)
-        self._scraper.set_targets(pages, vocabularies)
-        self._gpus.set_targets(gpu_pages, gpus)
+        self._pages = (pages, vocabularies)
+        self._gpu_pages = (gpu_pages, gpus)
+        self._aim()
+
+    def lead(self, leading: bool) -> None:
+        """Read the pages here, or leave that to another worker."""
+        if leading != self._leading:
+            self._leading = leading
+            self._aim()
+
+    def take(self, news: News) -> None:
+        """Take what this worker or another one collected."""
+        if isinstance(news, Heard):
+            self._heard(*news)
+        elif isinstance(news, Failed):
+            if news.failures >= SILENT_AFTER and news.endpoint not in self._pushing:
+                self._listener.silent(news.endpoint)
+        elif isinstance(news, Restarted):
+            self._board.clear(news.endpoint)
+            self._listener.restarted(news.endpoint, self._wall_clock())
+        else:
+            self._pushing.discard(news.endpoint)
+            self._board.drop(news.endpoint, PUSH)
 
     async def run(self) -> None:
         """Collect until cancelled."""
@@ -198,14 +233,14 @@ class Hub:
             self._pushing.add(endpoint)
         self._listener.observe(endpoint, self._board.put(endpoint, source, readings, at))
 
-    def _restarted(self, endpoint: str) -> None:
-        self._board.clear(endpoint)
-        self._listener.restarted(endpoint, self._wall_clock())
+    def _found(self, news: News) -> None:
+        self.take(news)
+        self._tell(news)
 
-    def _failed(self, endpoint: str, consecutive: int, _reason: str) -> None:
-        if consecutive >= SILENT_AFTER and endpoint not in self._pushing:
-            self._listener.silent(endpoint)
-
-    def _push_ended(self, endpoint: str) -> None:
-        self._pushing.discard(endpoint)
-        self._board.drop(endpoint, PUSH)
+    def _aim(self) -> None:
+        if self._leading:
+            self._scraper.set_targets(*self._pages)
+            self._gpus.set_targets(*self._gpu_pages)
+        else:
+            self._scraper.set_targets({})
+            self._gpus.set_targets({})

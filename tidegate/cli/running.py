@@ -140,6 +140,15 @@ def xds(
 
 
 def picker(
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers",
+            min=1,
+            max=64,
+            help="Processes that decide as one picker, each on a port of its own, counted up.",
+        ),
+    ] = 1,
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Where Envoys ask.")
     ] = "127.0.0.1:18001",
@@ -178,6 +187,7 @@ def picker(
     from ext_proc.__main__ import main
 
     arguments = [
+        *("--workers", str(workers)),
         *("--listen", listen),
         *("--xds", xds_),
         *("--metrics", metrics),

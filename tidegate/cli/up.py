@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.settings import MAX_WORKERS
 from tidegate.cli.errors import FAILED, OK, CliError
 from tidegate.cli.files import read_text
 from tidegate.cli.output import console
@@ -43,12 +44,15 @@ class Options:
 def plan_addresses(fleet: Fleet, options: Options, ports: HeldPorts) -> Addresses:
     """Return where the parts listen: as the fleet and the options say, the rest on free ports.
 
+    Where the fleet names several pickers, ``up`` starts one picker with a worker at each address.
+
     Raises:
-        CliError: the fleet names several pickers; ``up`` starts one.
+        CliError: the fleet names no picker, or more than one can have workers.
     """
-    if len(fleet.pickers.addresses) != 1:
+    pickers = fleet.pickers.addresses
+    if not 1 <= len(pickers) <= MAX_WORKERS:
         raise CliError(
-            f"the fleet names {len(fleet.pickers.addresses)} pickers but `up` starts one; start "
+            f"the fleet names {len(pickers)} pickers but `up` starts 1 to {MAX_WORKERS}; start "
             "the parts yourself with `tidegate xds`, `tidegate picker` and Envoy"
         )
     return Addresses(
@@ -56,7 +60,9 @@ def plan_addresses(fleet: Fleet, options: Options, ports: HeldPorts) -> Addresse
         ads=options.ads,
         admin=options.admin,
         control_metrics=ports.address(),
-        picker=fleet.pickers.addresses[0],
+        picker=pickers[0],
+        more_pickers=tuple(pickers[1:]),
+        more_picker_metrics=tuple(ports.address() for _ in pickers[1:]),
         picker_metrics=ports.address(),
         envoy_admin=options.envoy_admin,
     )

@@ -66,11 +66,26 @@ class Addresses:
     picker: str
     picker_metrics: str
     envoy_admin: str
+    more_pickers: tuple[str, ...] = ()
+    """Those of the picker's further workers."""
+    more_picker_metrics: tuple[str, ...] = ()
+
+    @property
+    def pickers(self) -> tuple[str, ...]:
+        """Where Envoy asks: an address for each worker."""
+        return (self.picker, *self.more_pickers)
+
+    @property
+    def picker_pages(self) -> tuple[str, ...]:
+        """Where each worker's ``/metrics`` and ``/debug/state`` are."""
+        return (self.picker_metrics, *self.more_picker_metrics)
 
     @classmethod
-    def free(cls, ports: HeldPorts) -> Self:
+    def free(cls, ports: HeldPorts, workers: int = 1) -> Self:
         """Return addresses that are free now and stay held."""
         return cls(
+            more_pickers=tuple(ports.address() for _ in range(1, workers)),
+            more_picker_metrics=tuple(ports.address() for _ in range(1, workers)),
             listener=ports.address(),
             ads=ports.address(),
             admin=ports.address(),
@@ -99,6 +114,7 @@ class LocalStack:
         addresses: where to listen; free ports by default.
         state: folder for the control server's revisions; one in the run folder by default.
         concurrency: Envoy's worker threads.
+        workers: processes of the picker, where no ``addresses`` say it.
         on_progress: told ``(step, detail)`` while the parts become ready.
     """
 
@@ -117,6 +133,7 @@ class LocalStack:
         addresses: Addresses | None = None,
         state: Path | None = None,
         concurrency: int = 2,
+        workers: int = 1,
         on_progress: Callable[[str, str], None] | None = None,
     ) -> None:
         unknown = [model for model in models if model not in POOL_OF]
@@ -133,6 +150,7 @@ class LocalStack:
         self._given_addresses = addresses
         self._state = state
         self._concurrency = concurrency
+        self._workers = workers
         self._on_progress = on_progress
         self._exit = AsyncExitStack()
         self._replicas: tuple[TritonReplica, ...] = ()
@@ -149,7 +167,7 @@ class LocalStack:
         async with AsyncExitStack() as exit_:
             self._run = exit_.enter_context(RunFolder.create())
             ports = exit_.enter_context(HeldPorts())
-            self._addresses = self._given_addresses or Addresses.free(ports)
+            self._addresses = self._given_addresses or Addresses.free(ports, self._workers)
             self._http = await exit_.enter_async_context(aiohttp.ClientSession())
             await self._enter_replicas(exit_)
             self._supervisor = Supervisor(self._run.logs)
@@ -158,7 +176,7 @@ class LocalStack:
                 build_fleet(
                     self._replicas,
                     listener=self._addresses.listener,
-                    pickers=(self._addresses.picker,),
+                    pickers=self._addresses.pickers,
                     models=self._models,
                     body=self._body,
                     change=self._change,
@@ -213,6 +231,11 @@ class LocalStack:
     def picker_metrics(self) -> str:
         """``ip:port`` of the picker's ``/metrics`` and ``/debug/state``."""
         return self._addresses.picker_metrics
+
+    @property
+    def picker_pages(self) -> tuple[str, ...]:
+        """``ip:port`` of each worker's ``/metrics`` and ``/debug/state``."""
+        return self._addresses.picker_pages
 
     @property
     def control_metrics(self) -> str:
@@ -326,15 +349,19 @@ class LocalStack:
         await self._launch_service(
             PICKER,
             "ext_proc",
-            *("--listen", addresses.picker),
+            *("--listen", ",".join(addresses.pickers)),
             *("--xds", addresses.ads),
-            *("--metrics", addresses.picker_metrics),
+            *("--metrics", ",".join(addresses.picker_pages)),
             *("--id", PICKER_ID),
+            *("--workers", str(len(addresses.pickers))),
+            group=len(addresses.pickers) > 1,
         )
 
-    async def _launch_service(self, name: str, module: str, *flags: str) -> None:
+    async def _launch_service(
+        self, name: str, module: str, *flags: str, group: bool = False
+    ) -> None:
         await self._supervisor.start(
-            name, (sys.executable, "-m", module, *flags), service_environment()
+            name, (sys.executable, "-m", module, *flags), service_environment(), group=group
         )
 
     async def _launch_envoy(self, binary: Path) -> None:
@@ -372,13 +399,17 @@ class LocalStack:
         return await status_synced(self._addresses.admin, kinds)
 
     async def _picker_healthy(self) -> str | None:
-        return await picker_healthy(self._http, self._addresses.envoy_admin)
+        addresses = self._addresses
+        return await picker_healthy(self._http, addresses.envoy_admin, len(addresses.pickers))
 
     async def _picker_ready(self) -> str | None:
-        missing = await http_ok(self._http, f"http://{self._addresses.picker_metrics}/healthz")
-        if missing is None and self._supervisor.running(CONTROL_SERVER):
-            missing = await status_synced(self._addresses.admin, {"picker"})
-        return missing
+        for page in self._addresses.picker_pages:
+            missing = await http_ok(self._http, f"http://{page}/healthz")
+            if missing is not None:
+                return missing
+        if self._supervisor.running(CONTROL_SERVER):
+            return await status_synced(self._addresses.admin, {"picker"})
+        return None
 
     async def _wait(self, look: Any, what: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         await wait_until(look, what, timeout_s=timeout_s, supervisors=self._supervisors())

@@ -103,12 +103,15 @@ def _missing_at(client: admin_pb2.ClientStatus) -> str | None:
     return None
 
 
-async def picker_healthy(session: aiohttp.ClientSession, envoy_admin: str) -> str | None:
-    """Look whether Envoy's own health check has found a picker: before that it asks none.
+async def picker_healthy(
+    session: aiohttp.ClientSession, envoy_admin: str, least: int = 1
+) -> str | None:
+    """Look whether Envoy's own health check has found the picker: before that it asks none.
 
     Args:
         session: what to ask with.
         envoy_admin: ``ip:port`` of Envoy's admin page.
+        least: how many of the picker's workers must be found.
     """
     url = f"http://{envoy_admin}/clusters?format=json"
     try:
@@ -117,13 +120,13 @@ async def picker_healthy(session: aiohttp.ClientSession, envoy_admin: str) -> st
             page = await answer.json(content_type=None)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
         return f"{url}: {error or type(error).__name__}"
-    healthy = any(
+    healthy = sum(
         not host.get("health_status", {}).get("failed_active_health_check")
         for cluster in page.get("cluster_statuses", ())
         if cluster.get("name") == PICKER_CLUSTER
         for host in cluster.get("host_statuses", ())
     )
-    return None if healthy else "Envoy has not yet found the picker healthy"
+    return None if healthy >= least else "Envoy has not yet found the picker healthy"
 
 
 async def inference_through(session: aiohttp.ClientSession, url: str, model: str) -> str | None:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from ext_proc.routing.roster import FRESH_S
 from ext_proc.routing.types import CustomMetric, Endpoint, EndpointKey, Pool, Reading, Variant
 from ext_proc.telemetry.hub import GPU, PAGE, PUSH, SILENT_AFTER, Hub
+from ext_proc.telemetry.news import Failed, PushEnded, Restarted
 
 
 class Router:
@@ -103,20 +104,20 @@ async def test_staleness_is_counted_and_blindness_said_once(made):
 
 async def test_silent_only_where_no_source_tells(made):
     """A page that fails is no silence while the replica's reporter speaks."""
-    made.hub._failed("a", SILENT_AFTER - 1, "no page")
+    made.hub.take(Failed("a", SILENT_AFTER - 1))
     assert made.router.told == []
     made.hub._heard("a", PUSH, (), made.now)
-    made.hub._failed("a", SILENT_AFTER, "no page")
+    made.hub.take(Failed("a", SILENT_AFTER))
     assert ("silent", "a") not in made.router.told
-    made.hub._push_ended("a")
-    made.hub._failed("a", SILENT_AFTER, "no page")
+    made.hub.take(PushEnded("a"))
+    made.hub.take(Failed("a", SILENT_AFTER))
     assert made.router.told[-1] == ("silent", "a")
 
 
 async def test_a_restart_forgets_what_all_sources_said(made):
     """The new process is known by its own words only."""
     made.hub._heard("a", PUSH, (Reading(100.0, "m", kv_used=0.5),), 100.0)
-    made.hub._restarted("a")
+    made.hub.take(Restarted("a"))
     assert made.router.told[-1] == ("restarted", "a", 7.0)
     made.hub._heard("a", PAGE, (Reading(100.0, "m"),), 100.0)
     assert made.router.told[-1] == ("observe", "a", (Reading(100.0, "m"),))

@@ -1,0 +1,1 @@
+"""Several picker processes on one machine that decide as one; see ``docs/workers.md``."""

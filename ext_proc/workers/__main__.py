@@ -1,0 +1,26 @@
+"""``python -m ext_proc.workers``: one worker, started by the parent and by nobody else.
+
+Its arguments are the folder of the workers, its number, their count, and its settings as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import uvloop
+
+from ext_proc.app import run_picker
+from ext_proc.settings import Settings
+from ext_proc.workers.bus import Place
+
+
+def main() -> int:
+    """Run the worker; return the exit code."""
+    folder, number, count, settings = sys.argv[1:]
+    place = Place(Path(folder), int(number), int(count))
+    return uvloop.run(run_picker(Settings.model_validate_json(settings), place))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

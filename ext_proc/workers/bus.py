@@ -1,0 +1,284 @@
+"""One worker among its siblings: tells them what it does, follows what they do, and may lead.
+
+Laws:
+
+1. Charges go out within ``SOON_S``, settles within ``LATER_S`` or with the next charge; a new lease
+   goes out before the decision that granted it returns.
+2. Before a request of a sequence is decided, all that siblings have sent is read. The next request
+   of a sequence comes after the answer to the one before, and so after its lease.
+3. What a sibling has in flight counts as long as its connection lasts. One that says nothing for
+   ``SILENT_S`` is as good as gone.
+4. The live worker with the lowest number leads: it alone reads pages and probes replicas, and all
+   hear what it found. A worker that has just begun waits ``GRACE_S`` for those before it.
+5. A worker that begins asks the first sibling it meets for the prefix index, so that a restart
+   costs no affinity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ext_proc.feedback.entries import Judged
+from ext_proc.routing.leases import Leased, Released
+from ext_proc.routing.ledger import Charged, Settled
+from ext_proc.routing.prefix_index import Inserted
+from ext_proc.telemetry.hub import PUSH
+from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
+from ext_proc.workers.encode import Encoder
+from ext_proc.workers.links import Inlet, Outlet, heartbeat, path_of
+from ext_proc.workers.news import Indexed, Probed
+from ext_proc.workers.records import framed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from ext_proc.routing.router import Router
+    from ext_proc.routing.siblings import Event
+    from ext_proc.telemetry.news import News
+    from ext_proc.workers.records import Word
+
+SOON_S: Final = 0.002
+LATER_S: Final = 0.01
+TICK_S: Final = 0.25
+SILENT_S: Final = 2.0
+GRACE_S: Final = 1.0
+FULL_BYTES: Final = 2**16
+"""A batch of this size goes out at once."""
+PART_BYTES: Final = 2**16
+"""Size of one part of a snapshot of the index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker stands among its siblings."""
+
+    folder: Path
+    """Private to the workers of one picker."""
+    number: int
+    """From 0."""
+    count: int
+
+
+class Bus:
+    """Connects one worker with its siblings; make it within the loop that runs it.
+
+    Args:
+        place: Which of them it is.
+        router: Whose events are told, and who follows the others'.
+        on_news: Takes what another one's collectors found.
+        on_judged: Takes what another one's log entries said.
+        on_lead: Called with whether this worker leads, at the start and at each change.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        router: Router,
+        *,
+        on_news: Callable[[News], None],
+        on_judged: Callable[[Judged, float], None],
+        on_lead: Callable[[bool], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._place = place
+        self._router = router
+        self._on_news = on_news
+        self._on_judged = on_judged
+        self._on_lead = on_lead
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._encoder = Encoder()
+        self._outlet = Outlet(path_of(place.folder, place.number), self._begin, self._index)
+        self._inlets = {
+            number: Inlet(
+                path_of(place.folder, number),
+                lambda word, when, number=number: self._follow(number, word, when),  # type: ignore[misc]  # a default binds the number
+                lambda number=number: self._lost(number),  # type: ignore[misc]  # likewise
+            )
+            for number in range(place.count)
+            if number != place.number
+        }
+        self._pushes: dict[int, set[str]] = {number: set() for number in self._inlets}
+        """Endpoints that push to a sibling."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon = False
+        self._sent_at = float("-inf")
+        self._began = clock()
+        self._fresh = True
+        """The index was asked of nobody yet."""
+        self.leading = False
+        self.told = 0
+        """Events told."""
+        self.followed = 0
+        """Events followed."""
+
+    # --- Life -----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Listen, dial and find out who leads.
+
+        Raises:
+            OSError: The folder cannot be used.
+        """
+        self._outlet.open()
+        self._on_lead(False)
+        self.tick()
+
+    def close(self) -> None:
+        """Leave the others."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for inlet in self._inlets.values():
+            inlet.close()
+        self._outlet.close()
+
+    async def run(self) -> None:
+        """Keep the connections until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tick()
+
+    def tick(self) -> None:
+        """Dial who is gone, give up who is silent, and say that we live."""
+        now = self._loop.time()
+        for inlet in self._inlets.values():
+            if inlet.up and now - inlet.heard_at > SILENT_S:
+                inlet.read()  # it may be we who were busy
+                if now - inlet.heard_at > SILENT_S:
+                    inlet.close()
+            elif not inlet.up and inlet.dial(everything=self._fresh):
+                self._fresh = False
+        if self._encoder.full:
+            self._outlet.renew()
+            self._encoder = Encoder()
+        if now - self._sent_at >= 2 * TICK_S:
+            self._sent_at = now
+            self._outlet.send(heartbeat())
+        self._elect()
+
+    def _elect(self) -> None:
+        before = [inlet.up for number, inlet in self._inlets.items() if number < self._place.number]
+        waited = not before or self._clock() - self._began >= GRACE_S
+        leading = waited and not any(before)
+        if leading != self.leading:
+            self.leading = leading
+            self._on_lead(leading)
+
+    # --- Telling --------------------------------------------------------------------------------
+
+    def tell(self, event: Word) -> None:
+        """Tell all siblings of an event here."""
+        if not self._outlet:
+            return
+        encoder = self._encoder
+        if not encoder.put(event, self._clock()):
+            return
+        self.told += 1
+        kind = type(event)
+        if (kind is Leased and event.fresh) or kind is Released or len(encoder.batch) >= FULL_BYTES:  # type: ignore[union-attr]  # a Leased
+            self.flush()
+        elif not self._soon and (kind is Charged or self._timer is None):
+            self._arm(soon=kind is Charged)
+
+    def _arm(self, *, soon: bool) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._soon = soon
+        self._timer = self._loop.call_later(SOON_S if soon else LATER_S, self.flush)
+
+    def flush(self) -> None:
+        """Send what is due now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._soon = None, False
+        batch = self._encoder.batch
+        if batch:
+            frame = framed(batch)
+            batch.clear()
+            self._sent_at = self._loop.time()
+            self._outlet.send(frame)
+
+    def _begin(self) -> bytes:
+        """Return what a new reader must know: names, open tickets, leases."""
+        self.flush()  # to those who read already; the new one gets it all from the snapshot
+        now, encoder, out = self._clock(), self._encoder, bytearray()
+        for event in self._snapshot():
+            part = bytearray()
+            encoder.put(event, now, part)
+            out += framed(part)
+        self.flush()  # the names that are new; the new one gets them first of all
+        return encoder.names() + bytes(out)
+
+    def _snapshot(self) -> Iterator[Event]:
+        for ticket in self._router.ledger:
+            yield Charged(ticket)
+        for key, lease in self._router.leases.items():
+            yield Leased(key, lease, fresh=False)
+
+    def _index(self) -> Iterator[bytes]:
+        """Yield the prefix index in parts."""
+        part = bytearray()
+        for use in self._router.index.uses():
+            self._encoder.put(use, 0.0, part)
+            if len(part) >= PART_BYTES:
+                self.flush()  # names first
+                yield framed(part)
+                part.clear()
+        self.flush()
+        yield framed(part)
+
+    # --- Following ------------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """Read all that siblings have sent."""
+        for inlet in self._inlets.values():
+            inlet.read()
+
+    def _follow(self, sibling: int, word: Word, when: float) -> None:
+        self.followed += 1
+        if isinstance(word, (Charged, Settled, Inserted, Leased, Released)):
+            self._router.siblings.follow(sibling, word, when or self._clock())
+        elif isinstance(word, Judged):
+            self._on_judged(word, self._clock())
+        elif isinstance(word, (Probed, Indexed)):
+            word.take(self._router.conditions)
+        elif isinstance(word, (Heard, Failed, Restarted, PushEnded)):
+            self._on_news(word)
+            if isinstance(word, Heard) and word.source == PUSH:
+                self._pushes[sibling].add(word.endpoint)
+
+    def _lost(self, sibling: int) -> None:
+        """Forget what a sibling had under way."""
+        self._router.siblings.lost(sibling)
+        for endpoint in self._pushes[sibling]:
+            self._on_news(PushEnded(endpoint))
+        self._pushes[sibling].clear()
+        self._elect()
+
+    # --- Showing --------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return who is there, ready for JSON."""
+        open_by = self._router.siblings.open_by()
+        return {
+            "worker": self._place.number,
+            "workers": self._place.count,
+            "leading": self.leading,
+            "readers": len(self._outlet),
+            "readers_dropped": self._outlet.dropped,
+            "events_told": self.told,
+            "events_followed": self.followed,
+            "siblings": {
+                str(number): {
+                    "connected": inlet.up,
+                    "open_tickets": open_by.get(number, 0),
+                    "connections_failed": inlet.failed,
+                }
+                for number, inlet in self._inlets.items()
+            },
+        }

@@ -1,0 +1,182 @@
+"""Events to records; the format is in ``records``. Pure."""
+
+from __future__ import annotations
+
+from array import array
+from math import nan
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from ext_proc.feedback.entries import Judged
+from ext_proc.routing.leases import Leased, Released
+from ext_proc.routing.ledger import Charged, Settled
+from ext_proc.routing.prefix_index import Inserted
+from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
+from ext_proc.workers.news import Indexed, Probed
+from ext_proc.workers.records import (
+    CHARGED,
+    INSERTED,
+    JSON,
+    JUDGED,
+    MAX_BLOCKS,
+    MAX_FRAME,
+    MAX_JSON,
+    MAX_NAMES,
+    OUTCOME_NUMBERS,
+    SETTLED,
+    TAG_CHARGED,
+    TAG_INSERTED,
+    TAG_JSON,
+    TAG_JUDGED,
+    TAG_NAME,
+    TAG_SETTLED,
+    VERDICT_NUMBERS,
+    framed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.routing.types import EndpointKey
+    from ext_proc.workers.records import Word
+
+
+class Encoder:
+    """Writes the records of one worker; all its streams share the names.
+
+    Attributes:
+        batch: Records not sent yet. Whoever takes them empties it.
+    """
+
+    def __init__(self) -> None:
+        self.batch = bytearray()
+        self._numbers: dict[EndpointKey | str, int] = {}
+        self._names = bytearray()
+        self._writers: dict[type, Callable[[Any, float, bytearray], None]] = {
+            Charged: self._charged,
+            Settled: self._settled,
+            Inserted: self._inserted,
+            Leased: self._leased,
+            Released: self._released,
+            Heard: self._heard,
+            Restarted: self._restarted,
+            Failed: self._failed,
+            PushEnded: self._push_ended,
+            Judged: self._judged,
+            Probed: self._probed,
+            Indexed: self._probed,
+        }
+
+    @property
+    def full(self) -> bool:
+        """Tell whether there is no room for further names: begin anew with all streams."""
+        return len(self._numbers) >= MAX_NAMES - 2
+
+    def put(self, event: Word, when: float, into: bytearray | None = None) -> bool:
+        """Append an event and tell whether siblings need it.
+
+        They learn by themselves of endpoints that leave, of caches that are purged and of what
+        engines tell of their caches.
+
+        Args:
+            event: The event.
+            when: Monotonic seconds.
+            into: Where to, in place of ``batch``; new names go to ``batch`` even so.
+        """
+        write = self._writers.get(type(event))
+        if write is None:
+            return False
+        write(event, when, self.batch if into is None else into)
+        return True
+
+    def names(self) -> bytes:
+        """Return all names told so far, as frames: the beginning of a stream."""
+        records = self._names
+        frames = bytearray()
+        start = at = 0
+        while at < len(records):
+            size = JSON.size + JSON.unpack_from(records, at)[1]
+            if at + size - start > MAX_FRAME:
+                frames += framed(records[start:at])
+                start = at
+            at += size
+        return bytes(frames + framed(records[start:]))
+
+    def _number(self, name: EndpointKey | str) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self._numbers)
+            text = orjson.dumps(name if isinstance(name, str) else list(name))
+            record = JSON.pack(TAG_NAME, len(text)) + text
+            self._names += record
+            self.batch += record
+        return number
+
+    def _charged(self, event: Charged, _: float, into: bytearray) -> None:
+        number, endpoint, pool, work, at, prompted, drain, ahead = event.ticket
+        into += CHARGED.pack(
+            TAG_CHARGED,
+            number,
+            self._number(endpoint),
+            self._number(pool),
+            work,
+            at,
+            nan if drain is None else drain,
+            ahead,
+            prompted,
+        )
+
+    def _settled(self, event: Settled, when: float, into: bytearray) -> None:
+        number, outcome = event
+        into += SETTLED.pack(TAG_SETTLED, number, OUTCOME_NUMBERS[outcome], when)
+
+    def _inserted(self, event: Inserted, _: float, into: bytearray) -> None:
+        endpoint, blocks, at = event
+        blocks = blocks[:MAX_BLOCKS]
+        number = self._number(endpoint)
+        into += INSERTED.pack(TAG_INSERTED, number, at, len(blocks))
+        into += array("q", blocks).tobytes()
+
+    def _leased(self, event: Leased, _: float, into: bytearray) -> None:
+        (pool, sequence), (endpoint, variant, expires), fresh = event
+        _json(into, ["lease", pool, list(sequence), list(endpoint), variant, expires, fresh])
+
+    def _released(self, event: Released, _: float, into: bytearray) -> None:
+        _json(into, ["release", event.key.pool, list(event.key.sequence)])
+
+    def _heard(self, event: Heard, _: float, into: bytearray) -> None:
+        _json(into, ["heard", event.endpoint, event.source, event.at, list(event.readings)])
+
+    def _restarted(self, event: Restarted, _: float, into: bytearray) -> None:
+        _json(into, ["restarted", event.endpoint])
+
+    def _failed(self, event: Failed, _: float, into: bytearray) -> None:
+        _json(into, ["failed", event.endpoint, event.failures])
+
+    def _push_ended(self, event: PushEnded, _: float, into: bytearray) -> None:
+        _json(into, ["push-ended", event.endpoint])
+
+    def _judged(self, event: Judged, _: float, into: bytearray) -> None:
+        pool, endpoint, verdict, first_byte_s, answer_s, bytes_per_s, began = event
+        into += JUDGED.pack(
+            TAG_JUDGED,
+            self._number(pool),
+            self._number(endpoint),
+            VERDICT_NUMBERS[verdict],
+            nan if first_byte_s is None else first_byte_s,
+            nan if answer_s is None else answer_s,
+            nan if bytes_per_s is None else bytes_per_s,
+            began,
+        )
+
+    def _probed(self, event: Probed | Indexed, _: float, into: bytearray) -> None:
+        kind = "probed" if isinstance(event, Probed) else "indexed"
+        pool, endpoint, found = event
+        _json(into, [kind, pool, list(endpoint), found])
+
+
+def _json(into: bytearray, value: list[Any]) -> None:
+    text = orjson.dumps(value)
+    if len(text) <= MAX_JSON:
+        into += JSON.pack(TAG_JSON, len(text)) + text

@@ -1,0 +1,150 @@
+"""The parent of a picker's workers: starts them, starts them again, and stops them.
+
+Laws:
+
+1. Each worker is a process of its own. One that ends unasked is started again, later each time it
+   ends soon after its start; the others go on.
+2. A worker that ends with a usage error before it ever lived for ``LIVED_S`` ends them all with
+   that code: an address that cannot be used would not be usable the next time either.
+3. SIGTERM and SIGINT are passed on once. Workers that are not done ``SPARE_S`` after their drain
+   are killed. The exit code is 0 only where all ended as asked.
+4. Workers notice the parent's death by the end of their standard input, and drain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from ext_proc.backoff import Backoff
+from ext_proc.settings import EXIT_USAGE
+from tidegate import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.settings import Settings
+
+LIVED_S: Final = 10.0
+SPARE_S: Final = 5.0
+
+_log = structlog.stdlib.get_logger("ext_proc.workers")
+
+
+async def run_workers(settings: Settings, plans: Sequence[Settings]) -> int:
+    """Run workers until SIGTERM or SIGINT.
+
+    Args:
+        settings: Of the whole picker.
+        plans: Those of each worker.
+
+    Returns:
+        0 after a stop that was asked for, 1 where a worker did not stop as it should, 2 where one
+        could not use an address.
+    """
+    logs.configure(settings.log_format, settings.log_level)
+    with tempfile.TemporaryDirectory(prefix="tidegate-workers-") as folder:
+        return await Crew(folder, plans, grace_s=settings.drain + SPARE_S).run()
+
+
+class Crew:
+    """The workers of one picker.
+
+    Args:
+        folder: Private to them; their sockets are in it.
+        plans: The settings of each.
+        grace_s: Seconds from SIGTERM to SIGKILL.
+    """
+
+    def __init__(self, folder: str, plans: Sequence[Settings], *, grace_s: float) -> None:
+        self._folder = folder
+        self._plans = plans
+        self._grace_s = grace_s
+        self._stop = asyncio.Event()
+        self._code = 0
+
+    async def run(self) -> int:
+        """Keep them until a signal; return the exit code."""
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, self._stop.set)
+        _log.info(
+            "workers_starting",
+            ids=[plan.id for plan in self._plans],
+            listen=[plan.listen for plan in self._plans],
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(len(self._plans)):
+                    tasks.create_task(self._keep(number), name=f"worker {number}")
+        finally:
+            for each in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(each)
+        _log.info("workers_stopped", code=self._code)
+        return self._code
+
+    async def _keep(self, number: int) -> None:
+        backoff, lived_once = Backoff(random.random), False
+        while not self._stop.is_set():
+            began = time.monotonic()
+            code = await self._live(number)
+            if self._stop.is_set():
+                if code != 0:
+                    self._fail(1)
+                return
+            lived = time.monotonic() - began >= LIVED_S
+            lived_once = lived_once or lived
+            if lived:
+                backoff.reset()
+            if code == EXIT_USAGE and not lived_once:
+                self._fail(EXIT_USAGE)
+                return
+            delay = backoff.delay_s()
+            _log.error(
+                "worker_ended",
+                worker=self._plans[number].id,
+                code=code,
+                again_in_s=round(delay, 2),
+            )
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), delay)
+
+    def _fail(self, code: int) -> None:
+        self._code = max(self._code, code)
+        self._stop.set()
+
+    async def _live(self, number: int) -> int:
+        """Run a worker until it ends; return its exit code, negative for a signal's."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "ext_proc.workers", self._folder, str(number), str(len(self._plans))),
+            self._plans[number].model_dump_json(),
+            stdin=asyncio.subprocess.PIPE,
+        )
+        ended = asyncio.create_task(process.wait())
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                _send(process, signal.SIGTERM)
+                await asyncio.wait({ended}, timeout=self._grace_s)
+                if not ended.done():
+                    _send(process, signal.SIGKILL)
+            return await ended
+        finally:
+            stopped.cancel()
+            _send(process, signal.SIGKILL)
+
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.send_signal(number)

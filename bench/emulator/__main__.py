@@ -1,0 +1,59 @@
+"""One emulated replica as a process: ``python -m bench.emulator --http 127.0.0.1:9001``.
+
+``--control`` is the bench's own port, ``--grpc`` speaks KServe, ``--scale`` is how many times
+faster than life it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+
+import uvloop
+
+from bench.emulator.http import ControlPort, DataPort
+from bench.emulator.pages import PAGES
+from bench.emulator.replica import EmulatedReplica
+from tidegate.simulate.engine import Engine
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+async def run(args: argparse.Namespace) -> None:
+    """Serve until the process is ended."""
+    engine = Engine(cache_blocks=args.cache_blocks, prefill_rate=args.prefill_rate)
+    replica = EmulatedReplica(engine, args.scale)
+    loop = asyncio.get_running_loop()
+    data, control = DataPort(replica, args.page), ControlPort(replica)
+    await loop.create_server(data.protocol, *_split(args.http), backlog=1024)
+    if args.control:
+        await loop.create_server(control.protocol, *_split(args.control))
+    if args.grpc:
+        # gRPC costs 30 MB and is wanted by few runs.
+        from bench.emulator.kserve import serve  # noqa: PLC0415
+
+        args.server = await serve(replica, args.grpc)
+    gc.freeze()
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    usual = Engine()
+    parser.add_argument("--http", required=True, help="ip:port of the data port")
+    parser.add_argument("--control", default="", help="ip:port of the control port")
+    parser.add_argument("--grpc", default="", help="ip:port for KServe gRPC")
+    parser.add_argument("--page", choices=sorted(PAGES), default="vllm", help="metrics page")
+    parser.add_argument("--scale", type=float, default=1.0, help="engine seconds per second")
+    parser.add_argument("--cache-blocks", type=int, default=usual.cache_blocks)
+    parser.add_argument("--prefill-rate", type=float, default=usual.prefill_rate)
+    uvloop.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

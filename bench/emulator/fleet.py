@@ -1,0 +1,167 @@
+"""Several emulated replicas as processes, and what a bench does to them.
+
+A process per replica, so that one can be killed, stopped and slowed as a machine would be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+import aiohttp
+
+from tidegate.stack.local import service_environment
+from tidegate.stack.ports import HeldPorts
+from tidegate.stack.processes import Supervisor
+from tidegate.stack.runfolder import RunFolder
+from tidegate.stack.waiting import http_ok, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+START_S: Final = 60.0
+_CALL: Final = aiohttp.ClientTimeout(total=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one replica listens; each ``ip:port``."""
+
+    name: str
+    http: str
+    grpc: str
+    control: str
+
+
+class EmulatedFleet:
+    """Running replicas; an async context manager.
+
+    Args:
+        count: How many.
+        scale: Engine seconds per wall second.
+        page: Which metrics page they show.
+        grpc: They speak KServe gRPC too.
+        cache_blocks: Blocks of each one's cache.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        scale: float,
+        page: str = "vllm",
+        grpc: bool = False,
+        cache_blocks: int = 3_000,
+    ) -> None:
+        self._count = count
+        self._flags = ("--scale", f"{scale}", "--page", page, "--cache-blocks", f"{cache_blocks}")
+        self._grpc = grpc
+        self._exit = AsyncExitStack()
+        self.places: Sequence[Place] = ()
+
+    async def __aenter__(self) -> Self:
+        """Start them; returns when all answer.
+
+        Raises:
+            CrashError: One ended; shows the end of its log.
+        """
+        async with AsyncExitStack() as exit_:
+            run = exit_.enter_context(RunFolder.create())
+            ports = exit_.enter_context(HeldPorts())
+            self._http = await exit_.enter_async_context(aiohttp.ClientSession())
+            self._supervisor = Supervisor(run.logs)
+            exit_.push_async_callback(self._supervisor.stop)
+            self.places = [
+                Place(f"e{number}", ports.address(), ports.address(), ports.address())
+                for number in range(1, self._count + 1)
+            ]
+            for place in self.places:
+                flags = ("--http", place.http, "--control", place.control, *self._flags)
+                grpc = ("--grpc", place.grpc) if self._grpc else ()
+                await self._supervisor.start(
+                    place.name,
+                    (sys.executable, "-m", "bench.emulator", *flags, *grpc),
+                    service_environment(),
+                )
+            for place in self.places:
+                await self._ready(place)
+            self._exit = exit_.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop them all."""
+        for place in self.places:  # a stopped process hears no SIGTERM
+            if self._supervisor.running(place.name):
+                self._signal(place.name, signal.SIGCONT)
+        await self._exit.aclose()
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the process ids of those that run."""
+        running = [place.name for place in self.places if self._supervisor.running(place.name)]
+        return [self._supervisor.pid(name) for name in running]
+
+    async def stats(self) -> dict[str, dict[str, float]]:
+        """Return each replica's counters; one that does not answer is left out."""
+        answers = await asyncio.gather(*(self._call(each, "stats") for each in self.places))
+        return {
+            place.name: got
+            for place, got in zip(self.places, answers, strict=True)
+            if got is not None
+        }
+
+    async def reset(self) -> None:
+        """Empty all caches and counters, at full speed."""
+        for verb in ("speed/1", "reset"):
+            await asyncio.gather(*(self._call(each, verb) for each in self.places))
+
+    async def slow(self, name: str, speed: float) -> None:
+        """Let a replica work at this multiple of its rate."""
+        await self._call(self._place(name), f"speed/{speed}")
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL a replica."""
+        await self._supervisor.kill(name)
+
+    async def restart(self, name: str) -> None:
+        """Start a killed one again; its cache is empty. Returns when it answers."""
+        await self._supervisor.restart(name)
+        await self._ready(self._place(name))
+
+    def hang(self, name: str) -> None:
+        """Stop a replica's process: connections stay open and nothing answers."""
+        self._signal(name, signal.SIGSTOP)
+
+    def wake(self, name: str) -> None:
+        """Let a hung one go on."""
+        self._signal(name, signal.SIGCONT)
+
+    # --- Inside ---------------------------------------------------------------------------------
+
+    def _signal(self, name: str, sig: signal.Signals) -> None:
+        os.kill(self._supervisor.pid(name), sig)
+
+    def _place(self, name: str) -> Place:
+        return next(place for place in self.places if place.name == name)
+
+    async def _ready(self, place: Place) -> None:
+        await wait_until(
+            lambda: http_ok(self._http, f"http://{place.http}/health"),
+            f"replica {place.name}",
+            timeout_s=START_S,
+            supervisors=(self._supervisor,),
+        )
+
+    async def _call(self, place: Place, verb: str) -> dict[str, float] | None:
+        try:
+            url = f"http://{place.control}/{verb}"
+            async with self._http.get(url, timeout=_CALL) as answer:
+                counters: dict[str, float] = await answer.json()
+                return counters
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None

@@ -1,0 +1,48 @@
+"""Metric pages of an emulated replica, in the words of vLLM and of Triton. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bench.emulator.dialects import MODEL
+
+if TYPE_CHECKING:
+    from bench.emulator.replica import EmulatedReplica
+
+
+def vllm(replica: EmulatedReplica) -> str:
+    """Return the page of a vLLM server: queue, batch, cache use and cache hits."""
+    counters = replica.counters
+    engine = replica.engine
+    labels = f'{{engine="0",model_name="{MODEL}"}}'
+    config = f'{{block_size="{engine.block_tokens}",num_gpu_blocks="{engine.cache_blocks}"}}'
+    series = (
+        ("vllm:num_requests_waiting", "gauge", labels, replica.queued),
+        ("vllm:num_requests_running", "gauge", labels, replica.running),
+        ("vllm:kv_cache_usage_perc", "gauge", labels, replica.kv_used),
+        ("vllm:prefix_cache_queries_total", "counter", labels, counters.prompt),
+        ("vllm:prefix_cache_hits_total", "counter", labels, counters.hit),
+        ("vllm:prompt_tokens_total", "counter", labels, counters.prompt),
+        ("vllm:generation_tokens_total", "counter", labels, counters.generated),
+        ("vllm:cache_config_info", "gauge", config, 1),
+    )
+    return "".join(
+        f"# TYPE {name} {kind}\n{name}{where} {value}\n" for name, kind, where, value in series
+    )
+
+
+def triton(replica: EmulatedReplica) -> str:
+    """Return the page of a Triton whose backend keeps requests while it works."""
+    labels = f'{{model="{MODEL}",version="1"}}'
+    finished = replica.counters.finished
+    series = (
+        ("nv_inference_pending_request_count", "gauge", replica.queued),
+        ("nv_inference_request_success", "counter", finished),
+        ("nv_inference_count", "counter", finished),
+    )
+    return "".join(
+        f"# TYPE {name} {kind}\n{name}{labels} {value}\n" for name, kind, value in series
+    )
+
+
+PAGES = {"vllm": vllm, "triton": triton}

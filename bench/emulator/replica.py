@@ -1,0 +1,207 @@
+"""One emulated replica: the simulator's engine, in wall time.
+
+Rules:
+
+1. The engine's clock is the wall clock times ``scale``: with a scale of 8 a step of 8 ms takes
+   1 ms. What the event loop is late by delays answers by at most that much, never the engine.
+2. Batching, chunked prefill and the block cache are those of ``tidegate.simulate.engine``; blocks
+   and token counts come from the prompt's text alone (``text.py``).
+3. A request hears ``first`` once, then ``done`` or ``lost`` once. After ``forget`` it hears
+   nothing, but its work goes on: this engine has no abort.
+4. Tokens after the first come together: some every ``STREAM_S``, the rest at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from bench.emulator.text import blocks_of, tokens_of
+from tidegate.simulate.engine import Engine, Replica, Task
+from tidegate.simulate.workload import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STREAM_S: Final = 0.25
+"""Wall seconds between two pieces of an answer."""
+
+
+class Hearer(Protocol):
+    """Who waits for an answer."""
+
+    def first(self) -> None:
+        """Hear that the first token is there."""
+
+    def more(self) -> None:
+        """Hear that there are further tokens."""
+
+    def done(self, tokens: int) -> None:
+        """Hear that all are there."""
+
+    def lost(self) -> None:
+        """Hear that there will be none."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one replica did since it was reset; tokens unless said otherwise."""
+
+    requests: int = 0
+    finished: int = 0
+    prompt: int = 0
+    hit: int = 0
+    """Prompt tokens found in the cache."""
+    generated: int = 0
+
+
+class EmulatedReplica:
+    """A replica that answers to prompts.
+
+    Args:
+        engine: What it is like.
+        scale: Engine seconds per wall second.
+        clock: Wall seconds.
+    """
+
+    def __init__(
+        self, engine: Engine, scale: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.engine = engine
+        self.scale = scale
+        self.counters = Counters()
+        self._clock = clock
+        self._start = clock()
+        self._replica = Replica(engine)
+        self._hearers: dict[int, Hearer] = {}
+        self._begun: set[int] = set()
+        self._next = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticker: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<EmulatedReplica {self._replica!r} open={len(self._hearers)}>"
+
+    @property
+    def now(self) -> float:
+        """Return the engine's time."""
+        return (self._clock() - self._start) * self.scale
+
+    @property
+    def queued(self) -> int:
+        """Return the requests that wait for admission."""
+        return self._replica.queued
+
+    @property
+    def running(self) -> int:
+        """Return the requests in the batch."""
+        return self._replica.running
+
+    @property
+    def kv_used(self) -> float:
+        """Return the share of the cache that running requests hold."""
+        return self._replica.kv_used
+
+    def stats(self) -> dict[str, float]:
+        """Return all counters, and what is going on."""
+        return {
+            **asdict(self.counters),
+            "computed": self._replica.computed_tokens,
+            "busy_s": self._replica.busy_s,
+            "queued": self.queued,
+            "running": self.running,
+        }
+
+    def submit(self, prompt: bytes, output: int, hearer: Hearer) -> int:
+        """Take a request; returns a number for ``forget``.
+
+        Raises:
+            ValueError: It could not run even alone.
+        """
+        self.pump()
+        number = self._next
+        job = Job(number, 0.0, tokens_of(prompt), output, blocks_of(prompt))
+        now = self.now
+        self._replica.arrive(Task(job, now, self.engine.block_tokens), now)
+        self._next += 1
+        self.counters.requests += 1
+        self._hearers[number] = hearer
+        self._schedule()
+        return number
+
+    def forget(self, number: int) -> None:
+        """Tell a request's hearer nothing any more."""
+        self._hearers.pop(number, None)
+        self._begun.discard(number)
+
+    def set_speed(self, speed: float) -> None:
+        """Work at this multiple of the rate, from the next step on."""
+        self._replica.speed = speed
+
+    def reset(self) -> None:
+        """Forget cache, counters and all requests, as a restart would."""
+        hearers = list(self._hearers.values())
+        self._hearers.clear()
+        self._begun.clear()
+        self._replica = Replica(self.engine)
+        self.counters = Counters()
+        for hearer in hearers:
+            hearer.lost()
+
+    def pump(self) -> None:
+        """Let the engine do what was due by now."""
+        now = self.now
+        while self._replica.next_at <= now:
+            ended = self._replica.advance()
+            for task in ended.first:
+                self._first(task)
+            for task in ended.finished:
+                self._finished(task)
+
+    # --- Inside ---------------------------------------------------------------------------------
+
+    def _first(self, task: Task) -> None:
+        counters, job = self.counters, task.job
+        counters.prompt += job.input_tokens
+        counters.hit += min(job.input_tokens - 1, task.matched * self.engine.block_tokens)
+        hearer = self._hearers.get(job.index)
+        if hearer is not None:
+            self._begun.add(job.index)
+            hearer.first()
+
+    def _finished(self, task: Task) -> None:
+        self.counters.finished += 1
+        self.counters.generated += task.job.output_tokens
+        hearer = self._hearers.pop(task.job.index, None)
+        self._begun.discard(task.job.index)
+        if hearer is not None:
+            hearer.done(task.job.output_tokens)
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._replica.next_at == float("inf"):
+            return
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(
+            max(0.0, (self._replica.next_at - self.now) / self.scale), self._due
+        )
+        if self._ticker is None:
+            self._ticker = loop.call_later(STREAM_S, self._tick)
+
+    def _due(self) -> None:
+        self._timer = None
+        self.pump()
+        self._schedule()
+
+    def _tick(self) -> None:
+        self._ticker = None
+        for number in list(self._begun):
+            hearer = self._hearers.get(number)
+            if hearer is not None:
+                hearer.more()
+        if self._hearers:
+            self._ticker = asyncio.get_running_loop().call_later(STREAM_S, self._tick)

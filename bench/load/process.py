@@ -1,0 +1,57 @@
+"""Running a load process from a suite."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.load.plan import Plan, Results, read_results, write_plan
+from tidegate.stack.local import service_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+GRACE_S = 60.0
+
+
+class LoadError(RuntimeError):
+    """The load process failed; the text is the end of what it said."""
+
+
+async def run_load(plan: Plan, on_start: Callable[[], Awaitable[None]] | None = None) -> Results:
+    """Run one plan in a process of its own.
+
+    Args:
+        plan: What to send.
+        on_start: Runs beside it from about its start on, e.g. to break something; is cancelled
+            where the load ends first.
+
+    Raises:
+        LoadError: The process failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
+        asked, told = Path(folder) / "plan", Path(folder) / "results"
+        write_plan(asked, plan)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bench.load", str(asked), str(told)),
+            env=service_environment(),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        beside = None if on_start is None else asyncio.ensure_future(on_start())
+        try:
+            span = max(plan.seconds, plan.at[-1] if plan.at else 0.0)
+            async with asyncio.timeout(span + plan.timeout_s + GRACE_S):
+                _, stderr = await process.communicate()
+            if process.returncode != 0:
+                raise LoadError(stderr.decode("utf-8", "replace")[-2000:])
+            return read_results(told)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            if beside is not None:
+                beside.cancel()
+                await asyncio.gather(beside, return_exceptions=True)

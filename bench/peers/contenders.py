@@ -1,0 +1,180 @@
+"""Who is compared: Tidegate, Envoy alone and the routers of other projects, each as a process.
+
+Each is started fresh for a run on the same replicas, and speaks OpenAI's API to the same clients.
+Peers run with their own defaults, which is what their READMEs start them with: only the policy, the
+replicas and the ports are given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from bench.emulator.dialects import MODEL
+from bench.peers.envoys import bootstrap
+from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
+from tidegate.stack.local import ENVOY, PICKER, LocalStack
+from tidegate.stack.ports import HeldPorts
+from tidegate.stack.processes import Supervisor
+from tidegate.stack.runfolder import RunFolder
+from tidegate.stack.triton import TritonReplica
+from tidegate.stack.waiting import http_ok, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from bench.emulator.fleet import Place
+    from bench.peers.environment import Environment
+
+CHAT: Final = "/v1/chat/completions"
+READY_S: Final = 60.0
+TIDEGATE: Final = "tidegate"
+ENVOYS: Final = ("envoy-least-request", "envoy-round-robin", "envoy-ring-hash")
+_POLICIES: Final = ("cache_aware", "power_of_two", "round_robin")
+VLLM: Final = tuple(f"vllm-{policy}" for policy in _POLICIES)
+SGLANG: Final = tuple(f"sglang-{policy}" for policy in _POLICIES)
+NAMES: Final = (TIDEGATE, *VLLM, *SGLANG, *ENVOYS)
+PACKAGE_OF: Final = {
+    **dict.fromkeys(VLLM, "vllm-router"),
+    **dict.fromkeys(SGLANG, "sglang-router"),
+}
+
+
+@dataclass(slots=True)
+class Running:
+    """A contender that serves."""
+
+    name: str
+    address: str
+    """``ip:port`` for clients."""
+    pids: dict[str, int] = field(default_factory=dict)
+    """Its processes on the way of a request."""
+
+
+def start(
+    name: str, places: Sequence[Place], environment: Environment, routing: Mapping[str, Any]
+) -> AbstractAsyncContextManager[Running]:
+    """Start a contender.
+
+    Args:
+        name: One of ``NAMES``.
+        places: The replicas.
+        environment: Where peers are installed.
+        routing: What Tidegate's pool is to set in ``routing``.
+
+    Raises:
+        ValueError: There is no such contender.
+    """
+    if name == TIDEGATE:
+        return _tidegate(places, routing)
+    if name in ENVOYS:
+        return _envoy(name, places)
+    if name in VLLM:
+        policy = name.removeprefix("vllm-")
+        return _router(name, "vllm_router.launch_router", policy, places, environment)
+    if name in SGLANG:
+        policy = name.removeprefix("sglang-")
+        return _router(name, "sglang_router.launch_router", policy, places, environment)
+    raise ValueError(f"no contender {name!r}; there are {', '.join(NAMES)}")
+
+
+@asynccontextmanager
+async def _tidegate(places: Sequence[Place], routing: Mapping[str, Any]) -> AsyncIterator[Running]:
+    replicas = [
+        TritonReplica(
+            name=place.name,
+            http=place.http,
+            grpc=place.grpc,
+            metrics=place.http,
+            models={MODEL: ("1",)},
+        )
+        for place in places
+    ]
+    async with LocalStack(
+        replicas=replicas, models=(MODEL,), fleet=_fleet(routing), concurrency=1
+    ) as stack:
+        pids = {ENVOY: stack.pid(ENVOY), PICKER: stack.pid(PICKER)}
+        yield Running(TIDEGATE, stack.http_address, pids)
+
+
+def _fleet(routing: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
+    def change(fleet: dict[str, Any]) -> None:
+        buffer = max(65_536, int(routing.get("peek_bytes", 0)))
+        fleet["listener"] = {"address": fleet["listener"]["address"], "buffer_bytes": buffer}
+        pool = fleet["pools"][0]
+        pool["match"]["paths"] = [CHAT, "/v1/completions"]
+        pool["variants"] = [{"name": "stable", "weight": 1}]
+        pool["routing"] = {"policy": "auto", "body": "peek", **routing}
+        most = {"max_connections": 4096, "max_pending": 4096, "max_requests": 4096}
+        pool["circuit_breaker"] = most
+        for endpoint in pool["endpoints"]:
+            del endpoint["grpc"]
+
+    return change
+
+
+@asynccontextmanager
+async def _envoy(name: str, places: Sequence[Place]) -> AsyncIterator[Running]:
+    with RunFolder.create() as run, HeldPorts() as ports:
+        listener, admin = ports.address(), ports.address()
+        wanted = bootstrap(name.removeprefix("envoy-"), listener, admin, places)
+        config = run.write("envoy.json", json.dumps(wanted))
+        supervisor = Supervisor(run.logs)
+        try:
+            command = envoy_command(envoy_binary(), config, 1)
+            await supervisor.start(ENVOY, command, envoy_environment())
+            await _answers(listener, name, supervisor)
+            yield Running(name, listener, {ENVOY: supervisor.pid(ENVOY)})
+        finally:
+            await supervisor.stop()
+
+
+@asynccontextmanager
+async def _router(
+    name: str, module: str, policy: str, places: Sequence[Place], environment: Environment
+) -> AsyncIterator[Running]:
+    with RunFolder.create() as run, HeldPorts() as ports:
+        address, metrics = ports.address(), ports.address()
+        host, _, port = address.rpartition(":")
+        supervisor = Supervisor(run.logs)
+        command = (
+            str(environment.python),
+            *("-m", module, "--host", host, "--port", port, "--policy", policy),
+            *("--prometheus-port", metrics.rpartition(":")[2]),
+            *("--worker-urls", *(f"http://{place.http}" for place in places)),
+        )
+        try:
+            await supervisor.start("router", command, dict(os.environ))
+            await _answers(address, name, supervisor)
+            yield Running(name, address, {"router": supervisor.pid("router")})
+        finally:
+            await supervisor.stop()
+
+
+async def _answers(address: str, name: str, supervisor: Supervisor) -> None:
+    """Wait until a request gets its answer."""
+    async with aiohttp.ClientSession() as session:
+        await wait_until(
+            lambda: _one(session, address), name, timeout_s=READY_S, supervisors=(supervisor,)
+        )
+
+
+async def _one(session: aiohttp.ClientSession, address: str) -> str | None:
+    missing = await http_ok(session, f"http://{address}/health")
+    if missing is not None:
+        return missing
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 1}
+    try:
+        timeout = aiohttp.ClientTimeout(total=5.0)
+        url = f"http://{address}{CHAT}"
+        async with session.post(url, json=body, timeout=timeout) as answer:
+            text = (await answer.text())[:200]
+            return None if answer.ok else f"{url} answers {answer.status}: {text}"
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        return f"{address}: {error or type(error).__name__}"

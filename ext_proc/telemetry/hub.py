@@ -21,6 +21,7 @@ from prometheus_client import Gauge
 from ext_proc.routing.roster import FRESH_S
 from ext_proc.telemetry.board import Board
 from ext_proc.telemetry.dialects import Vocabulary
+from ext_proc.telemetry.kv_events.collector import KvCollector
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
 from ext_proc.telemetry.pacing import Pacing
 from ext_proc.telemetry.push import Push
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
+    from ext_proc.routing.exact_index import CacheEvent, ExactIndex
     from ext_proc.routing.types import Pool, Reading
     from ext_proc.telemetry.news import News
 
@@ -47,6 +49,11 @@ _log = structlog.stdlib.get_logger("ext_proc.telemetry")
 
 class Listener(Protocol):
     """The router, as far as telemetry goes."""
+
+    index: ExactIndex
+
+    def cached(self, event: CacheEvent, /) -> None:
+        """Take what an engine says of its cache."""
 
     def observe(self, endpoint_id: str, readings: Sequence[Reading], /) -> None:
         """Take all readings of an endpoint."""
@@ -120,6 +127,7 @@ class Hub:
             lambda endpoint: self._found(PushEnded(endpoint)),
             clock=clock,
         )
+        self._caches = KvCollector(listener, registry)
         self._stale = Gauge(
             "tidegate_picker_telemetry_stale_endpoints",
             f"Endpoints that should tell their numbers and have not for {FRESH_S:g} s.",
@@ -156,6 +164,7 @@ class Hub:
         self._pages = (pages, vocabularies)
         self._gpu_pages = (gpu_pages, gpus)
         self._aim()
+        self._caches.set_pools(pools)
 
     def lead(self, leading: bool) -> None:
         """Read the pages here, or leave that to another worker."""
@@ -182,6 +191,7 @@ class Hub:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._scraper.run())
             tasks.create_task(self._gpus.run())
+            tasks.create_task(self._caches.run())
             tasks.create_task(self._watch())
 
     def look(self) -> int:
@@ -208,6 +218,7 @@ class Hub:
             "pages": self._scraper.state(),
             "gpu_pages": self._gpus.state(),
             "push": self.push.state(),
+            "kv_events": self._caches.state(),
             "ages_s": {
                 endpoint: {
                     source: round(now - at, 3)

@@ -89,9 +89,7 @@ def _fields(value: Any, names: tuple[str, ...], what: str) -> dict[Any, Any]:
 
 
 def _event(value: Any) -> KvEvent | None:
-    kind = value.get("type") if isinstance(value, dict) else value[:1] if value else None
-    if isinstance(kind, list):
-        kind = kind[0]
+    kind = _fields(value, ("type",), "an event").get("type")
     if kind == "BlockStored":
         return _stored(_fields(value, _STORED, "BlockStored"))
     if kind == "BlockRemoved":

@@ -81,9 +81,10 @@ class Subscriber:
                 await self._follow()
             except (zmq.ZMQError, OSError) as error:
                 _log.warning("kv_events_failed", address=self._addresses.events, reason=str(error))
-            finally:
-                self.connected = False
-                self._follower.lost()
+            except Exception:  # noqa: BLE001 - one engine's trouble must not end the others
+                _log.exception("kv_events_failed", address=self._addresses.events)
+            self.connected = False
+            self._follower.lost()
             await asyncio.sleep(RETRY_S)
 
     async def _follow(self) -> None:
@@ -102,6 +103,7 @@ class Subscriber:
                         wake.clear()
             finally:
                 socket.disable_monitor()
+                watched.close(0)
 
     async def _read(self, socket: zmq.Socket[bytes], watched: zmq.Socket[bytes]) -> None:
         """Read all that is there; a descriptor wakes once for many messages."""

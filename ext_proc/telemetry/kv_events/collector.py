@@ -1,0 +1,264 @@
+"""Follows the KV events of all endpoints whose pools name them, into the prefix index.
+
+Laws:
+* One subscriber per engine. An endpoint whose events, pool's block size or model changed begins
+  anew; one that no pool names any longer is left alone.
+* An endpoint is complete while all its engines are.
+* Without the extra ``tidegate[kv-events]`` nothing is followed; that is logged once, with the fix.
+* An endpoint that is complete and never tells of what it is sent (``exact_index`` rule 2) is logged
+  when that is found and when it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ext_proc.routing.exact_index import CacheEvent, Telling
+from ext_proc.telemetry.kv_events.translate import Translator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from prometheus_client import CollectorRegistry
+
+    from ext_proc.routing.exact_index import ExactIndex
+    from ext_proc.routing.types import EndpointKey, KvEvents, Pool
+    from ext_proc.telemetry.kv_events.follower import Follower
+    from ext_proc.telemetry.kv_events.subscribe import Subscriber
+
+LOOK_EVERY_S: Final = 1.0
+
+_log = structlog.stdlib.get_logger("ext_proc.telemetry")
+
+
+class Sink(Protocol):
+    """The router, as far as caches go."""
+
+    index: ExactIndex
+
+    def cached(self, event: CacheEvent, /) -> None:
+        """Take what an engine says of its cache."""
+
+
+class _Wanted(NamedTuple):
+    """What an endpoint's events are read as."""
+
+    events: KvEvents
+    block_tokens: int
+    models: frozenset[str]
+
+
+class _Engine(NamedTuple):
+    follower: Follower
+    subscriber: Subscriber
+    task: asyncio.Task[None]
+
+
+class _Endpoint(NamedTuple):
+    wanted: _Wanted
+    engines: list[_Engine]
+
+
+class KvCollector(Collector):
+    """All engines.
+
+    Args:
+        sink: Who is told.
+        registry: Where ``tidegate_picker_kv_*`` are registered.
+    """
+
+    def __init__(self, sink: Sink, registry: CollectorRegistry) -> None:
+        self._sink = sink
+        self._wanted: dict[EndpointKey, _Wanted] = {}
+        self._followed: dict[EndpointKey, _Endpoint] = {}
+        self._ended: Counter[str] = Counter()
+        """What engines that are left alone had counted."""
+        self._vain: frozenset[EndpointKey] = frozenset()
+        self._running = False
+        self._lacking = False
+        self._context: Any = None
+        registry.register(self)
+
+    def set_pools(self, pools: Mapping[str, Pool]) -> None:
+        """Follow exactly the engines of these pools."""
+        wanted: dict[EndpointKey, _Wanted] = {}
+        for _, pool in sorted(pools.items()):
+            for endpoint in pool.endpoints:
+                events = endpoint.kv_events
+                if events is not None and (events.model in pool.models or not pool.models):
+                    each = _Wanted(events, pool.block_tokens, pool.models)
+                    wanted.setdefault(endpoint.key, each)
+        self._wanted = wanted
+        if self._running:
+            self._reconcile()
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        self._running = True
+        self._reconcile()
+        try:
+            while True:
+                await asyncio.sleep(LOOK_EVERY_S)
+                self.look()
+        finally:
+            self._running = False
+            tasks = [each.task for known in self._followed.values() for each in known.engines]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._followed.clear()
+            if self._context is not None:
+                self._context.destroy(linger=0)
+                self._context = None
+
+    def look(self) -> None:
+        """Say which endpoints never tell of what they are sent."""
+        index = self._sink.index
+        vain = frozenset(
+            key
+            for key, known in self._followed.items()
+            if all(each.follower.complete for each in known.engines) and not index.is_exact(key)
+        )
+        for key in vain - self._vain:
+            engine = self._followed[key].engines[0].follower
+            _log.warning(
+                "kv_events_never_confirm",
+                endpoint=key.id,
+                engine_block_size=engine.other_size or self._followed[key].wanted.block_tokens,
+                block_tokens=self._followed[key].wanted.block_tokens,
+                fix="routing.block_tokens, routing.tokenizer or kv_events.model do not fit the"
+                " engine; until then its cache is guessed",
+            )
+        for key in self._vain - vain:
+            _log.info("kv_events_confirm", endpoint=key.id)
+        self._vain = vain
+
+    def state(self) -> dict[str, Any]:
+        """Return what is followed, for people."""
+        return {
+            key.id: {
+                "exact": self._sink.index.is_exact(key),
+                "engines": [
+                    {
+                        "connected": each.subscriber.connected,
+                        "complete": each.follower.complete,
+                        "next": each.follower.missing,
+                        "other_block_size": each.follower.other_size,
+                        "last_error": each.follower.error,
+                        "counts": dict(each.follower.counts),
+                        "passed_over": dict(each.follower.passed()),
+                    }
+                    for each in known.engines
+                ],
+            }
+            for key, known in self._followed.items()
+        }
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Return the metrics (Prometheus)."""
+        total = self._ended.copy()
+        for known in self._followed.values():
+            total.update(_counts(known))
+        events = CounterMetricFamily(
+            "tidegate_picker_kv_events",
+            "What came of engines' KV events, and blocks of them that were passed over.",
+            labels=["what"],
+        )
+        for what, count in sorted(total.items()):
+            events.add_metric([what], count)
+        yield events
+        followed, complete, vain = self._sink.index.telling() if self._followed else (0, 0, 0)
+        endpoints = GaugeMetricFamily(
+            "tidegate_picker_kv_endpoints",
+            "Endpoints by what their KV events are worth: their cache is known, has gaps, or what"
+            " they tell never fits what they are sent.",
+            labels=["state"],
+        )
+        endpoints.add_metric(["exact"], complete - vain)
+        endpoints.add_metric(["gaps"], followed - complete)
+        endpoints.add_metric(["unconfirmed"], vain)
+        yield endpoints
+
+    # --- Inside ---------------------------------------------------------------------------------
+
+    def _reconcile(self) -> None:
+        for key in [k for k, v in self._followed.items() if self._wanted.get(k) != v.wanted]:
+            known = self._followed.pop(key)
+            for each in known.engines:
+                each.task.cancel()
+            self._ended.update(_counts(known))
+            self._sink.cached(Telling(key, None))
+        for key, wanted in self._wanted.items():
+            if key not in self._followed and not self._lacking:
+                self._begin(key, wanted)
+
+    def _begin(self, key: EndpointKey, wanted: _Wanted) -> None:
+        try:
+            import zmq  # noqa: PLC0415 - an extra
+
+            from ext_proc.telemetry.kv_events.follower import Follower  # noqa: PLC0415 - it needs it
+            from ext_proc.telemetry.kv_events.subscribe import (  # noqa: PLC0415 - the same
+                Addresses,
+                Subscriber,
+            )
+        except ImportError as error:
+            self._lacking = True
+            _log.error(
+                "kv_events_not_available",
+                reason=str(error),
+                fix='pip install "tidegate[kv-events]"; until then caches are guessed',
+            )
+            return
+        if self._context is None:
+            self._context = zmq.Context()
+        events = wanted.events
+        followers: list[Follower] = []
+        engines: list[_Engine] = []
+        self._sink.cached(Telling(key, complete=False))
+
+        def completeness(_: bool) -> None:
+            complete = len(followers) == events.engines and all(f.complete for f in followers)
+            self._sink.cached(Telling(key, complete=complete))
+
+        for number in range(events.engines):
+            translator = Translator(
+                key,
+                number,
+                model=events.model,
+                models=wanted.models,
+                block_tokens=wanted.block_tokens,
+                block=self._sink.index.block,
+            )
+            follower = Follower(
+                translator, self._sink.cached, completeness, can_ask=events.replay is not None
+            )
+            followers.append(follower)
+            addresses = Addresses(
+                _on_port(events.address, number),
+                None if events.replay is None else _on_port(events.replay, number),
+                events.topic,
+            )
+            subscriber = Subscriber(self._context, addresses, follower)
+            task = asyncio.create_task(subscriber.run(), name=f"kv events {key.id}/{number}")
+            engines.append(_Engine(follower, subscriber, task))
+        self._followed[key] = _Endpoint(wanted, engines)
+
+
+def _counts(known: _Endpoint) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for each in known.engines:
+        total.update(each.follower.counts)
+        total.update({f"passed_{why}": n for why, n in each.follower.passed().items()})
+    return total
+
+
+def _on_port(address: str, further: int) -> str:
+    """Return the address of a later engine (vLLM adds its rank to the port)."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + further}"

@@ -1,0 +1,199 @@
+"""A vLLM engine as far as its KV cache goes: blocks, evictions, and events over real ZMQ sockets.
+
+What it publishes is what vLLM publishes (``vllm/distributed/kv_events.py``, ``block_pool.py``); the
+cache is a real one, so what a subscriber believes can be compared with what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from contextlib import suppress
+from typing import Any, Self
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from ext_proc.requests.vllm_blocks import block_hash, none_hash
+
+ROOT = none_hash("0")
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+class KvCache:
+    """Blocks of prompts, the least recently used evicted first and from the leaf.
+
+    Args:
+        block_size: Tokens per block.
+        capacity: Blocks in all.
+        maps: Events as maps, as new vLLMs write them; else as arrays.
+        as_bytes: Block hashes as bytes; else as 64-bit integers.
+    """
+
+    def __init__(
+        self, block_size: int = 4, capacity: int = 64, *, maps: bool = True, as_bytes: bool = False
+    ) -> None:
+        self.block_size = block_size
+        self.capacity = capacity
+        self._maps = maps
+        self._as_bytes = as_bytes
+        self._held: dict[bytes, tuple[int, ...]] = {}
+        """Hash to the prompt up to the block's end, the least recently used first."""
+        self._copies: Counter[bytes] = Counter()
+        self.events: list[Any] = []
+
+    def holds(self, tokens: tuple[int, ...]) -> int:
+        """Return how many first blocks of a prompt are here."""
+        hashes = self._hashes(tokens)
+        return next((i for i, each in enumerate(hashes) if each not in self._held), len(hashes))
+
+    def prompts(self) -> set[tuple[int, ...]]:
+        """Return all that is held, each block as the prompt up to its end."""
+        return set(self._held.values())
+
+    def run(self, tokens: tuple[int, ...], *, copy: bool = False) -> int:
+        """Compute a prompt; return how many of its blocks were here already.
+
+        With ``copy`` it is computed beside one that runs: what is here is not used, but held twice.
+        """
+        hashes = self._hashes(tokens)
+        known = 0 if copy else self.holds(tokens)
+        new = hashes[known:]
+        for each in reversed(hashes):
+            if each in self._held:
+                self._held[each] = self._held.pop(each)
+        while len(self._held) + sum(self._copies.values()) + len(new) > self.capacity:
+            self._evict(set(hashes))
+        for at, each in enumerate(hashes):
+            if at >= known:
+                if each in self._held:
+                    self._copies[each] += 1
+                else:
+                    self._held[each] = tokens[: (at + 1) * self.block_size]
+        for each in reversed(hashes):
+            self._held[each] = self._held.pop(each)
+        if new:
+            parent = hashes[known - 1] if known else None
+            stored = tokens[known * self.block_size : len(hashes) * self.block_size]
+            self._tell(
+                "BlockStored",
+                block_hashes=[self._name(each) for each in new],
+                parent_block_hash=None if parent is None else self._name(parent),
+                token_ids=list(stored),
+                block_size=self.block_size,
+                lora_id=None,
+                medium="GPU",
+                lora_name=None,
+            )
+        return known
+
+    def clear(self) -> None:
+        """Drop everything (vLLM's ``reset_prefix_cache``)."""
+        self._held.clear()
+        self._copies.clear()
+        self._tell("AllBlocksCleared")
+
+    def _evict(self, keep: set[bytes]) -> None:
+        for each in [*self._copies, *self._held]:
+            if self._copies.get(each):
+                self._copies[each] -= 1
+                self._copies += Counter()
+            elif each not in keep:
+                del self._held[each]
+            else:
+                continue
+            self._tell("BlockRemoved", block_hashes=[self._name(each)], medium="GPU")
+            return
+        raise ValueError("the prompt does not fit")
+
+    def _hashes(self, tokens: tuple[int, ...]) -> list[bytes]:
+        found, parent = [], ROOT
+        for end in range(self.block_size, len(tokens) + 1, self.block_size):
+            parent = block_hash(parent, tokens[end - self.block_size : end])
+            found.append(parent)
+        return found
+
+    def _name(self, full: bytes) -> int | bytes:
+        return full if self._as_bytes else int.from_bytes(full[-8:], "big")
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        self.events.append({"type": kind, **fields} if self._maps else [kind, *fields.values()])
+
+    def batch(self) -> bytes:
+        """Return what happened since the last call, as it is published."""
+        events, self.events = self.events, []
+        return msgspec.msgpack.encode([1.5, events, 0])
+
+
+class KvEngine:
+    """An engine that publishes; use ``async with``. Its ports are its own choice.
+
+    Args:
+        cache: What it tells of.
+        events: Port of its events, 0 = any.
+        replay: Port for asking for missed ones, 0 = any; ``None`` = there is none.
+        buffer: Batches that it can tell again.
+    """
+
+    def __init__(
+        self,
+        cache: KvCache,
+        events: int = 0,
+        replay: int | None = 0,
+        *,
+        buffer: int = 10_000,
+        topic: str = "kv@r1@m",
+    ) -> None:
+        self.cache = cache
+        self._ports = events, replay
+        self._topic = topic.encode()
+        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer)
+        self._number = 0
+        self.asked: list[int] = []
+        """From where on it was asked to tell again."""
+
+    async def __aenter__(self) -> Self:
+        self._context = zmq.asyncio.Context()
+        self._pub = self._context.socket(zmq.PUB)
+        self._pub.linger = 0
+        self._pub.bind(f"tcp://127.0.0.1:{self._ports[0] or '*'}")
+        self.address = self._pub.last_endpoint.decode()
+        self.replay: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        if self._ports[1] is not None:
+            self._router = self._context.socket(zmq.ROUTER)
+            self._router.linger = 0
+            self._router.bind(f"tcp://127.0.0.1:{self._ports[1] or '*'}")
+            self.replay = self._router.last_endpoint.decode()
+            self._task = asyncio.create_task(self._serve())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self._context.destroy(linger=0)
+
+    async def publish(self, *, lose: bool = False) -> None:
+        """Publish what happened; with ``lose`` it does not arrive."""
+        batch = self.cache.batch()
+        self._buffer.append((self._number, batch))
+        if not lose:
+            await self._pub.send_multipart([self._topic, self._number.to_bytes(8, "big"), batch])
+        self._number += 1
+
+    async def send_raw(self, *parts: bytes) -> None:
+        """Publish parts as they are."""
+        await self._pub.send_multipart(parts)
+
+    async def _serve(self) -> None:
+        while True:
+            client, _, number = await self._router.recv_multipart()
+            first = int.from_bytes(number, "big")
+            self.asked.append(first)
+            for each, batch in list(self._buffer):
+                if each >= first:
+                    await self._router.send_multipart([client, b"", each.to_bytes(8, "big"), batch])
+            await self._router.send_multipart([client, b"", END, b""])

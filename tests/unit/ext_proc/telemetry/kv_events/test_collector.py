@@ -1,0 +1,298 @@
+"""Engines that publish over real ZMQ sockets, and the index that follows them."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import struct
+from contextlib import asynccontextmanager
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from ext_proc.requests.blocks import chained
+from ext_proc.routing.exact_index import ExactIndex
+from ext_proc.routing.prefix_uses import DOUBTS
+from ext_proc.routing.types import (
+    Endpoint,
+    EndpointKey,
+    Features,
+    Form,
+    KvEvents,
+    Pool,
+    Variant,
+)
+from ext_proc.telemetry.kv_events import subscribe
+from ext_proc.telemetry.kv_events.collector import KvCollector
+from support.kv_engine import KvCache, KvEngine
+
+R1 = EndpointKey("r1", 1)
+SIZE = 4
+A, B, C = tuple(range(8)), tuple(range(100, 108)), tuple(range(200, 212))
+
+
+def blocks_of(tokens):
+    asked = Features(Form.OPENAI, model="m")
+    return chained(asked, struct.pack(f"<{len(tokens)}I", *tokens), SIZE * 4)
+
+
+class Sink:
+    """An index, and nothing else of a router."""
+
+    def __init__(self):
+        self.index = ExactIndex()
+
+    def cached(self, event):
+        self.index.apply(event)
+
+
+class Made:
+    """A collector and its index."""
+
+    def __init__(self):
+        self.sink = Sink()
+        self.registry = CollectorRegistry()
+        self.collector = KvCollector(self.sink, self.registry)
+
+    def follow(self, *events, block_tokens=SIZE):
+        endpoints = tuple(
+            Endpoint(EndpointKey(f"r{n}", 1), "stable", f"10.0.0.{n}:1", None, kv_events=each)
+            for n, each in enumerate(events, 1)
+        )
+        pool = Pool(
+            "p",
+            models=frozenset({"m"}),
+            variants=(Variant("stable", 1),),
+            endpoints=endpoints,
+            block_tokens=block_tokens,
+        )
+        self.collector.set_pools({"p": pool})
+
+    def depth(self, tokens):
+        return self.sink.index.matched(blocks_of(tokens), R1)
+
+    async def until(self, condition):
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110 - sockets say nothing of what the index holds
+                await asyncio.sleep(0.01)
+
+    def count(self, what):
+        labels = {"what": what}
+        return self.registry.get_sample_value("tidegate_picker_kv_events_total", labels) or 0
+
+    def endpoints(self, state):
+        return self.registry.get_sample_value("tidegate_picker_kv_endpoints", {"state": state})
+
+
+@pytest.fixture
+async def made():
+    made = Made()
+    task = asyncio.create_task(made.collector.run())
+    await asyncio.sleep(0)
+    yield made
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def following(made, cache, **options):
+    async with KvEngine(cache, **options) as engine:
+        made.follow(KvEvents(engine.address, engine.replay, model="m"))
+        await made.until(lambda: made.collector.state()["r1"]["engines"][0]["connected"])
+        if engine.replay is None:
+            await asyncio.sleep(0.2)  # until its subscription has arrived there
+        else:
+            await made.until(lambda: made.sink.index.is_exact(R1))
+        yield engine
+
+
+async def test_what_an_engine_publishes_is_in_the_index(made):
+    """Stores and removals arrive in order; the state says that the cache is known."""
+    cache = KvCache(SIZE, capacity=4)
+    async with following(made, cache) as engine:
+        cache.run(A)
+        await engine.publish()
+        await made.until(lambda: made.depth(A) == 2)
+        cache.run(C)
+        await engine.publish()
+        await made.until(lambda: made.depth(C) == 3)
+        assert made.depth(A) == cache.holds(A) == 1
+        assert made.endpoints("exact") == 1
+        assert made.count("BlockRemoved") == 1
+
+
+async def test_a_late_picker_learns_what_is_held_already(made):
+    """It need not wait for an event: it asks when it has connected."""
+    cache = KvCache(SIZE)
+    async with KvEngine(cache) as engine:
+        for prompt in (A, B):
+            cache.run(prompt)
+            await engine.publish()
+        made.follow(KvEvents(engine.address, engine.replay, model="m"))
+        await made.until(lambda: made.depth(B) == 2)
+        assert made.depth(A) == 2
+        assert engine.asked == [0]
+        assert made.sink.index.is_exact(R1)
+
+
+async def test_a_gap_is_closed_by_a_replay(made):
+    """A lost batch is asked for as soon as the next one shows it."""
+    cache = KvCache(SIZE)
+    async with following(made, cache) as engine:
+        cache.run(A)
+        await engine.publish()
+        await made.until(lambda: made.depth(A) == 2)
+        cache.run(B)
+        await engine.publish(lose=True)
+        cache.run(C)
+        await engine.publish()
+        await made.until(lambda: made.depth(C) == 3)
+        assert (made.depth(A), made.depth(B)) == (2, 2)
+        assert engine.asked == [0, 1]
+        assert made.count("gaps") == 0
+
+
+async def test_a_gap_without_a_replay_purges(made):
+    """What was missed may have been removals, so nothing before it is believed."""
+    cache = KvCache(SIZE)
+    async with following(made, cache, replay=None) as engine:
+        cache.run(A)
+        await engine.publish()
+        await made.until(lambda: made.depth(A) == 2)
+        assert made.sink.index.is_exact(R1)
+        await engine.publish(lose=True)
+        cache.run(B)
+        await engine.publish()
+        await made.until(lambda: made.depth(B) == 2)
+        assert made.depth(A) == 0
+        assert (made.count("gaps"), made.endpoints("gaps")) == (1, 1)
+
+
+async def test_a_replay_that_nobody_answers_purges(made, monkeypatch):
+    """The wait is bounded, and then the story goes on with a gap."""
+    monkeypatch.setattr(subscribe, "REPLAY_S", 0.05)
+    cache = KvCache(SIZE)
+    async with KvEngine(cache, replay=None) as engine:
+        made.follow(KvEvents(engine.address, "tcp://127.0.0.1:9", model="m"))
+        await made.until(lambda: made.count("unanswered") == 1)
+        cache.run(A)
+        await engine.publish(lose=True)
+        cache.run(B)
+        await engine.publish()
+        await made.until(lambda: made.depth(B) == 2)
+        assert made.sink.index.is_exact(R1) is False
+
+
+async def test_a_restarted_engine_begins_anew(made):
+    """A connection that ends forgets all; the new process tells what it holds."""
+    cache = KvCache(SIZE)
+    async with following(made, cache) as engine:
+        cache.run(A)
+        await engine.publish()
+        await made.until(lambda: made.depth(A) == 2)
+        ports = [int(each.rpartition(":")[2]) for each in (engine.address, engine.replay)]
+    await made.until(lambda: made.depth(A) == 0)
+    assert made.sink.index.is_exact(R1) is False
+    fresh = KvCache(SIZE)
+    async with KvEngine(fresh, *ports) as engine:
+        fresh.run(B)
+        await engine.publish()
+        await made.until(lambda: made.depth(B) == 2)
+        assert made.depth(A) == 0
+        assert made.sink.index.is_exact(R1)
+
+
+async def test_engines_of_one_endpoint_are_one_cache(made):
+    """Data-parallel engines publish on consecutive ports; each is followed by itself."""
+    first, second = KvCache(SIZE), KvCache(SIZE, maps=False, as_bytes=True)
+    async with KvEngine(first) as one:
+        events, replay = (int(each.rpartition(":")[2]) for each in (one.address, one.replay))
+        async with KvEngine(second, events + 1, replay + 1):
+            made.follow(KvEvents(one.address, one.replay, 2, "kv@", "m"))
+            await made.until(lambda: made.sink.index.is_exact(R1))
+            first.run(A)
+            await one.publish()
+            await made.until(lambda: made.depth(A) == 2)
+        await made.until(lambda: made.sink.index.is_exact(R1) is False)
+        assert made.depth(A) == 2
+
+
+async def test_nonsense_costs_what_was_known_and_nothing_else(made):
+    """Bad parts and bad batches are counted; the next good one is taken."""
+    cache = KvCache(SIZE)
+    async with following(made, cache) as engine:
+        await engine.send_raw(b"kv@", b"short", b"x")
+        await engine.send_raw(b"kv@", (0).to_bytes(8, "big"), b"\xc1")
+        await made.until(lambda: made.count("unreadable") == 2)
+        engine._number = 1
+        cache.run(A)
+        await engine.publish()
+        await made.until(lambda: made.depth(A) == 2)
+        state = made.collector.state()["r1"]
+        assert "MessagePack" in state["engines"][0]["last_error"]
+        assert not state["exact"]
+
+
+async def test_a_message_that_is_too_large_is_never_read(made, monkeypatch):
+    """The socket drops the connection that brings it, which is a lost connection."""
+    monkeypatch.setattr(subscribe, "MAX_BATCH_BYTES", 1000)
+    cache = KvCache(SIZE)
+    async with following(made, cache) as engine:
+        before = made.count("purges")
+        await engine.send_raw(b"kv@", (0).to_bytes(8, "big"), b"x" * 2000)
+        await made.until(lambda: made.count("purges") > before)
+        assert made.count("unreadable") == 0
+
+
+async def test_an_endpoint_that_is_named_no_longer_is_left_alone(made):
+    """Its word is forgotten, and what was counted stays counted."""
+    cache = KvCache(SIZE)
+    async with following(made, cache) as engine:
+        cache.run(A)
+        await engine.publish()
+        await made.until(lambda: made.depth(A) == 2)
+        made.follow(None)
+        assert made.depth(A) == 0
+        assert made.sink.index.is_exact(R1) is None
+        await asyncio.sleep(0)
+        assert made.sink.index.telling() == (0, 0, 0)
+        assert made.count("BlockStored") == 1
+        assert made.collector.state() == {}
+
+
+async def test_hashes_that_never_fit_are_told(made):
+    """Another block size is logged with both, once, and shown; dispatches count as usual."""
+    cache = KvCache(SIZE)
+    async with following(made, cache) as engine:
+        made.follow(KvEvents(engine.address, engine.replay, model="m"), block_tokens=8)
+        await made.until(lambda: made.sink.index.is_exact(R1))
+        cache.run(A)
+        await engine.publish()
+        await made.until(lambda: made.count("passed_size") == 2)
+        for number in range(DOUBTS):
+            made.sink.index.insert(R1, (number,), 0.0)
+        with structlog.testing.capture_logs() as logs:
+            made.collector.look()
+            made.collector.look()
+    (warned,) = [each for each in logs if each["event"] == "kv_events_never_confirm"]
+    assert (warned["engine_block_size"], warned["block_tokens"]) == (SIZE, 8)
+    assert "routing.block_tokens" in warned["fix"]
+
+
+async def test_without_the_extra_the_log_names_it(made, monkeypatch):
+    """A picker without pyzmq goes on, says once what is missing, and guesses."""
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "zmq":
+            raise ImportError("No module named 'zmq'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with structlog.testing.capture_logs() as logs:
+        made.follow(KvEvents("tcp://127.0.0.1:1", model="m"))
+        made.follow(KvEvents("tcp://127.0.0.1:2", model="m"))
+    (said,) = [each for each in logs if each["event"] == "kv_events_not_available"]
+    assert "tidegate[kv-events]" in said["fix"]
+    assert made.sink.index.is_exact(R1) is None

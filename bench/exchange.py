@@ -1,11 +1,13 @@
-"""CPU per exchange of the picker, over a loopback gRPC channel: ``python bench/exchange.py``.
+"""CPU per exchange of the picker beside a bare one: ``python bench/exchange.py``.
 
-The picker runs in a child process and its CPU time is read from the kernel, so the load
+Both serve loopback gRPC in child processes; their CPU time is read from the kernel, so the load
 generator's own does not count. A closed loop keeps ``--concurrency`` streams busy; each stream is
 one request: opened, answered, ended. ``none`` decides at the head, the others on a body of
 ``--body`` characters of prompt: ``peek`` asks for it, ``buffered`` waits for it, ``duplex`` hands
-it back. ``ours`` is the part of it that is our own Python: the same messages without gRPC, in this
-process, the best of many short runs. Numbers of a busy machine are ratios, not absolutes.
+it back. ``bare`` is what ``grpc.aio`` costs for the same messages (``bare_picker.py``): the two
+take turns, and each figure is the least of ``--rounds``, as noise only adds. ``ours`` is the part
+that is our own Python: the same messages without gRPC, in this process. Numbers of a busy machine
+are ratios, not absolutes. ``--streams`` measures the memory of open streams instead.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import random
 import resource
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,79 +29,109 @@ import grpc
 import uvloop
 from prometheus_client import CollectorRegistry
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from bench.bare_picker import BODIES, SENDING, BarePicker, Scripted, messages, script
+from ext_proc import transport
 from ext_proc.observability import Metrics
 from ext_proc.service import PickerServer
 from ext_proc.wire import METHOD, SERVICE
-from support.streams import MODE, Messages, llm, replicas, router
+from support.streams import llm, replicas, router
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+    from ext_proc.routing.types import Pool
+
+DIFFERENT = 64
+"""Different requests of one run."""
 
 
-MODES = {
-    "none": MODE.NONE,
-    "peek": MODE.NONE,
-    "buffered": MODE.BUFFERED,
-    "duplex": MODE.FULL_DUPLEX_STREAMED,
-}
-BODIES = {"none": "none", "peek": "peek", "buffered": "full", "duplex": "peek"}
+def _pool(mode: str, endpoints: int) -> Pool:
+    return llm(body=BODIES[mode], endpoints=replicas(endpoints))
 
 
-def _picker(pipe: Connection, mode: str, endpoints: int) -> None:
-    """Serve in the child; each message through the pipe is answered with CPU seconds so far."""
+def _usage() -> tuple[float, int]:
+    """Return this process's CPU seconds and resident bytes."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return usage.ru_utime + usage.ru_stime, pages * resource.getpagesize()
+
+
+def _serve(pipe: Connection, mode: str, endpoints: int, *, bare: bool) -> None:
+    """Serve in the child; each message through the pipe is answered with CPU seconds and RSS."""
+    transport.choose(os.environ)
+    pool = _pool(mode, endpoints)
+    scripts = {b"": script(mode, pool, "word " * 400)} if bare else {}
 
     async def serve() -> None:
-        body = BODIES[mode]
-        chooser = router(llm(body=body, endpoints=replicas(endpoints)))
-        server = PickerServer(chooser, picker="bench", metrics=Metrics(CollectorRegistry()))
+        server: Any = (
+            BarePicker(scripts)
+            if bare
+            else PickerServer(router(pool), picker="bench", metrics=Metrics(CollectorRegistry()))
+        )
         pipe.send(await server.start("127.0.0.1:0"))
         loop = asyncio.get_running_loop()
         while await loop.run_in_executor(None, pipe.recv):
-            usage = resource.getrusage(resource.RUSAGE_SELF)
-            pipe.send(usage.ru_utime + usage.ru_stime)
-        await server.stop(0)
+            pipe.send(_usage())
+        await (server.stop() if bare else server.stop(0))
 
     uvloop.run(serve())
 
 
-def _streams(mode: str, characters: int) -> list[list[bytes]]:
+@dataclass
+class Child:
+    """A picker in a process of its own."""
+
+    process: BaseProcess
+    pipe: Connection
+    address: str
+
+    @classmethod
+    def start(cls, mode: str, endpoints: int, *, bare: bool) -> Child:
+        """Start one and wait until it serves."""
+        context = multiprocessing.get_context("spawn")
+        pipe, theirs = context.Pipe()
+        process = context.Process(
+            target=_serve, args=(theirs, mode, endpoints), kwargs={"bare": bare}, daemon=True
+        )
+        process.start()
+        return cls(process, pipe, pipe.recv())
+
+    def usage(self) -> tuple[float, int]:
+        """Return its CPU seconds so far, and its resident bytes."""
+        self.pipe.send(True)
+        seconds, resident = self.pipe.recv()
+        return float(seconds), int(resident)
+
+    def stop(self) -> None:
+        """End it."""
+        self.pipe.send(False)
+        self.process.join(5)
+
+
+def streams_of(mode: str, characters: int) -> list[list[bytes]]:
     """Return the messages of some different requests."""
     rng = random.Random(1)  # noqa: S311 - a repeatable load
-    made = []
-    for _ in range(64):
-        messages = Messages(mode=MODES[mode])
-        messages.head(headers={f"x-{number}": "value" for number in range(10)})
-        if mode != "none":
-            words = (f"{rng.randrange(10**7):07d} " for _ in range(characters // 8))
-            messages.body({"text_input": "".join(words)})
-        made.append(messages.bytes())
-    return made
-
-
-class _Scripted:
-    """A stream that has its messages already and keeps no reply."""
-
-    def __init__(self, messages: list[bytes]) -> None:
-        self._messages = iter(messages)
-
-    async def read(self) -> bytes | Any:
-        return next(self._messages, grpc.aio.EOF)
-
-    async def write(self, reply: bytes) -> None:
-        pass
+    texts = (
+        "".join(f"{rng.randrange(10**7):07d} " for _ in range(characters // 8))
+        for _ in range(DIFFERENT)
+    )
+    return [messages(mode, text) for text in texts]
 
 
 def ours(mode: str, args: argparse.Namespace, runs: int = 30, count: int = 500) -> float:
     """Return CPU microseconds per exchange without gRPC, the least of all runs."""
-    chooser = router(llm(body=BODIES[mode], endpoints=replicas(args.endpoints)))
-    server = PickerServer(chooser, picker="bench", metrics=Metrics(CollectorRegistry()))
-    streams = _streams(mode, args.body)
+    server = PickerServer(
+        router(_pool(mode, args.endpoints)), picker="bench", metrics=Metrics(CollectorRegistry())
+    )
+    streams = streams_of(mode, args.body)
 
     async def run() -> None:
         for number in range(count):
-            await server.process(None, _Scripted(streams[number % len(streams)]))
+            await server.process(None, Scripted(streams[number % len(streams)]))
 
     def timed() -> float:
         begin = time.process_time()
@@ -118,13 +152,13 @@ async def _drive(
         async def worker() -> None:
             for number in left:
                 call = open_stream()
-                messages = streams[number % len(streams)]
-                for message in messages:
+                sent = streams[number % len(streams)]
+                for message in sent:
                     await call.write(message)
                     if not duplex:
                         await call.read()
                 if duplex:  # replies wait for the decision
-                    for _ in messages:
+                    for _ in sent:
                         await call.read()
                 await call.done_writing()
                 await call.read()
@@ -135,44 +169,78 @@ async def _drive(
 
 
 def measure(mode: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one mode in a fresh picker."""
-    context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    child = context.Process(target=_picker, args=(theirs, mode, args.endpoints), daemon=True)
-    child.start()
-    address = pipe.recv()
-    streams = _streams(mode, args.body)
-
-    def cpu() -> float:
-        pipe.send(True)
-        return float(pipe.recv())
-
-    duplex = mode == "duplex"
-    uvloop.run(_drive(address, streams, args.count // 10, args.concurrency, duplex=duplex))
-    before = cpu()
-    took = uvloop.run(_drive(address, streams, args.count, args.concurrency, duplex=duplex))
-    spent = cpu() - before
-    pipe.send(False)
-    child.join(5)
+    """Measure one mode: our picker and a bare one, in turn."""
+    children = {bare: Child.start(mode, args.endpoints, bare=bare) for bare in (False, True)}
+    streams = streams_of(mode, args.body)
+    spent: dict[bool, list[float]] = {False: [], True: []}
+    took: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(args.rounds + 1):
+        for bare, child in children.items():
+            before, _ = child.usage()
+            duplex = SENDING[mode] == SENDING["duplex"]
+            drive = _drive(child.address, streams, args.count, args.concurrency, duplex=duplex)
+            seconds = uvloop.run(drive)
+            if number:  # the first round warms up
+                spent[bare].append((child.usage()[0] - before) / args.count * 1e6)
+                took[bare].append(seconds)
+    for child in children.values():
+        child.stop()
+    picker, least = min(spent[False]), min(spent[True])
     return {
         "mode": mode,
-        "exchanges": args.count,
-        "cpu_us_per_exchange": round(spent / args.count * 1e6, 1),
-        "ours_us_per_exchange": round(ours(mode, args), 1),
-        "exchanges_per_s": round(args.count / took),
+        "exchanges": args.count * args.rounds,
+        "picker_us": round(picker, 1),
+        "bare_us": round(least, 1),
+        "ratio": round(picker / least, 2),
+        "ours_us": round(ours(mode, args), 1),
+        "exchanges_per_s": round(args.count / min(took[False])),
     }
+
+
+async def _held_open(child: Child, wanted: int, sent: list[bytes]) -> float:
+    """Open so many streams, wait for their picks, and return resident bytes for each."""
+    before = child.usage()[1]
+    async with grpc.aio.insecure_channel(child.address) as channel:
+        open_stream: Any = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        calls = []
+        for _ in range(wanted):
+            call = open_stream()
+            for message in sent:
+                await call.write(message)
+                await call.read()
+            calls.append(call)
+        return (child.usage()[1] - before) / wanted
+
+
+def memory(mode: str, wanted: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure what an open stream costs, in a fresh picker and in a fresh bare one."""
+    found = {}
+    for name, bare in (("picker", False), ("bare", True)):
+        child = Child.start(mode, args.endpoints, bare=bare)
+        sent = streams_of(mode, args.body)[0]
+        uvloop.run(_drive(child.address, [sent], 100, 4, duplex=False))  # what comes with the first
+        found[name] = round(uvloop.run(_held_open(child, wanted, sent)) / 1000, 1)
+        child.stop()
+    return {"mode": mode, "open": wanted, **{f"{name}_kb": kb for name, kb in found.items()}}
 
 
 def main() -> None:
     """Print one line of JSON per mode."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--modes", nargs="+", choices=list(BODIES), default=list(BODIES))
+    parser.add_argument("--count", type=int, default=2_000, help="exchanges per round")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--endpoints", type=int, default=8)
     parser.add_argument("--body", type=int, default=2048, help="characters of prompt")
+    parser.add_argument("--streams", type=int, nargs="+", help="open so many; print kB for each")
     args = parser.parse_args()
-    for mode in MODES:
-        print(json.dumps(measure(mode, args)))
+    for mode in args.modes:
+        if args.streams:
+            for wanted in args.streams:
+                print(json.dumps(memory(mode, wanted, args)))
+        else:
+            print(json.dumps(measure(mode, args)))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
 import uvloop
 from pydantic import ValidationError
 
+from ext_proc import transport
 from ext_proc.settings import EXIT_USAGE, Settings
 from ext_proc.workers.parent import run_workers
 from ext_proc.workers.plan import PlanError, plan
@@ -36,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             option = "--" + str(problem["loc"][0]).replace("_", "-")
             sys.stderr.write(f"{option} {problem['input']!r}: {problem['msg']}\n")
         return EXIT_USAGE
+    transport.choose(os.environ)
     try:
         plans = plan(settings)
     except PlanError as error:

@@ -47,7 +47,7 @@ MAX_MESSAGE_BYTES: Final = 257 * 2**20
 most 256 MiB) and room for the rest. gRPC refuses more by breaking the stream, and Envoy then goes
 on by itself."""
 
-_OPTIONS: Final = (
+SERVER_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # Each HTTP request in flight holds a stream.
     ("grpc.max_concurrent_streams", 2**31 - 1),
@@ -114,7 +114,7 @@ class PickerServer:
         Raises:
             AddressError: The address is taken or is none of this machine's.
         """
-        server = grpc.aio.server(options=_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         handler: Any = grpc.stream_stream_rpc_method_handler(self.process)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}), *self._handlers)

@@ -125,6 +125,7 @@ class Picker:
             life=life,
             handlers=[self._logs.handler(), self._telemetry.push.handler()],
             tokenizers=self._tokenizers.ready,
+            on_loads=self._telemetry.reported,
         )
         self._prober = Prober(
             lambda *found: self._probed(Probed(*found)),

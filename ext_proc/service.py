@@ -29,6 +29,7 @@ from ext_proc.exchange import (
     Refuse,
     ReplyBody,
     ReplyHead,
+    Response,
     State,
     Stopped,
 )
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from ext_proc.exchange import Action, Chooser
     from ext_proc.observability import Metrics
     from ext_proc.requests import Tokenizer
+
+    Loads = Sequence[tuple[str, str]]
 
 MAX_MESSAGE_BYTES: Final = 257 * 2**20
 """Most bytes of one message: the largest body that a pool may ask for (``routing.max_body`` is at
@@ -81,6 +84,7 @@ class PickerServer:
         life: What tickets begin with in access logs.
         handlers: Further services on the same port.
         tokenizers: Those at hand, by the path that pools name.
+        on_loads: Takes a replica's id and the headers in which it told its load.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -95,11 +99,12 @@ class PickerServer:
         life: str = "",
         handlers: Sequence[grpc.GenericRpcHandler] = (),
         tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS,
+        on_loads: Callable[[str, Loads], None] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._tools = _Tools(
-            chooser, tokenizers, Writer(picker, at, life), metrics, clock, wall_clock
+            chooser, tokenizers, Writer(picker, at, life), metrics, on_loads, clock, wall_clock
         )
         self._handlers = tuple(handlers)
         self._stopping = False
@@ -182,6 +187,7 @@ class _Tools:
     tokenizers: Mapping[str, Tokenizer]
     writer: Writer
     metrics: Metrics
+    on_loads: Callable[[str, Loads], None]
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
 
@@ -212,6 +218,8 @@ class _Stream:
             if undecided:
                 self._handing_over = exchange.state is State.DECIDED
                 self._count(actions, begin)
+            elif isinstance(event, Response) and event.loads and exchange.endpoint is not None:
+                tools.on_loads(exchange.endpoint, event.loads)
             try:
                 for action in actions:
                     await context.write(tools.writer.write(action))

@@ -35,6 +35,8 @@ from protos.names import (
     DESTINATION_HEADER,
     DESTINATION_SERVED_KEY,
     LB_NAMESPACE,
+    LOAD_BIN_HEADER,
+    LOAD_HEADER,
     ROUTE_ATTRIBUTE,
     SUBSET_KEY,
     SUBSET_NAMESPACE,
@@ -61,6 +63,7 @@ _SENDING: Final = {
     _MODE.BUFFERED_PARTIAL: BodySending.BUFFERED,
     _MODE.FULL_DUPLEX_STREAMED: BodySending.DUPLEX,
 }
+_LOAD_HEADERS: Final = (LOAD_HEADER, LOAD_BIN_HEADER)
 _OVERWRITE: Final = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
@@ -90,7 +93,9 @@ def event_of(message: Any) -> Head | Body | Trailers | Response:
         return Trailers()
     if kind == "response_headers":
         ended = message.response_headers.end_of_stream
-        return Response(ResponsePart.HEADERS, end_of_stream=ended, served=_served(message))
+        headers = message.response_headers.headers.headers
+        served, loads = _served(message), _loads(headers)
+        return Response(ResponsePart.HEADERS, end_of_stream=ended, served=served, loads=loads)
     if kind == "response_body":
         part = message.response_body
         return Response(ResponsePart.BODY, part.body, part.end_of_stream)
@@ -166,6 +171,15 @@ def _subset(message: Any) -> frozenset[str] | None:
     )
     entries = (entry.strip() for text in texts for entry in text.split(","))
     return frozenset([entry for entry in entries if entry][:MAX_SUBSET])
+
+
+def _loads(headers: Iterable[Any]) -> tuple[tuple[str, str], ...]:
+    """Return the headers of an answer in which the replica tells its load."""
+    return tuple(
+        (header.key, header.raw_value.decode("latin-1") or header.value)
+        for header in headers
+        if header.key in _LOAD_HEADERS
+    )
 
 
 def _served(message: Any) -> str | None:
@@ -268,12 +282,12 @@ def _immediate(refuse: Refuse) -> Any:
     return message
 
 
-def _override(request_body: int) -> Any:
+def _override(request_body: int, response_head: int = _MODE.SKIP) -> Any:
     """The modes that stay are named too: an override replaces all of them."""
     return _MODE(
         request_header_mode=_MODE.SEND,
         request_body_mode=request_body,
-        response_header_mode=_MODE.SKIP,
+        response_header_mode=response_head,
         response_body_mode=_MODE.NONE,
         # Keeps the stream open to the end of the exchange, where the ticket settles.
         response_trailer_mode=_MODE.SEND,
@@ -283,6 +297,8 @@ def _override(request_body: int) -> Any:
 _OVERRIDE: Final = {
     Ask.FIRST_PART: _override(_MODE.BUFFERED_PARTIAL),
     Ask.NOTHING: _override(_MODE.NONE),
+    Ask.FIRST_PART_AND_LOADS: _override(_MODE.BUFFERED_PARTIAL, _MODE.SEND),
+    Ask.NOTHING_AND_LOADS: _override(_MODE.NONE, _MODE.SEND),
 }
 _HEAD_PLAIN: Final[Mapping[Ask | None, bytes]] = {
     None: pb.ProcessingResponse(request_headers=pb.HeadersResponse()).SerializeToString(),

@@ -30,6 +30,12 @@ TIMEOUT_HEADER: Final = "tidegate-timeout-ms"
 REQUEST_ID_HEADER: Final = "x-request-id"
 """Names the request where its body does not; Envoy sets it where the client did not."""
 
+# --- Load reports (ORCA): asked of replicas, and in their answers -------------------------------
+
+LOAD_FORMAT_HEADER: Final = "endpoint-load-metrics-format"
+LOAD_HEADER: Final = "endpoint-load-metrics"
+LOAD_BIN_HEADER: Final = "endpoint-load-metrics-bin"
+
 # --- Control headers: set by the picker, stripped from every client request by Envoy ------------
 
 CONTROL_POOL_HEADER: Final = "x-tidegate-pool"

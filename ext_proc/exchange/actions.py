@@ -44,6 +44,10 @@ class Ask(Enum):
     """Send a bounded first part of it (Envoy's BUFFERED_PARTIAL)."""
     NOTHING = "nothing"
     """Do not send it."""
+    FIRST_PART_AND_LOADS = "first-part-and-loads"
+    """The first part, and later the answer's headers."""
+    NOTHING_AND_LOADS = "nothing-and-loads"
+    """Nothing of it, and later the answer's headers."""
 
 
 @dataclass(slots=True)

@@ -79,6 +79,8 @@ class Response:
     end_of_stream: bool = False
     served: str | None = None
     """``ip:port`` of the replica that served, where the proxy tells."""
+    loads: tuple[tuple[str, str], ...] = ()
+    """Headers in which the replica tells its load, unread."""
 
 
 @dataclass(slots=True)

@@ -117,6 +117,7 @@ _cluster_of: Final = lru_cache(maxsize=4096)(parse_cluster)
 _NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
 _EMPTY_HEAD: Final = ReplyHead()
 _ASK_FIRST_PART: Final = ReplyHead(ask=Ask.FIRST_PART)
+_ASK_FIRST_PART_AND_LOADS: Final = ReplyHead(ask=Ask.FIRST_PART_AND_LOADS)
 _EMPTY_BODY: Final = ReplyBody()
 _EMPTY_TRAILERS: Final = ReplyTrailers()
 _EMPTY_RESPONSE: Final = {part: ReplyResponse(part) for part in ResponsePart}
@@ -279,13 +280,34 @@ class Exchange:
             if sent is BodySending.DUPLEX:
                 known.held = bytearray()
                 return ()
-            return (_ASK_FIRST_PART if sent is BodySending.NONE else _EMPTY_HEAD,)
+            return (self._first_reply(known),)
         decided = self._decide(known, head.subset, now, unix_now)
-        if isinstance(decided, Refuse):
-            return (decided,)
+        return (decided if isinstance(decided, Refuse) else self._last_reply(known, decided),)
+
+    def _first_reply(self, known: _Known) -> ReplyHead:
+        """Return the reply to a head whose body is waited for."""
+        if known.head.request_body is not BodySending.NONE:
+            return _EMPTY_HEAD
+        return _ASK_FIRST_PART_AND_LOADS if self._wants_loads(known) else _ASK_FIRST_PART
+
+    def _last_reply(self, known: _Known, pick: Pick) -> ReplyHead:
+        """Return the reply to a head that is decided on."""
+        head = known.head
+        if head.request_body is not BodySending.BUFFERED or head.end_of_stream:
+            return ReplyHead(pick)
         # A buffered body that nobody reads would only delay the request; a stream's never ends.
-        unwanted = sent is BodySending.BUFFERED and not head.end_of_stream
-        return (ReplyHead(decided, Ask.NOTHING if unwanted else None),)
+        return ReplyHead(pick, Ask.NOTHING_AND_LOADS if self._wants_loads(known) else Ask.NOTHING)
+
+    def _wants_loads(self, known: _Known) -> bool:
+        """Tell whether an override must keep the answer's headers coming (ORCA)."""
+        if known.pool is not None:
+            return known.pool.orca
+        return any(pool.orca for pool in self._chooser.pools.values())
+
+    @property
+    def endpoint(self) -> str | None:
+        """Id of the replica that has the request, as far as is known."""
+        return None if self._ticket is None else self._ticket.endpoint.id
 
     def _locate(self, head: Head) -> _Known | str:
         """Read the head and the route; a string says why the proxy must go on by itself."""

@@ -209,5 +209,8 @@ def _reading(reading: Reading, now: float) -> dict[str, object]:
         "kv_used": reading.kv_used,
         "reused_blocks": reading.reused_blocks,
         "iterations": reading.iterations,
+        "cpu_used": reading.cpu_used,
+        "memory_used": reading.memory_used,
+        "rps": reading.rps,
         "gpu_memory_used": reading.gpu_memory_used,
     }

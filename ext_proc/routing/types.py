@@ -314,6 +314,12 @@ class Reading:
     """Mean seconds that they took from then on."""
     iterations: float | None = None
     """Counter of the engine's iterations: while requests run it moves, or the engine is stuck."""
+    cpu_used: float | None = None
+    """Share of its CPUs in use; may be above 1."""
+    memory_used: float | None = None
+    """Share of its main memory in use, 0..1."""
+    rps: float | None = None
+    """Requests per second that it serves, whoever sends them."""
     failures_per_s: tuple[tuple[str, float], ...] = ()
     """Requests that failed inside the replica since the reading before, by reason; empty where
     none did, or where it is unknown."""

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 from prometheus_client import Gauge
 
+from ext_proc.counts import Counts
 from ext_proc.routing.roster import FRESH_S
+from ext_proc.telemetry import orca
 from ext_proc.telemetry.board import Board
 from ext_proc.telemetry.dialects import Vocabulary
 from ext_proc.telemetry.kv_events.collector import KvCollector
@@ -43,6 +45,9 @@ LOOK_EVERY_S: Final = 0.5
 PAGE: Final = "page"
 GPU: Final = "gpu"
 PUSH: Final = "push"
+ORCA: Final = "orca"
+_WHOLE: Final = (PAGE, PUSH)
+"""Sources that tell of each model."""
 
 _log = structlog.stdlib.get_logger("ext_proc.telemetry")
 
@@ -128,6 +133,12 @@ class Hub:
             clock=clock,
         )
         self._caches = KvCollector(listener, registry)
+        self._reports = Counts(
+            "tidegate_picker_telemetry_load_reports",
+            "Load reports in answers' headers (ORCA).",
+            ["outcome"],
+            registry,
+        )
         self._stale = Gauge(
             "tidegate_picker_telemetry_stale_endpoints",
             f"Endpoints that should tell their numbers and have not for {FRESH_S:g} s.",
@@ -193,6 +204,25 @@ class Hub:
             tasks.create_task(self._gpus.run())
             tasks.create_task(self._caches.run())
             tasks.create_task(self._watch())
+
+    def reported(self, endpoint: str, headers: Sequence[tuple[str, str]]) -> None:
+        """Take a load report out of an answer's headers (ORCA), where nothing else is fresh.
+
+        A page or a push tells each model's numbers; a report does not say which model's it tells,
+        so beside them it would count the same requests twice.
+        """
+        now = self._clock()
+        for source, at in self._board.sources(endpoint).items():
+            if source in _WHOLE and now - at <= FRESH_S:
+                return
+        try:
+            reading = orca.read(headers, now)
+        except orca.NoReportError as error:
+            self._reports.add(("unreadable",))
+            _log.debug("load_report_unreadable", endpoint=endpoint, reason=str(error))
+            return
+        self._reports.add(("taken",))
+        self._found(Heard(endpoint, ORCA, (reading,), now))
 
     def look(self) -> int:
         """Count the endpoints whose numbers are stale, and say where all are."""

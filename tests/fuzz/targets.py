@@ -16,7 +16,9 @@ from ext_proc.exchange.replies import MAX_ECHO_BYTES
 from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head, token_blocks
 from ext_proc.requests.blocks import MAX_BLOCKS
 from ext_proc.requests.values import MAX_PROMPT_BYTES
+from ext_proc.telemetry import orca
 from ext_proc.telemetry.dialects import BadPage, read_all
+from protos.names import LOAD_BIN_HEADER, LOAD_HEADER
 from support.streams import llm, router, vision
 
 if TYPE_CHECKING:
@@ -121,3 +123,13 @@ def metrics_page(data: bytes) -> None:
     """Read ``data`` as a replica's metrics page."""
     with contextlib.suppress(BadPage):
         read_all(data.decode("utf-8", "replace"), 0.0)
+
+
+def load_report(data: bytes) -> None:
+    """Read ``data`` as the load report in an answer's headers, in both of them."""
+    text = data.decode("latin-1")
+    for name in (LOAD_HEADER, LOAD_BIN_HEADER):
+        with contextlib.suppress(orca.NoReportError):
+            reading = orca.read([(name, text)], 0.0)
+            assert 0.0 <= (reading.kv_used or 0.0) <= 1.0
+            assert 0.0 <= (reading.queued or 0.0) < float("inf")

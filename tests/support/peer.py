@@ -14,6 +14,8 @@ from ext_proc.wire import METHOD, SERVICE
 from support.streams import Answer, Messages
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ext_proc.routing.router import Router
     from ext_proc.routing.types import Outcome
 
@@ -24,11 +26,11 @@ PATIENCE_S = 5.0
 class Peer:
     """Envoy's side: a picker and a channel to it."""
 
-    def __init__(self, chooser: Router) -> None:
+    def __init__(self, chooser: Router, on_loads: Callable[..., None] = lambda *_: None) -> None:
         self.router = chooser
         self.registry = CollectorRegistry()
         metrics = Metrics(self.registry)
-        self.server = PickerServer(chooser, picker="picker-1", metrics=metrics)
+        self.server = PickerServer(chooser, picker="picker-1", metrics=metrics, on_loads=on_loads)
 
     async def __aenter__(self) -> Self:
         self.address = await self.server.start("127.0.0.1:0")

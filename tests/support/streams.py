@@ -132,7 +132,13 @@ class Messages:
         return self._add(pb.ProcessingRequest(request_trailers=pb.HttpTrailers()), None)
 
     def response(
-        self, part: str = "headers", body: bytes = b"", *, end: bool = False, served: Any = None
+        self,
+        part: str = "headers",
+        body: bytes = b"",
+        *,
+        end: bool = False,
+        served: Any = None,
+        headers: dict[str, str] | None = None,
     ) -> Messages:
         """Add a part of the response; ``served`` is its ``envoy.lb`` metadata."""
         message = pb.ProcessingRequest()
@@ -140,6 +146,8 @@ class Messages:
         if part == "body":
             message.response_body.body = body
             message.response_body.end_of_stream = end
+        for name, value in (headers or {}).items():
+            message.response_headers.headers.headers.add(key=name, raw_value=value.encode())
         if served is not None:
             message.metadata_context.filter_metadata[LB_NAMESPACE].update(served)
         return self._add(message, None)

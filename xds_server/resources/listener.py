@@ -47,6 +47,8 @@ from protos.names import (
     CLUSTER_ATTRIBUTE,
     LB_NAMESPACE,
     LISTENER_NAME,
+    LOAD_BIN_HEADER,
+    LOAD_HEADER,
     PICKER_CLUSTER,
     ROUTE_ATTRIBUTE,
     ROUTE_CONFIG_NAME,
@@ -77,6 +79,9 @@ _FORWARDED_HEADERS = (
     "grpc-timeout",
     "inference-header-content-length",
     "x-request-id",
+    # Of answers, and only where a pool asks for them.
+    LOAD_HEADER,
+    LOAD_BIN_HEADER,
 )
 """What the picker may see, beside `tidegate-*`, session and variant headers: never credentials."""
 

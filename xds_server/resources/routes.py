@@ -37,6 +37,7 @@ from protos.names import (
 )
 from xds_server.fleet.rules import default_for_grpc, default_for_path
 from xds_server.resources.fractions import fraction
+from xds_server.resources.loads import ask_for_loads
 from xds_server.resources.pins import header_in, header_is, pins_of
 from xds_server.resources.view import PROTOCOLS, clusters_of, speaks
 
@@ -96,6 +97,7 @@ def route_configuration(fleet: Fleet, retiring: Fleet | None = None) -> bytes:
         host.routes.extend(_named(pool))
     host.routes.extend(_unnamed(fleet))
     host.routes.append(_answer("nobody", {"prefix": "/"}, 404, _NOBODY))
+    ask_for_loads(host.routes, fleet)
     if fleet.listener.debug_headers:
         header = config.response_headers_to_add.add()
         header.header.key = SERVED_BY_HEADER

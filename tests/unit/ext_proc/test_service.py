@@ -13,6 +13,7 @@ from ext_proc.observability import Metrics
 from ext_proc.routing.types import Outcome
 from ext_proc.service import MAX_MESSAGE_BYTES, AddressError, PickerServer
 from ext_proc.wire import SERVICE
+from protos.names import LOAD_HEADER
 from support.peer import Peer
 from support.streams import (
     CHAT_PATH,
@@ -255,3 +256,25 @@ async def test_health():
             await check("nobody")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         watch.cancel()
+
+
+async def test_load_reports_go_to_whom_asked_for_them():
+    """With the replica that has the request; without a ticket they are nobody's."""
+    heard = []
+    async with Peer(router(llm(orca=True, body="none")), lambda *told: heard.append(told)) as peer:
+        call, (picked,) = await peer.talk(Messages().head())
+        assert picked.picked
+        await peer.talk(Messages().response(headers={LOAD_HEADER: "TEXT rps=1", "x": "y"}), call)
+        await peer.finish(call)
+    ((endpoint, headers),) = heard
+    assert headers == ((LOAD_HEADER, "TEXT rps=1"),)
+    assert endpoint in {"r1", "r2", "r3"}
+
+
+async def test_an_override_keeps_the_answers_headers_where_a_pool_asks():
+    """The picker's own mode would otherwise undo the route's."""
+    for orca, mode in ((True, MODE.SEND), (False, MODE.SKIP)):
+        async with Peer(router(llm(orca=orca))) as peer:
+            call, (asked, _) = await peer.talk(Messages().head().body(PROMPT))
+            assert asked.message.mode_override.response_header_mode == mode
+            await peer.finish(call)

@@ -1,0 +1,51 @@
+"""Routes of pools that ask for load reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envoy.config.route.v3 import route_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
+
+from support.fleets import endpoint, fleet, pool
+from xds_server.resources.routes import route_configuration
+
+MODE = processing_mode_pb2.ProcessingMode
+
+
+def shown(*pools: dict[str, Any]) -> dict[str, tuple[bool, bool]]:
+    """Return by route: whether answers' headers are shown, and whether the report is asked for."""
+    made = route_pb2.RouteConfiguration.FromString(route_configuration(fleet(*pools)))
+    found = {}
+    for route in made.virtual_hosts[0].routes:
+        settings = ext_proc_pb2.ExtProcPerRoute()
+        route.typed_per_filter_config["envoy.filters.http.ext_proc"].Unpack(settings)
+        if not settings.disabled:
+            mode = settings.overrides.processing_mode.response_header_mode
+            asked = {one.header.key: one.header.value for one in route.request_headers_to_add}
+            report = asked.get("endpoint-load-metrics-format") == "JSON"
+            found[route.name] = (mode == MODE.SEND, report)
+    return found
+
+
+def test_by_default_nothing_is_asked() -> None:
+    """One more message for each request is a cost."""
+    assert set(shown().values()) == {(False, False)}
+
+
+def test_only_the_pools_that_ask() -> None:
+    """Headers of routes whose pool only the body names are shown as soon as any pool asks."""
+    path = "/v1/completions"
+    asks = pool("a", match={"models": ["a"], "paths": [path]}, telemetry={"orca": True})
+    other = pool(
+        "b",
+        default=True,
+        match={"models": ["b"], "paths": [path]},
+        endpoints=[endpoint(4), endpoint(5, variant="canary")],
+    )
+    found = shown(asks, other)
+    for name, (sent, report) in found.items():
+        ours = name.startswith(("a/", "picked/a/"))
+        assert report == ours, name
+        assert sent == (ours or name.startswith("unnamed/")), name
+    assert any(name.startswith("unnamed/") for name in found)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tidegate.simulate.fleet import Record
 
 RESAMPLES: Final = 2_000
+OWN_BASE_S: Final = 1.0
+OWN_FACTOR: Final = 2.0
 _BOOTSTRAP_SEED: Final = 20_240_117
 """Fixed, so that the same runs give the same intervals."""
 
@@ -51,6 +53,8 @@ class Metrics:
     """The same with input tokens that had to be computed."""
     goodput: float | None
     """Served with a first token in time; ``None`` where no limit was given."""
+    goodput_own: float | None
+    """Served within a limit of its own: 1 s and twice what the prompt takes alone, uncached."""
     shed: float
     lost: float
     prefill_use: float
@@ -121,6 +125,14 @@ def measure(
         spread_requests=_spread(requests),
         spread_tokens=_spread(tokens),
         goodput=None if in_time is None or not kept else in_time / len(kept),
+        goodput_own=sum(
+            each.ttft_s is not None
+            and each.ttft_s <= OWN_BASE_S + OWN_FACTOR * each.job.input_tokens / prefill_rate
+            for each in served
+        )
+        / len(kept)
+        if kept
+        else None,
         shed=_share(kept, End.SHED),
         lost=_share(kept, End.LOST),
         prefill_use=sum(each.computed_tokens for each in fleet) / strength if strength else 0.0,

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: tables, plots, the settings."""
+"""Reports as one HTML file that needs nothing else: tables, plots, the settings."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums }
 th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #ddd }
 th:first-child, td:first-child { text-align: left }
+main { overflow-x: auto }
+summary { cursor: pointer }
 svg { max-width: 100%; height: auto; display: block; margin: 1rem 0 }
 """
 
@@ -29,26 +31,44 @@ _READING: Final = (
 )
 
 
-def page(report: Report) -> str:
-    """Return the page."""
+def page(*reports: Report) -> str:
+    """Return the page of one report or several."""
+    alone = len(reports) == 1
+    title = f"{reports[0].workload}: routing policies" if alone else "Routing policies"
     parts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'>",
-        f"<title>{escape(report.workload)}: routing policies</title><style>{_STYLE}</style>",
-        f"<h1>Routing policies on {escape(report.workload)}</h1>",
-        f"<p>{escape(headline(report))} {_READING}</p>",
+        f"<title>{escape(title)}</title><style>{_STYLE}</style><main>",
+        f"<h1>{escape(title)}</h1><p>{_READING}</p>",
     ]
+    if not alone:
+        links = [
+            f"<li><a href='#c{number}'>{escape(each.workload)}</a></li>"
+            for number, each in enumerate(reports)
+        ]
+        parts.append(f"<ul>{''.join(links)}</ul>")
+    for number, report in enumerate(reports):
+        parts += _chapter(report, f"c{number}", alone)
+    return "\n".join(parts) + "</main></html>\n"
+
+
+def _chapter(report: Report, anchor: str, alone: bool) -> list[str]:
+    heading = "" if alone else f"<h2 id='{anchor}'>{escape(report.workload)}</h2>"
+    parts = [f"{heading}<p>{escape(headline(report))}</p>"]
     for key, title in titles(report).items():
         rows = [cells(row) for row in report.rows if (row.load, row.rate) == key]
-        parts.append(f"<h2>{escape(title)}</h2>")
+        parts.append(f"<h3>{escape(title)}</h3>")
         parts.append(_table(columns(report), rows))
-    parts.extend(svg(report, metric) for metric in FIGURES)
+    figures = "\n".join(svg(report, metric) for metric in FIGURES)
+    parts.append(figures if alone else f"<details><summary>Plots</summary>{figures}</details>")
     settings = asdict(report.scenario)
     settings |= {f"engine.{name}": value for name, value in settings.pop("engine").items()}
-    parts.append("<h2>Settings</h2>")
+    table = _table(["setting", "value"], [[name, str(value)] for name, value in settings.items()])
     parts.append(
-        _table(["setting", "value"], [[name, str(value)] for name, value in settings.items()])
+        f"<h3>Settings</h3>{table}"
+        if alone
+        else f"<details><summary>Settings</summary>{table}</details>"
     )
-    return "\n".join(parts) + "</html>\n"
+    return parts
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -46,6 +46,18 @@ def test_a_run_in_numbers() -> None:
     assert (found.goodput, found.shed, found.lost) == (0.4, 0.2, 0.2)
 
 
+def test_in_time_by_its_own_prompt() -> None:
+    """A long prompt may take longer: 1 s and twice its own time, of all that were sent."""
+    long = Job(1, 0.0, 8_000, 5, ())
+    records = [
+        Record(Job(0, 0.0, 80, 5, ()), End.SERVED, 0, ttft, 9.0) for ttft in (1.01, 1.03)
+    ] + [Record(long, End.SERVED, 0, ttft, 9.0) for ttft in (2.9, 3.1)]
+    found = measure(
+        records, [Replica(Engine())], block_tokens=512, prefill_rate=8_000.0, span_s=1.0
+    )
+    assert found.goodput_own == 0.5
+
+
 def test_nothing_served_is_unknown_and_not_zero() -> None:
     """Without served jobs times and spread are None."""
     found = numbers([Record(Job(0, 0.0, 10, 1, ()), End.SHED)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,19 @@ def test_the_page_needs_nothing_else(report: Report) -> None:
     assert "engine.prefill_rate" in text
     assert "<script" not in text
     assert 'src="' not in text
+
+
+def test_several_reports_share_a_page(report: Report) -> None:
+    """Each has its chapter, which the list at the top leads to."""
+    text = page(report, replace(report, workload="another"))
+    assert text.count("<svg") == 2 * len(FIGURES)
+    assert "<a href='#c1'>another</a>" in text
+    assert "<h2 id='c1'>another</h2>" in text
+
+
+def test_plots_can_have_a_name_of_their_own(report: Report, tmp_path: Path) -> None:
+    """Their files begin with it."""
+    assert all(path.name.startswith("x-") for path in write_pngs(report, tmp_path, "x"))
 
 
 def test_the_same_report_draws_the_same(report: Report) -> None:

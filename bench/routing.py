@@ -1,0 +1,85 @@
+"""Every routing policy on every traffic: the tables of docs/routing.md.
+
+    python bench/routing.py [--quick] [--jobs 2] [--out build/routing] [--docs docs/routing.md]
+
+Simulates the suite (`tidegate/simulate/suite/plan.py`) and writes results.md, results.json,
+index.html and plots to the folder; with --docs also the part of that file between the markers.
+Cells that are known are not run again, so a run that was cut goes on where it was; a change of
+the routing code makes those of the picker's policies unknown, and no others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tidegate.simulate.page import page
+from tidegate.simulate.plots import require_matplotlib, write_pngs
+from tidegate.simulate.report import as_json
+from tidegate.simulate.suite.document import MarkersError, replaced
+from tidegate.simulate.suite.plan import SUITES
+from tidegate.simulate.suite.run import Suite
+from tidegate.simulate.suite.store import Store
+from tidegate.simulate.suite.tables import markdown, reports
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def arguments() -> argparse.Namespace:
+    """Return what was asked for."""
+    parser = argparse.ArgumentParser(description="Tables of every routing policy.")
+    parser.add_argument("--quick", action="store_true", help="a small suite, two minutes")
+    parser.add_argument("--only", default="", help="chapters by name, with commas")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--traces", type=Path, default=ROOT / "bench" / "traces")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "routing")
+    parser.add_argument("--docs", type=Path, help="a Markdown file with the markers")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the suite and write what was asked for."""
+    args = arguments()
+    console = Console(stderr=True)
+    require_matplotlib()
+    chapters = SUITES["quick" if args.quick else "full"]()
+    if args.only:
+        wanted = args.only.split(",")
+        chapters = tuple(each for each in chapters if each.name in wanted)
+    if args.docs:
+        replaced(args.docs.read_text("utf-8"), "")  # without markers, say so before the work
+    started = time.monotonic()
+    suite = Suite(chapters, args.traces, Store(args.out / "cells.jsonl"), args.jobs)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        tasks = []
+        suite.run(
+            lambda text, total: tasks.append(progress.add_task(text, total=total)),
+            lambda: progress.advance(tasks[-1]),
+        )
+    sections = suite.sections()
+    text = markdown(sections)
+    made = reports(sections)
+    (args.out / "results.md").write_text(text + "\n", "utf-8")
+    (args.out / "results.json").write_text(json.dumps([as_json(each) for each in made]), "utf-8")
+    (args.out / "index.html").write_text(page(*made), "utf-8")
+    for each, name in zip(made, dict.fromkeys(one.chapter.name for one in sections), strict=True):
+        write_pngs(each, args.out / "plots", name)
+    if args.docs:
+        args.docs.write_text(replaced(args.docs.read_text("utf-8"), text), "utf-8")
+    console.print(f"{len(sections)} tables in {time.monotonic() - started:.0f} s: {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (MarkersError, OSError) as error:
+        sys.exit(str(error))

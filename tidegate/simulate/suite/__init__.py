@@ -1,0 +1,1 @@
+"""Many experiments as one: what the results in the documentation are made of."""

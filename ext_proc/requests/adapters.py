@@ -8,7 +8,6 @@ that a pool serves is taken for it. The request is not rewritten.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.types import Form
@@ -54,5 +53,5 @@ def split_adapter(features: Features, models: Container[str]) -> Features:
     for found in reversed(list(_SEPARATOR.finditer(whole))):
         base, adapter = whole[: found.start()], whole[found.end() :]
         if adapter and base in models:
-            return replace(features, model=base, adapter=adapter)
+            return features.changed(model=base, adapter=adapter)
     return features

@@ -9,6 +9,7 @@ for one of these only. Only full blocks count: a prompt that grows keeps all its
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import xxhash
@@ -52,6 +53,7 @@ def chained(features: Features, data: bytes, size: int, limit: int = MAX_BLOCKS)
     return continued(root, data, size, limit)
 
 
+@lru_cache(maxsize=1024)
 def root_of(model: str | None, adapter: str | None, salt: str | None) -> int:
     """Return the hash that a chain begins from, an unsigned 64-bit integer."""
     text = f"{model or ''}\0{adapter or ''}"

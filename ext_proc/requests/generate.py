@@ -7,7 +7,6 @@ parameters, so the prompt and the sampling options may lie at the top or inside 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.requests import values
@@ -37,8 +36,7 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     parameters: dict[str, Any] = nested if isinstance(nested, dict) else {}
     prompt, partial = _prompt(document, parameters)
     sampling = _sampling(members.get(SAMPLING_INPUT, parameters.get(SAMPLING_INPUT)))
-    return replace(
-        features,
+    return features.changed(
         request_id=values.label(members.get("id")) or features.request_id,
         prompt=prompt,
         prompt_is_partial=partial,

@@ -8,7 +8,7 @@ the model, its parameters and its inputs, and the tensors' bulk follows.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.requests import values
@@ -108,7 +108,7 @@ def read_model_call(
             model = _identifier(scanner, item, "name")
         elif item.number == _CALL_VERSION:
             version = _identifier(scanner, item, "version")
-    return replace(features, model=model or features.model, version=version or features.version)
+    return features.changed(model=model or features.model, version=version or features.version)
 
 
 def _open(
@@ -223,8 +223,7 @@ def _describe(features: Features, scanner: Scanner, message: _Message) -> Featur
     timeout_us = values.positive(parameters.get("timeout"))
     timeout_s = None if timeout_us is None else timeout_us * _MICROSECOND_S
     said = read_tensors(_tensors(scanner, message)) if message.inputs else NOTHING
-    return replace(
-        features,
+    return features.changed(
         model=message.model or features.model,
         version=message.version or features.version,
         request_id=values.label(message.id) or features.request_id,

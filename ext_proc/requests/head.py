@@ -7,6 +7,7 @@ Paths follow the KServe v2 protocol with Triton's extensions (server: ``src/http
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
@@ -46,6 +47,8 @@ _METHODS: Final = {
 _OPENAI_ENDINGS: Final = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 _STREAMING: Final = frozenset({Form.GRPC_STREAM, Form.GENERATE_STREAM})
 
+_NO_INFERENCE: Final = (Form.OTHER, None, None)
+
 _TIMEOUT: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
 _MILLISECONDS: Final = re.compile(r"[0-9]{1,12}")
 _TIMEOUT_UNIT_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -65,22 +68,25 @@ def read_head(method: str, path: str, headers: Mapping[str, str]) -> Features:
         names one, as in ``/v2/models/M/config``). The model of a header is replaced by the body's,
         where that names one.
     """
-    form, model, version = _read_path(method, path)
-    return Features(
-        form=form,
-        pool=_name(headers.get(POOL_HEADER)),
-        model=model or _name(headers.get(MODEL_HEADER)),
-        version=version,
-        sequence_id=_sequence(headers.get(SEQUENCE_HEADER)),
-        request_id=label(headers.get(REQUEST_ID_HEADER)),
-        timeout_s=_timeout(headers),
-        streaming=form in _STREAMING,
-    )
+    form, model, version = _NO_INFERENCE if len(path) > MAX_PATH_CHARS else _read_path(method, path)
+    get = headers.get
+    features = Features(form, model=model, version=version, streaming=form in _STREAMING)
+    # Few requests have one of these, and this is the hot path.
+    if (pool := get(POOL_HEADER)) is not None:
+        features.pool = _name(pool)
+    if model is None and (named := get(MODEL_HEADER)) is not None:
+        features.model = _name(named)
+    if (sequence := get(SEQUENCE_HEADER)) is not None:
+        features.sequence_id = _sequence(sequence)
+    if (request_id := get(REQUEST_ID_HEADER)) is not None:
+        features.request_id = label(request_id)
+    if (spoken := get("grpc-timeout")) is not None or TIMEOUT_HEADER in headers:
+        features.timeout_s = _timeout(spoken, get(TIMEOUT_HEADER))
+    return features
 
 
+@lru_cache(maxsize=1024)
 def _read_path(method: str, path: str) -> tuple[Form, str | None, str | None]:
-    if len(path) > MAX_PATH_CHARS:
-        return Form.OTHER, None, None
     bare = path.partition("?")[0]
     posted = method == "POST"
     if bare.startswith(GRPC_SERVICE):
@@ -112,14 +118,11 @@ def _sequence(value: str | None) -> int | str | None:
     return text
 
 
-def _timeout(headers: Mapping[str, str]) -> float | None:
+def _timeout(spoken: str | None, own: str | None) -> float | None:
     """Return the sooner of ``grpc-timeout`` and Tidegate's own header, in seconds.
 
     gRPC over HTTP/2 writes at most eight digits and a unit; ours are milliseconds, 0 means none.
     """
-    spoken, own = headers.get("grpc-timeout"), headers.get(TIMEOUT_HEADER)
-    if spoken is None and own is None:
-        return None
     found = _TIMEOUT.fullmatch(spoken) if spoken else None
     of_grpc = None if found is None else int(found[1]) * _TIMEOUT_UNIT_S[found[2]]
     found = _MILLISECONDS.fullmatch(own) if own else None

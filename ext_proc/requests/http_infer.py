@@ -12,7 +12,6 @@ not seen; with binary tensors the JSON comes first and is seen.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.requests import values
@@ -92,8 +91,7 @@ def _describe(features: Features, members: dict[str, Any], said: Said) -> Featur
     sequence = values.sequence_id(parameters.get("sequence_id"), "`parameters.sequence_id`")
     timeout_us = values.positive(parameters.get("timeout"))
     timeout_s = None if timeout_us is None else timeout_us * _MICROSECOND_S
-    return replace(
-        features,
+    return features.changed(
         request_id=values.label(members.get("id")) or features.request_id,
         sequence_id=features.sequence_id if sequence is None else sequence,
         sequence_start=parameters.get("sequence_start") is True,

@@ -15,7 +15,6 @@ that was read in part is always a prefix of the whole body's prompt.
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -52,8 +51,7 @@ def read_openai(features: Features, body: bytes | memoryview, *, complete: bool)
     members = document.members
     prompt, partial, token_ids = _prompt(document)
     limit = values.positive(members.get("max_completion_tokens"))
-    return replace(
-        features,
+    return features.changed(
         model=values.name(members.get("model"), "`model`") or features.model,
         session=values.session(members.get("prompt_cache_key"))
         or values.session(members.get("user")),

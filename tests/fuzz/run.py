@@ -2,7 +2,7 @@
 
 It needs ``atheris`` (``pip install atheris``), which is no dependency of the project. It starts
 from ``corpus.txt`` and keeps what reaches new code in the temporary folder that it names, where
-also an input that breaks a promise is left. Targets: ``request`` (default), ``metrics``, ``wire``.
+also an input that breaks a promise is left. Targets: ``request`` (default), ``metrics``, ``wire``, ``kv``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["ext_proc"]):
-    from fuzz import targets, wire
+    from fuzz import kv, targets, wire
 
 from fuzz.corpus import inputs
 
@@ -22,6 +22,7 @@ TARGETS = {
     "request": targets.one_input,
     "metrics": targets.metrics_page,
     "wire": wire.one_stream,
+    "kv": kv.one_batch,
 }
 
 

@@ -1,0 +1,150 @@
+"""Replicas whose engines publish KV events: a real Envoy sends prompts to where they are held.
+
+The replicas compute nothing; beside each runs an engine's cache that publishes as vLLM does, filled
+by the test as if other pickers had sent the prompts: what the picker knows, it knows from events.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from support.kv_engine import KvCache, KvEngine
+from support.replicas import Replica, stack_over
+from support.traffic import eventually, metric, picker_state
+
+PATH = "/v1/completions"
+SIZE = 16
+PROMPTS = itertools.count(1)
+
+
+def fresh_prompt():
+    """Return 20 blocks of tokens that nobody has seen."""
+    first = next(PROMPTS)
+    return tuple(first * 1000 + each for each in range(20 * SIZE))
+
+
+class Publishing(Replica):
+    """A replica beside an engine that publishes."""
+
+    engine: KvEngine
+
+    def endpoint(self, **more):
+        events = {"address": self.engine.address}
+        if self.engine.replay is not None:
+            events["replay"] = self.engine.replay
+        return super().endpoint(telemetry={"kv_events": events}, **more)
+
+
+@pytest.fixture(scope="module")
+async def replicas():
+    """Two replicas; only the first can tell again what was missed."""
+    first, second = Publishing("r1"), Publishing("r2")
+    async with (
+        KvEngine(KvCache(SIZE, 1000)) as one,
+        KvEngine(KvCache(SIZE, 60, maps=False), replay=None) as two,
+    ):
+        first.engine, second.engine = one, two
+        yield first, second
+
+
+@pytest.fixture(scope="module")
+async def stack(demo_extra, replicas):  # noqa: ARG001 - skips first
+    """One stack over them, with blocks as the engines have them."""
+    more = {
+        "match": {"models": ["toy-llm"], "paths": [PATH]},
+        "routing": {"block_tokens": SIZE, "body": "full"},
+    }
+    async with stack_over(*replicas, more=more) as running:
+        yield running
+
+
+async def known(http, stack, name):
+    """Return whether a replica's cache is known, and how many blocks it holds by the index."""
+    state = await picker_state(http, stack)
+    told = state["telemetry"]["kv_events"][name]
+    held = state["router"]["pools"]["llm"]["endpoints"][name]["index_blocks"]
+    return told["exact"], held
+
+
+async def goes_to(http, stack, replicas, prompt):
+    """Send a prompt; return who got it."""
+    before = [len(each.asked) for each in replicas]
+    body = {"model": "toy-llm", "prompt": list(prompt), "max_tokens": 2}
+    async with http.post(stack.http_url + PATH, json=body) as answer:
+        assert answer.status == 200
+    (index,) = [i for i, each in enumerate(replicas) if len(each.asked) > before[i]]
+    return replicas[index]
+
+
+async def told(http, stack, replica, blocks):
+    """Publish what happened, until the index holds so many blocks of a replica."""
+    await replica.engine.publish()
+
+    async def shows():
+        return (await known(http, stack, replica.name))[1] == blocks
+
+    assert await eventually(shows)
+
+
+async def test_prompts_go_where_their_blocks_are(http, stack, replicas):
+    """Stored blocks attract at once, and removed ones no longer do."""
+    first, second = replicas
+
+    async def both_known():
+        return [(await known(http, stack, each.name))[0] for each in replicas] == [True, False]
+
+    assert await eventually(both_known)
+    prompts = [fresh_prompt() for _ in range(4)]
+    for prompt in prompts[:2]:
+        second.engine.cache.run(prompt)
+    await told(http, stack, second, 40)
+    for prompt in prompts[2:]:
+        first.engine.cache.run(prompt)
+    await told(http, stack, first, 40)
+    for prompt in prompts[:2]:
+        assert await goes_to(http, stack, replicas, prompt) is second
+    for prompt in prompts[2:]:
+        assert await goes_to(http, stack, replicas, prompt) is first
+    # The second gives two up for others, and the first computes one of them.
+    for _ in range(3):
+        second.engine.cache.run(fresh_prompt())
+    await told(http, stack, second, 60)
+    first.engine.cache.run(prompts[0])
+    await told(http, stack, first, 60)
+    assert await goes_to(http, stack, replicas, prompts[0]) is first
+
+
+async def test_a_lost_batch_is_told_again_or_costs_what_was_known(http, stack, replicas):
+    """With a replay nothing is missing; without one nothing from before is believed."""
+    first, second = replicas
+    lost, later = fresh_prompt(), fresh_prompt()
+    first.engine.cache.run(lost)
+    await first.engine.publish(lose=True)
+    first.engine.cache.run(later)
+    held = len(first.engine.cache.prompts())
+    await told(http, stack, first, held)
+    assert await goes_to(http, stack, replicas, lost) is first
+
+    second.engine.cache.clear()
+    await second.engine.publish(lose=True)
+    second.engine.cache.run(fresh_prompt())
+    await told(http, stack, second, 20)
+    gaps = {"what": "gaps"}
+    assert await metric(http, stack.picker_metrics, "tidegate_picker_kv_events_total", **gaps) >= 1
+
+
+async def test_a_dead_engine_holds_nothing(http, stack, replicas):
+    """The end of its connection ends what is known of it; requests go on."""
+    first, _ = replicas
+    prompt = fresh_prompt()
+    first.engine.cache.run(prompt)
+    await told(http, stack, first, len(first.engine.cache.prompts()))
+    await first.engine.__aexit__(None, None, None)
+
+    async def forgotten():
+        return await known(http, stack, "r1") == (False, 0)
+
+    assert await eventually(forgotten)
+    assert await goes_to(http, stack, replicas, prompt) in replicas

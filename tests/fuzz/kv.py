@@ -1,0 +1,38 @@
+"""KV events as they come from a network: any numbers and any bytes, bounded and without a raise."""
+
+from __future__ import annotations
+
+from ext_proc.routing.exact_index import ExactIndex, Telling
+from ext_proc.routing.types import EndpointKey
+from ext_proc.telemetry.kv_events.follower import Follower
+from ext_proc.telemetry.kv_events.translate import Translator
+
+KEY = EndpointKey("r1", 1)
+MAX_BLOCKS = 1000
+
+
+def one_batch(data: bytes) -> None:
+    """Take ``data`` as batches: a byte of number, two of length, and a batch, again and again."""
+    index = ExactIndex(max_blocks=MAX_BLOCKS)
+    index.tell(KEY, complete=False)
+    translator = Translator(
+        KEY, 0, model="m", models=frozenset({"m", "a"}), block_tokens=2, block=index.block
+    )
+    follower = Follower(
+        translator,
+        index.apply,
+        lambda complete: index.apply(Telling(KEY, complete)),
+        can_ask=True,
+    )
+    at = 0
+    while at < len(data):
+        length = int.from_bytes(data[at + 1 : at + 3], "big")
+        payload = data[at + 3 : at + 3 + length]
+        if not follower.live(data[at], payload):
+            follower.give_up(data[at])
+            assert follower.live(data[at], payload)
+        assert index.held(KEY) == index.blocks <= MAX_BLOCKS
+        at += 3 + length
+    index.tell(KEY, complete=None)
+    index.expire(0.0)
+    assert index.blocks == 0

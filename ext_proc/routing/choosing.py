@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.draw import Rng
     from ext_proc.routing.leases import Leases
     from ext_proc.routing.policies import Offer, Policy
-    from ext_proc.routing.prefix_index import PrefixIndex
+    from ext_proc.routing.prefix_index import PrefixIndex, Steps
     from ext_proc.routing.roster import Roster, Seat
     from ext_proc.routing.types import Pool, Request
 
@@ -96,15 +96,11 @@ class Chooser:
         steps = index.match(blocks) if blocks else []
         free: Sequence[Seat] = ()
         matched: Sequence[int] = ()
-        sampled = False
-        if len(seats) > SMALL and not policy.everyone and request.subset is None and not picky:
-            door = (variant, request.protocol)
-            by_key, known = roster.open_by_key(*door), roster.remembered.get(door, ())
-            few, held = shortlist(seats, by_key, known, index, steps, rng)
-            sampled = True
-            # Within the subset and the able: conditions never empty a choice.
-            free = below_limit(self._conditions.keep(pool.name, few, now), limit)
-            matched = held if free is few else [held[few.index(seat)] for seat in free]
+        sampled = (
+            len(seats) > SMALL and not policy.everyone and request.subset is None and not picky
+        )
+        if sampled:
+            free, matched = self._sample(roster, request, variant, seats, steps, limit, rng, now)
         if not free:
             where = f"{pool.name}/{variant}"
             if leased is None and seats:
@@ -116,14 +112,39 @@ class Chooser:
             matched = index.depths(steps, free) if steps else [0] * len(free)
         shared = index.shared_depth(blocks, max(matched), len(seats)) if steps else 0
         offer = make_offer(roster, request, variant, free, matched, shared, rng, now, unix_now)
-        prices = policy.prices(offer)
-        if inference and offer.ramp is not None:
-            prices = with_turns(offer, prices, rng)
-        if inference and (pool.prefer_zone or pool.model_needs or features.adapter is not None):
-            prices = wished_first(pool, features, free, prices, self._zone, now)
-        if self.silent:
-            prices = silent_last(offer, prices)
+        prices = self._prices(pool, policy, offer, inference=inference)
         return Choice(policy, offer, prices, lease_key, leased is not None, sampled)
+
+    def _prices(
+        self, pool: Pool, policy: Policy, offer: Offer, *, inference: bool
+    ) -> Sequence[float]:
+        """Return the policy's prices after ramps, wishes and silence."""
+        prices, features = policy.prices(offer), offer.request.features
+        if inference:
+            if offer.ramp is not None:
+                prices = with_turns(offer, prices, offer.rng)
+            if pool.prefer_zone or pool.model_needs or features.adapter is not None:
+                prices = wished_first(pool, features, offer.seats, prices, self._zone, offer.now)
+        return silent_last(offer, prices) if self.silent else prices
+
+    def _sample(
+        self,
+        roster: Roster,
+        request: Request,
+        variant: str,
+        seats: Sequence[Seat],
+        steps: Steps,
+        limit: int,
+        rng: Rng,
+        now: float,
+    ) -> tuple[Sequence[Seat], Sequence[int]]:
+        """Return candidates out of many seats with what each holds; none where all are full."""
+        door = (variant, request.protocol)
+        by_key, known = roster.open_by_key(*door), roster.remembered.get(door, ())
+        few, held = shortlist(seats, by_key, known, self._index, steps, rng)
+        # Within the able: conditions never empty a choice.
+        free = below_limit(self._conditions.keep(request.pool, few, now), limit)
+        return free, held if free is few else [held[few.index(seat)] for seat in free]
 
     def _open(
         self, roster: Roster, request: Request, rng: Rng, now: float

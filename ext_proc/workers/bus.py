@@ -111,6 +111,7 @@ class Bus:
         self._began = clock()
         self._fresh = True
         """The index was asked of nobody yet."""
+        self._open = False
         self.leading = False
         self.told = 0
         """Events told."""
@@ -126,11 +127,13 @@ class Bus:
             OSError: The folder cannot be used.
         """
         self._outlet.open()
+        self._open = True
         self._on_lead(False)
         self.tick()
 
     def close(self) -> None:
-        """Leave the others."""
+        """Leave the others; it does not lead any more, but nobody here is told."""
+        self._open = False
         if self._timer is not None:
             self._timer.cancel()
         for inlet in self._inlets.values():
@@ -165,7 +168,7 @@ class Bus:
         before = [inlet.up for number, inlet in self._inlets.items() if number < self._place.number]
         waited = not before or self._clock() - self._began >= GRACE_S
         leading = waited and not any(before)
-        if leading != self.leading:
+        if self._open and leading != self.leading:
             self.leading = leading
             self._on_lead(leading)
 

@@ -94,7 +94,9 @@ class Outlet:
         self._loop.add_reader(self._server, self._accept)
 
     def close(self) -> None:
-        """End all connections."""
+        """End all connections and listen no more; calling it again does nothing."""
+        if self._server.fileno() < 0:
+            return
         self._loop.remove_reader(self._server)
         self._server.close()
         for sock in [*self._greeting, *self._readers]:

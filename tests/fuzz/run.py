@@ -2,7 +2,8 @@
 
 It needs ``atheris`` (``pip install atheris``), which is no dependency of the project. It starts
 from ``corpus.txt`` and keeps what reaches new code in the temporary folder that it names, where
-also an input that breaks a promise is left. Targets: ``request`` (default), ``metrics``, ``wire``, ``kv``.
+also an input that breaks a promise is left. Targets: ``request`` (default), ``metrics``, ``wire``,
+``kv``, ``workers``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["ext_proc"]):
-    from fuzz import kv, targets, wire
+    from fuzz import kv, targets, wire, workers
 
 from fuzz.corpus import inputs
 
@@ -23,6 +24,7 @@ TARGETS = {
     "metrics": targets.metrics_page,
     "wire": wire.one_stream,
     "kv": kv.one_batch,
+    "workers": workers.one_stream,
 }
 
 

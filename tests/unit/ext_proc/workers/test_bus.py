@@ -1,0 +1,316 @@
+"""Workers in one loop, over real sockets: what one does, the others know."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from ext_proc.feedback.entries import Judged, Verdict
+from ext_proc.routing.router import Router
+from ext_proc.routing.types import Outcome, Reading
+from ext_proc.telemetry.news import Heard, PushEnded
+from ext_proc.workers import bus as module
+from ext_proc.workers import links
+from ext_proc.workers.bus import Bus, Place
+from ext_proc.workers.news import Probed
+from support.crew import POOL, decide, key, loads, router
+
+
+class Worker:
+    """A router on the bus, with what reached it."""
+
+    def __init__(self, folder: Path, number: int, count: int, clock: Callable[[], float]) -> None:
+        self.news: list = []
+        self.judged: list = []
+        self.leads: list[bool] = []
+        self.router: Router = router(
+            4,
+            number,
+            on_event=self.tell,
+            on_sequence=self.catch_up,
+        )
+        self.bus = Bus(
+            Place(folder, number, count),
+            self.router,
+            on_news=self.news.append,
+            on_judged=lambda judged, _: self.judged.append(judged),
+            on_lead=self.leads.append,
+            clock=clock,
+        )
+
+    def tell(self, event) -> None:
+        self.bus.tell(event)
+
+    def catch_up(self) -> None:
+        self.bus.catch_up()
+
+
+class Crew:
+    """Some workers; their clock is the test's."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.now = 100.0
+        self.folder, self.count = folder, count
+        self.workers: dict[int, Worker] = {}
+
+    def start(self, number: int) -> Worker:
+        """Start a worker, or start it again."""
+        worker = Worker(self.folder, number, self.count, lambda: self.now)
+        self.workers[number] = worker
+        worker.bus.open()
+        return worker
+
+    async def settle(self) -> None:
+        """Let all that is under way arrive."""
+        for _ in range(3):
+            for worker in self.workers.values():
+                worker.bus.tick()
+                worker.bus.flush()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            for worker in self.workers.values():
+                worker.bus.catch_up()
+
+
+@asynccontextmanager
+async def crew_of(folder: Path, count: int):
+    crew = Crew(folder, count)
+    for number in range(count):
+        crew.start(number)
+    try:
+        await crew.settle()
+        yield crew
+    finally:
+        for worker in crew.workers.values():
+            worker.bus.close()
+
+
+async def test_charges_and_settles_reach_the_others(tmp_path):
+    """A request in flight at one worker counts at all of them, and at none once it has ended."""
+    async with crew_of(tmp_path, 3) as crew:
+        first, *others = crew.workers.values()
+        made = decide(first.router, 100.0, (1, 2, 3))
+        await crew.settle()
+        for other in others:
+            assert loads(other.router) == loads(first.router)
+            assert sum(other.router.in_flight().values()) == 0
+            assert other.router.index.matched((1, 2, 3), made.ticket.endpoint) == 3
+        first.router.settle(made.ticket, Outcome.DONE, 101.0)
+        await crew.settle()
+        for other in others:
+            assert set(loads(other.router).values()) == {(0, 0.0)}
+
+
+async def test_events_go_out_by_themselves(tmp_path):
+    """Nobody needs to flush: a charge is known within a few milliseconds."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, other = crew.workers.values()
+        decide(first.router, 100.0)
+        async with asyncio.timeout(5):
+            while not len(other.router.siblings):  # noqa: ASYNC110 - two sockets bring it
+                await asyncio.sleep(0)
+
+
+async def test_a_dead_worker_leaves_no_charges(tmp_path):
+    """When its connection ends, the others forget at once what it had in flight."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, other = crew.workers.values()
+        decide(first.router, 100.0)
+        await crew.settle()
+        assert len(other.router.siblings) == 1
+        first.bus.close()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(other.router.siblings) == 0
+        assert set(loads(other.router).values()) == {(0, 0.0)}
+
+
+async def test_who_begins_later_learns_what_is_open(tmp_path):
+    """Tickets, leases and the prefix index come with the first connection; nothing twice."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, _ = crew.workers.values()
+        made = decide(first.router, 100.0, (1, 2, 3))
+        leased = decide(first.router, 100.0, sequence_id=7)
+        await crew.settle()
+        crew.workers[1].bus.close()
+        again = crew.start(1)
+        await crew.settle()
+        assert loads(again.router) == loads(first.router)
+        assert again.router.index.matched((1, 2, 3), made.ticket.endpoint) == 3
+        assert decide(again.router, 101.0, sequence_id=7).addresses == leased.addresses[:1]
+        first.router.settle(made.ticket, Outcome.DONE, 101.0)
+        first.router.settle(leased.ticket, Outcome.DONE, 101.0)
+        await crew.settle()
+        assert len(again.router.siblings) == 0
+
+
+async def test_an_index_of_many_parts_arrives_whole(tmp_path, monkeypatch):
+    """Parts follow one another while new events go out between them."""
+    monkeypatch.setattr(module, "PART_BYTES", 256)
+    async with crew_of(tmp_path, 2) as crew:
+        first, _ = crew.workers.values()
+        for number in range(60):
+            made = decide(first.router, 100.0, tuple(range(number * 100, number * 100 + 20)))
+            first.router.settle(made.ticket, Outcome.DONE, 100.0)
+        await crew.settle()
+        crew.workers[1].bus.close()
+        again = crew.start(1)
+        async with asyncio.timeout(10):
+            while again.router.index.blocks < 1200:
+                decide(first.router, 100.0, (1, 2, 3))
+                await asyncio.sleep(0.001)
+        await crew.settle()
+        assert again.router.index.blocks == first.router.index.blocks
+
+
+async def test_a_lease_is_known_before_the_next_request(tmp_path):
+    """Without a turn of the loop between them, the other worker keeps the sequence's place."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, other = crew.workers.values()
+        for sequence in range(1, 30):
+            began = decide(first.router, 100.0, sequence_id=sequence, sequence_start=True)
+            went_on = decide(other.router, 100.0, sequence_id=sequence)
+            assert went_on.addresses == began.addresses
+            ended = decide(first.router, 100.0, sequence_id=sequence, sequence_end=True)
+            assert ended.addresses == began.addresses
+        other.bus.catch_up()
+        assert len(first.router.leases) == len(other.router.leases) == 0
+
+
+async def test_the_lowest_live_worker_leads(tmp_path):
+    """One leads; when it dies the next one does at once, and gives way when it is back."""
+    async with crew_of(tmp_path, 3) as crew:
+        crew.now += module.GRACE_S
+        await crew.settle()
+        assert [w.bus.leading for w in crew.workers.values()] == [True, False, False]
+        crew.workers[0].bus.close()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert [w.bus.leading for n, w in crew.workers.items() if n] == [True, False]
+        crew.start(0)
+        await crew.settle()
+        assert [w.bus.leading for w in crew.workers.values()] == [True, False, False]
+        assert crew.workers[1].leads == [False, True, False]
+
+
+async def test_a_worker_that_begins_waits_for_those_before_it(tmp_path):
+    """Alone, the second one leads only after it has given the first one time to come."""
+    crew = Crew(tmp_path, 2)
+    late = crew.start(1)
+    try:
+        assert not late.bus.leading
+        crew.now += module.GRACE_S
+        late.bus.tick()
+        assert late.bus.leading
+    finally:
+        late.bus.close()
+
+
+async def test_what_the_leader_finds_reaches_all(tmp_path):
+    """Readings, probes and verdicts are the same for all workers."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, other = crew.workers.values()
+        heard = Heard("r0", "page", (Reading(at=99.0, queued=3.0),), 99.0)
+        judged = Judged(POOL, key(0), Verdict.BROKEN)
+        first.bus.tell(heard)
+        first.bus.tell(judged)
+        for _ in range(2):
+            first.bus.tell(Probed(POOL, key(1), ready=False))
+        await crew.settle()
+        assert other.news == [heard]
+        assert other.judged == [judged]
+        assert other.router.conditions.of(POOL, key(1)) == ["not-ready"]
+
+
+async def test_a_push_ends_with_the_worker_that_had_it(tmp_path):
+    """What only a dead worker heard is nobody's word any more."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, other = crew.workers.values()
+        first.bus.tell(Heard("r0", "push", (), 99.0))
+        await crew.settle()
+        first.bus.close()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert other.news[-1] == PushEnded("r0")
+
+
+async def test_a_silent_sibling_is_given_up(tmp_path, monkeypatch):
+    """A worker that hangs keeps its socket open; its charges do not stay for that."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, other = crew.workers.values()
+        decide(first.router, 100.0)
+        await crew.settle()
+        monkeypatch.setattr(module, "SILENT_S", -1.0)
+        other.bus.tick()
+        assert len(other.router.siblings) == 0
+        monkeypatch.undo()
+        await crew.settle()
+        assert len(other.router.siblings) == 1
+
+
+async def test_a_reader_that_does_not_read_is_dropped(tmp_path, monkeypatch):
+    """What is kept for it is bounded; the others go on."""
+    monkeypatch.setattr(links, "MAX_BACKLOG", 1000)
+    async with crew_of(tmp_path, 2) as crew:
+        first, other = crew.workers.values()
+        with socket.socket(socket.AF_UNIX) as idle:
+            idle.connect(str(links.path_of(tmp_path, 0)))
+            idle.send(links.HELLO + links.NEWS_ONLY)
+            await crew.settle()
+            assert first.bus.state()["readers"] == 2
+            for number in range(400):
+                decide(first.router, 100.0, tuple(range(number * 1000, number * 1000 + 500)))
+                first.bus.flush()
+                other.bus.catch_up()
+            assert first.bus.state()["readers"] == 1
+        assert len(other.router.siblings) == 400
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"tidegate 9 *" * 3])
+async def test_strangers_are_not_served(tmp_path, said):
+    """Who does not greet as a worker of this version is sent away."""
+    async with crew_of(tmp_path, 1) as crew:
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(links.path_of(tmp_path, 0)))
+            stranger.send(said)
+            if not said:
+                stranger.shutdown(socket.SHUT_WR)
+            stranger.setblocking(False)
+            await crew.settle()
+            with suppress(ConnectionResetError):
+                assert stranger.recv(10) == b""
+        assert crew.workers[0].bus.state()["readers"] == 0
+
+
+async def test_nonsense_ends_a_connection_only(tmp_path):
+    """A sibling that talks nonsense is dialled again, and its charges are forgotten meanwhile."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, other = crew.workers.values()
+        decide(first.router, 100.0)
+        await crew.settle()
+        first.bus._outlet.send(b"\x01\x00\x00\x00\x63")
+        other.bus.catch_up()
+        assert len(other.router.siblings) == 0
+        await crew.settle()
+        assert len(other.router.siblings) == 1
+        assert other.bus.state()["siblings"]["0"]["connections_failed"] == 1
+
+
+async def test_names_begin_anew_before_they_run_out(tmp_path, monkeypatch):
+    """A worker that has told as many names as it may starts new connections with new ones."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, other = crew.workers.values()
+        decide(first.router, 100.0)
+        await crew.settle()
+        monkeypatch.setattr(type(first.bus._encoder), "full", property(lambda self: self._numbers))
+        first.bus.tick()
+        monkeypatch.undo()
+        await crew.settle()
+        decide(first.router, 100.0)
+        await crew.settle()
+        assert loads(other.router) == loads(first.router)

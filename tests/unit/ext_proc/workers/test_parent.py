@@ -1,0 +1,111 @@
+"""The parent with real processes: stopped together, started again, told when addresses are bad."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+
+from support.traffic import eventually
+from tidegate.stack.ports import HeldPorts
+
+NOBODY = "127.0.0.1:1"
+
+
+@asynccontextmanager
+async def workers(listen: str, metrics: str, *more: str):
+    """Run two workers without a control server."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "ext_proc", "--workers", "2", "--listen", listen, "--metrics", metrics),
+        *("--xds", NOBODY, "--id", "p", "--log-format", "json", *more),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(60):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def event(process, name: str) -> dict:
+    """Return the next line of the log that tells of an event."""
+    while line := await process.stderr.readline():
+        told = json.loads(line) if line.startswith(b"{") else {"event": "gRPC's own line"}
+        if told["event"] == name:
+            return told
+    raise AssertionError(f"the log ended before {name}")
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def connected(http: aiohttp.ClientSession, page: str) -> bool:
+    """Ask a worker whether it hears its sibling."""
+    async with http.get(f"http://{page}/debug/state") as answer:
+        (sibling,) = (await answer.json())["workers"]["siblings"].values()
+    return sibling["connected"]
+
+
+async def test_a_dead_worker_is_started_again_and_all_stop_together():
+    """A killed worker comes back and is followed; SIGTERM ends all with 0 and leaves no socket."""
+    with HeldPorts() as ports:
+        pages = (ports.address(), ports.address())
+        listen = f"{ports.address()},{ports.address()}"
+        async with (
+            workers(listen, ",".join(pages)) as process,
+            aiohttp.ClientSession() as http,
+        ):
+            for _ in pages:
+                await event(process, "picker_started")
+            first = children(process.pid)
+            assert len(first) == 2
+            os.kill(first[0], signal.SIGKILL)
+            assert (await event(process, "worker_ended"))["code"] == -signal.SIGKILL
+            await event(process, "picker_started")
+            assert len(set(children(process.pid)) - set(first)) == 1
+            for page in pages:
+                assert await eventually(partial(connected, http, page))
+            process.send_signal(signal.SIGTERM)
+            assert (await event(process, "workers_stopped"))["code"] == 0
+            assert await process.wait() == 0
+
+
+async def test_workers_end_with_their_parent():
+    """A killed parent leaves no worker behind."""
+    with HeldPorts() as ports:
+        listen, metrics = (f"{ports.address()},{ports.address()}" for _ in range(2))
+        async with workers(listen, metrics, "--drain", "0") as process:
+            for _ in range(2):
+                await event(process, "picker_started")
+            process.kill()
+            # Its log ends when the last one that writes to it has ended.
+            await process.stderr.read()
+
+
+async def test_a_taken_address_ends_all_with_2():
+    """One worker that cannot listen is the whole picker's usage error."""
+    taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    host, port = taken.sockets[0].getsockname()
+    try:
+        with HeldPorts() as ports:
+            metrics = f"{ports.address()},{ports.address()}"
+            async with workers(f"{ports.address()},{host}:{port}", metrics) as process:
+                told = await event(process, "cannot_start")
+                assert f"cannot listen on {host}:{port}" in told["reason"]
+                await process.stderr.read()
+                assert await process.wait() == 2
+    finally:
+        taken.close()
+        await taken.wait_closed()

@@ -1,0 +1,186 @@
+"""Events as bytes: what was written is read, and what is no such stream is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import string
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.feedback.entries import Judged, Verdict
+from ext_proc.routing.leases import Lease, Leased, LeaseKey, Released
+from ext_proc.routing.ledger import Charged, EndpointRemoved, Settled
+from ext_proc.routing.prefix_index import Inserted, Purged
+from ext_proc.routing.types import EndpointKey, Outcome, Reading, SequenceKey, Ticket
+from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
+from ext_proc.workers.decode import Decoder
+from ext_proc.workers.encode import Encoder
+from ext_proc.workers.news import Indexed, Probed
+from ext_proc.workers.records import (
+    INSERTED,
+    JSON,
+    LENGTH,
+    MAX_BLOCKS,
+    MAX_FRAME,
+    SETTLED,
+    TAG_INSERTED,
+    TAG_JSON,
+    TAG_NAME,
+    TAG_SETTLED,
+    GarbledError,
+    framed,
+)
+
+texts = st.text(string.ascii_letters + "ü- ", max_size=12)
+keys = st.builds(EndpointKey, texts, st.integers(0, 2**62))
+times = st.floats(0.0, 1e9)
+maybe = st.none() | times
+blocks = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30).map(tuple)
+sequences = st.builds(
+    LeaseKey,
+    texts,
+    st.builds(SequenceKey, texts, texts, st.integers(0, 2**64 - 1) | texts),
+)
+readings = st.builds(
+    Reading,
+    at=times,
+    model=st.none() | texts,
+    queued=maybe,
+    kv_used=maybe,
+    saturated=st.none() | st.booleans(),
+    failures_per_s=st.lists(st.tuples(texts, times), max_size=2).map(tuple),
+)
+events = st.one_of(
+    st.builds(
+        Charged,
+        st.builds(
+            Ticket,
+            st.integers(0, 2**63),
+            keys,
+            texts,
+            times,
+            times,
+            st.booleans(),
+            maybe,
+            st.integers(0, 2**31),
+        ),
+    ),
+    st.builds(Settled, st.integers(0, 2**63), st.sampled_from(Outcome)),
+    st.builds(Inserted, keys, blocks, times),
+    st.builds(Leased, sequences, st.builds(Lease, keys, texts, times), st.booleans()),
+    st.builds(Released, sequences),
+    st.builds(Heard, texts, texts, st.lists(readings, max_size=2).map(tuple), times),
+    st.builds(Restarted, texts),
+    st.builds(Failed, texts, st.integers(0, 1000)),
+    st.builds(PushEnded, texts),
+    st.builds(Probed, texts, keys, st.booleans()),
+    st.builds(Indexed, texts, keys, st.none() | texts),
+    st.builds(Judged, texts, keys, st.sampled_from(Verdict), maybe, maybe, maybe, st.booleans()),
+)
+
+
+@given(st.lists(events, max_size=20), st.lists(st.integers(1, 200), max_size=30))
+def test_what_was_written_is_read(written, cuts):
+    """However the bytes are cut on their way, the same events come out, in order."""
+    encoder = Encoder()
+    stream = bytearray()
+    for number, event in enumerate(written):
+        assert encoder.put(event, 5.0)
+        if number % 3 == 2:
+            stream += framed(encoder.batch)
+            encoder.batch.clear()
+    stream += framed(encoder.batch)
+    decoder, read = Decoder(), []
+    for cut in cuts:
+        read += decoder.feed(bytes(stream[:cut]))
+        del stream[:cut]
+    read += decoder.feed(bytes(stream))
+    assert [event for event, _ in read] == written
+    assert all(when == (5.0 if isinstance(event, Settled) else 0.0) for event, when in read)
+
+
+@given(st.lists(events, max_size=10), st.lists(events, max_size=10))
+def test_a_stream_that_begins_later_knows_the_names(before, after):
+    """Names told before are told again at the beginning, so that the rest can be read."""
+    encoder = Encoder()
+    for event in before:
+        encoder.put(event, 0.0)
+    encoder.batch.clear()
+    stream = encoder.names()
+    for event in after:
+        encoder.put(event, 0.0)
+    assert [event for event, _ in Decoder().feed(stream + framed(encoder.batch))] == after
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_any_bytes_are_read_or_refused(data, whole):
+    """Nothing else than ``GarbledError`` comes out of bytes that are no stream."""
+    with contextlib.suppress(GarbledError):
+        list(Decoder().feed(framed(data) if whole else data))
+
+
+@given(st.lists(events, min_size=1, max_size=5), st.data())
+def test_bent_streams_are_read_or_refused(written, data):
+    """A stream with changed bytes gives events or ``GarbledError``."""
+    encoder = Encoder()
+    for event in written:
+        encoder.put(event, 0.0)
+    records = bytearray(encoder.batch)
+    for _ in range(data.draw(st.integers(1, 4))):
+        records[data.draw(st.integers(0, len(records) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(GarbledError):
+        list(Decoder().feed(framed(records)))
+
+
+def test_what_each_worker_learns_by_itself_is_not_sent():
+    """Membership and purges are nobody's news."""
+    encoder = Encoder()
+    assert not encoder.put(EndpointRemoved(EndpointKey("a", 1)), 0.0)
+    assert not encoder.put(Purged(EndpointKey("a", 1)), 0.0)
+    assert not encoder.batch
+
+
+def test_a_long_insert_keeps_its_root():
+    """Of more blocks than a record holds the first ones are sent."""
+    encoder = Encoder()
+    encoder.put(Inserted(EndpointKey("a", 1), tuple(range(MAX_BLOCKS + 1)), 0.0), 0.0)
+    ((event, _),) = Decoder().feed(framed(encoder.batch))
+    assert event.blocks == tuple(range(MAX_BLOCKS))
+
+
+def name(text: bytes) -> bytes:
+    return JSON.pack(TAG_NAME, len(text)) + text
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"\x63",  # no such tag
+        SETTLED.pack(TAG_SETTLED, 1, 99, 0.0),  # no such outcome
+        SETTLED.pack(TAG_SETTLED, 1, 0, float("nan")),
+        SETTLED.pack(TAG_SETTLED, 1, 0, 0.0)[:-1],  # cut
+        INSERTED.pack(TAG_INSERTED, 0, 0.0, 0),  # a number without a name
+        name(b'"pool"') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0),  # a pool for an endpoint
+        name(b'["a", 1]') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 2) + array("q", [1]).tobytes(),
+        name(b'["a", 1]') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 2**32 - 1),
+        name(b"{}"),
+        JSON.pack(TAG_JSON, 2**31) + b"[]",
+        JSON.pack(TAG_JSON, 9) + b'["what?"]',
+        JSON.pack(TAG_JSON, 2) + b"[]",
+        JSON.pack(TAG_JSON, 14) + b'["restarted",1]'[:14],
+        JSON.pack(TAG_JSON, 44) + b'["heard","a","page",1.0,[{"queued":[1,2,3]}]',
+    ],
+)
+def test_what_breaks_the_format_is_refused(records):
+    """Each bound and each kind of nonsense ends the stream."""
+    with pytest.raises(GarbledError):
+        list(Decoder().feed(framed(records)))
+
+
+def test_a_huge_frame_is_refused_before_it_is_kept():
+    """The length alone is enough to refuse it."""
+    with pytest.raises(GarbledError):
+        list(Decoder().feed(LENGTH.pack(MAX_FRAME + 1)))

@@ -1,8 +1,8 @@
-"""What narrows a pool's choice beyond health: the needs of models; two policies' settings."""
+"""How a pool's choice is narrowed and weighed: policies, their settings, the needs of models."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -16,6 +16,33 @@ if TYPE_CHECKING:
     from xds_server.fleet.model import Pool
 
 MAX_NEEDS = 256
+PolicyName = Literal[
+    "auto",
+    "prefix-affinity",
+    "learned",
+    "least-in-flight",
+    "least-request",
+    "weighted-least-pending",
+    "least-response-time",
+    "peak-ewma",
+    "p2c",
+    "p2c-work",
+    "p2c-drain",
+    "p2c-latency",
+    "prequal",
+    "gpu-composite",
+    "token-bucket",
+    "consistent-hash",
+    "consistent-hash-bounded",
+    "session-sticky",
+    "co-batch",
+    "round-robin",
+    "weighted-round-robin",
+    "random",
+    "weighted-random",
+]
+"""The picker's policies (``ext_proc.routing.policies``)."""
+
 Share = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 
 

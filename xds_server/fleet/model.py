@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from xds_server.fleet.constraints import MAX_NEEDS, GpuWeights, Learned, ModelNeeds
+from xds_server.fleet.constraints import MAX_NEEDS, GpuWeights, Learned, ModelNeeds, PolicyName
 from xds_server.fleet.fields import (
     MAX_WEIGHT_SUM,
     RESERVED_HEADER_PREFIXES,
@@ -133,28 +133,6 @@ class Endpoint(Strict):
 
 
 BodyMode = Literal["none", "peek", "full"]
-PolicyName = Literal[
-    "auto",
-    "prefix-affinity",
-    "least-in-flight",
-    "weighted-least-pending",
-    "least-response-time",
-    "peak-ewma",
-    "p2c",
-    "p2c-work",
-    "prequal",
-    "gpu-composite",
-    "token-bucket",
-    "consistent-hash",
-    "consistent-hash-bounded",
-    "session-sticky",
-    "co-batch",
-    "round-robin",
-    "weighted-round-robin",
-    "random",
-    "weighted-random",
-]
-"""The picker's policies (``ext_proc.routing.policies``)."""
 
 
 class Routing(Strict):

@@ -10,6 +10,7 @@ from ext_proc.routing.policies.co_batch import CoBatch
 from ext_proc.routing.policies.consistent_hash import ConsistentHash
 from ext_proc.routing.policies.consistent_hash_bounded import ConsistentHashBounded
 from ext_proc.routing.policies.gpu_composite import GpuComposite
+from ext_proc.routing.policies.learned import Learned
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
 from ext_proc.routing.policies.least_response_time import LeastResponseTime
 from ext_proc.routing.policies.power_of_two import PowerOfTwo
@@ -30,13 +31,17 @@ __all__ = ["POLICIES", "Offer", "Policy", "make_policy"]
 
 POLICIES: Final[dict[str, Callable[[Rng], Policy]]] = {
     "auto": lambda _rng: Auto(),
+    "learned": lambda _rng: Learned(),
     "prefix-affinity": lambda _rng: PrefixAffinity(),
     "least-in-flight": lambda _rng: LeastInFlight(),
+    "least-request": lambda _rng: LeastInFlight(),  # Envoy's name for it
     "weighted-least-pending": lambda _rng: LeastInFlight(),  # its name in the literature
     "least-response-time": lambda _rng: LeastResponseTime(),
     "peak-ewma": lambda _rng: PowerOfTwo("peak"),
     "p2c": lambda _rng: PowerOfTwo("requests"),
     "p2c-work": lambda _rng: PowerOfTwo("work"),
+    "p2c-drain": lambda _rng: PowerOfTwo("drain"),
+    "p2c-latency": lambda _rng: PowerOfTwo("latency"),
     "prequal": lambda _rng: Prequal(),
     "gpu-composite": lambda _rng: GpuComposite(),
     "token-bucket": lambda _rng: TokenBucket(),

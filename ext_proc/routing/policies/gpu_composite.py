@@ -1,6 +1,6 @@
 """gpu-composite: a weighted sum of what a replica says about itself.
 
-Formula, each term between 0 and 1::
+Formula, each term between 0 and 1, the weights those of the pool (here the defaults)::
 
     price   = 0.4 queue + 0.3 gpu + 0.2 kv + 0.1 latency
     queue   = pending / (pending + 8 * strength)
@@ -9,7 +9,8 @@ Formula, each term between 0 and 1::
     latency = latency / (latency + the median latency)
 
 A term that a replica does not tell, or told more than two seconds ago, is the median of those
-that do; one that nobody tells is left out and the weights of the others grow to the sum of 1.
+that do; one that nobody tells is left out and the weights of the others grow to the sum of 1. Where
+all that is known weighs nothing, all seats are alike.
 
 Inputs: own ledger; fresh readings of queue, GPU and KV cache; durations of own requests; capacity.
 Use it for: a mixture of models on shared GPUs whose readings are fresh; as an explainable rule.
@@ -19,9 +20,11 @@ busy from full. Linear mixes lost to prequal in Prequal's own measurements.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.constraints import USUAL_WEIGHTS
 from ext_proc.routing.policies.base import Policy
 from ext_proc.routing.roster import FRESH_S
 
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.policies.base import Offer
     from ext_proc.routing.roster import Seat
+    from ext_proc.routing.types import Pool
 
-WEIGHTS: Final[Mapping[str, float]] = {"queue": 0.4, "gpu": 0.3, "kv": 0.2, "latency": 0.1}
 HALF_QUEUE: Final = 8.0
 """Pending requests per strength that count as half of a full queue."""
 
@@ -55,16 +58,28 @@ def _gpu(seat: Seat, stale: float) -> float | None:
 
 
 class GpuComposite(Policy):
-    """A weighted sum of terms; keeps no state."""
+    """A weighted sum of terms; keeps nothing but its weights."""
+
+    def __init__(self) -> None:
+        self._weights = asdict(USUAL_WEIGHTS)
+
+    def configure(self, pool: Pool) -> None:
+        """Take the pool's ``gpu_weights``."""
+        self._weights = asdict(pool.gpu_weights)
 
     def prices(self, offer: Offer) -> Sequence[float]:
         """Return the weighted sum of each seat."""
-        terms = self._terms(offer)
-        total = sum(WEIGHTS[name] for name in terms)
+        weighed = self._weighed(offer)
         return [
-            sum(WEIGHTS[name] * values[index] for name, values in terms.items()) / total
+            sum([weight * values[index] for weight, values in weighed.values()])
             for index in range(len(offer.seats))
         ]
+
+    def _weighed(self, offer: Offer) -> dict[str, tuple[float, list[float]]]:
+        """Return the terms that are known, with weights that add up to 1."""
+        terms = self._terms(offer)
+        total = sum(self._weights[name] for name in terms) or 1.0
+        return {name: (self._weights[name] / total, values) for name, values in terms.items()}
 
     def _terms(self, offer: Offer) -> dict[str, list[float]]:
         stale, seats = offer.now - FRESH_S, offer.seats
@@ -92,6 +107,6 @@ class GpuComposite(Policy):
 
     def parts(self, offer: Offer, index: int) -> Mapping[str, float]:
         """Return each term with its weight; their sum is the price."""
-        terms = self._terms(offer)
-        total = sum(WEIGHTS[name] for name in terms)
-        return {name: WEIGHTS[name] * values[index] / total for name, values in terms.items()}
+        return {
+            name: weight * values[index] for name, (weight, values) in self._weighed(offer).items()
+        }

@@ -1,9 +1,12 @@
-"""p2c, p2c-work and peak-ewma: the better of two replicas drawn at random.
+"""p2c and its kin: the better of two replicas drawn at random.
 
 Formula: two distinct seats are drawn, the lower load wins. The load is
 
 * p2c: ``(pending + 1) / strength``, requests;
 * p2c-work: ``(work + 1) / strength``, uncached prompt tokens in flight;
+* p2c-drain: seconds of prefill that stand before the request by the replica's virtual clock, then
+  pending requests;
+* p2c-latency: ``latency * (pending + 1)``, the mean duration (30 ms without samples);
 * peak-ewma: ``peak * (pending + 1)``, where ``peak`` jumps to each longer duration and decays with
   10 s (Finagle, Linkerd; a replica without samples counts as 30 ms, never as 0).
 
@@ -20,14 +23,18 @@ Mitzenmacher 2001).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
+from ext_proc.routing.pace import COLD_LATENCY_S
 from ext_proc.routing.policies.base import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ext_proc.routing.policies.base import Offer
+
+TIE_S: Final = 1e-6
+"""Seconds per pending request: it only orders replicas whose clocks say the same."""
 
 
 class PowerOfTwo(Policy):
@@ -39,7 +46,7 @@ class PowerOfTwo(Policy):
 
     everyone = False
 
-    def __init__(self, load: Literal["requests", "work", "peak"]) -> None:
+    def __init__(self, load: Literal["requests", "work", "drain", "latency", "peak"]) -> None:
         self._load = load
 
     def prices(self, offer: Offer) -> Sequence[float]:
@@ -60,6 +67,21 @@ class PowerOfTwo(Policy):
             return [
                 seat.pace.peak_s(offer.now) * (pending + 1.0)
                 for seat, pending in zip(offer.seats, offer.pending, strict=True)
+            ]
+        if self._load == "latency":
+            return [
+                (COLD_LATENCY_S if (known := seat.pace.latency_s) is None else known)
+                * (pending + 1.0)
+                for seat, pending in zip(offer.seats, offer.pending, strict=True)
+            ]
+        if self._load == "drain":
+            per_token = offer.pace.seconds_per_token
+            return [
+                seat.replica.drain_s(offer.now, per_token * seat.pace.slowness)
+                + TIE_S * (pending + 1.0) / strength
+                for seat, pending, strength in zip(
+                    offer.seats, offer.pending, offer.strength, strict=True
+                )
             ]
         loads = offer.pending if self._load == "requests" else offer.work
         return [(load + 1.0) / each for load, each in zip(loads, offer.strength, strict=True)]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ext_proc.routing.policies.gpu_composite import WEIGHTS, GpuComposite
-from ext_proc.routing.types import Reading
+from ext_proc.routing.constraints import GpuWeights
+from ext_proc.routing.policies.gpu_composite import GpuComposite
+from ext_proc.routing.types import Pool, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +28,7 @@ def test_all_terms_count(offer: Callable[..., Offer]) -> None:
     prices = GpuComposite().prices(made)
     assert prices == pytest.approx([0.2 + 0.3 + 0.1 + 0.05, 0.05])
     parts = GpuComposite().parts(made, 0)
-    assert set(parts) == set(WEIGHTS)
+    assert set(parts) == {"queue", "gpu", "kv", "latency"}
     assert sum(parts.values()) == pytest.approx(prices[0])
     assert GpuComposite().picked(made, 1) == "least"
 
@@ -44,3 +47,41 @@ def test_unknown_or_stale_is_the_median_of_the_others(offer: Callable[..., Offer
     prices = GpuComposite().prices(made)
     assert prices[3] == prices[2]
     assert prices[0] < prices[2] < prices[1]
+
+
+def test_a_pool_has_weights_of_its_own(offer: Callable[..., Offer]) -> None:
+    """Only their ratios count, and a change is in force at once."""
+    made = offer(2, pending=[8.0, 0.0], now=1.0)
+    made.seats[1].replica.observe([Reading(at=0.5, gpu_used=0.9)])
+    made.seats[0].replica.observe([Reading(at=0.5, gpu_used=0.1)])
+    policy = GpuComposite()
+    policy.configure(Pool("llm", gpu_weights=GpuWeights(queue=6, gpu=2, kv=0, latency=0)))
+    assert policy.prices(made) == pytest.approx([0.75 * 0.5 + 0.25 * 0.1, 0.25 * 0.9])
+    policy.configure(Pool("llm", gpu_weights=GpuWeights(queue=0, gpu=3, kv=0, latency=0)))
+    assert policy.prices(made) == pytest.approx([0.1, 0.9])
+    policy.configure(Pool("llm", gpu_weights=GpuWeights(queue=0, gpu=0, kv=1, latency=0)))
+    assert policy.prices(made) == [0.0, 0.0]
+
+
+NUMBERS = st.tuples(st.integers(0, 40), st.floats(0, 1), st.floats(0, 1), st.floats(0.001, 9))
+
+
+@given(
+    seats=st.lists(NUMBERS, min_size=1, max_size=6),
+    weights=st.lists(st.floats(0, 10), min_size=4, max_size=4),
+)
+def test_a_price_lies_between_0_and_1(
+    offer: Callable[..., Offer],
+    seats: list[tuple[int, float, float, float]],
+    weights: list[float],
+) -> None:
+    """Whatever is told and however it is weighed, and its parts make it."""
+    made = offer(len(seats), pending=[float(each[0]) for each in seats], now=1.0)
+    for seat, (_, gpu, kv, latency) in zip(made.seats, seats, strict=True):
+        seat.replica.observe([Reading(at=0.5, gpu_used=gpu, kv_used=kv)])
+        seat.pace.latency_s = latency
+    policy = GpuComposite()
+    policy.configure(Pool("llm", gpu_weights=GpuWeights(*weights)))
+    for index, price in enumerate(policy.prices(made)):
+        assert -1e-9 <= price <= 1 + 1e-9
+        assert price == pytest.approx(sum(policy.parts(made, index).values()))

@@ -1,4 +1,4 @@
-"""p2c, p2c-work and peak-ewma: the better of two."""
+"""p2c and its kin: the better of two."""
 
 from __future__ import annotations
 
@@ -57,3 +57,21 @@ def test_a_peak_is_avoided_until_it_fades(
     made.seats[0].pace.learn(None, 0.0, 0, 2.0, 0.0)
     made.seats[1].pace.learn(None, 0.0, 0, 0.1, elapsed)
     assert pick(PowerOfTwo("peak"), made) == first
+
+
+def test_drain_counts_seconds_that_stand_before(offer: Callable[..., Offer]) -> None:
+    """By the virtual clock; requests decide where the clocks are alike."""
+    made = offer(2, pending=[0.0, 3.0], now=1.0)
+    assert pick(PowerOfTwo("drain"), made) == 0
+    made.seats[0].replica.busy_until = 5.0
+    made.seats[0].load.work = 1e6
+    assert pick(PowerOfTwo("drain"), made) == 1
+
+
+def test_latency_counts_the_mean_duration(offer: Callable[..., Offer]) -> None:
+    """Times the requests before it; who was never measured counts as 30 ms, not as 0."""
+    made = offer(2, pending=[1.0, 0.0])
+    made.seats[0].pace.latency_s = 0.01
+    assert pick(PowerOfTwo("latency"), made) == 0
+    made.seats[0].pace.latency_s = 0.02
+    assert pick(PowerOfTwo("latency"), made) == 1

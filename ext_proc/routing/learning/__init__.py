@@ -1,0 +1,1 @@
+"""What the policy ``learned`` is made of: features, model, value, guard. Pure."""

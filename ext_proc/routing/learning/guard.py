@@ -1,0 +1,166 @@
+"""Guard: when a learned policy may act, and what stops it.
+
+States and what leads on::
+
+    SHADOW   the incumbent decides      proven better            -> LIVE
+    LIVE     the policy decides         any of the trips below   -> TRIPPED
+    TRIPPED  the incumbent decides      ``TRIP_S`` are over      -> SHADOW
+
+Rules:
+
+1. While it is live a share of ``CONTROL`` of the requests is the incumbent's, for comparison.
+2. It trips when, of the finished requests in its windows, the 99th percentile of cost is above
+   ``WORSE`` times that of the control share, or its failures above ``FAILING`` times the control's
+   (and at least ``LEAST_FAILURES``); when telemetry goes dark; when one replica got more than twice
+   its share of the last ``PICKS`` requests.
+3. A trip forgets what was proven: the policy is in the shadow again afterwards, and must prove
+   itself anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from enum import StrEnum
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ext_proc.routing.types import EndpointKey
+
+CONTROL: Final = 0.05
+TRIP_S: Final = 600.0
+WORSE: Final = 1.2
+FAILING: Final = 1.5
+LEAST_FAILURES: Final = 5
+ENDS: Final = 2_000
+"""Finished requests of the policy that are compared."""
+CONTROL_ENDS: Final = 500
+LEAST_CONTROL: Final = 100
+"""Finished requests of the control share below which nothing is compared."""
+JUDGE_EVERY: Final = 64
+PICKS: Final = 256
+MOST_SHARE: Final = 2.0
+
+
+class State(StrEnum):
+    """Who decides."""
+
+    SHADOW = "shadow"
+    LIVE = "live"
+    TRIPPED = "tripped"
+
+
+class _Arm:
+    """The latest finished requests of one side."""
+
+    __slots__ = ("ends",)
+
+    def __init__(self, most: int) -> None:
+        self.ends: deque[float | None] = deque(maxlen=most)
+        """Costs; ``None`` = it failed."""
+
+    def p99(self) -> float | None:
+        costs = sorted([each for each in self.ends if each is not None])
+        return costs[ceil(0.99 * len(costs)) - 1] if costs else None
+
+    def failures(self) -> int:
+        return sum(each is None for each in self.ends)
+
+
+class Guard:
+    """The state, and what is compared while the policy is live."""
+
+    def __init__(self) -> None:
+        self._state = State.SHADOW
+        self._until = 0.0
+        self.version = 0
+        """How often it went live; names the model in reasons."""
+        self.trips: Counter[str] = Counter()
+        """By reason."""
+        self._clear()
+
+    def __repr__(self) -> str:
+        return f"<Guard {self._state} version={self.version}>"
+
+    def _clear(self) -> None:
+        self._acting, self._control = _Arm(ENDS), _Arm(CONTROL_ENDS)
+        self._picks: deque[EndpointKey] = deque()
+        self._taken: Counter[EndpointKey] = Counter()
+        self._ended = 0
+
+    def state(self, now: float) -> State:
+        """Return who decides now."""
+        if self._state is State.TRIPPED and now >= self._until:
+            return State.SHADOW
+        return self._state
+
+    def proven(self, now: float) -> None:
+        """Go live, out of the shadow only."""
+        if self.state(now) is State.SHADOW:
+            self._state = State.LIVE
+            self.version += 1
+            self._clear()
+
+    def trip(self, reason: str, now: float) -> None:
+        """Stop the policy; nothing happens where it is not live."""
+        if self._state is State.LIVE:
+            self._state, self._until = State.TRIPPED, now + TRIP_S
+            self.trips[reason] += 1
+
+    def picked(
+        self, key: EndpointKey, shares: Iterable[tuple[EndpointKey, float]], now: float
+    ) -> None:
+        """Note to whom the live policy sent a request.
+
+        Args:
+            key: The replica.
+            shares: The candidates with their shares of the capacity.
+            now: Monotonic seconds.
+        """
+        self._picks.append(key)
+        self._taken[key] += 1
+        if len(self._picks) <= PICKS:
+            return
+        self._taken[self._picks.popleft()] -= 1
+        fair = next((share for each, share in shares if each == key), 1.0)
+        if self._taken[key] > MOST_SHARE * fair * PICKS:
+            self.trip("one-replica", now)
+
+    def ended(self, cost: float | None, now: float, *, control: bool) -> None:
+        """Note a finished request of the live policy or of the control share.
+
+        Args:
+            cost: What it cost; ``None`` = it failed.
+            now: Monotonic seconds.
+            control: The incumbent decided it.
+        """
+        (self._control if control else self._acting).ends.append(cost)
+        self._ended += 1
+        if self._ended % JUDGE_EVERY == 0 and len(self._control.ends) >= LEAST_CONTROL:
+            self._compare(now)
+
+    def _compare(self, now: float) -> None:
+        acting, control = self._acting, self._control
+        ours, theirs = acting.p99(), control.p99()
+        if ours is not None and theirs is not None and ours > WORSE * theirs:
+            self.trip("slower", now)
+        failed = acting.failures()
+        usual = control.failures() / len(control.ends)
+        if failed >= LEAST_FAILURES and failed / len(acting.ends) > FAILING * usual:
+            self.trip("failing", now)
+
+    def describe(self, now: float) -> dict[str, object]:
+        """Return state and counts, ready for JSON."""
+        state = self.state(now)
+        return {
+            "state": str(state),
+            "version": self.version,
+            "tripped_for_s": round(self._until - now, 1) if state is State.TRIPPED else None,
+            "trips": dict(self.trips),
+            "p99": self._acting.p99(),
+            "p99_control": self._control.p99(),
+            "failures": self._acting.failures(),
+            "failures_control": self._control.failures(),
+        }

@@ -1,0 +1,296 @@
+"""learned: a bandit inside rails."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ext_proc.routing.constraints import LearnedSettings
+from ext_proc.routing.learning.guard import CONTROL, LEAST_CONTROL, State
+from ext_proc.routing.policies.auto import Auto
+from ext_proc.routing.policies.learned import MOST_OPEN, NEAR, Learned
+from ext_proc.routing.types import (
+    EndpointKey,
+    Features,
+    Form,
+    Outcome,
+    Pool,
+    Reading,
+    Request,
+    Ticket,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.routing.policies import Offer
+
+SLOW = 1
+"""The seat whose queue makes requests take longer, which no price says."""
+
+
+def made(least: int = 1000, explore: float = 0.02) -> Learned:
+    """Return a policy with such settings."""
+    policy = Learned()
+    policy.configure(Pool("llm", learned=LearnedSettings(least, explore)))
+    return policy
+
+
+def told(offer: Offer) -> Offer:
+    """Let each replica tell how long requests wait in it."""
+    for index, seat in enumerate(offer.seats):
+        queue = 0.04 if index == SLOW else 0.0
+        seat.replica.observe([Reading(at=offer.now, queue_s=queue)])
+    return offer
+
+
+def run(
+    policy: Learned,
+    offer: Callable[..., Offer],
+    requests: int,
+    *,
+    start: float = 0.0,
+    seed: int = 1,
+    cost: Callable[[int, str], float | None] | None = None,
+    **changes: Any,
+) -> list[tuple[int, str]]:
+    """Decide and end requests one after another; return who got each and the reason."""
+    rng = random.Random(seed)
+    found = []
+    shown = told(offer(3, rng=rng, now=start, **changes))
+    for number in range(requests):
+        now = start + number * 1e-3
+        if number % 500 == 0:
+            shown = told(shown._replace(now=now))
+        shown = shown._replace(now=now)
+        prices = policy.prices(shown)
+        done = min(range(3), key=prices.__getitem__)
+        reason = policy.picked(shown, done)
+        ticket = Ticket(number, shown.seats[done].key, "llm", 1.0, now)
+        policy.charged(ticket)
+        seconds = 0.02 * (3.0 if done == SLOW else 1.0) if cost is None else cost(done, reason)
+        if seconds is None:
+            policy.settled(ticket, Outcome.ABORTED, now)
+        else:
+            policy.settled(ticket, Outcome.DONE, now + seconds * rng.uniform(0.9, 1.1))
+        found.append((done, reason))
+    return found
+
+
+def trained(offer: Callable[..., Offer]) -> Learned:
+    """Return a live policy that knows the slow replica."""
+    policy = made()
+    run(policy, offer, 500)
+    policy.guard.proven(1.0)
+    return policy
+
+
+def share(found: list[tuple[int, str]], seat: int) -> float:
+    """Return the share of the requests that a seat got."""
+    return sum(done == seat for done, _ in found) / len(found)
+
+
+def test_in_the_shadow_auto_decides(offer: Callable[..., Offer]) -> None:
+    """All but the tried share follow its prices, whatever the model believes."""
+    policy = made(least=10**6)
+    found = run(policy, offer, 3000, pending=[0.0, 3.0, 3.0])
+    assert share(found, 0) == 1.0  # the others are not within 25 %
+    found = run(policy, offer, 6000)
+    assert policy.guard.state(9.0) is State.SHADOW
+    assert share(found, SLOW) == pytest.approx(1 / 3, abs=0.05)
+
+
+def test_what_prices_do_not_say_is_learned_proven_and_used(offer: Callable[..., Offer]) -> None:
+    """Then the slow replica gets no more than the control share and the trials."""
+    policy = made()
+    run(policy, offer, 10_000)
+    assert policy.guard.version == 1
+    found = run(policy, offer, 4000, start=30.0)
+    assert policy.guard.state(40.0) is State.LIVE
+    assert share(found, SLOW) < CONTROL / 3 + 0.02
+    assert share(found, 0) == pytest.approx(0.5, abs=0.05)  # equal ones stay equal
+    assert {reason for _, reason in found} <= {"learned-1", "least", "explore"}
+    assert any(reason == "learned-1" for _, reason in found)
+    control = sum(reason == "least" for _, reason in found) / len(found)
+    assert control == pytest.approx(CONTROL, abs=0.02)
+
+
+def test_without_trials_it_never_acts(offer: Callable[..., Offer]) -> None:
+    """Nothing is known of what was never tried."""
+    policy = made(explore=0.0)
+    found = run(policy, offer, 5000)
+    assert policy.guard.version == 0
+    assert {reason for _, reason in found} == {"least"}
+
+
+def test_it_is_tripped_when_it_turns_out_slower(offer: Callable[..., Offer]) -> None:
+    """The incumbent then decides, for ten minutes and until a new proof."""
+    policy = trained(offer)
+
+    number = count()
+
+    def worse(done: int, reason: str) -> float:
+        if reason.startswith("learned") and next(number) % 30 == 0:
+            return 0.2
+        return 0.06 if done == SLOW else 0.02
+
+    found = run(policy, offer, 40 * LEAST_CONTROL, start=10.0, cost=worse)
+    assert policy.guard.trips == {"slower": 1}
+    assert policy.guard.state(20.0) is State.TRIPPED
+    assert {reason for _, reason in found[-500:]} == {"least"}
+
+
+def test_it_is_tripped_by_failures(offer: Callable[..., Offer]) -> None:
+    """They teach the model nothing, but count."""
+    policy = trained(offer)
+    samples = policy.model.samples
+
+    number = count()
+
+    def failing(done: int, reason: str) -> float | None:
+        if reason.startswith("learned") and next(number) % 30 == 0:
+            return None
+        return 0.06 if done == SLOW else 0.02
+
+    found = run(policy, offer, 40 * LEAST_CONTROL, start=10.0, cost=failing)
+    assert policy.guard.trips == {"failing": 1}
+    acted = sum(reason.startswith("learned") for _, reason in found)
+    assert policy.model.samples - samples == len(found) - (acted + 29) // 30
+
+
+def test_it_is_tripped_in_the_dark(offer: Callable[..., Offer]) -> None:
+    """Readings that stopped describe another hour."""
+    policy = trained(offer)
+    assert policy.guard.state(10.0) is State.LIVE
+    shown = told(offer(3, rng=random.Random(1)))._replace(now=100.0)
+    prices = policy.prices(shown)
+    done = min(range(3), key=prices.__getitem__)
+    assert policy.picked(shown, done) == "least"
+    assert policy.guard.trips == {"dark": 1}
+
+
+def busy(offer: Callable[..., Offer]) -> Offer:
+    """Return an offer of a fleet above 80 % utilisation, all alike."""
+    return offer(3, pending=[9.0] * 3)
+
+
+@pytest.mark.parametrize("reason", ["busy", "priority"])
+def test_nothing_is_tried_when_busy_or_urgent(offer: Callable[..., Offer], reason: str) -> None:
+    """Above 80 % utilisation, and for requests with a priority."""
+    policy, rng = made(), random.Random(3)
+    shown = busy(offer) if reason == "busy" else offer(3)
+    if reason == "priority":
+        request = Request("llm", "stable", "http", Features(Form.GENERATE, priority=1))
+        shown = shown._replace(request=request)
+    for _ in range(2000):
+        prices = policy.prices(shown._replace(rng=rng))
+        assert policy.picked(shown, min(range(3), key=prices.__getitem__)) == "least"
+    assert policy.describe(0.0)["explored"] == 0
+
+
+@settings(max_examples=60)
+@given(
+    loads=st.lists(st.tuples(st.floats(0, 20), st.floats(0.2, 8)), min_size=1, max_size=8),
+    weights=st.lists(st.floats(-10, 10), min_size=9, max_size=9),
+    live=st.booleans(),
+    prompted=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_it_never_leaves_what_auto_calls_near(
+    offer: Callable[..., Offer],
+    loads: list[tuple[float, float]],
+    weights: list[float],
+    live: bool,
+    prompted: bool,
+    seed: int,
+) -> None:
+    """Whatever the model believes: at most 25 % above the best price."""
+    policy = made()
+    policy.model.weights = weights
+    if live:
+        policy.guard.proven(0.0)
+    rng = random.Random(seed)
+    changes: dict[str, Any] = {"tokens": 640.0, "blocks": 10} if prompted else {}
+    shown = offer(
+        len(loads),
+        pending=[pending for pending, _ in loads],
+        strength=[strength for _, strength in loads],
+        matched=[rng.randrange(11) if prompted else 0 for _ in loads],
+        rng=rng,
+        **changes,
+    )
+    fair = Auto().prices(shown)
+    for _ in range(50):
+        prices = policy.prices(shown)
+        done = min(range(len(loads)), key=prices.__getitem__)
+        assert fair[done] <= NEAR * min(fair) * (1 + 1e-12)
+        policy.picked(shown, done)
+
+
+@given(st.floats(0, 0.02), st.integers(0, 5))
+@settings(max_examples=4)
+def test_trials_stay_within_their_share(
+    offer: Callable[..., Offer], explore: float, seed: int
+) -> None:
+    """At most 2 %, live or not."""
+    for live in (False, True):
+        policy = made(explore=explore)
+        if live:
+            policy.guard.proven(0.0)
+        found = run(policy, offer, 3000, seed=seed)
+        assert sum(reason == "explore" for _, reason in found) / 3000 <= explore + 0.01
+
+
+def test_asking_changes_nothing(offer: Callable[..., Offer]) -> None:
+    """A question that no pick follows is forgotten."""
+    policy = made()
+    shown = offer(3)
+    before = policy.describe(0.0)
+    for _ in range(10):
+        policy.prices(offer(3))
+    prices = policy.prices(offer(3))
+    assert policy.describe(0.0) == before
+    assert policy.picked(shown, min(range(3), key=prices.__getitem__)) == "least"
+    assert policy.describe(0.0) == before
+
+
+def test_what_another_rule_put_first_teaches_nothing(offer: Callable[..., Offer]) -> None:
+    """A ramp's turn or a lease is nobody's choice."""
+    policy = made()
+    shown = offer(3)
+    prices = policy.prices(shown)
+    policy.picked(shown, max(range(3), key=prices.__getitem__))
+    ticket = Ticket(1, shown.seats[0].key, "llm", 1.0, 0.0)
+    policy.charged(ticket)
+    policy.settled(ticket, Outcome.DONE, 1.0)
+    assert policy.model.samples == 0
+
+
+def test_open_decisions_are_bounded_and_settle_once(offer: Callable[..., Offer]) -> None:
+    """The oldest goes at the bound; a second end is none."""
+    policy = made()
+    shown = offer(1)
+    key = EndpointKey("r0", 1)
+    for number in range(MOST_OPEN + 2):
+        policy.prices(shown)
+        policy.picked(shown, 0)
+        policy.charged(Ticket(number, key, "llm", 1.0, 0.0))
+    assert policy.describe(0.0)["open"] == MOST_OPEN
+    for _ in range(2):
+        policy.settled(Ticket(5, key, "llm", 1.0, 0.0), Outcome.DONE, 1.0)
+    assert policy.model.samples == 1
+
+
+def test_its_state_can_be_shown(offer: Callable[..., Offer]) -> None:
+    """Guard, value and weights as JSON."""
+    policy = made()
+    run(policy, offer, 50)
+    shown = json.loads(json.dumps(policy.describe(1.0)))
+    assert (shown["state"], shown["samples"], shown["value"]["needed"]) == ("shadow", 50, 1000)
+    assert set(shown["weights"]) >= {"drain", "uncached", "queue"}

@@ -119,6 +119,8 @@ class KvCollector(Collector):
 
     def look(self) -> None:
         """Say which endpoints never tell of what they are sent."""
+        if not self._followed and not self._vain:
+            return
         index = self._sink.index
         vain = frozenset(
             key

@@ -87,7 +87,8 @@ EARLY_EVERY_S: Final = 1.0
 LEAST_SPAN_S: Final = 0.02
 """An answer that came in less time says nothing of the replica's speed."""
 _SERVER_ERRORS: Final = frozenset({500, 502, 503, 504})
-_FIRST_ERROR: Final = 400
+FIRST_ERROR: Final = 400
+"""HTTP statuses from here on are errors."""
 _GRPC_SERVER_ERRORS: Final = frozenset({2, 13, 14})
 """UNKNOWN, INTERNAL, UNAVAILABLE."""
 
@@ -102,7 +103,7 @@ def judge(entry: Entry) -> Verdict:
         return Verdict.BROKEN
     if entry.status in _SERVER_ERRORS or entry.grpc_status in _GRPC_SERVER_ERRORS:
         return Verdict.CLIENT if entry.unreadable else Verdict.ERROR
-    if entry.status >= _FIRST_ERROR or entry.grpc_status:
+    if entry.status >= FIRST_ERROR or entry.grpc_status:
         return Verdict.CLIENT
     return Verdict.GOOD
 

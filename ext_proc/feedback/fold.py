@@ -20,6 +20,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.feedback.entries import (
+    FIRST_ERROR,
     Judged,
     Verdict,
     answer_speed,
@@ -104,6 +105,7 @@ class Feedback:
                 first_byte_s = answer_time(entry)
                 if first_byte_s is not None:
                     self._router.answered(pool, key, first_byte_s, None)
+                    self._began(entry, key, first_byte_s)
                 self._running(entry, key, now)
             return EARLY
         return self._ended(entry, pool, key, now)
@@ -132,6 +134,7 @@ class Feedback:
             judged = Judged(
                 pool, key, verdict, first_byte_s, answer_time(entry), answer_speed(entry)
             )
+            self._began(entry, key, judged.answer_s)
         self._judged(judged, now)
         return verdict
 
@@ -154,6 +157,11 @@ class Feedback:
             conditions.bad(pool, key, now, answered=answered, after_s=first_byte_s)
         elif began:
             conditions.alive(key, now)
+
+    def _began(self, entry: Entry, key: EndpointKey, first_byte_s: float | None) -> None:
+        number = self._number(entry)
+        if number is not None and first_byte_s is not None and entry.status < FIRST_ERROR:
+            self._router.began(number, key, first_byte_s)
 
     def _running(self, entry: Entry, key: EndpointKey, now: float) -> None:
         if entry.answer_bytes:

@@ -110,8 +110,10 @@ class Chooser:
                 return allowed
             free = allowed
             matched = index.depths(steps, free) if steps else [0] * len(free)
-        shared = index.shared_depth(blocks, max(matched), len(seats)) if steps else 0
-        offer = make_offer(roster, request, variant, free, matched, shared, rng, now, unix_now)
+        shared, branched = self._in_common(policy, blocks, max(matched), len(seats))
+        offer = make_offer(
+            roster, request, variant, free, matched, shared, rng, now, unix_now, branched
+        )
         prices = self._prices(pool, policy, offer, inference=inference)
         return Choice(policy, offer, prices, lease_key, leased is not None, sampled)
 
@@ -169,6 +171,15 @@ class Chooser:
                 return fit
             picky, named = fit is not named, fit
         return drawn, named, picky
+
+    def _in_common(
+        self, policy: Policy, blocks: tuple[int, ...], deepest: int, seats: int
+    ) -> tuple[int, int]:
+        """Return how much of a prompt is common property, and how much belongs to several."""
+        if not deepest:
+            return 0, 0
+        branched = self._index.branched_depth(blocks, deepest) if policy.copies else 0
+        return self._index.shared_depth(blocks, deepest, seats), branched
 
     def _allowed(self, pool: Pool, request: Request) -> Policy | Refusal:
         """Return the pool's policy, or the one that the request asks for and the pool allows."""

@@ -30,6 +30,7 @@ def make_offer(
     rng: Rng,
     now: float,
     unix_now: float,
+    branched: int = 0,
 ) -> Offer:
     """Gather what a policy may know of a request and its seats.
 
@@ -43,6 +44,7 @@ def make_offer(
         rng: Chance.
         now: Monotonic seconds, for the age of readings.
         unix_now: Wall clock, for ramps.
+        branched: How many of its blocks belong to several prompts.
     """
     pool = roster.pool
     stale = now - FRESH_S
@@ -78,6 +80,7 @@ def make_offer(
         now,
         rng,
         _ramp(pool, seats, unix_now) if pool.slow_start.window_s > 0.0 else None,
+        branched,
     )
 
 

@@ -1,4 +1,4 @@
-"""Pace: how fast replicas work, learned from how long their requests took.
+"""Pace: how fast replicas work, learned from when their answers began and how long they took.
 
 Rules:
 
@@ -11,21 +11,30 @@ Rules:
    capacity, and a deviation of a replica under a third is held for noise.
 4. Each sample costs constant time, and no sample moves an estimate by more than its bound: a
    request that hung for an hour counts as one that took long.
+5. The speed of prefill is learned from the first bytes of streamed answers, where the proxy tells
+   of them. Durations stand in for them where it does not, and where engines send their headers
+   before they have read the prompt, which shows as a speed that no engine has.
 
-Model: ``seconds = tail + seconds_per_token * tokens + c * drain``, all divided by the replica's
+Model: ``seconds = fixed + seconds_per_token * tokens + c * drain``, all divided by the replica's
 capacity, where ``drain`` is what the virtual clock (``roster.Replica.busy_until``) said stood
 before the request. The three coefficients are fitted by least squares with exponential
 forgetting, held to the cold defaults as far as the noise leaves them unsure (ridge regression), and
 residuals are clipped at three times their usual size (Huber 1964). The clock is one of the
 unknowns, not a truth: when ``seconds_per_token`` is wrong so is the clock, and then ``c`` takes
-up the error. Medians are tracked by stochastic approximation (Robbins and Monro 1951) in the
-logarithm: one step up or down per sample.
+up the error. Durations have a second weakness, which is why they are believed less: who asks
+more may be answered less, and then long prompts seem to take no time at all.
+
+A replica's slowness is the median of what its requests took over what the model expects of the
+usual replica. Medians are tracked by stochastic approximation (Robbins and Monro 1951) in the
+logarithm: a step up or down per sample, short where the sample is mostly noise.
 """
 
 from __future__ import annotations
 
 from math import exp, log
 from typing import Final
+
+from ext_proc.routing.regression import SIGMA_PER_MEAN, SURE, Fit, Median, Ratio, Sample
 
 COLD_TOKENS_PER_S: Final = 8_000.0
 """Prefill of an 8 B model on one modern GPU; it only has to be right within a few times."""
@@ -34,115 +43,33 @@ COLD_TAIL_S: Final = 2.5
 """Time after the prefill: some 350 output tokens."""
 RANGE: Final = 100.0
 """Learned rates stay within this factor of the cold defaults."""
-PRIOR_SAMPLES: Final = 6.0
-PRIOR_SPREAD: Final = 1.0
-"""How far the cold default of the speed may be off, as a share of it. Where answers take 100 times
-as long as prefill, durations cannot tell the speed, and the default stays in force."""
-CLOCK_SPREAD: Final = 0.5
-"""The same for the clock's coefficient."""
-SIGMA_PER_MEAN: Final = 1.25
-"""Standard deviation per mean absolute deviation, for a normal distribution."""
-PRIOR_TOKENS: Final = 512.0
-"""Spread of prompt lengths below which a fleet's samples say little about its speed."""
+GUESS_RANGE: Final = 8.0
+"""The same for a speed that only durations tell."""
+TOO_FAST: Final = 20.0
+"""First bytes that come so many times faster than the cold default were not waited for."""
 MOST_DRAIN_S: Final = 60.0
 """A longer drain is noted as this: the clock is surely wrong, or the fleet lost."""
-KEEP: Final = 1.0 - 1.0 / 512.0
-"""What remains of an earlier sample's weight after each new one."""
-USUAL_GAIN: Final = 1.0 / 16.0
-"""How fast the fleet's usual follows: fast, as replicas are measured against it while the fit still
-moves, and whoever was measured more often would seem to be the one that changed."""
-MOST_OFF: Final = 3.0
+IN_FLIGHT_TOKENS: Final = 64.0
+"""What one more request in flight costs, in tokens of prefill. In the step of an engine a running
+request weighs as much as some 3 of them (0.35 ms against 8,000 per second in SMG's mock worker),
+so this is what it adds to some 20 steps. Far more would move prompts away from idle replicas, far
+less would let answers pile up where prefixes are: between 16 and 160 little changes (fitted on
+the first half of the conversation trace and on generated sessions)."""
 GREEN: Final = 48
 """Samples of the fleet before which no replica is judged."""
-SURE: Final = 8.0
-"""Samples before which the usual size of residuals is unknown, so none is clipped."""
 YOUNG: Final = 256
 """Samples after which only each fourth is taken, as the next ones change little."""
-NOISE: Final = log(1.3)
 MAX_LOG_SLOWNESS: Final = log(20.0)
-STEPS_START: Final = 24.0
-STEP_GAIN: Final = 1.2
-STEP_LEAST: Final = 0.006
-DELTA_SHARE: Final = 1.0 / 64.0
-"""What one more request in flight costs, as a share of the time after the prefill. An engine step
-of 6 ms grows by 0.35 ms per member of the batch (the reference engine of SMG's mock worker): with
-batches of 40 that is a sixtieth of the time that decoding takes."""
+NOISE: Final = log(1.35)
+"""A replica is not called slower or faster for less: some twenty requests that erred together may
+look like it, and what it would gain is less than what a false alarm costs."""
+SERVICE_NOISE: Final = 0.5
+"""Usual deviation of a request without a prompt, as a share of what it takes."""
 EWMA_GAIN: Final = 0.2
 PEAK_DECAY_S: Final = 10.0
 """Finagle's and Linkerd's decay of peak EWMA."""
 COLD_LATENCY_S: Final = 0.03
 """Linkerd's first estimate: above nothing, so that a new replica does not look free."""
-
-
-class _Median:
-    """A running median of positive numbers, in constant space."""
-
-    __slots__ = ("log", "seen")
-
-    def __init__(self, start: float) -> None:
-        self.log = log(start)
-        self.seen = 0
-
-    def add(self, value: float) -> None:
-        self.seen += 1
-        step = max(STEP_LEAST, STEP_GAIN / (STEPS_START + self.seen))
-        self.log += step if log(max(value, 1e-9)) > self.log else -step
-
-    def open_with(self, value: float) -> None:
-        """Start at the first sample where nothing is known before it."""
-        if self.seen:
-            self.add(value)
-        else:
-            self.seen = 1
-            self.log = log(max(value, 1e-9))
-
-
-class _Fit:
-    """``y = a + b * u + c * w`` by forgetful, clipped, ridge-held least squares."""
-
-    __slots__ = ("a", "b", "c", "count", "mu", "mw", "my", "prior", "scale", "sums")
-
-    def __init__(self, prior: float, tail: float) -> None:
-        self.prior = prior
-        self.a, self.b, self.c = tail, prior, 1.0
-        self.count = self.mu = self.mw = self.my = 0.0
-        self.sums = (0.0, 0.0, 0.0, 0.0, 0.0)
-        self.scale = 0.0
-
-    def add(self, u: float, w: float, y: float) -> None:
-        if self.count >= 1.0:
-            residual = y - self.a - self.b * u - self.c * w
-            if self.count >= SURE and abs(residual) > 3.0 * self.scale:
-                clipped = 3.0 * self.scale if residual > 0.0 else -3.0 * self.scale
-                y += clipped - residual
-                residual = clipped
-            self.scale += (abs(residual) - self.scale) / min(self.count + 1.0, 32.0)
-        before = KEEP * self.count
-        self.count = before + 1.0
-        du, dw, dy = u - self.mu, w - self.mw, y - self.my
-        self.mu += du / self.count
-        self.mw += dw / self.count
-        self.my += dy / self.count
-        part = before / self.count
-        uu, uw, ww, uy, wy = self.sums
-        uu = KEEP * uu + part * du * du
-        uw = KEEP * uw + part * du * dw
-        ww = KEEP * ww + part * dw * dw
-        uy = KEEP * uy + part * du * dy
-        wy = KEEP * wy + part * dw * dy
-        self.sums = (uu, uw, ww, uy, wy)
-        # The weight of a prior with a standard deviation, under noise of this size (Bayes).
-        noise = SIGMA_PER_MEAN * self.scale
-        ridge = PRIOR_SAMPLES * max(uu / self.count, PRIOR_TOKENS * PRIOR_TOKENS)
-        ridge = max(ridge, (noise / (PRIOR_SPREAD * self.prior)) ** 2)
-        held = max(PRIOR_SAMPLES, (noise / CLOCK_SPREAD) ** 2)
-        left, right = uu + ridge, ww + held
-        up, down = uy + ridge * self.prior, wy + held
-        determinant = left * right - uw * uw
-        b = (up * right - down * uw) / determinant
-        self.b = min(max(b, self.prior / RANGE), self.prior * RANGE)
-        self.c = min(max((left * down - uw * up) / determinant, 0.0), 2.0)
-        self.a = max(0.0, self.my - self.b * self.mu - self.c * self.mw)
 
 
 class FleetPace:
@@ -153,15 +80,28 @@ class FleetPace:
         service_s: That of a request without a prompt.
     """
 
-    __slots__ = ("_fit", "_seen", "_service", "_usual", "service_s")
+    __slots__ = (
+        "_answers",
+        "_durations",
+        "_heard",
+        "_seen",
+        "_service",
+        "_usual",
+        "seconds_per_token",
+        "service_s",
+    )
 
     def __init__(
         self, tokens_per_s: float = COLD_TOKENS_PER_S, service_s: float = COLD_SERVICE_S
     ) -> None:
-        self._fit = _Fit(1.0 / tokens_per_s, COLD_TAIL_S)
-        self._service = _Median(service_s)
-        self._usual = 0.0
+        self._answers = Fit(1.0 / tokens_per_s, 0.0, RANGE)
+        self._durations = Fit(1.0 / tokens_per_s, COLD_TAIL_S, GUESS_RANGE)
+        self._service = Median(service_s)
+        self._usual = Ratio()
         self._seen = 0
+        self._heard = 0
+        self.seconds_per_token = 1.0 / tokens_per_s
+        """Seconds of prefill per uncached token."""
         self.service_s = service_s
         """Seconds by which one more request without a prompt delays the next."""
 
@@ -173,51 +113,83 @@ class FleetPace:
 
     def learn(
         self, capacity: float, tokens: float | None, drain_s: float, ahead: int, elapsed_s: float
-    ) -> float | None:
+    ) -> Sample | None:
         """Take note of a request on a replica of some capacity; the arguments are ``Pace.learn``'s.
 
         Returns:
-            How long it took against what is usual in this fleet, 1 = as usual; ``None`` where
-            the sample was not needed.
+            What it says of its replica, ``None`` where that is nothing.
         """
         self._seen += 1
         if self._seen > YOUNG and self._seen & 3:
             return None
-        seconds = elapsed_s * capacity
-        if tokens is None:
+        if tokens is not None:
+            sample = _fitted(self._durations, capacity, tokens, drain_s, elapsed_s)
+            if self.hears:
+                return None
+            self.seconds_per_token = self._durations.b
+        else:
+            seconds = elapsed_s * capacity
             expected = self.service_s * (1 + ahead)
             self._service.open_with(seconds / (1 + ahead))
             low, high = COLD_SERVICE_S / RANGE, COLD_SERVICE_S * RANGE**2
             self.service_s = min(max(exp(self._service.log), low), high)
-        else:
-            fit, drain_s = self._fit, min(drain_s, MOST_DRAIN_S)
-            expected = max(fit.a + fit.b * tokens, 1e-6)
-            fit.add(tokens, drain_s * capacity, seconds)
-            seconds = max(seconds - fit.c * drain_s * capacity, seconds / 20.0)
-        deviation = log(seconds / expected)
-        off = deviation - self._usual
-        self._usual += USUAL_GAIN * min(max(off, -MOST_OFF), MOST_OFF)
-        return exp(off) if self._seen > GREEN else None
+            sample = Sample(expected, seconds, SERVICE_NOISE * expected)
+        return self._against_usual(sample, self._seen)
+
+    def answered(
+        self, capacity: float, tokens: float, drain_s: float, seconds: float
+    ) -> Sample | None:
+        """Take note of when an answer began; the arguments are ``Pace.answered``'s.
+
+        Returns:
+            What it says of its replica, ``None`` where that is nothing.
+        """
+        self._heard += 1
+        if self._heard > YOUNG and self._heard & 3:
+            return None
+        sample = _fitted(self._answers, capacity, tokens, drain_s, seconds)
+        if not self.hears:
+            return None
+        self.seconds_per_token = self._answers.b
+        return self._against_usual(sample, self._heard)
+
+    def _against_usual(self, sample: Sample, number: int) -> Sample | None:
+        """Take out what all replicas have in common, e.g. a fit that is still on its way."""
+        self._usual.add(sample)
+        if number <= GREEN:
+            return None
+        expected, took, noise = sample
+        return Sample(expected * exp(self._usual.log), took, noise)
 
     @property
-    def seconds_per_token(self) -> float:
-        """Return the seconds of prefill per uncached token."""
-        return self._fit.b
+    def hears(self) -> bool:
+        """Return whether the beginnings of answers tell the speed."""
+        answers = self._answers
+        return answers.count >= SURE and answers.b * TOO_FAST > answers.prior
 
     @property
     def tail_s(self) -> float:
         """Return the seconds a request takes after its prefill."""
-        return self._fit.a
+        return self._durations.a
 
     @property
     def delta_s(self) -> float:
         """Return what one more request in flight costs, seconds."""
-        return DELTA_SHARE * self._fit.a
+        return IN_FLIGHT_TOKENS * self.seconds_per_token
 
     @property
     def mean_tokens(self) -> float:
         """Return the usual uncached tokens of a request."""
-        return self._fit.mu
+        return self._durations.mu
+
+
+def _fitted(fit: Fit, capacity: float, tokens: float, drain_s: float, elapsed_s: float) -> Sample:
+    """Add a request to a fit; return it as it was before against what was expected."""
+    drain, seconds = min(drain_s, MOST_DRAIN_S) * capacity, elapsed_s * capacity
+    expected = max(fit.a + fit.b * tokens, 1e-6)
+    took = max(seconds - fit.c * drain, 0.0)
+    fit.add(tokens, drain, seconds)
+    return Sample(expected, took, SIGMA_PER_MEAN * fit.scale)
 
 
 class Pace:
@@ -233,7 +205,7 @@ class Pace:
     def __init__(self, fleet: FleetPace, capacity: float) -> None:
         self._fleet = fleet
         self._capacity = capacity
-        self._ratio = _Median(1.0)
+        self._ratio = Ratio()
         self.slowness = 1.0 / capacity
         """How many times longer than the usual replica of capacity 1 it needs."""
         self.latency_s: float | None = None
@@ -276,9 +248,21 @@ class Pace:
         peak = self._peak_s * kept
         self._peak_s = max(elapsed_s, peak + elapsed_s * (1.0 - kept) if peak > elapsed_s else 0.0)
         self._peak_at = now
-        ratio = self._fleet.learn(self._capacity, tokens, drain_s, ahead, elapsed_s)
-        if ratio is not None:
-            self._ratio.add(ratio)
+        self._compare(self._fleet.learn(self._capacity, tokens, drain_s, ahead, elapsed_s))
+
+    def answered(self, tokens: float, drain_s: float, seconds: float) -> None:
+        """Take note of when the streamed answer to a prompt began.
+
+        Args:
+            tokens: The prompt's uncached tokens.
+            drain_s: What the clock said stood before it.
+            seconds: From dispatch to the first byte.
+        """
+        self._compare(self._fleet.answered(self._capacity, tokens, drain_s, max(seconds, 1e-6)))
+
+    def _compare(self, sample: Sample | None) -> None:
+        if sample is not None:
+            self._ratio.add(sample)
             self._weigh()
 
     def _weigh(self) -> None:

@@ -30,9 +30,9 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from itertools import compress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ext_proc.routing.forks import Forks
 from ext_proc.routing.prefix_uses import Holder, Several, Use
 
 if TYPE_CHECKING:
@@ -85,9 +85,7 @@ class PrefixIndex:
         self._default = (max_blocks, ttl_s)
         self._limits: dict[EndpointKey, tuple[int, float]] = {}
         self._table: dict[int, Use | Several] = {}
-        self._forks: dict[int, int] = {}
-        self._most_forks = 0
-        """No block was ever continued in more ways."""
+        self._forks = Forks()
         self._holders: dict[EndpointKey, Holder] = {}
         self._by_bit: dict[int, Holder] = {}
         self._live = 0
@@ -233,13 +231,19 @@ class PrefixIndex:
             matched: The deepest match of any endpoint; deeper blocks are not looked at.
             endpoints: How many replicas could hold a copy.
         """
-        forks = self._forks
-        deepest = min(matched, len(blocks), self._most_forks // endpoints)
-        common = 0
-        for depth in compress(range(1, deepest + 1), map(forks.__contains__, blocks)):
-            if forks[blocks[depth - 1]] >= endpoints * depth:
-                common = depth
-        return common
+        return self._forks.shared(blocks, matched, endpoints)
+
+    def branched_depth(self, blocks: tuple[int, ...], matched: int) -> int:
+        """Return how many of the first blocks were continued in two ways or more.
+
+        They belong to several prompts, so whoever computes them again has made a copy that others
+        will use. Below them lies what belongs to one conversation.
+
+        Args:
+            blocks: The prompt.
+            matched: The deepest match of any endpoint; deeper blocks are not looked at.
+        """
+        return self._forks.branched(blocks, matched)
 
     # --- Changing -------------------------------------------------------------------------------
 
@@ -410,9 +414,7 @@ class PrefixIndex:
         """Count it where a known prefix goes on in a way not seen before."""
         at = blocks.index(new)
         if at:
-            parent = blocks[at - 1]
-            count = self._forks[parent] = self._forks.get(parent, 0) + 1
-            self._most_forks = max(self._most_forks, count)
+            self._forks.note(blocks[at - 1], at)
 
     def _share(self, block: int, entry: Use | Several, use: Use) -> Use | None:
         """Touch a block that others hold too; return the endpoint's own earlier use of it."""
@@ -458,7 +460,7 @@ class PrefixIndex:
         entry = self._table[block]
         if isinstance(entry, Use):
             del self._table[block]
-            self._forks.pop(block, None)
+            self._forks.forget(block)
         else:
             del entry.uses[holder.bit]
             entry.mask ^= holder.bit

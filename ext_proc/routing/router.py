@@ -51,6 +51,7 @@ from ext_proc.routing.types import (
     Request,
     Ticket,
 )
+from ext_proc.routing.unanswered import Unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -98,6 +99,7 @@ class Router:
         """Who must not get new work although it is a member."""
         self._chooser = Chooser(self.index, self.leases, self.conditions, zone)
         self._credit = Credit()
+        self._unanswered = Unanswered()
         self._moved: dict[int, Ticket] = {}
         """Moved tickets by the id that their holder knows."""
         self._rosters: dict[str, Roster] = {}
@@ -285,6 +287,8 @@ class Router:
             return None
         if offer.request.blocks:
             self._credit.note(ticket.id, offer.request.blocks)
+        if prompted and offer.request.features.streaming:
+            self._unanswered.note(ticket)
         if prompted:
             replica.busy_until = now + drain + work * per_token
         return ticket
@@ -363,6 +367,22 @@ class Router:
         replica = self._replicas.get(endpoint)
         if replica is not None and pool in replica.served:
             replica.served[pool].put(first_byte_s, bytes_per_s)
+
+    def began(self, ticket_id: int, endpoint: EndpointKey, seconds: float) -> None:
+        """Learn the speed of prefill from when the answer to a streamed request began.
+
+        Args:
+            ticket_id: The request's; it may be settled already.
+            endpoint: Who answered; of a request that was retried nothing is learned.
+            seconds: From dispatch to the first byte of the answer.
+        """
+        ticket = self._unanswered.take(ticket_id)
+        if ticket is None or ticket.drain_s is None or ticket.endpoint != endpoint:
+            return
+        replica = self._replicas.get(endpoint)
+        pace = None if replica is None else replica.paces.get(ticket.pool)
+        if pace is not None:
+            pace.answered(ticket.work, ticket.drain_s, seconds)
 
     def at(self, pool: str, address: str) -> EndpointKey | None:
         """Return who of a pool listens on an ``ip:port``, ``None`` where it is nobody."""

@@ -2,32 +2,44 @@
 
 Formula, in seconds, lower is better; for a request with a prompt::
 
-    price   = drain + (1 + ALPHA) * uncached / R + delta * pending + others / R' + barrier
+    price   = drain + (uncached + ALPHA * private) / R + delta * pending + others / R' + barrier
     drain   = min(max(0, busy_until - now), work in flight / R)
-    barrier = LAMBDA * k / (1 - k)                     k = share of the KV cache in use
+    delta   = 64 / R
+    barrier = LAMBDA * f / (1 - f),  f = max(0, 2 k - 1)      k = share of the KV cache in use
 
 and for one without::
 
     price   = drain + (pending + 1) * service
 
-``uncached`` is what of the prompt the replica does not hold (a common prefix that is no more than
-half of the prompt counts as held by all), ``busy_until`` a virtual clock that
-each dispatch moves by its uncached prefill. ``R``, ``delta`` and ``service`` are learned per
-replica (``pace``); ``others / R'`` is what other pickers have waiting there, taken for requests
-of the usual length.
+``uncached`` is what of the prompt the replica does not hold, ``private`` what of it belongs to one
+conversation only (``PrefixIndex.branched_depth``). ``busy_until`` is a virtual clock that each
+dispatch moves by its uncached prefill. ``R`` and ``service`` are learned per replica (``pace``);
+``others / R'`` is what other pickers have waiting there, taken for requests of the usual length.
 
 So the replica that holds the prompt wins until waiting for it costs more than computing the
-prompt again, counting with ``ALPHA`` what this costs all the others: prefill that was done twice,
+prompt again, counting with ``ALPHA`` what this costs all the others: prefill that is done twice,
 and the blocks that the copy displaces. There is no bound of requests, as prompts differ a
 hundredfold in tokens, and no share of the prompt that makes a match: both are in the seconds.
-What is common property (``PrefixIndex.shared_depth``) and less than half of the prompt, such as
-a system prompt before a conversation, is worth a copy on each replica; were it priced, a fleet
-with little to do would send every new conversation to one replica. The half is Preble's rule.
+What several prompts have in common costs no more than its own prefill: its copy is not done
+twice, it is what the next of these prompts finds. Were it priced like a conversation, a popular
+prefix would stay where it was first seen, and its replica be the busiest. A prefix that is worth
+a copy everywhere (``PrefixIndex.shared_depth``) and at most half of the prompt counts as held by
+all: a fleet with little to do would otherwise send every new conversation to one replica. The half
+is Preble's rule.
 
-Inputs: prefix index; own ledger; durations of own requests; fresh readings of queue and KV cache.
-Defaults: ``ALPHA`` 4, ``LAMBDA`` 0.15 s (that of SMG's least_load); 8,000 tokens/s until learned.
+``delta`` is small: it orders replicas that are equally far from free, and keeps answers from
+piling up where prefixes are. What delays a first token is in ``drain``.
+
+Inputs: prefix index; own ledger; first bytes and durations of own requests; fresh readings of queue
+and KV cache. A reading that is stale or missing takes its term away and nothing else.
+Defaults: ``ALPHA`` 4; ``LAMBDA`` 0.15 s (that of SMG's least_load, but from half full on, as a
+cache that is half empty preempts nobody); 8,000 tokens/s until learned.
 Use it for: everything; with equal replicas and no prompts it is least-in-flight.
 Not for: pickers that must agree without talking (consistent-hash-bounded).
+
+Fitted were ``ALPHA`` on Mooncake's conversation trace (by the authors of this price, before) and
+``delta`` on its first half and on generated sessions; nothing on what else ``docs/routing.md``
+shows.
 
 The form is that of Preble (Srivatsa et al., ICLR 2025) and Mooncake (Qin et al., FAST 2025): work
 in seconds instead of scores. Idle replicas with equal prices are drawn by chance.
@@ -56,6 +68,7 @@ class Auto(Policy):
     """Affinity priced in seconds; keeps no state of its own."""
 
     everyone = False
+    copies = True
 
     def prices(self, offer: Offer) -> Sequence[float]:
         """Return the seconds that each seat costs."""
@@ -73,12 +86,18 @@ class Auto(Policy):
         per_token, per_block = pace.seconds_per_token, offer.block_tokens
         delta, other = pace.delta_s, pace.mean_tokens * per_token
         whole = (1.0 + ALPHA) * per_token
-        stale = now - FRESH_S
-        common = _common(offer)
+        stale, common = now - FRESH_S, _common(offer)
+        branched = max(offer.branched, common)
         for seat, pending, matched in zip(offer.seats, offer.pending, offer.matched, strict=True):
             slowness, replica, in_flight = seat.pace.slowness, seat.replica, seat.load.in_flight
-            uncached = tokens - (matched if matched > common else common) * per_block  # noqa: FURB136 - a call costs twice as much here
-            price = whole * uncached if uncached > 1.0 else whole
+            if matched >= branched:
+                uncached = tokens - matched * per_block
+                price = whole * uncached if uncached > 1.0 else whole
+            else:
+                private = tokens - branched * per_block
+                price = whole * private if private > 1.0 else whole
+                held = matched if matched > common else common  # noqa: FURB136 - a call costs twice as much here
+                price += per_token * (branched - held) * per_block
             if pending:
                 price += delta * pending
                 if pending > in_flight:
@@ -106,22 +125,19 @@ class Auto(Policy):
         if offer.tokens is None:
             service = pace.service_s * slowness
             return {"drain_s": drain, "in_flight_s": pending * service, "own_s": service}
-        held = max(offer.matched[index], _common(offer))
-        uncached = max(1.0, offer.tokens - held * offer.block_tokens)
-        own = uncached * pace.seconds_per_token * slowness
+        matched, per_token = offer.matched[index], pace.seconds_per_token * slowness
+        held = max(matched, _common(offer))
+        copied = max(0, offer.branched - held) * offer.block_tokens
+        private = max(1.0, offer.tokens - max(held, offer.branched) * offer.block_tokens)
         waiting = pending - seat.load.in_flight
         return {
             "drain_s": drain,
-            "own_s": own,
-            "cost_to_others_s": ALPHA * own,
+            "own_s": (private + copied) * per_token,
+            "cost_to_others_s": ALPHA * private * per_token,
             "in_flight_s": pace.delta_s * pending * slowness,
-            "others_s": waiting * pace.mean_tokens * pace.seconds_per_token * slowness,
+            "others_s": waiting * pace.mean_tokens * per_token,
             "memory_s": _memory_s(seat, offer.now),
         }
-
-
-def _common(offer: Offer) -> int:
-    return offer.shared if 2 * offer.shared <= offer.blocks else 0
 
 
 def _memory_s(seat: Seat, now: float) -> float:
@@ -129,10 +145,16 @@ def _memory_s(seat: Seat, now: float) -> float:
     return barrier_s(seat.replica.kv_used) if fresh else 0.0
 
 
+def _common(offer: Offer) -> int:
+    """Return how many blocks count as held by all."""
+    return offer.shared if 2 * offer.shared <= offer.blocks else 0
+
+
 def barrier_s(kv_used: float) -> float:
     """Return what the fullness of a KV cache costs, seconds.
 
-    A cache that is nearly full preempts running requests; the barrier keeps work away before.
+    A cache that is nearly full preempts running requests; the barrier keeps work away before. One
+    that is not yet half full costs nothing.
     """
-    used = min(max(kv_used, 0.0), FULL)
+    used = min(max(2.0 * kv_used - 1.0, 0.0), FULL)
     return LAMBDA_S * used / (1.0 - used)

@@ -48,6 +48,9 @@ class Offer(NamedTuple):
     ramp: Sequence[float] | None = None
     """Ramp factor of each seat, 1 = warm; ``None`` where all are. The router gives ramping seats
     their turns (``turns``): policies price them like the others."""
+    branched: int = 0
+    """How many of the blocks belong to several prompts (``PrefixIndex.branched_depth``); 0 where
+    the policy does not ask for it (``Policy.copies``)."""
 
 
 class Policy(Protocol):
@@ -68,6 +71,9 @@ class Policy(Protocol):
     def configure(self, pool: Pool) -> None:
         """Take the settings of the pool, before the first question and whenever they change."""
         del pool
+
+    copies: ClassVar[bool] = False
+    """It weighs copies of what several prompts have in common, and is told ``Offer.branched``."""
 
     def prices(self, offer: Offer) -> Sequence[float]:
         """Return a price per seat, lower is better; equal ones are drawn by chance.

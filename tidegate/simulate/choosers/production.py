@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.offers import CHARS_PER_TOKEN
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from tidegate.simulate.workload import Job
 
 POOL: Final = "simulated"
+LOG_DELAY_S: Final = 1.0
+"""The proxy logs requests that run once a second."""
 _FALLBACKS: Final = 2
 _BLOCK_ID_BYTES: Final = 8
 
@@ -35,7 +38,8 @@ class Production:
     """The production router under one policy.
 
     It knows what the picker knows: prompt bytes, block hashes, its own dispatches and settles,
-    and delayed readings. It hears nothing of first tokens or of the caches.
+    and delayed readings. Of first tokens it hears a second later, as the access log tells of them;
+    of the caches it hears nothing.
 
     Args:
         policy: The pool's policy.
@@ -47,6 +51,8 @@ class Production:
         self._policy = policy
         self._router = Router(world.rng)
         self._tickets: dict[int, Ticket] = {}
+        self._log: deque[tuple[float, int, EndpointKey, float]] = deque()
+        """First bytes on their way to the router: due when, of which ticket, by whom, seconds."""
         scenario = world.scenario
         self._present = [index != scenario.joiner for index in range(scenario.replicas)]
         self._joined: dict[int, float] = {}
@@ -80,6 +86,7 @@ class Production:
 
     def choose(self, job: Job, now: float) -> Choice | None:
         """Let the router decide on the request that a client would have sent."""
+        self._read_log(now)
         features = Features(
             form=Form.GENERATE_STREAM,
             model="llm",
@@ -104,7 +111,17 @@ class Production:
             self._tickets[job.index] = self._router.served(ticket, _address(replica), now)
 
     def answering(self, job: Job, now: float) -> None:
-        """Ignore it: the picker asks for no callback when an answer begins."""
+        """Note it for the access log, which brings it to the router a little later."""
+        ticket = self._tickets.get(job.index)
+        if ticket is not None:
+            entry = (now + LOG_DELAY_S, ticket.id, ticket.endpoint, now - ticket.at)
+            self._log.append(entry)
+
+    def _read_log(self, now: float) -> None:
+        log = self._log
+        while log and log[0][0] <= now:
+            _, ticket_id, endpoint, seconds = log.popleft()
+            self._router.began(ticket_id, endpoint, seconds)
 
     def settled(self, job: Job, now: float) -> None:
         """Settle the ticket."""

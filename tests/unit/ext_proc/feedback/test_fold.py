@@ -214,3 +214,16 @@ def test_the_prompt_of_a_retried_request_is_who_served_its():
     picks = f"{address(int(ticket.endpoint.id[1:]))},{there}"
     feedback.take(entry(ticket=f"x-{ticket.id}", attempts=2, picks=picks, served=there), 0.6)
     assert router.index.matched((1, 2), other) == 2
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_the_beginning_of_an_answer_tells_the_speed(final, monkeypatch):
+    """The first byte goes to the router with number and replica, but not that of an error."""
+    router, feedback = made()
+    heard = []
+    monkeypatch.setattr(router, "began", lambda *what: heard.append(what))
+    times = {"first_byte_s": 0.4, "first_at_s": 0.5, "lasted_s": 0.9}
+    feedback.take(entry(ticket="x-7", final=final, **times), 1.0)
+    feedback.take(entry(ticket="x-8", final=final, status=404, **times), 1.0)
+    feedback.take(entry(ticket="x-9", final=final, attempts=2, **times), 1.0)
+    assert heard == [(7, R1, 0.4)]

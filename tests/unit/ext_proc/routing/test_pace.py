@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.pace import COLD_TOKENS_PER_S, RANGE, FleetPace, Pace
+from ext_proc.routing.pace import COLD_TOKENS_PER_S, GUESS_RANGE, RANGE, FleetPace, Pace
 
 
 def serve(
@@ -19,8 +19,12 @@ def serve(
     *,
     true: float = 8000.0,
     seed: int = 0,
+    heard: bool = False,
 ) -> None:
-    """Let a fleet answer requests with prompts and answers of very different lengths."""
+    """Let a fleet answer requests with prompts and answers of very different lengths.
+
+    With ``heard`` the proxy tells when answers began.
+    """
     rng = random.Random(seed)
     for number in range(count):
         index = rng.randrange(len(paces))
@@ -28,27 +32,84 @@ def serve(
         queue = rng.expovariate(2.0)
         decode = min(2000.0, rng.expovariate(1 / 343)) * 0.008
         elapsed = queue + (tokens / true + decode) * slowness[index]
-        paces[index].learn(tokens, queue * rng.uniform(0.0, 2.0), 3, elapsed, 0.3 * number)
+        drain = queue * rng.uniform(0.0, 2.0)
+        if heard:
+            step = rng.uniform(0.006, 0.3)
+            paces[index].answered(tokens, drain, queue + (tokens / true + step) * slowness[index])
+        paces[index].learn(tokens, drain, 3, elapsed, 0.3 * number)
     assert fleet.tail_s >= 0.0
 
 
 @pytest.mark.parametrize("wrong", [1 / 3, 1.0, 3.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_wrong_speed_is_learned_within_200_requests(wrong: float, seed: int) -> None:
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_wrong_speed_is_learned_within_200_requests(
+    wrong: float, seed: int, *, heard: bool
+) -> None:
     """Three times too fast or too slow at the start, it is right within a factor of 1.6."""
     fleet = FleetPace(8000.0 * wrong)
-    serve(fleet, [Pace(fleet, 1.0) for _ in range(8)], [1.0] * 8, 200, seed=seed)
+    serve(fleet, [Pace(fleet, 1.0) for _ in range(8)], [1.0] * 8, 200, seed=seed, heard=heard)
     assert 1 / 1.6 < 8000.0 * fleet.seconds_per_token < 1.6
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_slow_replicas_are_told_apart(seed: int) -> None:
-    """Two half-speed replicas among eight are known as slow on average, and the others are not."""
+@pytest.mark.parametrize(("heard", "requests"), [(True, 800), (False, 4000)])
+def test_slow_replicas_are_told_apart(seed: int, requests: int, *, heard: bool) -> None:
+    """Two half-speed replicas among eight are known as slow on average, and the others are not.
+
+    Where only durations are known, and half of them is the answers' length, it takes longer.
+    """
     fleet = FleetPace()
     paces = [Pace(fleet, 1.0) for _ in range(8)]
-    serve(fleet, paces, [1.0] * 6 + [2.0] * 2, 1200, seed=seed)
+    serve(fleet, paces, [1.0] * 6 + [2.0] * 2, requests, seed=seed, heard=heard)
     assert sum(pace.slowness for pace in paces[6:]) / 2 > 1.3
     assert sum(pace.slowness for pace in paces[:6]) / 6 == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("heard", [False, True])
+def test_noise_makes_nobody_slow(seed: int, *, heard: bool) -> None:
+    """Equal replicas stay equal however different their requests are."""
+    fleet = FleetPace()
+    paces = [Pace(fleet, 1.0) for _ in range(8)]
+    for part in range(8):
+        serve(fleet, paces, [1.0] * 8, 250, seed=100 * seed + part, heard=heard)
+        assert [pace.slowness for pace in paces] == [1.0] * 8
+
+
+def test_a_queue_that_the_clock_missed_makes_nobody_slow() -> None:
+    """Twenty requests that waited behind the same one are one error, not twenty."""
+    fleet = FleetPace()
+    paces = [Pace(fleet, 1.0) for _ in range(8)]
+    serve(fleet, paces, [1.0] * 8, 200, heard=True)
+    for _ in range(15):
+        paces[0].answered(2000.0, 0.0, 5.0)
+    assert paces[0].slowness == 1.0
+
+
+def test_answers_that_shrink_with_the_prompt_do_not_make_prefill_free() -> None:
+    """Durations that fall with the prompt's length leave the speed near its default."""
+    fleet = FleetPace()
+    pace = Pace(fleet, 1.0)
+    rng = random.Random(0)
+    for number in range(400):
+        tokens = rng.uniform(100.0, 4000.0)
+        pace.learn(tokens, 0.0, 3, 20.0 - tokens / 400.0 + rng.random(), float(number))
+    assert fleet.seconds_per_token * COLD_TOKENS_PER_S * GUESS_RANGE >= 0.999
+
+
+def test_headers_before_the_prompt_was_read_are_not_believed() -> None:
+    """First bytes that come at once whatever the prompt leave the speed to the durations."""
+    fleet = FleetPace()
+    paces = [Pace(fleet, 1.0) for _ in range(8)]
+    rng = random.Random(0)
+    for number in range(300):
+        tokens = min(120_000.0, rng.lognormvariate(8.3, 1.2))
+        pace = rng.choice(paces)
+        pace.answered(tokens, 0.0, rng.uniform(0.002, 0.006))
+        pace.learn(tokens, 0.0, 3, tokens / 8000.0 + rng.expovariate(0.5), float(number))
+    assert not fleet.hears
+    assert 1 / 1.6 < 8000.0 * fleet.seconds_per_token < 1.6
 
 
 def test_capacity_is_believed_and_adapts() -> None:
@@ -113,6 +174,8 @@ def test_no_input_breaks_the_bounds(
     pace = Pace(fleet, capacity)
     for number, (tokens, drain, ahead, elapsed) in enumerate(samples):
         pace.learn(tokens, drain, ahead, elapsed, float(number))
+        if tokens is not None:
+            pace.answered(tokens, drain, elapsed)
     assert 1 / RANGE <= fleet.seconds_per_token * COLD_TOKENS_PER_S <= RANGE * 1.0001
     assert fleet.service_s > 0
     assert fleet.delta_s >= 0

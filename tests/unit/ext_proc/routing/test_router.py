@@ -15,6 +15,7 @@ from ext_proc.routing.policies import POLICIES
 from ext_proc.routing.prefix_index import Inserted, PrefixIndex, Purged
 from ext_proc.routing.types import (
     Decision,
+    EndpointKey,
     Features,
     Form,
     Outcome,
@@ -667,3 +668,29 @@ def test_only_requests_that_ended_well_teach(build: Build) -> None:
         router.settle(ticket, Outcome.DONE, number + 0.9)
     explained = router.explain(build.request(), 200.0, 0.0)
     assert explained["candidates"][0]["price"] == pytest.approx(0.02)  # type: ignore[index]  # JSON
+
+
+# --- Learning -----------------------------------------------------------------------------------
+
+
+def test_first_bytes_of_streamed_prompts_teach_the_speed(build: Build) -> None:
+    """They count once, before or after the end, and only for the replica that was picked."""
+    router = build.router(build.pool(2))
+    pace = router._paces["llm"]
+
+    def answer(seconds: float, *, streaming: bool = True, who: str | None = None) -> None:
+        asked = build.request(prompt=b"x" * 32_000, streaming=streaming)
+        ticket = decide(router, asked).ticket
+        assert ticket is not None
+        key = ticket.endpoint if who is None else EndpointKey(who, 1)
+        for _ in range(2):
+            router.began(ticket.id, key, seconds)
+
+    for _ in range(40):
+        answer(4.0, streaming=False)
+        answer(4.0, who="nobody")
+    assert (pace.hears, 1 / pace.seconds_per_token) == (False, pytest.approx(8000.0))
+    for _ in range(40):
+        answer(4.0)
+    assert pace.hears
+    assert pace._heard == 40

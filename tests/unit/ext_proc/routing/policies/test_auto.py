@@ -73,15 +73,26 @@ def test_a_common_prefix_attracts_nobody(offer: Callable[..., Offer]) -> None:
     assert len(set(Auto().prices(made._replace(shared=6, matched=[6, 0])))) == 2
 
 
+def test_a_copy_of_what_several_prompts_share_costs_its_prefill_only(
+    offer: Callable[..., Offer],
+) -> None:
+    """What a miss costs the others is counted for the conversation's own part."""
+    made = offer(2, tokens=640.0, blocks=10, branched=8, matched=[8, 0])
+    prices = Auto().prices(made)
+    assert prices[0] == pytest.approx((1 + ALPHA) * 128 * PER_TOKEN)
+    assert prices[1] - prices[0] == pytest.approx(512 * PER_TOKEN)
+
+
 def test_a_full_cache_repels_while_its_reading_is_fresh(offer: Callable[..., Offer]) -> None:
     """The barrier rises with the cache's fullness; an old reading is unknown."""
     made = offer(2, tokens=8.0, now=10.0)
     made.seats[0].replica.observe([Reading(at=9.0, kv_used=0.9)])
     prices = Auto().prices(made)
-    assert prices[0] - prices[1] == pytest.approx(barrier_s(0.9)) == pytest.approx(1.35)
+    assert prices[0] - prices[1] == pytest.approx(barrier_s(0.9)) == pytest.approx(0.6)
     later = made._replace(now=11.0)
     assert len(set(Auto().prices(later))) == 1
-    assert barrier_s(2.0) == pytest.approx(barrier_s(0.999))
+    assert barrier_s(2.0) == pytest.approx(barrier_s(0.9995))
+    assert barrier_s(0.5) == 0.0
 
 
 def test_the_queue_of_others_costs_their_work(offer: Callable[..., Offer]) -> None:
@@ -102,12 +113,18 @@ SEATS = st.lists(
 )
 
 
-@given(rows=SEATS, tokens=st.none() | st.floats(1, 1e5), shared=st.integers(0, 8))
+@given(
+    rows=SEATS,
+    tokens=st.none() | st.floats(1, 1e5),
+    shared=st.integers(0, 8),
+    branched=st.integers(0, 8),
+)
 def test_the_parts_make_the_price(
     offer: Callable[..., Offer],
     rows: list[tuple[int, float, int, float, float]],
     tokens: float | None,
     shared: int,
+    branched: int,
 ) -> None:
     """Each price is finite, above 0 and the sum of its parts, none of which is negative."""
     made = offer(
@@ -115,6 +132,7 @@ def test_the_parts_make_the_price(
         tokens=tokens,
         blocks=8,
         shared=shared,
+        branched=branched,
         matched=[row[2] for row in rows],
         pending=[float(row[0]) for row in rows],
         now=1.0,
@@ -129,3 +147,46 @@ def test_the_parts_make_the_price(
         assert price > 0
         assert min(parts.values()) >= 0
         assert price == pytest.approx(sum(parts.values()))
+
+
+ROW = st.tuples(st.integers(0, 20), st.floats(0, 60), st.integers(0, 8), st.floats(0, 1))
+
+
+@given(
+    row=ROW,
+    more=st.sampled_from(["requests", "drain", "uncached", "memory"]),
+    tokens=st.floats(512, 1e5),
+    shared=st.integers(0, 8),
+    branched=st.integers(0, 8),
+)
+def test_more_of_anything_is_never_cheaper(
+    offer: Callable[..., Offer],
+    row: tuple[int, float, int, float],
+    more: str,
+    tokens: float,
+    shared: int,
+    branched: int,
+) -> None:
+    """More in flight, a longer queue, less in the cache or a fuller one never lowers a price."""
+    pending, drain, matched, used = row
+    worse = {
+        "requests": (pending + 1, drain, matched, used),
+        "drain": (pending, drain + 1.0, matched, used),
+        "uncached": (pending, drain, max(0, matched - 1), used),
+        "memory": (pending, drain, matched, min(1.0, used + 0.1)),
+    }[more]
+    made = offer(
+        2,
+        tokens=tokens,
+        blocks=8,
+        shared=shared,
+        branched=branched,
+        matched=[row[2], worse[2]],
+        pending=[float(row[0]), float(worse[0])],
+    )
+    for seat, (count, busy, _, kv_used) in zip(made.seats, (row, worse), strict=True):
+        seat.replica.busy_until = busy
+        seat.load.in_flight, seat.load.work = count, 1e9
+        seat.replica.observe([Reading(at=0.0, kv_used=kv_used)])
+    prices = Auto().prices(made)
+    assert prices[1] >= prices[0] - 1e-9

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from protos.names import LOAD_HEADER
 from tidegate.stack.local import LocalStack
 from tidegate.stack.triton import TritonReplica
 
@@ -39,6 +40,10 @@ class Replica:
     closes: bool = False
     """It closes the connection instead of answering an inference."""
     ready: bool = True
+    index: tuple[dict[str, str], ...] = ()
+    """What its repository index says."""
+    loads: str = ""
+    """If given, the load report in its answers' headers."""
     gaps_s: tuple[float, ...] = ()
     """If given, an answer is streamed with these pauses between its parts."""
 
@@ -46,7 +51,13 @@ class Replica:
     async def serve(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[Replica]:
         """Answer on a free port."""
         app = web.Application()
-        app.add_routes([web.get("/{path:.*}", self._ready), web.post("/{path:.*}", self._infer)])
+        app.add_routes(
+            [
+                web.get("/{path:.*}", self._ready),
+                web.post("/v2/repository/index", self._index),
+                web.post("/{path:.*}", self._infer),
+            ]
+        )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
         try:
@@ -64,6 +75,9 @@ class Replica:
     async def _ready(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self.ready and "/ready" in request.path else 400)
 
+    async def _index(self, _: web.Request) -> web.Response:
+        return web.json_response(list(self.index))
+
     async def _infer(self, request: web.Request) -> web.StreamResponse:
         sent = await request.read()
         self.asked.append(dict(request.headers))
@@ -76,15 +90,17 @@ class Replica:
             if not sent.startswith(b"{"):  # Triton calls malformed JSON its own error
                 return web.json_response({"error": "failed to parse the request"}, status=500)
             if not self.gaps_s:
-                return web.json_response({"text_output": self.name}, status=self.status)
-            answer = web.StreamResponse()
-            await answer.prepare(request)
-            await answer.write(b"first ")
+                headers = {LOAD_HEADER: self.loads} if self.loads else {}
+                answer = {"text_output": self.name}
+                return web.json_response(answer, status=self.status, headers=headers)
+            stream = web.StreamResponse()
+            await stream.prepare(request)
+            await stream.write(b"first ")
             for gap in self.gaps_s:
                 await asyncio.sleep(gap)
-                await answer.write(b"more ")
-            await answer.write_eof(b"last")
-            return answer
+                await stream.write(b"more ")
+            await stream.write_eof(b"last")
+            return stream
         finally:
             self.at_once -= 1
 

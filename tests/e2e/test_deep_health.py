@@ -1,0 +1,287 @@
+"""What one picker finds reaches everybody; what replicas say of themselves is heard.
+
+One Envoy over three replicas, asked through one picker; a second picker only listens.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import aiohttp
+import grpc
+import orjson
+import pytest
+
+from protos.tidegate.admin.v1 import admin_pb2
+from support.replicas import Replica, stack_over
+from support.traffic import (
+    GENERATE,
+    Traffic,
+    admin,
+    eventually,
+    fresh_prompt,
+    metric,
+)
+from tidegate.stack.local import PICKER, service_environment
+from tidegate.stack.ports import HeldPorts
+from tidegate.stack.processes import Supervisor
+from tidegate.stack.waiting import http_ok, wait_until
+
+POOL = {
+    "outlier": {"base_ejection": "500ms", "interval": "2s"},
+    "health": {
+        "interval": "300ms",
+        "timeout": "2s",
+        "unhealthy_after": 1,
+        "share": True,
+        "repository": True,
+    },
+    "telemetry": {"orca": True},
+}
+
+
+def body():
+    """Return a short request whose prompt no cache has."""
+    return {"text_input": fresh_prompt(64), "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+async def replicas():
+    """Three replicas; each test leaves them well."""
+    return [Replica(f"r{number}") for number in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+async def stack(demo_extra, replicas):  # noqa: ARG001 - skips first
+    """One stack over them."""
+    async with stack_over(*replicas, more=POOL) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def other(stack):
+    """The address of a second picker's pages; no Envoy asks it."""
+    supervisor = Supervisor(stack.run.logs)
+    with HeldPorts() as ports:
+        listen, page = ports.address(), ports.address()
+        command = (sys.executable, "-m", "ext_proc", "--id", "picker-2", "--listen", listen)
+        command += ("--metrics", page, "--xds", stack.addresses.ads)
+        await supervisor.start("picker-2", command, service_environment())
+        async with aiohttp.ClientSession() as session:
+            await wait_until(
+                lambda: http_ok(session, f"http://{page}/healthz"),
+                "the second picker",
+                timeout_s=60,
+                supervisors=(supervisor,),
+            )
+        yield page
+        await supervisor.stop()
+
+
+async def shown(http, page, name):
+    """Return a replica in a picker's own view."""
+    async with http.get(f"http://{page}/debug/state") as answer:
+        pools = orjson.loads(await answer.read())["router"]["pools"]
+    return pools["llm"]["endpoints"][name] if pools else {"conditions": None}
+
+
+async def eds_health(http, stack, replica):
+    """Return a replica's health as Envoy has it from the control server."""
+    async with http.get(f"http://{stack.envoy_admin}/clusters?format=json") as answer:
+        clusters = {one["name"]: one for one in (await answer.json())["cluster_statuses"]}
+    port = int(replica.address.rpartition(":")[2])
+    (host,) = (
+        host
+        for host in clusters["llm/stable/http"]["host_statuses"]
+        if host["address"]["socket_address"]["port_value"] == port
+    )
+    return host["health_status"].get("eds_health_status")
+
+
+async def test_what_one_picker_finds_reaches_all(http, stack, other, replicas, record_property):
+    """The other picker, Envoy and operators; it ends with the sickness."""
+    sick = replicas[0]
+
+    async def told() -> bool:
+        return (await shown(http, other, sick.name))["conditions"] == ["told"]
+
+    async def marked() -> bool:
+        return await eds_health(http, stack, sick) == "UNHEALTHY"
+
+    async def over() -> bool:
+        well = (await shown(http, other, sick.name))["conditions"] == []
+        return well and await eds_health(http, stack, sick) == "HEALTHY"
+
+    async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.01) as load:
+        try:
+            sick.status = 500
+            begun = time.monotonic()
+            assert await eventually(told, 20)
+            assert await eventually(marked)
+            told_s = time.monotonic() - begun
+            async with admin(stack) as stub:
+                status = await stub.GetStatus(admin_pb2.GetStatusRequest())
+            (found,) = status.sick
+            assert (found.pool, found.endpoint, found.pickers, found.told) == ("llm", "r1", 1, True)
+            assert list(found.conditions)[:2] == ["dead-backend", "ejected"]
+            name = "tidegate_xds_told_replicas"
+            assert await metric(http, stack.control_metrics, name) == 1
+        finally:
+            sick.status = 200
+        begun = time.monotonic()
+        assert await eventually(over, 20)
+        record_property("told", f"{told_s:.2f} s")
+        record_property("over", f"{time.monotonic() - begun:.2f} s")
+        asked = len(sick.asked)
+        await load.more(60)
+        assert len(sick.asked) > asked
+
+
+async def test_what_a_picker_found_ends_with_it(http, stack, other, replicas):
+    """A picker that is killed says nothing any more."""
+    sick = replicas[1]
+
+    async def told() -> bool:
+        return (await shown(http, other, sick.name))["conditions"] == ["told"]
+
+    async def over() -> bool:
+        return (await shown(http, other, sick.name))["conditions"] == []
+
+    sick.status = 500
+    try:
+        async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.01):
+            assert await eventually(told, 20)
+        await stack.kill_picker()
+        assert await eventually(over, 10)
+    finally:
+        sick.status = 200
+        if not stack._supervisor.running(PICKER):
+            await stack.start_picker()
+
+
+async def test_a_model_that_the_repository_does_not_have_ready(http, stack, replicas):
+    """Although the readiness of the model says 200; the reason is shown."""
+    sick = replicas[2]
+    sick.index = ({"name": "toy-llm", "version": "1", "state": "UNAVAILABLE", "reason": "why"},)
+    try:
+
+        async def out() -> bool:
+            found = await shown(http, stack.picker_metrics, sick.name)
+            return found["conditions"][:1] == ["unavailable"]
+
+        assert await eventually(out, 10)
+        found = await shown(http, stack.picker_metrics, sick.name)
+        assert found["why"]["unavailable"] == "toy-llm: UNAVAILABLE (why)"
+        asked = len(sick.asked)
+        async with Traffic(http, stack.http_url + GENERATE, body, workers=4) as load:
+            await load.more(40)
+        assert not load.failures
+        assert len(sick.asked) == asked
+    finally:
+        sick.index = ()
+
+    async def back() -> bool:
+        return (await shown(http, stack.picker_metrics, sick.name))["conditions"] == []
+
+    assert await eventually(back, 10)
+
+
+async def test_load_reports_in_answers_become_readings(http, stack, replicas):
+    """Asked for by header, shown to the picker, and with an age; nonsense is none."""
+    teller, garbler, _ = replicas
+    teller.loads = 'JSON {"cpu_utilization": 0.5, "named_metrics": {"kv_cache_utilization": 0.25}}'
+    garbler.loads = "JSON {"
+    try:
+        async with Traffic(http, stack.http_url + GENERATE, body, workers=3) as load:
+            await load.more(30)
+        assert not load.failures
+        assert teller.asked[-1]["endpoint-load-metrics-format"] == "JSON"
+
+        async def heard() -> bool:
+            return bool((await shown(http, stack.picker_metrics, teller.name))["readings"])
+
+        assert await eventually(heard)
+        (reading,) = (await shown(http, stack.picker_metrics, teller.name))["readings"]
+        assert (reading["kv_used"], reading["cpu_used"]) == (0.25, 0.5)
+        assert reading["queued"] is None
+        assert 0.0 <= reading["age_s"] < 30.0
+        assert not (await shown(http, stack.picker_metrics, garbler.name))["readings"]
+    finally:
+        teller.loads = garbler.loads = ""
+
+
+async def test_a_flapping_replica_is_out_longer_each_time(http, stack, replicas, record_property):
+    """Well as soon as it is asked again, sick as soon as it is back: half a second, one, two."""
+    sick = replicas[0]
+    spans: list[float] = []
+
+    async def outlier() -> dict:
+        return (await shown(http, stack.picker_metrics, sick.name))["outlier"]
+
+    async def ejected() -> bool:
+        return (await outlier())["phase"] == "ejected"
+
+    async def tried() -> bool:
+        return (await outlier())["phase"] != "ejected"
+
+    async def closed() -> bool:
+        return (await outlier())["phase"] == "closed"
+
+    async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.01) as load:
+        try:
+            before = (await outlier())["ejections"]
+            for _ in range(3):
+                sick.status = 500
+                assert await eventually(ejected, 10)
+                sick.status = 200
+                begun = time.monotonic()
+                assert await eventually(tried, 20)
+                spans.append(time.monotonic() - begun)
+                assert await eventually(closed, 10)
+            assert (await outlier())["ejections"] == before + 3
+            failed = len(load.failures)
+            asked = len(sick.asked)
+            await load.more(60)
+            assert len(load.failures) == failed
+            assert len(sick.asked) > asked
+        finally:
+            sick.status = 200
+    record_property("out_s", ", ".join(f"{span:.2f}" for span in spans))
+    assert spans[1] > 1.5 * spans[0]
+    assert spans[2] > 1.5 * spans[1]
+
+
+async def test_a_retried_prompt_is_expected_where_it_was_served(http, stack, replicas):
+    """The picker's index has its blocks there once the log has told."""
+    for replica in replicas[:2]:
+        replica.closes = True
+    try:
+
+        async def held() -> int:
+            return (await shown(http, stack.picker_metrics, replicas[2].name))["index_blocks"]
+
+        before = await held()
+        prompt = {"text_input": fresh_prompt(4096), "max_tokens": 1}
+        for _ in range(2):
+            async with http.post(stack.http_url + GENERATE, json=prompt) as answer:
+                assert (await answer.json())["text_output"] == "r3"
+
+        async def credited() -> bool:
+            return await held() >= before + 15
+
+        assert await eventually(credited)
+    finally:
+        for replica in replicas[:2]:
+            replica.closes = False
+
+
+async def test_a_report_of_nonsense_ends_its_stream(stack):
+    """The control server says what is wrong with it, and goes on."""
+    from protos.tidegate.fleet.v1 import report_pb2, report_pb2_grpc  # noqa: PLC0415 - only here
+
+    async with grpc.aio.insecure_channel(stack.addresses.ads) as channel:
+        call = report_pb2_grpc.PickerReportsStub(channel).Report()
+        finding = report_pb2.Finding(pool="llm", id="r1", conditions=["x" * 65])
+        await call.write(report_pb2.PickerReport(picker_id="p", findings=[finding]))
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT

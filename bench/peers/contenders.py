@@ -58,7 +58,12 @@ class Running:
 
 
 def start(
-    name: str, places: Sequence[Place], environment: Environment, routing: Mapping[str, Any]
+    name: str,
+    places: Sequence[Place],
+    environment: Environment,
+    routing: Mapping[str, Any],
+    *,
+    concurrency: int = 1,
 ) -> AbstractAsyncContextManager[Running]:
     """Start a contender.
 
@@ -67,14 +72,15 @@ def start(
         places: The replicas.
         environment: Where peers are installed.
         routing: What Tidegate's pool is to set in ``routing``.
+        concurrency: Envoy's worker threads, Tidegate's Envoy included.
 
     Raises:
         ValueError: There is no such contender.
     """
     if name == TIDEGATE:
-        return _tidegate(places, routing)
+        return _tidegate(places, routing, concurrency)
     if name in ENVOYS:
-        return _envoy(name, places)
+        return _envoy(name, places, concurrency)
     if name in VLLM:
         policy = name.removeprefix("vllm-")
         return _router(name, "vllm_router.launch_router", policy, places, environment)
@@ -85,7 +91,9 @@ def start(
 
 
 @asynccontextmanager
-async def _tidegate(places: Sequence[Place], routing: Mapping[str, Any]) -> AsyncIterator[Running]:
+async def _tidegate(
+    places: Sequence[Place], routing: Mapping[str, Any], concurrency: int
+) -> AsyncIterator[Running]:
     replicas = [
         TritonReplica(
             name=place.name,
@@ -97,7 +105,7 @@ async def _tidegate(places: Sequence[Place], routing: Mapping[str, Any]) -> Asyn
         for place in places
     ]
     async with LocalStack(
-        replicas=replicas, models=(MODEL,), fleet=_fleet(routing), concurrency=1
+        replicas=replicas, models=(MODEL,), fleet=_fleet(routing), concurrency=concurrency
     ) as stack:
         pids = {ENVOY: stack.pid(ENVOY), PICKER: stack.pid(PICKER)}
         yield Running(TIDEGATE, stack.http_address, pids)
@@ -120,14 +128,14 @@ def _fleet(routing: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
 
 
 @asynccontextmanager
-async def _envoy(name: str, places: Sequence[Place]) -> AsyncIterator[Running]:
+async def _envoy(name: str, places: Sequence[Place], concurrency: int) -> AsyncIterator[Running]:
     with RunFolder.create() as run, HeldPorts() as ports:
         listener, admin = ports.address(), ports.address()
         wanted = bootstrap(name.removeprefix("envoy-"), listener, admin, places)
         config = run.write("envoy.json", json.dumps(wanted))
         supervisor = Supervisor(run.logs)
         try:
-            command = envoy_command(envoy_binary(), config, 1)
+            command = envoy_command(envoy_binary(), config, concurrency)
             await supervisor.start(ENVOY, command, envoy_environment())
             await _answers(listener, name, supervisor)
             yield Running(name, listener, {ENVOY: supervisor.pid(ENVOY)})

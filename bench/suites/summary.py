@@ -1,0 +1,92 @@
+"""From what a load process and the replicas counted to the numbers of one run. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from bench.load.plan import OK
+from tidegate.simulate.measure import percentile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bench.load.plan import Results
+
+
+def distribution(values: Sequence[float], factor: float = 1.0) -> dict[str, float | None]:
+    """Return mean and percentiles, each times ``factor``; ``None`` of nothing."""
+    ordered = sorted(value * factor for value in values)
+    return {
+        "mean": statistics.fmean(ordered) if ordered else None,
+        "p50": percentile(ordered, 0.5),
+        "p90": percentile(ordered, 0.9),
+        "p99": percentile(ordered, 0.99),
+        "p999": percentile(ordered, 0.999),
+    }
+
+
+def served(results: Results, warmup: float, scale: float, slo_s: float) -> dict[str, Any]:
+    """Return the numbers that clients saw, in emulated seconds, without the first requests.
+
+    ``goodput`` counts failed requests as late. A request failed *before* its answer where none of
+    it had come: another replica could have served it. One cut in its answer is *begun*.
+    """
+    skip = int(len(results.intended) * warmup)
+    first = results.first_bytes(skip)
+    kept = len(results.intended) - skip
+    in_time = sum(1 for value in first if value * scale <= slo_s)
+    failed = [
+        begun is not None
+        for outcome, begun in zip(results.outcome, results.first, strict=True)
+        if outcome != OK
+    ]
+    return {
+        "requests": len(results.intended),
+        "measured": kept,
+        "ttft": distribution(first, scale),
+        "e2e": distribution(results.latencies(skip), scale),
+        "goodput": in_time / kept if kept else None,
+        "errors": results.errors,
+        "failed_before": failed.count(False),
+        "failed_begun": failed.count(True),
+        "lag_p99_ms": results.lag() * 1000,
+        "client_cpu_s": results.cpu_s,
+    }
+
+
+def caches(stats: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
+    """Return the fleet's own view: share of prompt tokens found in caches, and spread."""
+    prompt = sum(each["prompt"] for each in stats.values())
+    hit = sum(each["hit"] for each in stats.values())
+    return {
+        "hit_ratio": hit / prompt if prompt else None,
+        "spread_requests": spread([each["requests"] for each in stats.values()]),
+        "spread_computed": spread([each["computed"] for each in stats.values()]),
+    }
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Return the largest over the mean."""
+    total = sum(values)
+    return max(values) * len(values) / total if total else None
+
+
+def median_of(runs: Sequence[Mapping[str, Any]], *path: str) -> dict[str, float] | None:
+    """Return median and range of a number over runs, ``None`` where any run lacks it.
+
+    Args:
+        runs: What ``served`` and its like return.
+        path: Keys down to the number.
+    """
+    found = []
+    for run in runs:
+        value: Any = run
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is None:
+            return None
+        found.append(float(value))
+    if not found:
+        return None
+    return {"median": statistics.median(found), "low": min(found), "high": max(found)}

@@ -47,6 +47,8 @@ _EVERY: Final = 8
 COMPARE_S: Final = 0.01
 """After peers were found to suffer as well, nobody is compared for so long: in an outage of a
 large pool each failure would cost a look at all of it."""
+LATER: Final = 0.2
+"""Part of the time after which a replica counts as frozen in which all that stop stop together."""
 FAST: Final = 0.5
 """Failures that come in less than this part of the peers' time to a first byte are fast."""
 _RELATIVE: Final = 0.5
@@ -270,14 +272,14 @@ class Ejection:
                 continue
             if record.busy_since is None:
                 record.busy_since = now
-            quiet = now - max(record.busy_since, record.alive_at)
-            if record.phase is Phase.EJECTED or not 0.0 < rules.frozen_after_s <= quiet:
+            since = max(record.busy_since, record.alive_at)
+            if record.phase is not Phase.CLOSED or not 0.0 < rules.frozen_after_s <= now - since:
                 continue
-            if record.phase is Phase.HALF_OPEN:
-                continue
+            # A peer that went on for a while after this one stopped. It need not move now: all
+            # clients may be waiting for this one.
+            later = since + LATER * rules.frozen_after_s
             peers = self._peers(key, record)
-            moving = [one for one in peers if now - one.alive_at < rules.frozen_after_s]
-            if not peers or moving:
+            if not peers or any(one.alive_at > later for one in peers):
                 self._try_eject(key, record, Cause.FROZEN, now)
 
     def barred(self, now: float) -> set[EndpointKey]:

@@ -198,6 +198,27 @@ def test_when_everything_stands_still_nobody_is_frozen(build):
     assert not case.told
 
 
+def test_a_frozen_replica_is_found_although_all_clients_wait_for_it(build):
+    """Its peers went on after it stopped, and then had nothing left to do."""
+    case = Case(build)
+    case.ejection.sweep({key(0): 1}, 0.0)
+    case.ejection.alive(key(1), 7.0)
+    for second in range(1, 40):
+        case.ejection.sweep({key(0): 4}, float(second))
+    assert case.told == [(key(0), Cause.FROZEN)]
+
+
+def test_what_stops_together_is_an_outage(build):
+    """One of them is always the last; that proves nothing against the first."""
+    case = Case(build)
+    case.ejection.sweep({key(number): 1 for number in range(4)}, 0.0)
+    for number in range(4):
+        case.ejection.alive(key(number), 1.0 + number)
+    for second in range(5, 100, 5):
+        case.ejection.sweep({key(number): 1 for number in range(4)}, float(second))
+    assert not case.told
+
+
 def test_an_idle_replica_is_never_frozen(build):
     """Without work in flight there is nothing to wait for."""
     case = Case(build)

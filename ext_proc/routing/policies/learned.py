@@ -84,6 +84,7 @@ class Learned(Policy):
     """A contextual bandit over ``auto``."""
 
     everyone: ClassVar[bool] = False
+    copies: ClassVar[bool] = True
     learns: ClassVar[bool] = True
 
     def __init__(self) -> None:

@@ -110,7 +110,7 @@ class Chooser:
                 return allowed
             free = allowed
             matched = index.depths(steps, free) if steps else [0] * len(free)
-        shared, branched = self._in_common(policy, blocks, max(matched), len(seats))
+        shared, branched = self._in_common(policy, blocks, matched, len(seats))
         offer = make_offer(
             roster, request, variant, free, matched, shared, rng, now, unix_now, branched
         )
@@ -173,12 +173,15 @@ class Chooser:
         return drawn, named, picky
 
     def _in_common(
-        self, policy: Policy, blocks: tuple[int, ...], deepest: int, seats: int
+        self, policy: Policy, blocks: tuple[int, ...], matched: Sequence[int], seats: int
     ) -> tuple[int, int]:
         """Return how much of a prompt is common property, and how much belongs to several."""
+        deepest = max(matched)
         if not deepest:
             return 0, 0
         branched = self._index.branched_depth(blocks, deepest) if policy.copies else 0
+        if policy.stepwise:  # one copy more than there are
+            seats = min(seats, 1 + len(matched) - matched.count(0))
         return self._index.shared_depth(blocks, deepest, seats), branched
 
     def _allowed(self, pool: Pool, request: Request) -> Policy | Refusal:

@@ -65,6 +65,9 @@ class Policy(Protocol):
     """It must see each eligible seat. Of a large pool the others are shown the holders of the
     prompt and a random sample (``candidates``), which makes a decision cost the same at any
     size."""
+    stepwise: ClassVar[bool] = False
+    """What prompts have in common becomes common property copy by copy, as its continuations pay
+    for each, and not at once where they pay for all."""
     learns: ClassVar[bool] = False
     """It hears what became of its decisions: ``charged`` and ``settled``."""
 

@@ -6,7 +6,8 @@ Formula, lower is better::
     load  = (work + 512 * (pending + 1)) / strength             tokens, ours in flight
     price = (blocks - gain) + load / (load + 4096)              blocks to compute, then load
             + (blocks + 1 if the replica is above its bound)
-    bound = max(2, ceil(load_factor * (all pending + 1) * strength / all strength))   requests
+    bound = max(2, ceil(load_factor * (all pending + 1) * strength / all strength))   requests;
+            1 in the place of 2 where several conversations have all of the match
 
 So the longest match wins among the replicas within the bound, and load decides between equal
 matches and for a prompt that nobody knows. Those above the bound follow, in the same order.
@@ -21,7 +22,10 @@ the prefix index in the place of the hash; it counts the request being placed an
 as otherwise any second request would turn affinity off in a fleet that is nearly idle. What is
 ``shared`` (a system prompt that many conversations continue) attracts nobody: in the published
 conversation traces every prompt starts with the same block, and the longest match alone would
-send them all to one replica.
+send them all to one replica. It is shared step by step: a prefix of ``d`` blocks that ``c``
+replicas hold attracts nobody once ``(c + 1) * d`` prompts continue it, as one block for each pays
+for another copy. Until then it attracts to an idle replica only: the bound of 2 is for what a
+conversation has of its own, so a second request behind a system prompt makes the next copy.
 """
 
 from __future__ import annotations
@@ -48,13 +52,15 @@ class PrefixAffinity(Policy):
     """Longest useful match within bounded loads; in a large pool those of the candidates."""
 
     everyone = False
+    copies = True
+    stepwise = True
 
     def prices(self, offer: Offer) -> Sequence[float]:
         """Return blocks to compute (whole part) and load (fraction) of each seat."""
         # Requests per unit of strength. ``pending + 1 <= ceil(x)`` is ``pending < x``; the
         # subtraction keeps a product such as 1.1 * 10 = 11.000000000000002 from rounding up.
         share = offer.load_factor * (sum(offer.pending) + 1.0) / sum(offer.strength)
-        blocks, shared = offer.blocks, offer.shared
+        blocks, shared, branched = offer.blocks, offer.shared, offer.branched
         prices = []
         for pending, work, strength, matched in zip(
             offer.pending, offer.work, offer.strength, offer.matched, strict=True
@@ -63,7 +69,8 @@ class PrefixAffinity(Policy):
             price = blocks + load / (load + HALF_LOAD_TOKENS)
             if matched > shared:
                 price -= matched - shared
-            if pending + 1.0 > MIN_BOUND and pending >= share * strength - 1e-9:
+            least = 1 if 0 < matched <= branched else MIN_BOUND
+            if pending + 1.0 > least and pending >= share * strength - 1e-9:
                 price += blocks + 1.0
             prices.append(price)
         return prices

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.routing.policies.prefix_affinity import PrefixAffinity
+from ext_proc.routing.types import Decision, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +74,39 @@ def test_common_property_attracts_nobody(offer: Callable[..., Offer]) -> None:
     assert PrefixAffinity().picked(made, 1) == "least"
     deeper = made._replace(matched=[5, 4, 0])
     assert ranking(deeper)[0] == 0
+
+
+def test_what_several_conversations_have_attracts_to_idle_replicas_only(
+    offer: Callable[..., Offer],
+) -> None:
+    """A system prompt's holder takes no second request; a conversation's own does."""
+    made = offer(3, matched=[4, 0, 0], blocks=6, branched=4, pending=[0, 0, 0])
+    assert ranking(made)[0] == 0
+    assert ranking(made._replace(pending=[1, 0, 0]))[-1] == 0
+    assert ranking(made._replace(matched=[5, 0, 0], pending=[1, 0, 0]))[0] == 0
+
+
+@pytest.mark.parametrize("depth", [1, 4, 8])
+def test_sessions_behind_one_system_prompt_spread(build: Any, depth: int) -> None:
+    """One request at a time, a hundred per replica: nobody gets twice the mean, turns stay home."""
+    router = build.router(build.pool(8, policy="prefix-affinity"))
+    system = tuple(range(1, depth + 1))
+    homes: Counter[str] = Counter()
+    for session in range(800):
+        first = (*system, 1000 * (session + 1))
+        got = []
+        for turn in range(2):
+            blocks = (*first, *range(first[-1] + 1, first[-1] + 1 + turn))
+            now = session + turn / 2
+            decision = router.decide(build.request(blocks), now, 0.0)
+            assert isinstance(decision, Decision)
+            assert decision.ticket is not None
+            router.settle(decision.ticket, Outcome.DONE, now + 0.25)
+            got.append(decision.ticket.endpoint.id)
+        assert got[0] == got[1]
+        homes[got[0]] += 1
+    assert max(homes.values()) < 200
+    assert len(homes) == 8
 
 
 LOADS = st.lists(st.tuples(st.integers(0, 30), st.floats(0.05, 8)), min_size=1, max_size=8)

@@ -2,11 +2,12 @@
 
 Source: ``envoy/service/ext_proc/v3/external_processor.proto``. Header values are read from
 ``raw_value`` first and then from ``value``, and written to ``raw_value``. Replies leave as
-bytes: those that never differ are serialized once.
+bytes: those that never differ are serialized once, and so are the parts of picks.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from envoy.config.core.v3 import base_pb2
@@ -52,6 +53,9 @@ METHOD: Final = "Process"
 MAX_SUBSET: Final = 10_000
 """Most entries of a subset hint that are read; the rest can only make the choice smaller."""
 
+MAX_DESTINATIONS: Final = 4096
+"""Most written destinations that are kept, a few hundred bytes each."""
+
 _FILTER: Final = "envoy.filters.http.ext_proc"
 """Key under which Envoy files the attributes that it was asked for."""
 
@@ -64,6 +68,9 @@ _SENDING: Final = {
     _MODE.FULL_DUPLEX_STREAMED: BodySending.DUPLEX,
 }
 _LOAD_HEADERS: Final = (LOAD_HEADER, LOAD_BIN_HEADER)
+_HEAD: Final = "request_headers"
+_BODY: Final = "request_body"
+_RESPONSE_BODY: Final = "response_body"
 _OVERWRITE: Final = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
@@ -212,48 +219,92 @@ class Writer:
         self._picker = picker
         self._at = at
         self._life = life
+        self._frames: dict[tuple[int | None, bool], tuple[bytes, bytes]] = {}
+        """What stands around tickets, by their length: a dozen at most."""
 
     def write(self, action: Action) -> bytes:
         """Return the reply's bytes."""
         if isinstance(action, ReplyHead):
             if action.pick is None:
                 return _HEAD_PLAIN[action.ask]
-            message = pb.ProcessingResponse()
-            self._write_pick(message, message.request_headers.response, action.pick)
-            if action.ask is not None:
-                message.mode_override.CopyFrom(_OVERRIDE[action.ask])
-        elif isinstance(action, ReplyBody):
+            return self._picked(action.pick, _HEAD, action.ask)
+        if isinstance(action, ReplyBody):
             if action.pick is None and action.echo is None:
                 return _BODY_PLAIN
-            message = pb.ProcessingResponse()
-            common = message.request_body.response
-            if action.pick is not None:
-                self._write_pick(message, common, action.pick)
-            _write_echo(common, action.echo)
-        elif isinstance(action, ReplyTrailers):
-            return _TRAILERS_PLAIN
-        elif isinstance(action, ReplyResponse):
-            if action.echo is None:
-                return _RESPONSE_PLAIN[action.part]
-            message = pb.ProcessingResponse()
-            _write_echo(message.response_body.response, action.echo)
-        else:
-            message = _immediate(action)
-        return message.SerializeToString()  # type: ignore[no-any-return]  # untyped library
+            reply = b"" if action.pick is None else self._picked(action.pick, _BODY, None)
+            return reply if action.echo is None else _with_echo(reply, _BODY, action.echo)
+        return _unpicked(action)
 
-    def _write_pick(self, message: Any, common: Any, pick: Pick) -> None:
-        common.clear_route_cache = pick.clear_route_cache
-        _set_headers(common.header_mutation, pick.headers)
-        fields = message.dynamic_metadata.fields
-        fields[LB_NAMESPACE].struct_value.fields[DESTINATION_HEADER].string_value = pick.destination
-        ours = fields[TIDEGATE_NAMESPACE].struct_value.fields
+    def _picked(self, pick: Pick, part: str, ask: Ask | None) -> bytes:
+        """Write a pick out of two parts that come again and again, and the ticket.
+
+        A parser merges what is written twice, here ``dynamic_metadata``; source: the protobuf
+        encoding guide, "last one wins" (embedded messages are merged, and so are maps).
+        """
+        where = _where(part, pick.destination, pick.headers, pick.clear_route_cache, ask)
+        if pick.ticket is None:
+            return where + self._who(None, pick.unreadable)[0]
+        ticket = pick.ticket.encode()
+        before, after = self._who(len(ticket), pick.unreadable)
+        return b"%b%b%b%b" % (where, before, ticket, after)
+
+    def _who(self, length: int | None, unreadable: bool) -> tuple[bytes, bytes]:
+        """Return what stands before and behind a ticket of so many bytes; ``None`` = of none."""
+        found = self._frames.get((length, unreadable))
+        if found is None:
+            if length is None:
+                found = self._sign(None, unreadable), b""
+            else:
+                # Where two tickets of that length differ in each byte, there is the ticket.
+                one, other = (self._sign(digit * length, unreadable) for digit in "01")
+                start = next(
+                    at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]
+                )
+                found = one[:start], one[start + length :]
+            self._frames[length, unreadable] = found
+        return found
+
+    def _sign(self, ticket: str | None, unreadable: bool) -> bytes:
+        message = pb.ProcessingResponse()
+        ours = message.dynamic_metadata.fields[TIDEGATE_NAMESPACE].struct_value.fields
         ours["picker"].string_value = self._picker
-        if pick.ticket is not None:
-            ours["ticket"].string_value = self._life + pick.ticket
+        if ticket is not None:
+            ours["ticket"].string_value = self._life + ticket
         if self._at:
             ours["at"].string_value = self._at
-        if pick.unreadable:
+        if unreadable:
             ours["unreadable"].bool_value = True
+        return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+
+
+def _unpicked(action: ReplyTrailers | ReplyResponse | Refuse) -> bytes:
+    if isinstance(action, ReplyTrailers):
+        return _TRAILERS_PLAIN
+    if isinstance(action, Refuse):
+        return _immediate(action)
+    if action.echo is None:
+        return _RESPONSE_PLAIN[action.part]
+    return _with_echo(b"", _RESPONSE_BODY, action.echo)
+
+
+@lru_cache(maxsize=MAX_DESTINATIONS)
+def _where(
+    part: str,
+    destination: str,
+    headers: tuple[tuple[str, str], ...],
+    clear: bool,
+    ask: Ask | None,
+) -> bytes:
+    """Write where a request goes: the same for all that go there."""
+    message = pb.ProcessingResponse()
+    common = getattr(message, part).response
+    common.clear_route_cache = clear
+    _set_headers(common.header_mutation, headers)
+    fields = message.dynamic_metadata.fields
+    fields[LB_NAMESPACE].struct_value.fields[DESTINATION_HEADER].string_value = destination
+    if ask is not None:
+        message.mode_override.CopyFrom(_OVERRIDE[ask])
+    return message.SerializeToString()  # type: ignore[no-any-return]  # untyped library
 
 
 def _set_headers(mutation: Any, headers: Iterable[tuple[str, str]]) -> None:
@@ -263,14 +314,15 @@ def _set_headers(mutation: Any, headers: Iterable[tuple[str, str]]) -> None:
         option.header.raw_value = value.encode()
 
 
-def _write_echo(common: Any, echo: Echo | None) -> None:
-    if echo is not None:
-        streamed = common.body_mutation.streamed_response
-        streamed.body = echo.chunk
-        streamed.end_of_stream = echo.end_of_stream
+def _with_echo(reply: bytes, part: str, echo: Echo) -> bytes:
+    message = pb.ProcessingResponse.FromString(reply)
+    streamed = getattr(message, part).response.body_mutation.streamed_response
+    streamed.body = echo.chunk
+    streamed.end_of_stream = echo.end_of_stream
+    return message.SerializeToString()  # type: ignore[no-any-return]  # untyped library
 
 
-def _immediate(refuse: Refuse) -> Any:
+def _immediate(refuse: Refuse) -> bytes:
     message = pb.ProcessingResponse()
     immediate = message.immediate_response
     immediate.status.code = refuse.status
@@ -279,7 +331,7 @@ def _immediate(refuse: Refuse) -> Any:
     if refuse.grpc_status is not None:
         immediate.grpc_status.status = refuse.grpc_status
     _set_headers(immediate.headers, refuse.headers)
-    return message
+    return message.SerializeToString()  # type: ignore[no-any-return]  # untyped library
 
 
 def _override(request_body: int, response_head: int = _MODE.SKIP) -> Any:

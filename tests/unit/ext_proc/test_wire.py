@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf import json_format
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ext_proc.exchange import (
     Ask,
@@ -201,6 +204,49 @@ def test_a_pick_tells_access_logs_where_to_go():
         "at": "127.0.0.1:18001",
         "unreadable": True,
     }
+
+
+@given(
+    picker=st.text(max_size=300),
+    life=st.sampled_from(["", "a1-", "01-", "1"]),
+    at=st.sampled_from(["", "127.0.0.1:18001"]),
+    ticket=st.none() | st.integers(0, 10**40).map(str),
+    destination=st.sampled_from(["10.0.0.1:80", "10.0.0.2:80,10.0.0.1:80"]),
+    unreadable=st.booleans(),
+    clear=st.booleans(),
+    ask=st.sampled_from([None, *Ask]),
+)
+def test_a_pick_out_of_parts_says_all_of_it(
+    picker, life, at, ticket, destination, unreadable, clear, ask
+):
+    """However long names and tickets are, the parts make the message that was meant."""
+    headers = (("x-gateway-destination-endpoint", destination), ("x-envoy-max-retries", "0"))
+    pick = replace(
+        PICK,
+        destination=destination,
+        headers=headers,
+        clear_route_cache=clear,
+        ticket=ticket,
+        unreadable=unreadable,
+    )
+    writer = Writer(picker, at, life)
+    answer = Answer.of(writer.write(ReplyHead(pick, ask)))
+    assert answer.headers == dict(headers)
+    assert answer.common.clear_route_cache is clear
+    assert answer.message.HasField("mode_override") is (ask is not None)
+    told = {
+        "picker": picker,
+        "ticket": None if ticket is None else life + ticket,
+        "at": at or None,
+        "unreadable": unreadable or None,
+    }
+    assert json_format.MessageToDict(answer.message.dynamic_metadata) == {
+        "envoy.lb": {"x-gateway-destination-endpoint": destination},
+        "tidegate": {name: value for name, value in told.items() if value is not None},
+    }
+    again = Answer.of(writer.write(ReplyBody(pick)))
+    assert again.message.dynamic_metadata == answer.message.dynamic_metadata
+    assert again.common == answer.common
 
 
 def test_a_pick_that_calls_the_body_off():

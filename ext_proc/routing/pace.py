@@ -47,6 +47,9 @@ GUESS_RANGE: Final = 8.0
 """The same for a speed that only durations tell."""
 TOO_FAST: Final = 20.0
 """First bytes that come so many times faster than the cold default were not waited for."""
+MOST_UNHEARD: Final = 1_000
+"""Prompts answered since the proxy last told of a first byte after which it does not tell any more,
+and durations count again."""
 MOST_DRAIN_S: Final = 60.0
 """A longer drain is noted as this: the clock is surely wrong, or the fleet lost."""
 IN_FLIGHT_TOKENS: Final = 64.0
@@ -86,6 +89,7 @@ class FleetPace:
         "_heard",
         "_seen",
         "_service",
+        "_unheard",
         "_usual",
         "seconds_per_token",
         "service_s",
@@ -100,6 +104,7 @@ class FleetPace:
         self._usual = Ratio()
         self._seen = 0
         self._heard = 0
+        self._unheard = 0
         self.seconds_per_token = 1.0 / tokens_per_s
         """Seconds of prefill per uncached token."""
         self.service_s = service_s
@@ -120,6 +125,7 @@ class FleetPace:
             What it says of its replica, ``None`` where that is nothing.
         """
         self._seen += 1
+        self._unheard += tokens is not None
         if self._seen > YOUNG and self._seen & 3:
             return None
         if tokens is not None:
@@ -145,6 +151,7 @@ class FleetPace:
             What it says of its replica, ``None`` where that is nothing.
         """
         self._heard += 1
+        self._unheard = 0
         if self._heard > YOUNG and self._heard & 3:
             return None
         sample = _fitted(self._answers, capacity, tokens, drain_s, seconds)
@@ -165,7 +172,8 @@ class FleetPace:
     def hears(self) -> bool:
         """Return whether the beginnings of answers tell the speed."""
         answers = self._answers
-        return answers.count >= SURE and answers.b * TOO_FAST > answers.prior
+        told = answers.count >= SURE and self._unheard < MOST_UNHEARD
+        return told and answers.b * TOO_FAST > answers.prior
 
     @property
     def tail_s(self) -> float:

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.pace import COLD_TOKENS_PER_S, GUESS_RANGE, RANGE, FleetPace, Pace
+from ext_proc.routing.pace import (
+    COLD_TOKENS_PER_S,
+    GUESS_RANGE,
+    MOST_UNHEARD,
+    RANGE,
+    FleetPace,
+    Pace,
+)
 
 
 def serve(
@@ -110,6 +117,19 @@ def test_headers_before_the_prompt_was_read_are_not_believed() -> None:
         pace.learn(tokens, 0.0, 3, tokens / 8000.0 + rng.expovariate(0.5), float(number))
     assert not fleet.hears
     assert 1 / 1.6 < 8000.0 * fleet.seconds_per_token < 1.6
+
+
+def test_a_proxy_that_fell_silent_leaves_the_speed_to_durations() -> None:
+    """First bytes of long ago do not hold against what requests take now."""
+    fleet = FleetPace()
+    paces = [Pace(fleet, 1.0) for _ in range(8)]
+    serve(fleet, paces, [1.0] * 8, 200, heard=True)
+    assert fleet.hears
+    serve(fleet, paces, [1.0] * 8, MOST_UNHEARD - 2)
+    assert fleet.hears
+    serve(fleet, paces, [1.0] * 8, 4000, true=3000.0)
+    assert not fleet.hears
+    assert 1 / 1.6 < 3000.0 * fleet.seconds_per_token < 1.6
 
 
 def test_capacity_is_believed_and_adapts() -> None:

@@ -61,6 +61,9 @@ SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
 )
 
+LOOK_S: Final = 0.05
+"""Time between two looks, while stopping, for exchanges that are still open."""
+
 _REPLIES: Final = (ReplyHead, ReplyBody)
 _NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
 _READINESS: Final = ("", "readiness", SERVICE)
@@ -144,7 +147,11 @@ class PickerServer:
             self._health.set(service, serving=ready and not self._stopping)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new streams; after ``grace_s`` seconds end those still open."""
+        """Take no new streams; after ``grace_s`` seconds end those still open.
+
+        It lasts only as long as exchanges are open: log and health streams, which the proxy never
+        ends by itself, are not waited for.
+        """
         self._stopping = True
         self.set_ready(ready=False)
         if self._server is None:
@@ -152,7 +159,14 @@ class PickerServer:
         cut = asyncio.get_running_loop().call_later(grace_s, setattr, self, "_cutting", True)
         if grace_s <= 0:
             self._cutting = True
-        await self._server.stop(grace_s)
+        stopped = asyncio.create_task(self._server.stop(grace_s))
+        while self._tools.metrics.streams:
+            await asyncio.wait({stopped}, timeout=LOOK_S)
+            if stopped.done():
+                break
+        # Sooner than was said: what is left now is no exchange.
+        await self._server.stop(0)
+        await stopped
         cut.cancel()
 
     async def process(self, _: Any, context: Any) -> None:

@@ -176,6 +176,21 @@ async def test_a_stop_settles_open_streams():
         await peer.settled(Outcome.SHUTDOWN)
 
 
+async def test_a_stop_waits_for_exchanges_only():
+    """An open health watch, which the proxy never ends, does not take the whole grace."""
+    async with Peer(router(llm())) as peer:
+        watch = health_pb2_grpc.HealthStub(peer.channel).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        call, _ = await peer.talk(Messages().head().body(PROMPT))
+        stopping = asyncio.create_task(peer.server.stop(60))
+        await asyncio.sleep(0)
+        assert not stopping.done()
+        assert await peer.finish(call) is grpc.StatusCode.OK
+        async with asyncio.timeout(10):
+            await stopping
+        watch.cancel()
+
+
 @pytest.mark.parametrize(
     "messages",
     [Messages().body(b"x"), Messages().head().head(), Messages().trailers()],

@@ -1,0 +1,238 @@
+"""Two workers behind one Envoy decide as one picker, and survive each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from functools import partial
+from pathlib import Path
+
+import orjson
+import pytest
+import tritonclient.grpc.aio as triton_grpc
+
+from protos.names import SERVED_BY_HEADER
+from support.traffic import (
+    COUNTER,
+    GENERATE,
+    GENERATE_STREAM,
+    Traffic,
+    counter_body,
+    counter_inputs,
+    eventually,
+    fresh_prompt,
+    metric,
+)
+from tidegate.stack.local import PICKER, LocalStack
+
+PICKS = "tidegate_picker_picks_total"
+
+
+@pytest.fixture(scope="module")
+async def crew(new_module_stack) -> LocalStack:
+    """One stack with two workers; who kills one waits until it is back."""
+    return await new_module_stack(workers=2)
+
+
+async def states(http, stack) -> list[dict]:
+    """Return what each worker says of itself."""
+    found = []
+    for page in stack.picker_pages:
+        async with http.get(f"http://{page}/debug/state") as answer:
+            found.append(orjson.loads(await answer.read()))
+    return found
+
+
+async def picks(http, stack) -> list[float]:
+    """Return how many picks each worker has made."""
+    return [await metric(http, page, PICKS) for page in stack.picker_pages]
+
+
+async def counts(http, stack) -> list[tuple[int, int]]:
+    """Return each worker's open tickets: its own, and those of its sibling."""
+    counters = [one["router"]["counters"] for one in await states(http, stack)]
+    return [(one["open_tickets"], one["open_tickets_of_siblings"]) for one in counters]
+
+
+async def together(http, stack, total: int) -> bool:
+    """Wait until each worker knows of so many requests in flight, its own and the other's."""
+
+    async def look() -> bool:
+        (own, foreign), (own_2, foreign_2) = await counts(http, stack)
+        return own + foreign == own_2 + foreign_2 == own + own_2 == total
+
+    return await eventually(look)
+
+
+def worker_pids(stack) -> dict[int, int]:
+    """Return the process ids of the workers by their number."""
+    parent = stack.pid(PICKER)
+    found = {}
+    for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"ext_proc.workers" in words:
+            found[int(words[words.index(b"ext_proc.workers") + 2])] = int(pid)
+    return found
+
+
+async def test_all_know_what_each_has_sent(http, crew):
+    """Requests go to both; while they run each worker counts all of them, and none afterwards."""
+    before = await picks(http, crew)
+    body = {"text_input": fresh_prompt(), "max_tokens": 900, "stream": True}
+    answers = [await http.post(crew.http_url + GENERATE_STREAM, json=body) for _ in range(12)]
+    assert await together(http, crew, 12)
+    made = [after - one for after, one in zip(await picks(http, crew), before, strict=True)]
+    assert sum(made) == 12
+    assert min(made) >= 3
+    for answer in answers:
+        assert answer.status == 200
+        await answer.read()
+    assert await together(http, crew, 0)
+
+
+async def test_a_prompt_is_found_where_another_worker_sent_it(http, crew):
+    """Turns of a conversation stay on their replica, whichever worker decides on them."""
+    text, used = fresh_prompt(4000), set()
+    before = await picks(http, crew)
+    for turn in range(10):
+        text += fresh_prompt(300)
+        body = {"text_input": text, "max_tokens": 2}
+        async with http.post(crew.http_url + GENERATE, json=body) as answer:
+            assert answer.status == 200, (turn, await answer.text())
+            used.add(answer.headers[SERVED_BY_HEADER])
+    assert len(used) == 1
+    assert all(now > then for now, then in zip(await picks(http, crew), before, strict=True))
+
+
+async def test_sequences_stay_where_they_live(http, crew):
+    """Interleaved sequences over both workers: each total counts all of its steps."""
+    before = await picks(http, crew)
+    async with triton_grpc.InferenceServerClient(crew.grpc_address) as client:
+
+        async def run(sequence: int) -> int:
+            total = 0
+            for step in range(6):
+                result = await client.infer(
+                    "counter",
+                    counter_inputs(1),
+                    sequence_id=sequence,
+                    sequence_start=step == 0,
+                    sequence_end=step == 5,
+                )
+                total = int(result.as_numpy("total")[0])
+            return total
+
+        assert await asyncio.gather(*(run(n) for n in range(9001, 9031))) == [6] * 30
+    assert all(now > then + 30 for now, then in zip(await picks(http, crew), before, strict=True))
+    assert [one["router"]["counters"]["leases"] for one in await states(http, crew)] == [0, 0]
+
+
+async def test_the_leader_alone_reads_pages_and_all_know_them(http, crew):
+    """Readings of all replicas are fresh at both workers; only the first one fetches pages."""
+    first, second = await states(http, crew)
+    assert (first["workers"]["leading"], second["workers"]["leading"]) == (True, False)
+    assert len(first["telemetry"]["pages"]) == 3
+    assert second["telemetry"]["pages"] == {}
+    ages = second["telemetry"]["ages_s"]
+    assert len(ages) == 3
+    assert all(one["page"] < 3.0 for one in ages.values())
+
+
+async def test_a_killed_worker_costs_no_request(http, crew):
+    """Under load nothing fails; the other one leads and counts only its own; the new one follows.
+
+    What the new one knows of a conversation came from its sibling.
+    """
+
+    def body() -> dict:
+        return {"text_input": fresh_prompt(), "max_tokens": 8}
+
+    text = fresh_prompt(6000)
+    async with http.post(crew.http_url + GENERATE, json={"text_input": text, "max_tokens": 1}) as a:
+        assert a.status == 200
+        home = a.headers[SERVED_BY_HEADER]
+    killed = worker_pids(crew)[0]
+    async with Traffic(http, crew.http_url + GENERATE, body) as traffic:
+        os.kill(killed, signal.SIGKILL)
+        page = crew.picker_pages[1]
+
+        async def leads() -> bool:
+            async with http.get(f"http://{page}/debug/state") as answer:
+                workers = orjson.loads(await answer.read())["workers"]
+            return workers["leading"] or workers["siblings"]["0"]["connected"]
+
+        assert await eventually(leads, 2.0)
+        await traffic.more(100)
+        assert await eventually(partial(back, http, crew, 0, killed), 20.0)
+        await traffic.more(100)
+    assert traffic.failures == []
+    assert worker_pids(crew)[0] != killed
+    assert await together(http, crew, 0)
+    first, second = await states(http, crew)
+    assert first["router"]["counters"]["index_blocks"] >= 6000 // 256
+    assert first["workers"]["leading"]
+    assert not second["workers"]["leading"]
+    before = await picks(http, crew)
+    used = set()
+    for _ in range(6):
+        text += fresh_prompt(300)
+        body_ = {"text_input": text, "max_tokens": 1}
+        async with http.post(crew.http_url + GENERATE, json=body_) as answer:
+            used.add(answer.headers[SERVED_BY_HEADER])
+    assert used == {home}
+    assert all(now > then for now, then in zip(await picks(http, crew), before, strict=True))
+
+
+async def back(http, stack, number: int, killed: int) -> bool:
+    """Tell whether a new worker has taken a killed one's place: asked, and heard by the other."""
+    if worker_pids(stack).get(number, killed) == killed:
+        return False
+    try:
+        both = await states(http, stack)
+    except OSError:
+        return False
+    heard = all(
+        sibling["connected"] for one in both for sibling in one["workers"]["siblings"].values()
+    )
+    return heard and await stack._picker_healthy() is None and all(one["ready"] for one in both)
+
+
+async def test_a_sequence_outlives_the_worker_that_began_it(http, crew):
+    """Its place is known to the others, and to the worker that takes the dead one's place."""
+    sequence = uuid.uuid4().hex
+
+    async def step(**flags: bool) -> str:
+        body = counter_body(1, sequence, **flags)
+        async with http.post(crew.http_url + COUNTER, json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            return answer.headers[SERVED_BY_HEADER]
+
+    used = {await step(sequence_start=True), await step()}
+    killed = worker_pids(crew)[1]
+    os.kill(killed, signal.SIGKILL)
+    assert await eventually(partial(back, http, crew, 1, killed), 20.0)
+    used |= {await step() for _ in range(4)}
+    used.add(await step(sequence_end=True))
+    assert len(used) == 1
+
+
+async def test_a_stop_lets_requests_end(http, crew):
+    """SIGTERM: what is open ends as it should, all workers end with 0, and nothing stays behind."""
+    body = {"text_input": fresh_prompt(), "max_tokens": 600, "stream": True}
+    answers = [await http.post(crew.http_url + GENERATE_STREAM, json=body) for _ in range(4)]
+    assert await together(http, crew, 4)
+    log = crew.run.logs / f"{PICKER}.log"
+    stopping = asyncio.create_task(crew._supervisor.kill(PICKER, signal.SIGTERM))
+    for answer in answers:
+        assert answer.status == 200
+        assert b"text_output" in await answer.read()
+    await stopping
+    said = log.read_text()
+    assert "workers_stopped" in said
+    assert "code=0" in said.rpartition("workers_stopped")[2]
+    async with http.post(
+        crew.http_url + GENERATE, json={"text_input": fresh_prompt(), "max_tokens": 1}
+    ) as answer:
+        assert answer.status == 200

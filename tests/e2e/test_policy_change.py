@@ -1,0 +1,111 @@
+"""A pool's policy changes while requests run: what the picker knows stays and is used at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import pytest
+
+from protos.names import SERVED_BY_HEADER
+from support.traffic import GENERATE, GENERATE_STREAM, eventually, fresh_prompt, picker_state
+
+
+@pytest.fixture
+async def stack(new_stack):
+    """Return a stack whose language model is served in turns."""
+    return await new_stack(fleet={"pools": {"llm": {"routing": {"policy": "round-robin"}}}})
+
+
+async def llm(http, stack):
+    """Return what the picker says of the language model's pool."""
+    return (await picker_state(http, stack))["router"]["pools"]["llm"]
+
+
+async def ask(http, stack, prompt: str) -> tuple[str, int]:
+    """Send a prompt; return who served it and how many of its tokens were cached."""
+    body = {"text_input": prompt, "max_tokens": 1}
+    async with http.post(stack.http_url + GENERATE, json=body) as answer:
+        assert answer.status == 200
+        return answer.headers[SERVED_BY_HEADER], (await answer.json(content_type=None))[
+            "cached_tokens"
+        ]
+
+
+def known(pool, *names: str) -> dict[str, list[object]]:
+    """Return some numbers of each endpoint."""
+    return {key: [each[name] for name in names] for key, each in pool["endpoints"].items()}
+
+
+async def explained(stack, *options: str):
+    """Run ``tidegate explain`` and return what it says as JSON."""
+    command = [sys.executable, "-m", "tidegate", "explain", "-o", "json", "--pool", "llm"]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        *("--picker", stack.picker_metrics),
+        *options,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    return json.loads(out)
+
+
+async def test_a_new_policy_finds_ledger_and_index(http, stack):
+    """Requests in flight stay counted, prompts stay known, and the next decision uses both."""
+    prompt = fresh_prompt(6000)
+    home, cached = await ask(http, stack, prompt)
+    assert cached == 0
+    long = {"text_input": fresh_prompt(), "max_tokens": 3000, "stream": True}
+    url = stack.http_url + GENERATE_STREAM
+    async with http.post(url, json=long) as first, http.post(url, json=long) as second:
+        for answer in (first, second):
+            await answer.content.readline()
+        before = await llm(http, stack)
+        assert before["policy"] == "round-robin"
+        fleet = stack.read_fleet()
+        for pool in fleet["pools"]:
+            if pool["name"] == "llm":
+                pool["routing"]["policy"] = "auto"
+        stack.write_fleet(fleet)
+
+        async def changed() -> bool:
+            return (await llm(http, stack))["policy"] == "auto"
+
+        assert await eventually(changed)
+        after = await llm(http, stack)
+        numbers = ("in_flight", "work_tokens", "index_blocks", "incarnation")
+        assert known(after, *numbers) == known(before, *numbers)
+        assert sum(each["in_flight"] for each in after["endpoints"].values()) == 2
+        for _ in range(3):
+            served, cached = await ask(http, stack, prompt)
+            assert served == home
+            assert cached > 0
+    (sample,) = await explained(stack, "--not", "r3")
+    assert sample["policy"] == "round-robin"
+    assert sample["why_not"]["answer"].startswith("it belongs to another variant")
+
+
+async def test_a_learned_policy_begins_where_auto_is(http, stack):
+    """It is taken live, decides as ``auto`` does, learns from each answer and shows it."""
+    fleet = stack.read_fleet()
+    for pool in fleet["pools"]:
+        if pool["name"] == "llm":
+            pool["routing"]["policy"] = "learned"
+    stack.write_fleet(fleet)
+
+    async def changed() -> bool:
+        return (await llm(http, stack))["policy"] == "learned"
+
+    assert await eventually(changed)
+    prompt = fresh_prompt(6000)
+    served = {(await ask(http, stack, prompt))[0] for _ in range(4)}
+    assert len(served) == 1
+
+    async def learned() -> bool:
+        (learning,) = (await llm(http, stack))["learning"]
+        return (learning["state"], learning["samples"], learning["open"]) == ("shadow", 4, 0)
+
+    assert await eventually(learned)

@@ -6,14 +6,14 @@ It reads the messages of a stream and writes what it was given for each, without
 replies are ours, recorded, so their number and size are the same. It is the yardstick of
 ``bench/exchange.py`` and of ``bench/overhead.py --bare``: what our picker costs above it is our own
 doing, and what it costs is grpcio's. As a program it serves behind an Envoy, with the health and
-the access-log service that Envoy expects at a picker's address.
+the access-log service that Envoy expects at a picker's address. Start it with the environment that
+``ext_proc.transport`` makes, as pickers have.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from prometheus_client import CollectorRegistry
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from ext_proc import transport
 from ext_proc.health import Health
 from ext_proc.observability import Metrics
 from ext_proc.routing.types import Endpoint, EndpointKey
@@ -52,6 +51,13 @@ SENDING = {
 """How Envoy announces bodies, by how they are read here."""
 BODIES = {"none": "none", "peek": "peek", "buffered": "full", "duplex": "peek"}
 """The pool's body mode for each."""
+HEADERS = {
+    "content-type": "application/json",
+    "content-length": "2048",
+    "x-request-id": "3f0b8b1e-7d8c-4b52-a8d9-0a1f2c3d4e5f",
+    "x-session-id": "user-4711",
+}
+"""What Tidegate's listener forwards of a usual request's headers, beside method and path."""
 CLUSTERS = {b"vision/": "none", b"llm/": "peek", b"counter/": "buffered"}
 """How the pools of ``bench/overhead.py`` are read, by what their clusters' names begin with."""
 
@@ -59,7 +65,7 @@ CLUSTERS = {b"vision/": "none", b"llm/": "peek", b"counter/": "buffered"}
 def messages(mode: str, text: str) -> list[bytes]:
     """Return what Envoy sends of a request with a prompt of ``text``."""
     made = Messages(mode=SENDING[mode])
-    made.head(headers={f"x-{number}": "value" for number in range(10)})
+    made.head(headers=HEADERS)
     if mode != "none":
         made.body({"text_input": text})
     return made.bytes()
@@ -167,7 +173,6 @@ def main() -> None:
     parser.add_argument("--listen", required=True, help="ip:port")
     parser.add_argument("--upstreams", required=True, nargs="+", help="ip:port to answer with")
     args = parser.parse_args()
-    transport.choose(os.environ)
     uvloop.run(_serve(args.listen, behind_envoy(args.upstreams, "")))
 
 

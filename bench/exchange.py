@@ -62,7 +62,6 @@ def _usage() -> tuple[float, int]:
 
 def _serve(pipe: Connection, mode: str, endpoints: int, *, bare: bool) -> None:
     """Serve in the child; each message through the pipe is answered with CPU seconds and RSS."""
-    transport.choose(os.environ)
     pool = _pool(mode, endpoints)
     scripts = {b"": script(mode, pool, "word " * 400)} if bare else {}
 
@@ -235,6 +234,7 @@ def main() -> None:
     parser.add_argument("--body", type=int, default=2048, help="characters of prompt")
     parser.add_argument("--streams", type=int, nargs="+", help="open so many; print kB for each")
     args = parser.parse_args()
+    transport.choose(os.environ)  # the children read it when they load gRPC
     for mode in args.modes:
         if args.streams:
             for wanted in args.streams:

@@ -35,3 +35,10 @@ def test_grpc_knows_the_name():
         [sys.executable, "-c", begin], env=environment, capture_output=True, text=True, check=True
     )
     assert "Unknown experiment" not in run.stderr
+
+
+def test_it_is_chosen_in_time():
+    """The picker's command chooses before gRPC is loaded, as gRPC reads the choice then only."""
+    look = "import sys, ext_proc.__main__; print('grpc' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"

@@ -2,13 +2,15 @@
 
 Run ``python -m bench.telemetry`` (``--seconds`` per row). Replicas and reporters live in a process
 of their own; what is counted is the CPU of this one, which does what a picker does: fetch or take,
-parse, rate, merge and hand on. The page is that of a Triton with so many models.
+parse, rate, merge and hand on. The page is that of a Triton with so many models, of which one has
+counted since the page before (``scrape``) or none has (``idle``).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import multiprocessing
 import statistics
 import time
@@ -88,11 +90,14 @@ class Router:
         return {}
 
 
-def serve_pages(pipe: Connection) -> None:
+def serve_pages(pipe: Connection, *, idle: bool) -> None:
     """Answer every request on a port with the page (in a process of its own)."""
+    # A busy replica: each page differs from the one before in what its first model counts.
     body = page().encode()
+    before, mark, after = body.partition(b'{model="m1",version="1"} 1000')
     head = f"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {len(body)}\r\n\r\n"
-    answer = head.encode() + body
+    start = head.encode() + before + mark[:-4]
+    numbers = itertools.cycle(range(1000, 10_000))
 
     class Replica(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:
@@ -100,7 +105,8 @@ def serve_pages(pipe: Connection) -> None:
 
         def data_received(self, data: bytes) -> None:
             if data.endswith(b"\r\n\r\n"):
-                self.transport.write(answer)
+                number = 1000 if idle else next(numbers)
+                self.transport.write(b"%b%d%b" % (start, number, after))
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -166,16 +172,18 @@ def pools(endpoints: int, port: int | None) -> dict[str, Pool]:
     return {"p": Pool("p", variants=(Variant("stable", 1),), endpoints=replicas)}
 
 
-async def scraped(endpoints: int, seconds: float) -> None:
+async def scraped(endpoints: int, seconds: float, *, idle: bool) -> None:
     """Measure pages."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=serve_pages, args=(there,), daemon=True)
+    process = multiprocessing.Process(
+        target=serve_pages, args=(there,), kwargs={"idle": idle}, daemon=True
+    )
     process.start()
     router = Router()
     hub = Hub(router, CollectorRegistry(), interval_s=0.25)
     hub.set_pools(pools(endpoints, here.recv()))
     running = asyncio.create_task(hub.run())
-    await measure(router, seconds, endpoints, "scrape")
+    await measure(router, seconds, endpoints, "idle" if idle else "scrape")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     process.terminate()
@@ -213,7 +221,9 @@ def main() -> None:
     print(f"parse: {1e6 * (time.process_time() - begin) / rounds:.0f} us, {len(text)} bytes\n")
     print("source  endpoints readings/s    CPU %   us/reading us/endpoint/s  age p50  p99 ms")
     for endpoints in SIZES:
-        uvloop.run(scraped(endpoints, seconds))
+        uvloop.run(scraped(endpoints, seconds, idle=False))
+    for endpoints in SIZES:
+        uvloop.run(scraped(endpoints, seconds, idle=True))
     for endpoints in SIZES:
         uvloop.run(pushed(endpoints, seconds))
 

@@ -1,4 +1,4 @@
-"""Reads the metrics pages of all replicas, each on its own clock.
+"""Reads the metrics pages of all replicas, each on its own clock and over a connection of its own.
 
 Laws:
 * Each replica has at most one page on the way, and waits for no other replica.
@@ -10,6 +10,7 @@ Laws:
 * How often a replica is read is ``pacing``'s to say: often while it has requests in flight, and all
   of them together within a budget.
 * An error inside a callback is a failed scrape of that replica and does not end the others.
+* A page that is byte for byte the one before is not parsed again: only its age changes.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import asyncio
 import random
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
-
-from ext_proc.telemetry.dialects import BadPage, PageReadings, Vocabulary, read_all
+from ext_proc.telemetry.dialects import PageReadings, Vocabulary, read_all
 from ext_proc.telemetry.pacing import Pacing
+from ext_proc.telemetry.page_client import PageClient
 from ext_proc.telemetry.rates import Rates
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ LOADS_EVERY_S: Final = 0.1
 
 MAX_ERROR_CHARS: Final = 200
 
-_CHUNK_BYTES: Final = 65_536
-_OK: Final = 200
+KEPT_BYTES: Final = 65_536
+"""A longer page is not kept to be compared with the next one."""
+
 _JITTER: Final = 0.2
 _PLAIN: Final = Vocabulary()
 _NO_VOCABULARIES: Final[dict[str, Vocabulary]] = {}
-_ASK: Final = {"accept": "text/plain;version=0.0.4", "accept-encoding": "identity"}
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class _Target:
     """One replica and what is known of its scrapes."""
 
     url: str
+    client: PageClient
     last_ok: float | None = None
     failures: int = 0
     """Consecutive ones."""
@@ -58,6 +60,13 @@ class _Target:
     vocabulary: Vocabulary = _PLAIN
     restarts: int = 0
     rates: Rates = field(default_factory=Rates)
+    timer: asyncio.TimerHandle | None = None
+    """Begins the next scrape."""
+    waiting: asyncio.Future[bool] | None = None
+    """Who waits for the scrape that goes on."""
+    page: bytes = b""
+    said: PageReadings | None = None
+    """What the page before said."""
 
 
 class Scraper:
@@ -103,8 +112,7 @@ class Scraper:
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
         self._targets: dict[str, _Target] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def set_targets(
         self,
@@ -122,33 +130,28 @@ class Scraper:
         for endpoint in [
             known for known, target in self._targets.items() if targets.get(known) != target.url
         ]:
-            del self._targets[endpoint]
-            self._stop(endpoint)
+            self._stop(self._targets.pop(endpoint))
         for endpoint, url in targets.items():
-            if endpoint not in self._targets:
-                self._targets[endpoint] = _Target(url)
-                self._start(endpoint)
-            self._targets[endpoint].vocabulary = vocabularies.get(endpoint, _PLAIN)
+            target = self._targets.get(endpoint)
+            if target is None:
+                client = PageClient(url, timeout_s=self._timeout_s, max_bytes=self._max_bytes)
+                target = self._targets[endpoint] = _Target(url, client)
+                self._start(endpoint, target)
+            vocabulary = vocabularies.get(endpoint, _PLAIN)
+            if vocabulary != target.vocabulary:
+                target.vocabulary, target.page, target.said = vocabulary, b"", None
 
     async def run(self) -> None:
         """Scrape until cancelled."""
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        # No common limit: replicas that hang must not take the place of others.
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(
-            timeout=timeout, connector=connector, headers=_ASK, auto_decompress=False
-        ) as session:
-            self._session = session
-            try:
-                for endpoint in self._targets:
-                    self._start(endpoint)
-                await asyncio.get_running_loop().create_future()
-            finally:
-                tasks = list(self._tasks.values())
-                for endpoint in list(self._tasks):
-                    self._stop(endpoint)
-                await asyncio.gather(*tasks, return_exceptions=True)
-                self._session = None
+        self._loop = asyncio.get_running_loop()
+        try:
+            for endpoint, target in self._targets.items():
+                self._start(endpoint, target)
+            await self._loop.create_future()
+        finally:
+            self._loop = None
+            for target in self._targets.values():
+                self._stop(target)
 
     async def scrape_once(self, endpoint: str) -> bool:
         """Scrape one replica now, within ``run``; return whether it went well.
@@ -156,24 +159,14 @@ class Scraper:
         Raises:
             RuntimeError: ``run`` is not running.
         """
-        if self._session is None:
+        if self._loop is None:
             raise RuntimeError("Scraper.run is not running")
         target = self._targets.get(endpoint)
         if target is None:
             return False
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                text = await self._fetch(self._session, target.url)
-            if self._targets.get(endpoint) is not target:
-                return False
-            self._report(endpoint, target, read_all(text, self._clock(), target.vocabulary))
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            self._failed(endpoint, target, _reason(error, self._timeout_s))
-            return False
-        except Exception as error:  # noqa: BLE001 - a callback's bug must not end telemetry
-            self._failed(endpoint, target, f"internal error: {error!r}")
-            return False
-        return True
+        target.waiting = self._loop.create_future()
+        self._begin(endpoint, target)
+        return await target.waiting
 
     def state(self) -> dict[str, dict[str, object]]:
         """Return per replica: url, age of the last good page (s), failures in a row, last error."""
@@ -189,18 +182,57 @@ class Scraper:
             for endpoint, target in self._targets.items()
         }
 
-    async def _fetch(self, session: aiohttp.ClientSession, url: str) -> str:
-        async with session.get(url, allow_redirects=False) as response:
-            if response.status != _OK:
-                raise BadPage(f"HTTP status {response.status}")
-            if "content-encoding" in response.headers:
-                raise BadPage("the page is compressed although that was not asked for")
-            page = bytearray()
-            async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-                page += chunk
-                if len(page) > self._max_bytes:
-                    raise BadPage(f"the page is larger than {self._max_bytes} bytes")
-        return page.decode()
+    def _start(self, endpoint: str, target: _Target) -> None:
+        if self._loop is not None:
+            pause = self._pacing.fast_s * self._jitter()
+            target.timer = self._loop.call_later(pause, self._begin, endpoint, target)
+
+    def _stop(self, target: _Target) -> None:
+        if target.timer is not None:
+            target.timer.cancel()
+        target.client.close()
+        self._over(target, good=False)
+
+    def _begin(self, endpoint: str, target: _Target) -> None:
+        if target.timer is not None:
+            target.timer.cancel()
+            target.timer = None
+        target.client.get(partial(self._took, endpoint, target))
+
+    def _took(self, endpoint: str, target: _Target, result: bytes | Exception) -> None:
+        """Take what a fetch came to, and wait for the next."""
+        good = False
+        try:
+            if isinstance(result, Exception):
+                self._failed(endpoint, target, _reason(result, self._timeout_s))
+            else:
+                self._report(endpoint, target, self._read(target, result))
+                good = True
+        except ValueError as error:
+            self._failed(endpoint, target, _reason(error, self._timeout_s))
+        except Exception as error:  # noqa: BLE001 - a callback's bug must not end telemetry
+            self._failed(endpoint, target, f"internal error: {error!r}")
+        self._over(target, good=good)
+        if self._loop is not None and self._targets.get(endpoint) is target:
+            pause = self.pause_s(endpoint, target.failures)
+            target.timer = self._loop.call_later(pause, self._begin, endpoint, target)
+
+    def _over(self, target: _Target, *, good: bool) -> None:
+        waiting, target.waiting = target.waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(good)
+
+    def _read(self, target: _Target, page: bytes) -> PageReadings:
+        now = self._clock()
+        if target.said is not None and page == target.page:
+            same = tuple(replace(each, at=now) for each in target.said.readings)
+            return PageReadings(now, same, target.said.counters)
+        said = read_all(page.decode(), now, target.vocabulary)
+        if len(page) <= KEPT_BYTES:
+            target.page, target.said = page, said
+        else:
+            target.page, target.said = b"", None
+        return said
 
     def _report(self, endpoint: str, target: _Target, page: PageReadings) -> None:
         rated = target.rates.take(page)
@@ -218,22 +250,6 @@ class Scraper:
         if self._on_failure is not None and self._targets.get(endpoint) is target:
             with suppress(Exception):  # the failure itself is already in the state
                 self._on_failure(endpoint, target.failures, target.error)
-
-    def _start(self, endpoint: str) -> None:
-        if self._session is not None:
-            loop = self._loop(endpoint, self._targets[endpoint])
-            self._tasks[endpoint] = asyncio.create_task(loop, name=f"scrape {endpoint}")
-
-    def _stop(self, endpoint: str) -> None:
-        task = self._tasks.pop(endpoint, None)
-        if task is not None:
-            task.cancel()
-
-    async def _loop(self, endpoint: str, target: _Target) -> None:
-        await asyncio.sleep(self._pacing.fast_s * self._jitter())
-        while self._targets.get(endpoint) is target:
-            await self.scrape_once(endpoint)
-            await asyncio.sleep(self.pause_s(endpoint, target.failures))
 
     def pause_s(self, endpoint: str, failures: int) -> float:
         """Return how long to wait before a replica's next scrape, after so many failures."""

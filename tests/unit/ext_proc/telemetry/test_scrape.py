@@ -287,7 +287,7 @@ async def test_rounds(replica):
     await asyncio.wait_for(seen.wait(), 10)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert scraper._tasks == {}
+    assert all(target.timer.cancelled() for target in scraper._targets.values())
 
 
 async def test_only_within_run():

@@ -1,0 +1,245 @@
+"""Fetches one page again and again: HTTP/1.1 GET over one kept connection, no tasks, no waiting.
+
+aiohttp costs several times what reading a metrics page costs; this asks one question and knows its
+answer's bounds. Parsing is ``httptools``' (llhttp, the parser of Node.js).
+
+Laws:
+* One request at a time; each ends exactly once, by a page or by the reason why there is none.
+* An answer is at most ``max_bytes`` of page and ``MAX_HEAD_BYTES`` of head, and takes at most
+  ``timeout_s``, whatever the server does; what exceeds them ends with its connection.
+* Only status 200 is a page, and only plain: redirects and compression are refused.
+* A server may close a kept connection at any time: a request that met this is sent once more, on a
+  new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import httptools
+
+from ext_proc.telemetry.dialects import BadPage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Done = Callable[[bytes | Exception], None]
+    """Takes the page, or why there is none."""
+
+MAX_HEAD_BYTES: Final = 65_536
+_OK: Final = 200
+_PLAIN: Final = (b"", b"identity")
+
+
+class PageClient(asyncio.Protocol):
+    """One page's client.
+
+    Args:
+        url: Its URL; one that is none of HTTP makes each fetch fail.
+        timeout_s: Bound of one fetch, connecting included.
+        max_bytes: Bound of the page.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float, max_bytes: int) -> None:
+        self._address, self._ask = _address_and_request(url)
+        self._timeout_s = timeout_s
+        self._max_bytes = max_bytes
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._transport: asyncio.Transport | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._done: Done | None = None
+        self._again = False
+        """The request may be sent once more."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._begin()
+
+    def get(self, done: Done) -> None:
+        """Fetch the page; ``done`` is called once, later.
+
+        Raises:
+            RuntimeError: The fetch before is not over.
+        """
+        if self._done is not None:
+            raise RuntimeError("one fetch at a time")
+        self._loop = loop = asyncio.get_running_loop()
+        self._done = done
+        self._timer = loop.call_later(self._timeout_s, self._too_late)
+        if self._address is None:
+            loop.call_soon(self._end, BadPage("the URL is none of http or https"))
+        elif self._transport is not None and not self._transport.is_closing():
+            self._again = True
+            self._send()
+        else:
+            self._connect(loop)
+
+    def close(self) -> None:
+        """End the connection and the fetch, which then calls nobody."""
+        self._done = None
+        self._drop()
+
+    # --- asyncio.Protocol -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send what waits."""
+        self._transport = transport  # type: ignore[assignment] # TCP's can write
+        self._parser = httptools.HttpResponseParser(self)
+        if self._done is None:
+            self._drop()
+        else:
+            self._send()
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of the answer."""
+        if self._done is None:
+            self._drop()  # nobody asked for this
+            return
+        self._again = False
+        self._head_bytes += 0 if self._head_ended else len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._end(BadPage("the server changes the protocol"))
+        except httptools.HttpParserCallbackError as error:
+            # What one of the methods below raised.
+            cause = error.__context__
+            self._end(cause if isinstance(cause, BadPage) else BadPage(str(cause or error)))
+        except httptools.HttpParserError as error:
+            self._end(BadPage(f"no HTTP: {error}"))
+        else:
+            if self._whole:
+                self._complete()
+            elif not self._head_ended and self._head_bytes > MAX_HEAD_BYTES:
+                self._end(BadPage(f"a head of more than {MAX_HEAD_BYTES} bytes"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the fetch, or begin it anew where the connection had only been kept."""
+        self._transport = None
+        if self._done is None:
+            return
+        if self._again and self._loop is not None:
+            self._again = False
+            self._connect(self._loop)
+        elif self._head_ended and not self._sized:
+            self._complete()  # such a page ends with its connection
+        else:
+            self._end(exc or ConnectionError("the connection was closed before the page's end"))
+
+    # --- httptools' callbacks ---------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Look at a header of the answer."""
+        if self._whole:
+            self._keeps = False  # a second answer, which nobody asked for
+            return
+        name = name.lower()
+        if name == b"content-encoding" and value.strip().lower() not in _PLAIN:
+            raise BadPage("the page is compressed although that was not asked for")
+        if name in (b"content-length", b"transfer-encoding"):
+            self._sized = True
+
+    def on_headers_complete(self) -> None:
+        """Judge the head."""
+        if self._whole:
+            self._keeps = False
+            return
+        self._head_ended = True
+        self._keeps = self._parser.should_keep_alive()
+        status = self._parser.get_status_code()
+        if status != _OK:
+            raise BadPage(f"HTTP status {status}")
+
+    def on_body(self, data: bytes) -> None:
+        """Keep a part of the page."""
+        if self._whole:
+            return
+        self._size += len(data)
+        if self._size > self._max_bytes:
+            raise BadPage(f"the page is larger than {self._max_bytes} bytes")
+        self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        """Note that this was all."""
+        self._whole = True
+
+    # --- Inside -----------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Forget the answer before."""
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._head_bytes = 0
+        self._head_ended = False
+        self._sized = False
+        self._keeps = False
+        self._whole = False
+
+    def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._connecting = loop.create_task(self._open(loop))
+
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> None:
+        host, port, tls = self._address or ("", 0, False)
+        try:
+            await loop.create_connection(
+                lambda: self, host, port, ssl=ssl.create_default_context() if tls else None
+            )
+        except (OSError, ValueError) as error:
+            self._connecting = None
+            self._end(error)
+
+    def _send(self) -> None:
+        self._begin()
+        if self._transport is not None:
+            self._transport.write(self._ask)
+
+    def _too_late(self) -> None:
+        self._end(TimeoutError())
+
+    def _complete(self) -> None:
+        page = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts = []
+        self._end(page, keep=self._keeps and self._transport is not None)
+
+    def _end(self, result: bytes | Exception, *, keep: bool = False) -> None:
+        done, self._done = self._done, None
+        if not keep:
+            self._drop()
+        elif self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if done is not None:
+            done(result)
+
+    def _drop(self) -> None:
+        """End all that goes on."""
+        self._parts = []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._connecting is not None:
+            if not self._connecting.done():
+                self._connecting.cancel()
+            self._connecting = None
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+
+def _address_and_request(url: str) -> tuple[tuple[str, int, bool] | None, bytes]:
+    """Return host, port and whether it is TLS, and what to send there."""
+    try:
+        parts = urlsplit(url)
+        tls, port = parts.scheme == "https", parts.port
+    except ValueError:
+        return None, b""
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii():
+        return None, b""
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    request = (
+        f"GET {target} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n"
+        "accept: text/plain;version=0.0.4\r\naccept-encoding: identity\r\n\r\n"
+    )
+    return (parts.hostname, port or (443 if tls else 80), tls), request.encode("ascii")

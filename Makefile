@@ -20,6 +20,11 @@ $(VENV)/.dev: pyproject.toml
 	$(PY) -m pip install -q -e '.[demo,dev]'
 	@touch $(VENV)/.demo $(VENV)/.dev
 
+$(VENV)/.bench: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q -e '.[demo,bench]'
+	@touch $(VENV)/.demo $(VENV)/.bench
+
 demo: $(VENV)/.demo ## the whole system for real on this machine (ARGS="--replicas 3 --exit")
 	$(PY) -m tidegate demo $(ARGS)
 
@@ -40,5 +45,8 @@ format: $(VENV)/.dev ## format and apply safe fixes
 protos: $(VENV)/.dev ## regenerate the committed protobuf code
 	$(PY) -m protos.generate
 
+bench: $(VENV)/.bench ## Tidegate beside its peers, the short form (ARGS="fleet --full")
+	$(PY) -m tidegate bench $(ARGS)
+
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache

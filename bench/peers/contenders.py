@@ -80,7 +80,7 @@ def start(
     if name == TIDEGATE:
         return _tidegate(places, routing, concurrency)
     if name in ENVOYS:
-        return _envoy(name, places, concurrency)
+        return envoy(name, places, concurrency)
     if name in VLLM:
         policy = name.removeprefix("vllm-")
         return _router(name, "vllm_router.launch_router", policy, places, environment)
@@ -128,7 +128,17 @@ def _fleet(routing: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
 
 
 @asynccontextmanager
-async def _envoy(name: str, places: Sequence[Place], concurrency: int) -> AsyncIterator[Running]:
+async def envoy(
+    name: str, places: Sequence[Place], concurrency: int, ready: str | None = None
+) -> AsyncIterator[Running]:
+    """Start an Envoy alone.
+
+    Args:
+        name: One of ``ENVOYS``.
+        places: The replicas.
+        concurrency: Its worker threads.
+        ready: Path that answers 200 once a request would be served; by default a chat is tried.
+    """
     with RunFolder.create() as run, HeldPorts() as ports:
         listener, admin = ports.address(), ports.address()
         wanted = bootstrap(name.removeprefix("envoy-"), listener, admin, places)
@@ -137,7 +147,7 @@ async def _envoy(name: str, places: Sequence[Place], concurrency: int) -> AsyncI
         try:
             command = envoy_command(envoy_binary(), config, concurrency)
             await supervisor.start(ENVOY, command, envoy_environment())
-            await _answers(listener, name, supervisor)
+            await _answers(listener, name, supervisor, ready)
             yield Running(name, listener, {ENVOY: supervisor.pid(ENVOY)})
         finally:
             await supervisor.stop()
@@ -165,12 +175,18 @@ async def _router(
             await supervisor.stop()
 
 
-async def _answers(address: str, name: str, supervisor: Supervisor) -> None:
+async def _answers(
+    address: str, name: str, supervisor: Supervisor, ready: str | None = None
+) -> None:
     """Wait until a request gets its answer."""
     async with aiohttp.ClientSession() as session:
-        await wait_until(
-            lambda: _one(session, address), name, timeout_s=READY_S, supervisors=(supervisor,)
-        )
+
+        async def look() -> str | None:
+            if ready is not None:
+                return await http_ok(session, f"http://{address}{ready}")
+            return await _one(session, address)
+
+        await wait_until(look, name, timeout_s=READY_S, supervisors=(supervisor,))
 
 
 async def _one(session: aiohttp.ClientSession, address: str) -> str | None:

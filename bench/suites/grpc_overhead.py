@@ -49,7 +49,7 @@ async def grpc_rows(
             for name, call in CALLS.items():
                 model = call if name != "envoy alone" else "vision"
                 method = "ModelInfer" if name != "envoy alone" else call
-                invoke = channel.unary_unary(f"/{SERVICE}/{method}")
+                invoke: Any = channel.unary_unary(f"/{SERVICE}/{method}")
                 request = infer_bytes(model, size)
                 await _loop(invoke, request, 1, 0.2)
                 pids = {each: stack.pid(each) for each in (ENVOY, PICKER)}

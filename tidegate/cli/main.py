@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from tidegate.cli import (
+    benching,
     changing,
     comparing,
     explaining,
@@ -92,6 +93,7 @@ VERBS: Final = (
         simulating.simulate,
         "tidegate simulate --trace sessions --policies round-robin,prefix-affinity --seeds 3",
     ),
+    _Verb("bench", _READ, benching.bench, "tidegate bench throughput --quick"),
     _Verb(
         "apply", _CHANGE, changing.apply, "tidegate apply -f fleet.yaml --reason 'more replicas'"
     ),

@@ -1,0 +1,69 @@
+"""Plots as PNG, by matplotlib (the extra ``bench``)."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from bench.report.tables import Bars, Curve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OURS = "tidegate"
+_COLOURS = ("#b8c4cc", "#0b6e99")
+"""Others, and ours."""
+
+
+def png(plot: Bars | Curve) -> bytes:
+    """Draw a plot.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    figure = _bars(plot) if isinstance(plot, Bars) else _curve(plot)
+    file = BytesIO()
+    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
+    return file.getvalue()
+
+
+def _bars(plot: Bars) -> Figure:
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
+    names = list(plot.values)
+    values = [plot.values[name] for name in names]
+    figure = Figure(figsize=(7, 0.8 + 0.3 * len(names)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.barh(
+        names,
+        [value["median"] for value in values],
+        xerr=(
+            [value["median"] - value["low"] for value in values],
+            [value["high"] - value["median"] for value in values],
+        ),
+        color=[_COLOURS[name == OURS] for name in names],
+    )
+    axes.invert_yaxis()
+    axes.set_title(plot.title, fontsize=10)
+    axes.set_xlabel(plot.unit, fontsize=9)
+    axes.tick_params(labelsize=8)
+    return figure
+
+
+def _curve(plot: Curve) -> Figure:
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
+    sizes = [point["size"] for point in plot.points]
+    figure = Figure(figsize=(5.5, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.loglog(sizes, [point["cost"] for point in plot.points], "o", color=_COLOURS[1])
+    if plot.fit is not None:
+        fit = plot.fit
+        fitted = [fit["a"] * size ** fit["b"] for size in sizes]
+        axes.loglog(sizes, fitted, "--", color="#888888", label=f"size^{fit['b']:.2f}")
+        axes.legend(fontsize=8)
+    axes.set_title(plot.title, fontsize=10)
+    axes.set_xlabel(plot.across, fontsize=9)
+    axes.set_ylabel(plot.unit, fontsize=9)
+    axes.tick_params(labelsize=8)
+    return figure

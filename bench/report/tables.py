@@ -1,0 +1,298 @@
+"""Results as sections of text, tables and curves, for every form of the report. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bench.suites.summary import median_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One plot of bars: medians, with their range over runs as whiskers."""
+
+    title: str
+    unit: str
+    values: Mapping[str, Mapping[str, float]]
+    """Label to ``median``, ``low`` and ``high``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One plot on logarithmic axes, with the fitted growth."""
+
+    title: str
+    across: str
+    unit: str
+    points: Sequence[Mapping[str, float]]
+    fit: Mapping[str, float] | None
+
+
+@dataclass(slots=True)
+class Section:
+    """One suite."""
+
+    title: str
+    text: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    plots: list[Bars | Curve] = field(default_factory=list)
+
+
+def sections(results: Mapping[str, Any]) -> list[Section]:
+    """Return a section per suite that was run."""
+    made = []
+    for name, suite in results["suites"].items():
+        section = Section(name)
+        section.text.append(
+            f"`{suite['command']}`, {suite['date']}, {suite['took_s']:.0f} s, {suite['form']} form."
+        )
+        if "failed" in suite:
+            section.text.append(f"FAILED: {suite['failed']}")
+        else:
+            _WRITERS[name](suite, section)
+        made.append(section)
+    return made
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Write a number; unknown is ``-``."""
+    return UNKNOWN if value is None else f"{value:,.{digits}f}"
+
+
+def span(value: Mapping[str, float] | None, digits: int = 2) -> str:
+    """Write a median with its range, where there are several runs."""
+    if value is None:
+        return UNKNOWN
+    text = number(value["median"], digits)
+    if value["low"] == value["high"]:
+        return text
+    return f"{text} ({number(value['low'], digits)}-{number(value['high'], digits)})"
+
+
+def grouped(
+    rows: Iterable[Mapping[str, Any]], *keys: str
+) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+    """Return rows by the values of some keys, in the order of their first appearance."""
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return found
+
+
+def _kb(size: int) -> str:
+    return f"{size // 1024} KB"
+
+
+# --- Suites ---------------------------------------------------------------------------------------
+
+
+def _throughput(suite: Mapping[str, Any], section: Section) -> None:
+    section.text.append(
+        f"{suite['upstreams']} instant upstreams, {suite['connections']} connections in a closed"
+        f" loop, {suite['rounds']} rounds of {suite['seconds']:g} s. CPU in µs per request."
+    )
+    _missing(suite, section)
+    heads = ("contender", "req/s", "p50 ms", "p99 ms", "CPU, its processes", "CPU, all", "client")
+    for (size,), rows in grouped(suite["rows"], "bytes").items():
+        lines, bars = [], {}
+        for (name,), runs in grouped(rows, "contender").items():
+            rate = median_of(runs, "per_s")
+            if rate is not None:
+                bars[name] = rate
+            processes = ", ".join(
+                f"{each} {number(_median(runs, 'cpu_us', each), 0)}" for each in runs[0]["cpu_us"]
+            )
+            lines.append(
+                (
+                    name,
+                    span(rate, 0),
+                    span(median_of(runs, "ms", "p50")),
+                    span(median_of(runs, "ms", "p99")),
+                    processes,
+                    span(median_of(runs, "cpu_us_all"), 0),
+                    number(_median(runs, "client_cpu_us"), 0),
+                )
+            )
+        section.tables.append(Table(f"{_kb(size)} requests", heads, lines))
+        section.plots.append(Bars(f"Requests per second, {_kb(size)}", "requests/s", bars))
+
+
+def _overhead(suite: Mapping[str, Any], section: Section) -> None:
+    section.text.append(
+        f"{suite['rounds']} rounds; `+` is added to Envoy alone in the same rounds. The open loop"
+        f" sends at {suite['load']:.0%} of what `peek` took; `late` is the load generator's own"
+        " p99 lag. CPU in µs per request."
+    )
+    heads = ("route", "req/s", "p50 ms", "p99 ms", "p99.9 ms", "+p50", "+p99", "+p99.9")
+    for loop in ("closed", "open", "grpc"):
+        title = {"closed": "HTTP, closed loop", "open": "HTTP, open loop", "grpc": "gRPC, closed"}
+        for (size,), rows in grouped(suite[loop], "bytes").items():
+            lines = []
+            alone = [row for row in rows if row["target"] == "envoy alone"]
+            for (name,), runs in grouped(rows, "target").items():
+                plus = [
+                    number(_median(runs, "ms", key) - _median(alone, "ms", key))
+                    for key in ("p50", "p99", "p999")
+                ]
+                lines.append(
+                    (
+                        name,
+                        span(median_of(runs, "per_s"), 0),
+                        *(span(median_of(runs, "ms", key)) for key in ("p50", "p99", "p999")),
+                        *plus,
+                        number(_median(runs, "cpu_us", "envoy"), 0),
+                        number(_median(runs, "cpu_us", "picker"), 0),
+                        number(_median(runs, "lag_p99_ms")) if loop == "open" else UNKNOWN,
+                    )
+                )
+            section.tables.append(
+                Table(f"{title[loop]}, {_kb(size)}", (*heads, "Envoy", "picker", "late ms"), lines)
+            )
+    memory = ", ".join(f"{name} {value:.0f} MB" for name, value in suite["rss_mb"].items())
+    section.text.append(f"Resident memory: {memory}.")
+
+
+def _picker(suite: Mapping[str, Any], section: Section) -> None:
+    heads = ("mode", "picker µs", "bare µs", "ratio", "own Python µs", "exchanges/s")
+    keys = ("picker_us", "bare_us", "ratio", "ours_us", "exchanges_per_s")
+    lines = [(row["mode"], *(f"{row[key]:g}" for key in keys)) for row in suite["rows"]]
+    section.tables.append(Table("CPU of one exchange beside a bare picker", heads, lines))
+
+
+def _fleet(suite: Mapping[str, Any], section: Section) -> None:
+    section.text.append(
+        f"{suite['replicas']} emulated replicas, runs of {suite['seconds']:g} s, the first"
+        f" {suite['warmup']:.0%} of the requests not measured. Times in emulated seconds; the"
+        " routers' own clocks are not scaled, so every router is by that factor slower to decide"
+        " and to learn than in life. `in time` counts failed requests as late."
+    )
+    _missing(suite, section)
+    heads = (
+        *("contender", "TTFT mean", "p50", "p90", "p99", "e2e mean", "e2e p50", "e2e p90"),
+        *("e2e p99", "in time", "hits", "spread", "errors before / in answers", "late ms"),
+        "busy cores",
+    )
+    plain = [row for row in suite["rows"] if not row["fault"]]
+    for (workload, load), rows in grouped(plain, "workload", "load").items():
+        about = suite["workloads"][workload]
+        title = (
+            f"{workload}, {load:.0%} = {rows[0]['rate']:.3g} requests/s, {about['scale']:g} times"
+            f" faster than life, first token within {about['slo_s']:.3g} s"
+        )
+        section.tables.append(Table(title, heads, _fleet_lines(rows)))
+        for key, what in (("mean", "mean"), ("p99", "p99")):
+            bars = {}
+            for (name,), runs in grouped(rows, "contender").items():
+                if (value := median_of(runs, "ttft", key)) is not None:
+                    bars[name] = value
+            section.plots.append(
+                Bars(f"TTFT {what}, {workload} at {load:.0%}", "emulated seconds", bars)
+            )
+    faulty = [row for row in suite["rows"] if row["fault"]]
+    for (fault,), rows in grouped(faulty, "fault").items():
+        what = {
+            "kill": "a replica is killed and returns empty",
+            "slow": "a replica works at a quarter of its speed from 40 % of the run on",
+            "hang": "a replica stops for a while with its connections open",
+        }[fault]
+        title = f"Fault: {what} ({rows[0]['workload']}, {rows[0]['load']:.0%})"
+        section.tables.append(Table(title, heads, _fleet_lines(rows)))
+
+
+def _fleet_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    lines = []
+    for (name,), runs in grouped(rows, "contender").items():
+        before = sum(run["failed_before"] for run in runs)
+        begun = sum(run["failed_begun"] for run in runs)
+        in_time = median_of(runs, "goodput")
+        hits = median_of(runs, "hit_ratio")
+        lines.append(
+            (
+                name,
+                *(span(median_of(runs, "ttft", key)) for key in ("mean", "p50", "p90", "p99")),
+                *(span(median_of(runs, "e2e", key)) for key in ("mean", "p50", "p90", "p99")),
+                UNKNOWN if in_time is None else f"{in_time['median']:.1%}",
+                UNKNOWN if hits is None else f"{hits['median']:.1%}",
+                span(median_of(runs, "spread_computed")),
+                f"{before} / {begun}",
+                number(max(run["lag_p99_ms"] for run in runs), 1),
+                number(_median(runs, "busy_cores")),
+            )
+        )
+    return lines
+
+
+def _real(suite: Mapping[str, Any], section: Section) -> None:
+    section.text.append(
+        f"{suite['replicas']} real Tritons, {suite['rate']:g} requests/s; wall seconds, first token"
+        f" within {suite['slo_s']:g} s."
+    )
+    heads = ("policy", "TTFT mean", "p50", "p90", "p99", "e2e mean", "p99", "in time", "errors")
+    lines = []
+    for (name,), runs in grouped(suite["rows"], "contender").items():
+        in_time = median_of(runs, "goodput")
+        lines.append(
+            (
+                name,
+                *(span(median_of(runs, "ttft", key), 3) for key in ("mean", "p50", "p90", "p99")),
+                *(span(median_of(runs, "e2e", key), 3) for key in ("mean", "p99")),
+                UNKNOWN if in_time is None else f"{in_time['median']:.1%}",
+                str(sum(sum(run["errors"].values()) for run in runs)),
+            )
+        )
+    section.tables.append(Table("toy-llm, conversations", heads, lines))
+
+
+def _control(suite: Mapping[str, Any], section: Section) -> None:
+    title = f"One Envoy and one picker, {suite['changes']} changes each; ms, p50 / p99"
+    section.tables.append(Table(title, suite["envoy"]["heads"], suite["envoy"]["rows"]))
+    clients = suite["clients"]
+    section.tables.append(Table("Simulated delta clients", clients["heads"], clients["rows"]))
+
+
+def _scale(suite: Mapping[str, Any], section: Section) -> None:
+    section.text.append("Growth: cost = a * size^b; b = 0 is flat, 1 linear.")
+    lines = []
+    for name, rows in suite["axes"].items():
+        fit = suite["growth"][name]
+        cells = ", ".join(f"{row['size']:g}: {row['cost']:.1f}" for row in rows)
+        unit = suite["units"][name]
+        lines.append((name, unit, cells, UNKNOWN if fit is None else f"{fit['b']:.2f}"))
+        section.plots.append(Curve(f"{unit} against {name}", name, unit, rows, fit))
+    section.tables.append(Table("Cost against size", ("size", "cost", "measured", "b"), lines))
+
+
+def _missing(suite: Mapping[str, Any], section: Section) -> None:
+    for package, why in suite["missing"].items():
+        section.text.append(f"{package} could not be installed, so it is not here: {why}")
+
+
+def _median(runs: Sequence[Mapping[str, Any]], *path: str) -> float:
+    found = median_of(runs, *path)
+    return float("nan") if found is None else found["median"]
+
+
+_WRITERS: dict[str, Callable[[Mapping[str, Any], Section], None]] = {
+    "throughput": _throughput,
+    "overhead": _overhead,
+    "picker": _picker,
+    "fleet": _fleet,
+    "real": _real,
+    "control": _control,
+    "scale": _scale,
+}

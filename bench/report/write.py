@@ -1,0 +1,146 @@
+"""The report as files: Markdown with its plots beside it, and one HTML page that needs nothing."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.report.aims import aims
+from bench.report.plots import png
+from bench.report.tables import Table, sections
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from bench.report.tables import Section
+
+_STYLE: Final = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums }
+th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #ddd; font-size: 13px }
+th:first-child, td:first-child { text-align: left }
+img { max-width: 100%; display: inline-block; margin: .5rem }
+.missed { background: #fbe9e7 } .reached { background: #e8f5e9 }
+main { overflow-x: auto }
+"""
+_TITLE: Final = "Tidegate beside its peers"
+
+
+def write_report(results: Mapping[str, Any], out: Path) -> list[Path]:
+    """Write the report of ``results`` into a folder; returns the files for people.
+
+    Without matplotlib it has no plots and says so.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    found = sections(results)
+    images: dict[int, list[tuple[str, bytes]]] = {}
+    note = ""
+    try:
+        for number, section in enumerate(found):
+            images[number] = [
+                (f"{section.title}-{index}.png", png(plot))
+                for index, plot in enumerate(section.plots, 1)
+            ]
+    except ImportError:
+        note = "No plots: pip install 'tidegate[bench]'."
+    verdicts = verdict_table(results)
+    for drawn in images.values():
+        for name, data in drawn:
+            (out / name).write_bytes(data)
+    markdown, page = out / "report.md", out / "report.html"
+    markdown.write_text(_markdown(results, verdicts, found, images, note), encoding="utf-8")
+    page.write_text(_html(results, verdicts, found, images, note), encoding="utf-8")
+    return [markdown, page]
+
+
+def verdict_table(results: Mapping[str, Any]) -> Table:
+    """Return the aims with what came out."""
+    return Table(
+        "Aims",
+        ("aim", "wanted", "got", "verdict", "what the results show"),
+        [(aim.name, aim.wanted, aim.got, aim.verdict, aim.why) for aim in aims(results)],
+    )
+
+
+def about(results: Mapping[str, Any]) -> list[str]:
+    """Return lines on machine and versions."""
+    machine = results.get("machine", {})
+    versions = dict(machine.get("versions", {}))
+    for suite in results["suites"].values():
+        versions |= suite.get("peers", {})
+    where = (
+        f"{machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('memory_gb')} GB, Linux"
+        f" {machine.get('kernel')}, Python {machine.get('python')}."
+    )
+    return [
+        where,
+        ", ".join(f"{name} {version}" for name, version in versions.items()) + ".",
+        "Medians over runs, in brackets their range. `-`: not known.",
+    ]
+
+
+def markdown_table(table: Table) -> str:
+    """Return a table in Markdown."""
+    lines = [
+        "| " + " | ".join(table.heads) + " |",
+        "|" + "---|" * len(table.heads),
+        *("| " + " | ".join(_cell(value) for value in row) + " |" for row in table.rows),
+    ]
+    return f"**{table.title}**\n\n" + "\n".join(lines)
+
+
+def _cell(value: str) -> str:
+    return value.replace("|", "\\|")
+
+
+def _markdown(
+    results: Mapping[str, Any],
+    verdicts: Table,
+    found: Sequence[Section],
+    images: Mapping[int, Sequence[tuple[str, bytes]]],
+    note: str,
+) -> str:
+    parts = [f"# {_TITLE}", *about(results), *([note] if note else []), markdown_table(verdicts)]
+    for number, section in enumerate(found):
+        parts += [f"## {section.title}", *section.text]
+        parts += [markdown_table(table) for table in section.tables]
+        parts += [f"![{name}]({name})" for name, _ in images.get(number, ())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _html(
+    results: Mapping[str, Any],
+    verdicts: Table,
+    found: Sequence[Section],
+    images: Mapping[int, Sequence[tuple[str, bytes]]],
+    note: str,
+) -> str:
+    parts = [
+        "<!doctype html><html lang='en'><meta charset='utf-8'>",
+        f"<title>{_TITLE}</title><style>{_STYLE}</style><main><h1>{_TITLE}</h1>",
+        *(f"<p>{escape(line)}</p>" for line in (*about(results), note) if line),
+        _html_table(verdicts),
+    ]
+    for number, section in enumerate(found):
+        parts.append(f"<h2>{escape(section.title)}</h2>")
+        parts += [f"<p>{escape(text)}</p>" for text in section.text]
+        parts += [_html_table(table) for table in section.tables]
+        parts += [
+            f"<img alt='{escape(name)}' src='data:image/png;base64,{b64encode(data).decode()}'>"
+            for name, data in images.get(number, ())
+        ]
+    return "\n".join(parts) + "</main></html>\n"
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.heads)
+    body = []
+    for row in table.rows:
+        kind = next((value for value in row if value in ("reached", "missed")), "")
+        cells = "".join(f"<td>{escape(value)}</td>" for value in row)
+        body.append(f"<tr class='{kind}'>{cells}</tr>")
+    return f"<h3>{escape(table.title)}</h3><table><tr>{head}</tr>{''.join(body)}</table>"

@@ -1,0 +1,160 @@
+"""The bench behind ``tidegate bench``: suites, their limits, their results and the report.
+
+Rules:
+
+1. Suites run one after the other, each within its limit; one that fails or is too slow is reported
+   as such and the others go on.
+2. What is in the output folder from an earlier call stays, suite by suite: a suite that runs again
+   replaces its own results only. So a long measurement can be made in parts.
+3. The report is a function of ``results.json``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from bench.peers.contenders import NAMES
+from bench.peers.environment import ROOT, Environment, prepare
+from bench.report.write import write_report
+from bench.suites.context import Context, machine
+from tidegate import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+LIMITS: Final = {
+    # suite: seconds of the short and of the long form
+    "throughput": (120, 1_800),
+    "overhead": (180, 1_200),
+    "picker": (60, 300),
+    "fleet": (420, 4 * 3_600),
+    "real": (120, 600),
+    "control": (90, 900),
+    "scale": (120, 600),
+}
+"""Every suite, in the order in which they run, with its limits."""
+WITH_PEERS: Final = ("throughput", "fleet")
+
+
+class UsageError(ValueError):
+    """Options that name nothing known; the text says what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked for.
+
+    Raises:
+        UsageError: A suite or a contender is unknown.
+    """
+
+    suites: Sequence[str] = ()
+    """None = all."""
+    full: bool = False
+    out: Path | None = None
+    """``None`` = ``build/bench`` in the checkout."""
+    seeds: int | None = None
+    contenders: Sequence[str] = ()
+    seconds: float | None = None
+    scale: float | None = None
+    report_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Check names."""
+        for given, known, what in (
+            (self.suites, LIMITS, "suite"),
+            (self.contenders, NAMES, "contender"),
+        ):
+            for name in given:
+                if name not in known:
+                    raise UsageError(f"no {what} {name!r}; there are {', '.join(known)}")
+
+
+def run(options: Options, console: Console) -> int:
+    """Run the bench; returns 0, or 1 where a suite failed."""
+    logs.configure("console", "error")
+    return asyncio.run(_bench(options, console))
+
+
+async def _bench(options: Options, console: Console) -> int:
+    names = options.suites or list(LIMITS)
+    out = options.out or ROOT / "build" / "bench"
+    path = out / "results.json"
+    out.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {"suites": {}}
+    if path.exists():
+        results = orjson.loads(path.read_bytes())
+    failed = 0
+    if not options.report_only:
+        environment = Environment(Path())
+        if set(names) & set(WITH_PEERS):
+            console.print("peers: installing what is missing into .bench/peers")
+            environment = await prepare()
+        for number, name in enumerate(names, 1):
+            begin = time.monotonic()
+
+            def say(
+                text: str, place: str = f"[{number}/{len(names)}]", begin: float = begin
+            ) -> None:
+                console.print(f"{place} {time.monotonic() - begin:5.0f} s  {text}", markup=False)
+
+            context = Context(
+                full=options.full,
+                environment=environment,
+                say=say,
+                seeds=options.seeds or (3 if options.full else 1),
+                contenders=options.contenders,
+                scale=options.scale,
+                seconds=options.seconds,
+            )
+            results["suites"][name] = await _suite(name, context)
+            failed += "failed" in results["suites"][name]
+            results["machine"] = machine()
+            path.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2))
+    for written in write_report(results, out):
+        console.print(f"written: {written}", markup=False)
+    return 1 if failed else 0
+
+
+async def _suite(name: str, context: Context) -> dict[str, Any]:
+    """Run one suite within its limit."""
+    begin = time.monotonic()
+    about = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "form": context.pick("quick", "full"),
+        "seeds": context.seeds,
+        "command": _command(name, context),
+        "peers": context.environment.versions,
+    }
+    try:
+        module = importlib.import_module(f"bench.suites.{name}")
+        async with asyncio.timeout(context.pick(*LIMITS[name])):
+            found: dict[str, Any] = await module.run(context)
+    except TimeoutError:
+        limit = context.pick(*LIMITS[name])
+        found = {"failed": f"not done after {limit} s"}
+    except Exception as error:  # noqa: BLE001 - one suite's failure is a finding, not the end
+        found = {"failed": f"{type(error).__name__}: {error}"}
+    if "failed" in found:
+        context.say(f"{name} FAILED: {found['failed']}")
+    return {**about, "took_s": round(time.monotonic() - begin, 1), **found}
+
+
+def _command(name: str, context: Context) -> str:
+    words = ["tidegate bench", name, f"--{context.pick('quick', 'full')}"]
+    words.append(f"--seeds {context.seeds}")
+    if context.contenders:
+        words.append(f"--contenders {','.join(context.contenders)}")
+    given = {"seconds": context.seconds, "scale": context.scale}
+    words += [f"--{option} {value:g}" for option, value in given.items() if value is not None]
+    return " ".join(words)

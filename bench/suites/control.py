@@ -1,0 +1,51 @@
+"""Suite ``control``: the control server's figures, by ``bench/control.py``.
+
+With one real Envoy and a picker: time from an operator's call to the last acknowledgement, per
+channel. With simulated delta clients: the same against their number, with CPU, bytes and memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.control import envoy, many
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bench.suites.context import Context
+
+POOLS: Final = 50
+HEADS: Final = (
+    "clients",
+    "clusters",
+    "endpoints",
+    "endpoint change: ms to last ACK, p50 / p99",
+    "CPU ms",
+    "kB sent",
+    "weight change: ms to last ACK, p50 / p99",
+    "CPU ms",
+    "kB sent",
+    "RSS MB",
+)
+
+
+async def run(context: Context) -> dict[str, Any]:
+    """Measure both."""
+    changes = context.pick(20, 200)
+    context.say("control: one real Envoy")
+    real = table_of(await envoy(changes))
+    rows = []
+    for count in context.pick((10, 100), (10, 100, 1_000)):
+        context.say(f"control: {count} simulated clients")
+        rows.append(list(await many(count, POOLS, 1_000, context.pick(4, 10))))
+    return {"changes": changes, "envoy": real, "clients": {"heads": HEADS, "rows": rows}}
+
+
+def table_of(table: Table) -> dict[str, Any]:
+    """Return heads and cells of a table."""
+    columns = [[str(cell) for cell in column.cells] for column in table.columns]
+    return {
+        "heads": [str(column.header) for column in table.columns],
+        "rows": [list(row) for row in zip(*columns, strict=True)],
+    }

@@ -1,0 +1,42 @@
+"""Running one of the bench's single scripts in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from tidegate.stack.local import service_environment
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+class ScriptError(RuntimeError):
+    """A script failed; the text is its name and the end of what it said."""
+
+
+async def json_lines(script: str, *arguments: str) -> list[dict[str, Any]]:
+    """Run ``bench/SCRIPT`` and return the JSON objects that it prints, one per line.
+
+    Raises:
+        ScriptError: It failed.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(ROOT / "bench" / script), *arguments),
+        env=service_environment(),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        stdout, stderr = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        raise ScriptError(f"{script}: {stderr.decode('utf-8', 'replace').strip()[-1000:]}")
+    return [orjson.loads(line) for line in stdout.splitlines() if line.startswith(b"{")]

@@ -51,6 +51,10 @@ class Engine:
     """Most requests in the batch."""
     cache_blocks: int = 3_000
     block_tokens: int = BLOCK_TOKENS
+    base_always: bool = True
+    """Whether a step that decodes nothing takes ``base_s`` too."""
+    shared_budget: bool = True
+    """Whether decoding requests take their tokens from ``step_tokens``, or it is all prompts'."""
 
 
 class Task:
@@ -161,8 +165,7 @@ class Replica:
         """Return the seconds to the job's first token if it came now and nobody after it."""
         engine = self.engine
         tokens = self.backlog_tokens + self.foresee(job)
-        room = max(1, engine.step_tokens - len(self._decoding))
-        per_step = engine.base_s + engine.per_request_s * len(self._decoding)
+        per_step, room = self._step(len(self._decoding))
         return (tokens / engine.prefill_rate + ceil(tokens / room) * per_step) / self.speed
 
     # --- What happens ---------------------------------------------------------------------------
@@ -256,10 +259,17 @@ class Replica:
         self._prompts.append(task)
         return task
 
+    def _step(self, decoding: int) -> tuple[float, int]:
+        """Return a step's seconds without its prompts, and its room for them."""
+        engine = self.engine
+        base = engine.base_s if decoding or engine.base_always else 0.0
+        room = engine.step_tokens - decoding if engine.shared_budget else engine.step_tokens
+        return base + engine.per_request_s * decoding, room if room > 0 else 1
+
     def _begin(self, now: float) -> None:
         engine = self.engine
         decoding = len(self._decoding)
-        room = max(1, engine.step_tokens - decoding)
+        step_s, room = self._step(decoding)
         chunks: list[tuple[Task, int]] = []
         for task in self._prompts:
             tokens = min(task.left, room)
@@ -273,7 +283,6 @@ class Replica:
             room -= tokens
         self._chunks = chunks
         self._start = now
-        step_s = engine.base_s + engine.per_request_s * decoding
         if chunks:
             self._steps = 1
             step_s += sum(tokens for _, tokens in chunks) / engine.prefill_rate

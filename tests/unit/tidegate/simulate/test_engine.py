@@ -93,6 +93,28 @@ def test_an_arrival_cuts_the_stride_at_the_end_of_its_step() -> None:
     assert replica.next_at == pytest.approx(begun + 11 * step)
 
 
+def test_an_engine_may_begin_its_base_with_decoding() -> None:
+    """Then a step without it takes its prompt's time alone, as the toy model's do."""
+    replica = Replica(Engine(prefill_rate=RATE, base_s=BASE, per_request_s=EACH, base_always=False))
+    replica.arrive(task(1, 1000, 3), 0.0)
+    first = 1000 / RATE
+    assert [at for at, _, _ in drain(replica)] == pytest.approx([first, first + 2 * (BASE + EACH)])
+
+
+def test_an_engine_may_keep_its_room_for_prompts() -> None:
+    """A prompt of a whole step then needs one step beside a decoding request, else two."""
+    for shared, steps in ((True, 2), (False, 1)):
+        replica = Replica(Engine(step_tokens=100, shared_budget=shared))
+        replica.arrive(task(1, 10, 1000), 0.0)
+        now = replica.next_at
+        replica.advance()
+        replica.arrive(task(2, 100, 1), now)
+        taken = 0
+        while not any(each.job.index == 2 for each in replica.advance().first):
+            taken += 1
+        assert taken == steps
+
+
 def test_a_cached_prefix_is_not_computed_again() -> None:
     """The second prompt computes only its tail, a full repeat one token."""
     replica = Replica(ENGINE)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +34,8 @@ from ext_proc.exchange import (
     Stopped,
 )
 from ext_proc.health import Health
+from ext_proc.holds import Holds
+from ext_proc.routing.policies.base import HELD
 from ext_proc.wire import METHOD, SERVICE, WireError, Writer, event_of, parse_request
 
 if TYPE_CHECKING:
@@ -204,6 +206,7 @@ class _Tools:
     on_loads: Callable[[str, Loads], None]
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
+    holds: Holds = field(default_factory=Holds)
 
 
 class _Stream:
@@ -232,6 +235,8 @@ class _Stream:
             if undecided:
                 self._handing_over = exchange.state is State.DECIDED
                 self._count(actions, begin)
+                if self._handing_over and (hold := self._hold(actions[0])) is not None:
+                    await tools.holds.wait(*hold)
             elif isinstance(event, Response) and event.loads and exchange.endpoint is not None:
                 tools.on_loads(exchange.endpoint, event.loads)
             try:
@@ -240,6 +245,16 @@ class _Stream:
             except Exception as error:
                 raise _PeerGoneError from error
             self._handing_over = False
+
+    def _hold(self, action: Action) -> tuple[tuple[str, str], float] | None:
+        """Return with whom a request waits and for how long, ``None`` where it does not."""
+        if not isinstance(action, _REPLIES) or action.pick is None:
+            return None
+        decision = action.pick.decision
+        if decision.reason != HELD:
+            return None
+        pool = self._tools.chooser.pools[decision.pool]
+        return (decision.pool, decision.addresses[0]), pool.co_batch_hold_s
 
     def end(self, *, stopped: bool) -> None:
         """Settle, whatever has happened."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from ext_proc.routing.pace import FleetPace
     from ext_proc.routing.roster import Seat
     from ext_proc.routing.types import Outcome, Pool, Request, Ticket
+
+HELD: Final = "held"
+"""The label of a decision whose reply waits for companions (``co_batch``)."""
 
 
 class Offer(NamedTuple):

@@ -3,32 +3,46 @@
 Formula: ``price = -1`` for the replica that got a request for the same model and version less
 than 0.5 ms ago, while its group has fewer than 4 members and the replica fewer than 8 requests in
 flight per strength; else that of least-in-flight (above 0).
-Inputs: time; own ledger; fresh queues; capacity.
+Inputs: time; own ledger; fresh queues; capacity; the model's own rate.
+Default: ``co_batch_hold_ms`` 0.
 Use it for: classic models with Triton's dynamic batching and more than some 1,000 requests/s.
 Not for: engines that batch in flight (vLLM, TensorRT-LLM): a burst there is best spread.
 
-No request is held: the window only decides where the next one goes. Guarantee: a group never has
-more than 4 members, and none outlives its window.
+No request waits by default: the window only decides where the next one goes. Where the pool sets a
+hold ``H``, members of a group are let go together (``holds``), if the model's rate over the last
+second makes a companion likely (``rate * H >= 0.5``). Streams, sequences and requests with a
+priority are neither held nor grouped, nor those whose own timeout the wait for a replica would
+mostly use up.
+
+Guarantee: a group never has more than 4 members, and none outlives its window.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.routing.policies.base import Policy
+from ext_proc.routing.policies.base import HELD, Policy
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
+from ext_proc.routing.types import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ext_proc.routing.policies.base import Offer
-    from ext_proc.routing.types import EndpointKey
+    from ext_proc.routing.types import EndpointKey, Pool
 
 WINDOW_S: Final = 0.0005
 GROUP: Final = 4
 BUSY: Final = 8.0
 MAX_GROUPS: Final = 1_024
 """Groups kept; models and versions beyond them start afresh."""
+LIKELY: Final = 0.5
+"""Companions to be expected within a hold, below which it is not worth its wait."""
+MOST_OF_TIMEOUT: Final = 0.7
+_STREAMS: Final = (Form.GRPC_STREAM, Form.GENERATE_STREAM)
+
+_Kind = tuple[str, str | None, str | None]
+"""Variant, model and version."""
 
 
 class _Group(NamedTuple):
@@ -37,17 +51,42 @@ class _Group(NamedTuple):
     until: float
 
 
-class CoBatch(Policy):
-    """The open group of each variant, model and version."""
+class _Rate:
+    """Arrivals over about the last second: those of this one, and the share of the one before."""
+
+    __slots__ = ("_before", "_count", "_second")
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[str, str | None, str | None], _Group] = {}
+        self._second = self._before = self._count = 0
+
+    def add(self, now: float) -> float:
+        """Count one and return the rate, per second."""
+        second = int(now)
+        if second != self._second:
+            self._before = self._count if second == self._second + 1 else 0
+            self._count, self._second = 0, second
+        rate = self._before * (second + 1 - now) + self._count
+        self._count += 1
+        return rate
+
+
+class CoBatch(Policy):
+    """The open group and the rate of each variant, model and version."""
+
+    def __init__(self) -> None:
+        self._groups: dict[_Kind, _Group] = {}
+        self._rates: dict[_Kind, _Rate] = {}
         self._least = LeastInFlight()
+        self._hold_s = 0.0
+
+    def configure(self, pool: Pool) -> None:
+        """Take the pool's hold."""
+        self._hold_s = pool.co_batch_hold_s
 
     def prices(self, offer: Offer) -> Sequence[float]:
         """Return the price of least-in-flight, but -1 for the replica of the open group."""
         prices = self._least.prices(offer)
-        group = self._open(offer)
+        group = self._open(offer) if _may_wait(offer) else None
         if group is None:
             return prices
         return [
@@ -63,17 +102,39 @@ class CoBatch(Policy):
         return None if full else group
 
     def picked(self, offer: Offer, index: int) -> str:
-        """Join or open a group; the label is ``batch``, or ``least`` for the first member."""
-        group, key = self._open(offer), offer.seats[index].key
-        if group is not None and group.key == key:
-            self._groups[_kind(offer)] = group._replace(members=group.members + 1)
-            return "batch"
-        if len(self._groups) >= MAX_GROUPS:
+        """Join or open a group.
+
+        The label is ``held`` where the group waits for its members, else ``batch``, or ``least``
+        for the first member.
+        """
+        if not _may_wait(offer):
+            return "least"
+        kind, key = _kind(offer), offer.seats[index].key
+        group = self._open(offer)
+        if len(self._rates) >= MAX_GROUPS and kind not in self._rates:
+            self._rates.clear()
             self._groups.clear()
-        self._groups[_kind(offer)] = _Group(key, 1, offer.now + WINDOW_S)
-        return "least"
+        rate = self._rates.setdefault(kind, _Rate()).add(offer.now)
+        held = self._hold_s > 0.0 and rate * self._hold_s >= LIKELY
+        if group is not None and group.key == key:
+            self._groups[kind] = group._replace(members=group.members + 1)
+            return HELD if held else "batch"
+        self._groups[kind] = _Group(key, 1, offer.now + WINDOW_S)
+        return HELD if held else "least"
 
 
-def _kind(offer: Offer) -> tuple[str, str | None, str | None]:
+def _kind(offer: Offer) -> _Kind:
     features = offer.request.features
     return offer.variant, features.model, features.version
+
+
+def _may_wait(offer: Offer) -> bool:
+    """Tell whether a request is one that batches, and has the time for it."""
+    features = offer.request.features
+    if features.streaming or features.form in _STREAMS or features.sequence_id is not None:
+        return False
+    if features.timeout_s is not None:
+        expected = (min(offer.pending) + 1.0) * offer.pace.service_s
+        if expected > MOST_OF_TIMEOUT * features.timeout_s:
+            return False
+    return not features.priority

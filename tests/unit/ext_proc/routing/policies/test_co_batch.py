@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.routing.policies.co_batch import GROUP, MAX_GROUPS, WINDOW_S, CoBatch
-from ext_proc.routing.types import Features, Form, Request
+from ext_proc.routing.types import Features, Form, Pool, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,3 +61,58 @@ def test_groups_are_bounded(offer: Callable[..., Offer]) -> None:
     for number in range(MAX_GROUPS + 5):
         pick(policy, made._replace(request=of(f"m{number}")))
     assert len(policy._groups) <= MAX_GROUPS
+
+
+def steady(policy: CoBatch, offer: Callable[..., Offer], rate: float, seconds: float) -> list[str]:
+    """Send requests at a rate; return the labels."""
+    gap = 1.0 / rate
+    return [
+        pick(policy, offer(2, request=of("a"), now=100.0 + number * gap))[1]
+        for number in range(int(seconds * rate))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hold_s", "rate", "held"),
+    [(0.0, 4000.0, False), (0.0005, 900.0, False), (0.0005, 1100.0, True)],
+)
+def test_a_request_is_held_where_a_companion_is_likely(
+    offer: Callable[..., Offer], hold_s: float, rate: float, held: bool
+) -> None:
+    """Half a companion within the hold, over the last second; never without the pool's word."""
+    policy = CoBatch()
+    policy.configure(Pool("p", co_batch_hold_s=hold_s))
+    labels = steady(policy, offer, rate, 3.0)
+    assert ("held" in labels[-100:]) is held
+    assert "held" not in labels[:100]
+
+
+def test_a_rate_of_long_ago_holds_nobody(offer: Callable[..., Offer]) -> None:
+    """After a pause the first requests go at once."""
+    policy = CoBatch()
+    policy.configure(Pool("p", co_batch_hold_s=0.0005))
+    assert steady(policy, offer, 2000.0, 2.0)[-1] == "held"
+    assert pick(policy, offer(2, request=of("a"), now=110.0))[1] == "least"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"streaming": True},
+        {"form": Form.GRPC_STREAM},
+        {"form": Form.GENERATE_STREAM},
+        {"sequence_id": 7},
+        {"priority": 1},
+        {"timeout_s": 0.02},
+    ],
+)
+def test_who_must_not_wait_is_neither_held_nor_grouped(
+    offer: Callable[..., Offer], changes: dict[str, Any]
+) -> None:
+    """Streams, sequences, the urgent, and those whose time is nearly used up by their service."""
+    policy = CoBatch()
+    policy.configure(Pool("p", co_batch_hold_s=0.0005))
+    steady(policy, offer, 2000.0, 2.0)
+    features = Features(**{"form": Form.HTTP_INFER, "model": "a", **changes})
+    made = offer(2, request=Request("m", None, "http", features), now=102.0, pending=[3, 1])
+    assert pick(policy, made) == (1, "least")

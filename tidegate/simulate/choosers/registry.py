@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.policies import POLICIES
+from tidegate.simulate.choosers.aibrix import PrefixCache
 from tidegate.simulate.choosers.cache_aware import CacheAware
 from tidegate.simulate.choosers.chwbl import BoundedHash
 from tidegate.simulate.choosers.dynamo import Dynamo
@@ -25,6 +26,7 @@ OTHERS: Final[dict[str, Callable[[World], Chooser]]] = {
     "smg-least-load": LeastLoad,
     "dynamo": Dynamo,
     "llm-d": AffinityFilter,
+    "aibrix": PrefixCache,
     "kubeai-chwbl": BoundedHash,
     "chwbl-depth2": lambda world: BoundedHash(world, depth=2),
     "probe": Probe,

@@ -40,6 +40,27 @@ def test_the_bound_holds(keys: list[int]) -> None:
         assert before[pick] <= 1.25 * (sum(before) + 1) / 4
 
 
+def test_the_bound_by_hand() -> None:
+    """With 7 in flight on 4 endpoints the bound is 1.25 * 8 / 4 = 2.5: 2 are within, 3 are not."""
+    home = BoundedHash(world(4)).choose(job(0, 42), 0.0).replicas[0]
+    for load, stays in ((2, True), (3, False)):
+        rule = BoundedHash(world(4))
+        others = [index for index in range(4) if index != home]
+        rule.own.requests[home] = load
+        for index, count in zip(others, (2, 2, 3 - load), strict=True):
+            rule.own.requests[index] = count
+        assert sum(rule.own.requests) == 7
+        assert (rule.choose(job(1, 42), 0.0).replicas[0] == home) is stays
+
+
+def test_where_all_are_above_the_bound_the_first_met_is_taken() -> None:
+    """As the home of the key is the first on the ring from there, it keeps the request."""
+    rule = BoundedHash(world(1))
+    home = rule.choose(job(0, 42), 0.0).replicas[0]
+    rule.own.requests[home] = 9
+    assert rule.choose(job(1, 42), 0.0).replicas == [home]
+
+
 def test_a_leaver_moves_only_its_own_keys() -> None:
     """When an endpoint falls silent the keys of the others stay."""
     rule = BoundedHash(world(5))

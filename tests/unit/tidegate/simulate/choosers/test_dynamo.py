@@ -21,6 +21,18 @@ def test_overlap_is_credited_and_load_counts() -> None:
     assert rule.own.requests == [2, 1]
 
 
+def test_the_documentation_s_example() -> None:
+    """A prompt of 10 blocks; 2, 5 and 8 are held and 10, 5 and 9 active: costs 18, 10 and 11."""
+    made = world(3)
+    for replica, held in zip(made.fleet, (2, 5, 8), strict=True):
+        blocks = tuple(range(held))
+        assert replica.cache.admit(blocks, 0, 0)
+        replica.cache.commit(blocks)
+    rule = Dynamo(made)
+    rule.own.tokens[:] = [10.0, 5.0, 9.0]
+    assert rule.choose(job(1, *range(10), tokens=5120), 0.0) == ([1, 2, 0], 5)
+
+
 def test_prompt_work_is_released_at_the_first_token() -> None:
     """What is computed costs twice until the answer begins, once until its end."""
     rule = Dynamo(world(2))

@@ -32,6 +32,14 @@ def test_memory_pressure_costs() -> None:
     assert polled((0, 2800), (0.9, 0.0)).choose(job(1), 0.0).replicas[0] == 0
 
 
+def test_the_score_by_hand() -> None:
+    """(3,000 + 500) / 2,000 + 0.15 * 0.5 / 0.5 = 1.90 s against 3,790 or 3,810 / 2,000 s."""
+    for rival, picked in ((3790, 1), (3810, 0)):
+        rule = polled((3000, rival), (0.5, 0.0))
+        rule._since[0] = 500.0
+        assert rule.choose(job(1), 0.0).replicas[0] == picked
+
+
 def test_readings_between_polls_are_not_seen() -> None:
     """It polls every 10 s; a poll resets what was credited."""
     rule = polled((0, 500), (0.0, 0.0))

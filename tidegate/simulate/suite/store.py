@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ext_proc.routing
 import tidegate.simulate
+from tidegate.simulate.choosers import production
 from tidegate.simulate.measure import Metrics
 
 if TYPE_CHECKING:
@@ -43,15 +44,19 @@ def digest(paths: Iterable[Path]) -> str:
 
 def simulator_digest() -> str:
     """Return the digest of what makes the numbers of a rule that exists only here."""
-    root = Path(tidegate.simulate.__file__).parent
+    root, apart = Path(tidegate.simulate.__file__).parent, Path(production.__file__)
     return digest(
-        path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in SHOWING
+        path
+        for path in root.rglob("*.py")
+        if path.relative_to(root).parts[0] not in SHOWING and path != apart
     )
 
 
 def router_digest() -> str:
-    """Return the digest of the production routing code."""
-    return digest(Path(ext_proc.routing.__file__).parent.rglob("*.py"))
+    """Return the digest of the production routing code and what hands simulated jobs to it."""
+    return digest(
+        [*Path(ext_proc.routing.__file__).parent.rglob("*.py"), Path(production.__file__)]
+    )
 
 
 def key(

@@ -39,6 +39,8 @@ _FIELDS: Final = (
     ("queue_s", "queue_seconds", math.inf),
     ("compute_s", "compute_seconds", math.inf),
 )
+_BY_NAME: Final = {name: (field, most) for field, name, most in _FIELDS}
+_TEXTS: Final = ("model", "version")
 
 
 class BadReport(ValueError):  # noqa: N818 - reads as what it is
@@ -87,18 +89,20 @@ def read(data: bytes, now: float) -> News:
 
 
 def _reading(message: Any, at: float) -> Reading:
-    values: dict[str, Any] = {}
-    for field, name, most in _FIELDS:
-        if message.HasField(name):
-            value = getattr(message, name)
+    values: dict[str, Any] = {"at": at}
+    for descriptor, value in message.ListFields():
+        name = descriptor.name
+        field = _BY_NAME.get(name)
+        if field is not None:
+            own, most = field
             if not 0 <= value <= most or value == math.inf:
                 raise BadReport(f"{name} is {value}; it must be 0 to {most:g} and finite")
-            values[field] = value
-    model = message.model if message.HasField("model") else None
-    version = message.version if message.HasField("version") else None
-    if len(model or "") > MAX_NAME_CHARS or len(version or "") > MAX_NAME_CHARS:
-        raise BadReport(f"a name of more than {MAX_NAME_CHARS} characters")
-    return Reading(at=at, model=model, version=version, **values)
+            values[own] = value
+        elif name in _TEXTS:
+            if len(value) > MAX_NAME_CHARS:
+                raise BadReport(f"a name of more than {MAX_NAME_CHARS} characters")
+            values[name] = value
+    return Reading(**values)
 
 
 def write(
@@ -154,4 +158,7 @@ class Told:
             raise BadReport(f"more than {MAX_READINGS} models on one stream")
         # What did not change is confirmed: it is as old as this report.
         at = now - news.age_s
-        return tuple(replace(each, at=at) for each in self._readings.values()), restarted
+        readings = [
+            each if each.at == at else replace(each, at=at) for each in self._readings.values()
+        ]
+        return tuple(readings), restarted

@@ -162,18 +162,21 @@ class PickerServer:
         if grace_s <= 0:
             self._cutting = True
         stopped = asyncio.create_task(self._server.stop(grace_s))
-        while self._tools.metrics.streams:
+        await asyncio.wait({stopped}, timeout=LOOK_S)
+        while not stopped.done() and self._tools.metrics.streams:
             await asyncio.wait({stopped}, timeout=LOOK_S)
-            if stopped.done():
-                break
-        # Sooner than was said: what is left now is no exchange.
-        await self._server.stop(0)
+        if not stopped.done():
+            # Sooner than was said: what is left now is no exchange. To stop a server of gRPC's
+            # that has stopped, or has just been told to, may crash the process.
+            await self._server.stop(0)
         await stopped
         cut.cancel()
 
     async def process(self, _: Any, context: Any) -> None:
         """Handle one stream of Envoy; the wire messages are bytes."""
         metrics = self._tools.metrics
+            await self._server.stop(0)
+            return
         stream = _Stream(self._tools, context)
         metrics.streams += 1
         try:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.types import Pool
     from ext_proc.settings import Settings
+    from ext_proc.tracing import Tracing
     from ext_proc.workers.bus import Place
     from ext_proc.workers.records import Word
 
@@ -48,6 +49,10 @@ SWEEP_S: Final = 1.0
 """Time between two looks for replicas that stand still."""
 
 _log = structlog.stdlib.get_logger("ext_proc")
+
+
+class MissingExtraError(RuntimeError):
+    """A setting needs an extra that is not installed; the text says which."""
 
 
 async def run_picker(settings: Settings, place: Place | None = None) -> int:
@@ -66,7 +71,7 @@ async def run_picker(settings: Settings, place: Place | None = None) -> int:
     try:
         async with Picker(settings, place) as picker:
             return await picker.until_stopped()
-    except AddressError as error:
+    except (AddressError, MissingExtraError) as error:
         _log.error("cannot_start", reason=str(error))
         return EXIT_USAGE
 
@@ -117,6 +122,7 @@ class Picker:
             FeedbackMetrics(self._metrics.registry, self._feedback, router.conditions),
         )
         self._tokenizers = TokenizerFiles()
+        self._tracing = None if settings.otlp is None else _tracing(settings.otlp, settings.id)
         self._server = PickerServer(
             router,
             picker=settings.id,
@@ -126,6 +132,7 @@ class Picker:
             handlers=[self._logs.handler(), self._telemetry.push.handler()],
             tokenizers=self._tokenizers.ready,
             on_loads=self._telemetry.reported,
+            tracing=self._tracing,
         )
         self._prober = Prober(
             lambda *found: self._probed(Probed(*found)),
@@ -224,6 +231,8 @@ class Picker:
     async def _close(self) -> None:
         await self._server.stop(0)
         await self._stack.aclose()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     @property
     def _ready(self) -> bool:
@@ -288,6 +297,21 @@ class Picker:
     async def _announce(self, fleet: FleetClient) -> None:
         await fleet.ready.wait()
         self._server.set_ready(ready=True)
+
+
+def _tracing(collector: str, picker: str) -> Tracing:
+    """Make what sends spans.
+
+    Raises:
+        MissingExtraError: OpenTelemetry is not installed.
+    """
+    try:
+        from ext_proc.tracing import Tracing  # noqa: PLC0415 - an extra, and slow to load
+    except ImportError as error:
+        raise MissingExtraError(
+            f"--otlp needs OpenTelemetry: pip install 'tidegate[otel]' ({error})"
+        ) from error
+    return Tracing.to(collector, picker)
 
 
 @contextlib.asynccontextmanager

@@ -24,6 +24,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from ext_proc.exchange import (
     Exchange,
+    Head,
     IllegalEventError,
     Lost,
     Refuse,
@@ -41,9 +42,12 @@ from ext_proc.wire import METHOD, SERVICE, WireError, Writer, event_of, parse_re
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from opentelemetry.trace import Span
+
     from ext_proc.exchange import Action, Chooser
     from ext_proc.observability import Metrics
     from ext_proc.requests import Tokenizer
+    from ext_proc.tracing import Tracing
 
     Loads = Sequence[tuple[str, str]]
 
@@ -90,6 +94,7 @@ class PickerServer:
         handlers: Further services on the same port.
         tokenizers: Those at hand, by the path that pools name.
         on_loads: Takes a replica's id and the headers in which it told its load.
+        tracing: Makes spans; ``None`` = nobody is traced.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -105,11 +110,19 @@ class PickerServer:
         handlers: Sequence[grpc.GenericRpcHandler] = (),
         tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS,
         on_loads: Callable[[str, Loads], None] = lambda *_: None,
+        tracing: Tracing | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._tools = _Tools(
-            chooser, tokenizers, Writer(picker, at, life), metrics, on_loads, clock, wall_clock
+            chooser,
+            tokenizers,
+            Writer(picker, at, life),
+            metrics,
+            on_loads,
+            tracing,
+            clock,
+            wall_clock,
         )
         self._handlers = tuple(handlers)
         self._stopping = False
@@ -161,6 +174,8 @@ class PickerServer:
         cut = asyncio.get_running_loop().call_later(grace_s, setattr, self, "_cutting", True)
         if grace_s <= 0:
             self._cutting = True
+            await self._server.stop(0)
+            return
         stopped = asyncio.create_task(self._server.stop(grace_s))
         await asyncio.wait({stopped}, timeout=LOOK_S)
         while not stopped.done() and self._tools.metrics.streams:
@@ -175,8 +190,6 @@ class PickerServer:
     async def process(self, _: Any, context: Any) -> None:
         """Handle one stream of Envoy; the wire messages are bytes."""
         metrics = self._tools.metrics
-            await self._server.stop(0)
-            return
         stream = _Stream(self._tools, context)
         metrics.streams += 1
         try:
@@ -207,6 +220,7 @@ class _Tools:
     writer: Writer
     metrics: Metrics
     on_loads: Callable[[str, Loads], None]
+    tracing: Tracing | None
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     holds: Holds = field(default_factory=Holds)
@@ -215,7 +229,15 @@ class _Tools:
 class _Stream:
     """One stream: reads, times, writes."""
 
-    __slots__ = ("_context", "_exchange", "_handing_over", "_replied_at", "_thinking_s", "_tools")
+    __slots__ = (
+        "_context",
+        "_exchange",
+        "_handing_over",
+        "_replied_at",
+        "_span",
+        "_thinking_s",
+        "_tools",
+    )
 
     def __init__(self, tools: _Tools, context: Any) -> None:
         self._tools = tools
@@ -226,6 +248,8 @@ class _Stream:
         self._replied_at: float | None = None
         """When the body was asked for."""
         self._thinking_s = 0.0
+        self._span: Span | None = None
+        """Of the decision, until it is made."""
 
     async def pump(self) -> None:
         """Answer message after message until Envoy ends the stream."""
@@ -234,6 +258,8 @@ class _Stream:
             begin = tools.clock()
             event = event_of(parse_request(data))
             undecided = exchange.state is not State.DECIDED
+            if tools.tracing is not None and isinstance(event, Head):
+                self._span = tools.tracing.begin(event.headers)
             actions = exchange.on(event, begin, tools.wall_clock())
             if undecided:
                 self._handing_over = exchange.state is State.DECIDED
@@ -266,6 +292,8 @@ class _Stream:
         self._exchange.on(event, tools.clock(), tools.wall_clock())
         if self._exchange.moved:
             tools.metrics.moved()
+        if self._span is not None:
+            self._span.end()
 
     def _count(self, actions: tuple[Action, ...], begin: float) -> None:
         exchange, metrics, now = self._exchange, self._tools.metrics, self._tools.clock()
@@ -285,3 +313,11 @@ class _Stream:
             metrics.passed(exchange.passed)
         elif isinstance(action, _REPLIES) and action.pick is not None:
             metrics.picked(action.pick)
+        if self._span is not None:
+            self._trace(self._span, action, waited)
+
+    def _trace(self, span: Span, action: Action, waited_s: float | None) -> None:
+        self._span, tracing = None, self._tools.tracing
+        answer = action if isinstance(action, Refuse) else getattr(action, "pick", None)
+        if tracing is not None:
+            tracing.decided(span, answer, self._exchange.passed, waited_s)

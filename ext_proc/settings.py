@@ -48,6 +48,9 @@ class Settings(BaseModel):
     """Where this picker stands; pools with `prefer_zone` prefer replicas of this `zone`."""
     scrape_interval: Annotated[float, Field(ge=0.05, le=60)] = 0.25
     """Seconds between two scrapes of a replica."""
+    otlp: Address | None = None
+    """OpenTelemetry collector (OTLP over gRPC, no TLS) that gets a span of each decision whose
+    caller traces it. Needs the extra `otel`."""
     drain: Annotated[float, Field(ge=0, le=3600)] = 10.0
     """Seconds that open streams may take after SIGTERM."""
     log_format: Literal["console", "json"] = "console"

@@ -5,6 +5,7 @@ One Envoy over three replicas, asked through one picker; a second picker only li
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 
@@ -12,6 +13,7 @@ import aiohttp
 import grpc
 import orjson
 import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from protos.tidegate.admin.v1 import admin_pb2
 from support.replicas import Replica, stack_over
@@ -59,14 +61,46 @@ async def stack(demo_extra, replicas):  # noqa: ARG001 - skips first
         yield running
 
 
+class Sink(trace_service_pb2_grpc.TraceServiceServicer):
+    """A collector of spans."""
+
+    def __init__(self):
+        self.spans = []
+
+    async def Export(self, request, _):  # noqa: N802 - gRPC's name
+        """Keep the spans."""
+        for resource in request.resource_spans:
+            for scope in resource.scope_spans:
+                self.spans += scope.spans
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
 @pytest.fixture(scope="module")
-async def other(stack):
-    """The address of a second picker's pages; no Envoy asks it."""
+async def sink():
+    """A collector, with its address."""
+    made, server = Sink(), grpc.aio.server()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(made, server)
+    made.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield made
+    await server.stop(0)
+
+
+@pytest.fixture(scope="module")
+def listen():
+    """Where the second picker listens."""
+    with HeldPorts() as ports:
+        yield ports.address()
+
+
+@pytest.fixture(scope="module")
+async def other(stack, sink, listen):
+    """The address of a second picker's pages; no Envoy asks it unless a test says so."""
     supervisor = Supervisor(stack.run.logs)
     with HeldPorts() as ports:
-        listen, page = ports.address(), ports.address()
+        page = ports.address()
         command = (sys.executable, "-m", "ext_proc", "--id", "picker-2", "--listen", listen)
-        command += ("--metrics", page, "--xds", stack.addresses.ads)
+        command += ("--metrics", page, "--xds", stack.addresses.ads, "--otlp", sink.address)
         await supervisor.start("picker-2", command, service_environment())
         async with aiohttp.ClientSession() as session:
             await wait_until(
@@ -274,6 +308,38 @@ async def test_a_retried_prompt_is_expected_where_it_was_served(http, stack, rep
     finally:
         for replica in replicas[:2]:
             replica.closes = False
+
+
+async def test_a_traced_request_is_traced_through(http, stack, other, sink, listen, replicas):  # noqa: ARG001 - the second picker must run
+    """Envoy shows the picker who traces it; the span arrives and is the replica's parent."""
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    fleet = stack.read_fleet()
+    stack.write_fleet({**fleet, "pickers": {"addresses": [listen]}})
+    try:
+
+        async def traced() -> bool:
+            headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01", "tracestate": "v=1"}
+            url = stack.http_url + GENERATE
+            async with http.post(url, json=body(), headers=headers) as answer:
+                assert answer.status == 200
+            return bool(sink.spans)
+
+        assert await eventually(traced, 20)
+        span = sink.spans[0]
+        assert (span.name, span.trace_id.hex()) == ("tidegate.pick", trace)
+        assert span.parent_span_id.hex() == "b7ad6b7169203331"
+        heard = [one for replica in replicas for one in replica.asked if "traceparent" in one]
+        ours = {one["traceparent"].split("-")[2] for one in heard}
+        assert span.span_id.hex() in ours
+        assert {one["tracestate"] for one in heard} == {"v=1"}
+        known = len(sink.spans)
+        async with http.post(stack.http_url + GENERATE, json=body()) as answer:
+            assert answer.status == 200
+        await asyncio.sleep(1.2)  # longer than spans wait to be sent
+        late = sink.spans[known:]
+        assert all(span.trace_id.hex() == trace for span in late)
+    finally:
+        stack.write_fleet(fleet)
 
 
 async def test_a_report_of_nonsense_ends_its_stream(stack):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.router import Router
     from ext_proc.routing.types import Outcome
+    from ext_proc.tracing import Tracing
 
 PATIENCE_S = 5.0
 """How long a reply may take before it counts as missing."""
@@ -26,11 +27,18 @@ PATIENCE_S = 5.0
 class Peer:
     """Envoy's side: a picker and a channel to it."""
 
-    def __init__(self, chooser: Router, on_loads: Callable[..., None] = lambda *_: None) -> None:
+    def __init__(
+        self,
+        chooser: Router,
+        on_loads: Callable[..., None] = lambda *_: None,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.router = chooser
         self.registry = CollectorRegistry()
         metrics = Metrics(self.registry)
-        self.server = PickerServer(chooser, picker="picker-1", metrics=metrics, on_loads=on_loads)
+        self.server = PickerServer(
+            chooser, picker="picker-1", metrics=metrics, on_loads=on_loads, tracing=tracing
+        )
 
     async def __aenter__(self) -> Self:
         self.address = await self.server.start("127.0.0.1:0")

@@ -176,6 +176,14 @@ def picker(
             "--scrape-interval", min=0.05, max=60, help="Seconds between two scrapes of a replica."
         ),
     ] = 0.25,
+    otlp: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp",
+            metavar="HOST:PORT",
+            help="OpenTelemetry collector (gRPC) for spans of decisions; needs tidegate[otel].",
+        ),
+    ] = None,
     drain: Annotated[
         float,
         typer.Option("--drain", min=0, max=3600, help="Seconds that streams may take at the end."),
@@ -194,6 +202,7 @@ def picker(
         *(("--id", name) if name else ()),
         *(("--zone", zone) if zone else ()),
         *("--scrape-interval", str(scrape_interval)),
+        *(("--otlp", otlp) if otlp else ()),
         *("--drain", str(drain)),
         *("--log-format", log_format.value),
         *("--log-level", log_level.value),

@@ -79,6 +79,8 @@ _FORWARDED_HEADERS = (
     "grpc-timeout",
     "inference-header-content-length",
     "x-request-id",
+    "traceparent",
+    "tracestate",
     # Of answers, and only where a pool asks for them.
     LOAD_HEADER,
     LOAD_BIN_HEADER,

@@ -175,6 +175,17 @@ class FleetPace:
         told = answers.count >= SURE and self._unheard < MOST_UNHEARD
         return told and answers.b * TOO_FAST > answers.prior
 
+    def describe(self) -> dict[str, object]:
+        """Return what is learned and from what, ready for JSON."""
+        durations = "durations" if self._durations.count else "default"
+        return {
+            "tokens_per_s": round(1.0 / self.seconds_per_token, 1),
+            "from": "first-bytes" if self.hears else durations,
+            "first_bytes": self._heard,
+            "tail_s": round(self.tail_s, 4),
+            "service_s": round(self.service_s, 6),
+        }
+
     @property
     def tail_s(self) -> float:
         """Return the seconds a request takes after its prefill."""

@@ -540,6 +540,7 @@ class Router:
         return {
             "pools": {
                 name: describe(roster.pool, self._replicas, self.index, self.conditions, now)
+                | {"pace": self._paces[name].describe()}
                 | {"learning": [each.describe(now) for each in self._learners.get(name, ())]}
                 for name, roster in self._rosters.items()
             },

@@ -13,7 +13,15 @@ import time
 import pytest
 
 from support.replicas import Replica, stack_over
-from support.traffic import GENERATE, Traffic, eventually, fresh_prompt, metric, picker_state
+from support.traffic import (
+    GENERATE,
+    GENERATE_STREAM,
+    Traffic,
+    eventually,
+    fresh_prompt,
+    metric,
+    picker_state,
+)
 
 OUTLIER = {
     "base_ejection": "1s",
@@ -189,6 +197,37 @@ async def test_a_replica_that_is_not_ready_gets_no_work(http, stack, replicas):
         return not await conditions(http, stack, sick.name)
 
     assert await eventually(back, 10)
+
+
+async def test_first_bytes_of_streams_teach_the_speed(http, stack, replicas):
+    """Of each streamed prompt the log tells the picker when its answer began, long or short."""
+
+    async def pace():
+        return (await picker_state(http, stack))["router"]["pools"]["llm"]["pace"]
+
+    def known(least):
+        async def heard() -> bool:
+            return (await pace())["first_bytes"] >= least
+
+        return heard
+
+    async with http.post(stack.http_url + GENERATE, json=body()) as answer:
+        assert answer.status == 200
+    before = (await pace())["first_bytes"]
+    for count, gaps in ((10, (0.0,)), (3, (1.3,))):
+        for replica in replicas:
+            replica.gaps_s = gaps
+        try:
+            asked = [http.post(stack.http_url + GENERATE_STREAM, json=body()) for _ in range(count)]
+            for answer in await asyncio.gather(*asked):
+                await answer.read()
+                assert answer.status == 200
+        finally:
+            for replica in replicas:
+                replica.gaps_s = ()
+        assert await eventually(known(before + count), 10)
+        before += count
+    assert (await pace())["first_bytes"] == before, "each counts once"
 
 
 async def test_of_several_pickers_each_hears_of_its_own_picks(http, stack):

@@ -153,6 +153,18 @@ def test_service_time_without_a_prompt() -> None:
     assert pace.slowness == 1.0
 
 
+def test_it_says_what_the_speed_is_learned_from() -> None:
+    """A default, durations, or first bytes once there are enough."""
+    fleet = FleetPace()
+    assert (fleet.describe()["from"], fleet.describe()["tokens_per_s"]) == ("default", 8000.0)
+    pace = Pace(fleet, 1.0)
+    pace.learn(100.0, 0.0, 0, 1.0, 0.0)
+    assert fleet.describe()["from"] == "durations"
+    serve(fleet, [pace], [1.0], 20, heard=True)
+    described = fleet.describe()
+    assert (described["from"], described["first_bytes"]) == ("first-bytes", 20)
+
+
 def test_latency_and_peak() -> None:
     """The mean follows slowly; the peak jumps to a longer one and decays."""
     pace = Pace(FleetPace(), 1.0)

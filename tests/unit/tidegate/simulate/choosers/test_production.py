@@ -64,3 +64,17 @@ def test_prompts_are_equal_where_their_blocks_are() -> None:
     assert len(one) >= 4 * job(1, 5, 6).input_tokens
     assert one[:2048] == two[:2048]
     assert one[2048:2056] != two[2048:2056]
+
+
+def test_first_tokens_are_heard_of_as_the_log_tells_of_them() -> None:
+    """A second after they came, whether the job has ended by then or not."""
+    chooser = Production("auto", world(2))
+    pace = chooser._router._paces["simulated"]
+    for number in (1, 2):
+        chooser.choose(job(number), 0.0)
+        chooser.answering(job(number), 0.5)
+    chooser.settled(job(1), 0.6)
+    chooser.choose(job(3), 1.4)
+    assert pace.describe()["first_bytes"] == 0
+    chooser.choose(job(4), 1.5)
+    assert pace.describe()["first_bytes"] == 2

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.policies.base import Offer
 
+Load = Literal["requests", "work", "drain", "latency", "peak"]
 TIE_S: Final = 1e-6
 """Seconds per pending request: it only orders replicas whose clocks say the same."""
 
@@ -46,7 +47,7 @@ class PowerOfTwo(Policy):
 
     everyone = False
 
-    def __init__(self, load: Literal["requests", "work", "drain", "latency", "peak"]) -> None:
+    def __init__(self, load: Load) -> None:
         self._load = load
 
     def prices(self, offer: Offer) -> Sequence[float]:

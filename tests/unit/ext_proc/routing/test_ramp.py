@@ -37,3 +37,14 @@ def test_it_stays_between_0_and_1(
 ) -> None:
     """Whatever the settings and the clock, loads can be divided by it."""
     assert 0 < factor(SlowStart(window, aggression, minimum), 1e6, 1e6 + age) <= 1
+
+
+@given(
+    st.floats(0, 1e4), st.floats(0.01, 100), st.floats(0, 1), st.floats(0, 1e4), st.floats(0, 1e4)
+)
+def test_it_never_falls_with_age(
+    window: float, aggression: float, minimum: float, age: float, more: float
+) -> None:
+    """A replica's share only grows while it ramps up."""
+    ramp = SlowStart(window, aggression, minimum)
+    assert factor(ramp, 1e6, 1e6 + age) <= factor(ramp, 1e6, 1e6 + age + more) + 1e-12

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ext_proc.routing.policies.least_response_time import LeastResponseTime, latencies
 
 if TYPE_CHECKING:
@@ -27,3 +30,19 @@ def test_a_replica_without_samples_is_as_the_median(offer: Callable[..., Offer])
     for seat, latency in zip(made.seats, (0.2, 0.4, 0.9), strict=False):
         seat.pace.latency_s = latency
     assert latencies(made) == [0.2, 0.4, 0.9, 0.4]
+
+
+@given(
+    latency=st.floats(0.001, 10),
+    pending=st.integers(0, 50),
+    longer=st.floats(1, 5),
+    more=st.integers(0, 5),
+)
+def test_slower_or_busier_is_never_cheaper(
+    offer: Callable[..., Offer], latency: float, pending: int, longer: float, more: int
+) -> None:
+    """The price grows with both."""
+    made = offer(2, pending=[float(pending), float(pending + more)])
+    made.seats[0].pace.latency_s, made.seats[1].pace.latency_s = latency, latency * longer
+    first, second = LeastResponseTime().prices(made)
+    assert 0 < first <= second

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.policies.power_of_two import PowerOfTwo
+from ext_proc.routing.policies.power_of_two import Load, PowerOfTwo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,12 +21,16 @@ def pick(policy: PowerOfTwo, made: Offer) -> int:
     return prices.index(min(prices))
 
 
+@pytest.mark.parametrize("load", ["requests", "work", "drain", "latency", "peak"])
 @given(loads=st.lists(st.integers(0, 50), min_size=2, max_size=9, unique=True))
-def test_the_most_loaded_is_never_taken(offer: Callable[..., Offer], loads: list[int]) -> None:
+def test_the_most_loaded_is_never_taken(
+    offer: Callable[..., Offer], load: Load, loads: list[int]
+) -> None:
     """Of any two distinct replicas the worse one loses, so the worst of all always does."""
-    made = offer(len(loads), pending=[float(each) for each in loads])
+    numbers = [float(each) for each in loads]
+    made = offer(len(loads), pending=numbers, work=numbers)
     worst = loads.index(max(loads))
-    assert all(pick(PowerOfTwo("requests"), made) != worst for _ in range(20))
+    assert all(pick(PowerOfTwo(load), made) != worst for _ in range(20))
 
 
 def test_every_other_one_is_taken(offer: Callable[..., Offer]) -> None:

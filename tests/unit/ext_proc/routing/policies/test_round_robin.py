@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ext_proc.routing.policies.round_robin import RoundRobin
 
 if TYPE_CHECKING:
@@ -58,3 +61,13 @@ def test_asking_changes_nothing(offer: Callable[..., Offer]) -> None:
     """Prices may be asked as often as one likes."""
     policy, made = RoundRobin(random.Random(0)), offer(3)
     assert policy.prices(made) == policy.prices(made)
+
+
+@given(count=st.integers(1, 9), rounds=st.integers(1, 5), seed=st.integers(0, 99))
+def test_each_round_has_everybody_once(
+    offer: Callable[..., Offer], count: int, rounds: int, seed: int
+) -> None:
+    """Exactly, from any start."""
+    order = walk(RoundRobin(random.Random(seed)), offer(count), count * rounds)
+    for start in range(0, len(order), count):
+        assert sorted(order[start : start + count]) == list(range(count))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ext_proc.routing.policies.session_sticky import IDLE_S, SessionSticky
 from ext_proc.routing.types import Features, Form, Request
 
@@ -52,3 +55,29 @@ def test_sessions_are_forgotten(offer: Callable[..., Offer]) -> None:
     assert pick(policy, busy._replace(request=keyed("b"))) == ("r0", "least")
     late = busy._replace(request=keyed("c"), now=IDLE_S + 1)
     assert pick(policy, late) == ("r0", "least")
+
+
+@given(
+    requests=st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.lists(st.floats(0, 99), min_size=4, max_size=4),
+            st.sets(st.integers(0, 3), max_size=3),
+        ),
+        max_size=40,
+    )
+)
+def test_only_a_lost_replica_moves_a_session(
+    offer: Callable[..., Offer], requests: list[tuple[str, list[float], set[int]]]
+) -> None:
+    """Under any loads; where it moved it stays."""
+    policy, homes = SessionSticky(), dict[str, str]()
+    for session, pending, gone in requests:
+        made = offer(4, pending=pending, request=keyed(session))
+        for seat in sorted(gone, reverse=True):
+            made = without(made, seat)
+        made = made._replace(pending=[each for at, each in enumerate(pending) if at not in gone])
+        name, reason = pick(policy, made)
+        if homes.get(session) in {seat.key.id for seat in made.seats}:
+            assert (name, reason) == (homes[session], "session")
+        homes[session] = name

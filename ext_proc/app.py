@@ -26,6 +26,7 @@ from ext_proc.feedback.probe import Prober, targets_of
 from ext_proc.feedback.service import LogService
 from ext_proc.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatch
 from ext_proc.observability import Metrics, debug_app
+from ext_proc.replica_metrics import ReplicaMetrics
 from ext_proc.reports import Reporter
 from ext_proc.routing.router import Router
 from ext_proc.service import AddressError, PickerServer
@@ -102,7 +103,9 @@ class Picker:
             in_flight=router.in_flight,
             pools=lambda: len(router.pools),
             index_blocks=lambda: router.index.blocks,
+            reused=router.reuse.tokens,
         )
+        ReplicaMetrics(self._metrics.registry, router.replicas)
         self._telemetry = Hub(
             router,
             self._metrics.registry,

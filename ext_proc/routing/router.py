@@ -36,6 +36,7 @@ from ext_proc.routing.pace import FleetPace
 from ext_proc.routing.policies import make_policy
 from ext_proc.routing.prefix_index import Inserted, Purged
 from ext_proc.routing.recent import MOST_ENDPOINTS, Recent
+from ext_proc.routing.reuse import Reuse
 from ext_proc.routing.roster import Directory, Replica, Roster
 from ext_proc.routing.siblings import Siblings
 from ext_proc.routing.types import (
@@ -54,7 +55,7 @@ from ext_proc.routing.types import (
 from ext_proc.routing.unanswered import Unanswered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ext_proc.routing.draw import Rng
     from ext_proc.routing.leases import LeaseKey
@@ -116,6 +117,8 @@ class Router:
             self._teach,
         )
         """What other workers of this machine did."""
+        self.reuse = Reuse()
+        """What replicas say that they took from their caches."""
         self.recent = Recent()
         """Some of the latest decisions."""
         self._directory = Directory(())
@@ -175,6 +178,7 @@ class Router:
             self._by_id.setdefault(replica.key.id, []).append(replica)
         self._chooser.silent = sum(replica.silent for replica in self._replicas.values())
         self.conditions.set_pools(pools)
+        self.reuse.keep(self._by_id)
         self.index.expire(now)
 
     def _remove(self, key: EndpointKey) -> None:
@@ -447,6 +451,8 @@ class Router:
             self._chooser.silent -= replica.silent
             self.conditions.heard(replica.key, replica.readings, readings)
             replica.observe(readings)
+        if endpoint_id in self._by_id:
+            self.reuse.told(endpoint_id, readings)
 
     def cached(self, event: CacheEvent) -> None:
         """Take what an engine says of its cache; one of an unknown endpoint is ignored."""
@@ -520,6 +526,10 @@ class Router:
             self._on_event(Purged(key))
 
     # --- Showing --------------------------------------------------------------------------------
+
+    def replicas(self) -> Iterable[Replica]:
+        """Return what is known of each replica; to be read at once, as the membership changes."""
+        return self._replicas.values()
 
     def in_flight(self) -> dict[str, int]:
         """Return our requests in flight by endpoint id, each known endpoint included."""

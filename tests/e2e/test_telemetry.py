@@ -15,9 +15,12 @@ from support.traffic import (
     fresh_prompt,
     metric,
     picker_state,
+    vision_body,
 )
 from tidegate.reporter.run import Options, Reporter
+from tidegate.stack.tritons import Tritons
 
+VISION = "/v2/models/vision/infer"
 STALE = "tidegate_picker_telemetry_stale_endpoints"
 
 
@@ -76,6 +79,37 @@ async def test_readings_are_what_the_server_does(http, stack, tritons, pushed):
         if reporter is not None:
             reporter.cancel()
             await asyncio.gather(reporter, return_exceptions=True)
+
+
+async def test_counts_are_exact_and_each_model_has_its_own(http, new_stack):
+    """Of 12 requests one runs and 11 wait; three generations beside them run in another model."""
+    async with Tritons(1, env={"VISION_BATCH_MS": "2000"}) as slow:
+        stack = await new_stack(tritons=slow)
+        replica = slow.replicas[0]
+
+        async def shows(**expected):
+            known = await readings(http, stack, replica.name)
+            return all(
+                (known[model]["queued"], known[model]["running"]) == numbers
+                for model, numbers in expected.items()
+            )
+
+        async def infer():
+            async with http.post(replica.http_url + VISION, json=vision_body()) as answer:
+                return answer.status
+
+        async with requests_on(http, replica, 3):
+            first = asyncio.create_task(infer())
+            await asyncio.sleep(0.2)  # it is a batch of its own
+            others = [asyncio.create_task(infer()) for _ in range(11)]
+            expected = {"vision": (11, None), "toy-llm": (0, 3)}
+            assert await eventually(lambda: shows(**expected), 1.7)
+            assert await first == 200
+            # Of those that waited the next batch takes eight.
+            assert await eventually(lambda: shows(**{**expected, "vision": (3, None)}), 2.0)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 async def test_without_any_telemetry_routing_goes_on(http, new_stack):

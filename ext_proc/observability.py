@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -51,6 +51,23 @@ class _InFlight(Collector):
         yield family
 
 
+class _Reused(Collector):
+    """A counter per endpoint, read when asked."""
+
+    def __init__(self, reused: Callable[[], Mapping[str, float]]) -> None:
+        self._reused = reused
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily(
+            "tidegate_picker_prefix_observed_tokens",
+            "Prompt tokens that the endpoint says it took from its cache, for all its clients.",
+            labels=["endpoint"],
+        )
+        for endpoint, tokens in sorted(self._reused().items())[:MAX_SERIES]:
+            family.add_metric([endpoint], tokens)
+        yield family
+
+
 class Metrics:
     """The picker's metrics.
 
@@ -59,6 +76,7 @@ class Metrics:
         in_flight: Requests in flight by endpoint id.
         pools: How many pools are known.
         index_blocks: How many blocks the prefix index holds.
+        reused: Tokens that endpoints say they took from their caches.
     """
 
     def __init__(
@@ -68,9 +86,23 @@ class Metrics:
         in_flight: Callable[[], Mapping[str, int]] = dict,
         pools: Callable[[], int] = int,
         index_blocks: Callable[[], int] = int,
+        reused: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.registry = registry
         registry.register(_InFlight(in_flight))
+        registry.register(_Reused(reused))
+        self._prompts = Counts(
+            "tidegate_picker_prefix_prompt_tokens",
+            "Estimated prompt tokens of requests that this picker sent to the endpoint.",
+            ["endpoint"],
+            registry,
+        )
+        self._predicted = Counts(
+            "tidegate_picker_prefix_predicted_tokens",
+            "Those of them that the endpoint was predicted to have cached.",
+            ["endpoint"],
+            registry,
+        )
         self._picks = Counts(
             "tidegate_picker_picks",
             "Requests for which an endpoint was chosen.",
@@ -156,6 +188,10 @@ class Metrics:
             self._tokens.add(_MATCHED, min(pick.matched_tokens, tokens))
             self._blocks.add(_ALL, pick.prompt_blocks)
             self._blocks.add(_MATCHED, decision.matched_blocks)
+            if decision.ticket is not None:
+                endpoint = (decision.ticket.endpoint.id,)
+                self._prompts.add(endpoint, tokens)
+                self._predicted.add(endpoint, min(pick.matched_tokens, tokens))
 
     def refused(self, reason: str) -> None:
         """Count a refusal."""

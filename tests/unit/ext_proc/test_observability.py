@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from ext_proc.counts import MAX_SERIES
 from ext_proc.exchange import Pick
 from ext_proc.observability import Metrics, debug_app
-from ext_proc.routing.types import Decision
+from ext_proc.routing.types import Decision, EndpointKey, Ticket
 
 
 def pick(pool="llm", tokens=100, matched=40):
@@ -101,3 +101,18 @@ async def test_decisions_are_explained_newest_first(registry):
         of_a = await (await client.get("/debug/explain?pool=a")).json()
     assert [each["n"] for each in everything] == [3, 2, 1]
     assert [each["n"] for each in of_a] == [3, 1]
+
+
+def test_predicted_and_observed_reuse_by_endpoint(registry):
+    """What was sent and predicted, and what the endpoint says; who says nothing has no series."""
+    metrics = Metrics(registry, reused=lambda: {"r1": 48.0})
+    for name in ("r1", "r2"):
+        sent = pick()
+        ticket = Ticket(1, EndpointKey(name, 1), "llm", 60.0, 0.0)
+        sent.decision = sent.decision._replace(ticket=ticket)
+        metrics.picked(sent)
+    for name in ("r1", "r2"):
+        assert value(registry, "prefix_prompt_tokens_total", endpoint=name) == 100
+        assert value(registry, "prefix_predicted_tokens_total", endpoint=name) == 40
+    assert value(registry, "prefix_observed_tokens_total", endpoint="r1") == 48
+    assert value(registry, "prefix_observed_tokens_total", endpoint="r2") is None

@@ -694,3 +694,15 @@ def test_first_bytes_of_streamed_prompts_teach_the_speed(build: Build) -> None:
         answer(4.0)
     assert pace.hears
     assert pace._heard == 40
+
+
+def test_reuse_is_counted_for_known_endpoints(build: Build) -> None:
+    """By their own counters, until they leave."""
+    router = build.router(build.pool(1))
+    for reused in (1.0, 3.0):
+        readings = [Reading(at=0.0, model="m", reused_blocks=reused, kv_block_tokens=16)]
+        router.observe("r0", readings)
+        router.observe("stranger", readings)
+    assert router.reuse.tokens() == {"r0": 32.0}
+    router.set_pools({"llm": build.pool(0)}, 1.0)
+    assert router.reuse.tokens() == {}

@@ -234,9 +234,8 @@ class Router:
                 offer, choice.prices, picked
             )
         sample = self._explained(roster, request, choice, now) if self.recent.due(now) else None
-        reason = choice.policy.picked(offer, picked)
-        if choice.leased:
-            reason = "sequence"
+        said = choice.policy.picked(offer, picked)
+        reason = "sequence" if choice.leased else said
         seats = offer.seats
         seat, matched = seats[picked], offer.matched[picked]
         self.conditions.picked(pool.name, seat.key, now)

@@ -15,6 +15,7 @@ def vllm(replica: EmulatedReplica) -> str:
     counters = replica.counters
     engine = replica.engine
     labels = f'{{engine="0",model_name="{MODEL}"}}'
+    ended = f'{{engine="0",finished_reason="stop",model_name="{MODEL}"}}'
     config = f'{{block_size="{engine.block_tokens}",num_gpu_blocks="{engine.cache_blocks}"}}'
     series = (
         ("vllm:num_requests_waiting", "gauge", labels, replica.queued),
@@ -24,6 +25,7 @@ def vllm(replica: EmulatedReplica) -> str:
         ("vllm:prefix_cache_hits_total", "counter", labels, counters.hit),
         ("vllm:prompt_tokens_total", "counter", labels, counters.prompt),
         ("vllm:generation_tokens_total", "counter", labels, counters.generated),
+        ("vllm:request_success_total", "counter", ended, counters.finished),
         ("vllm:cache_config_info", "gauge", config, 1),
     )
     return "".join(

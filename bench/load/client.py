@@ -110,9 +110,14 @@ class Load:
         self._pending: set[asyncio.Task[None]] = set()
         self._finished = asyncio.Event()
         self._start = 0.0
+        self._failure = ""
 
     async def run(self) -> Results:
-        """Send everything; returns when each request has an end."""
+        """Send everything; returns when each request has an end.
+
+        Raises:
+            RuntimeError: A request of a closed loop failed: a benchmark of errors is none.
+        """
         cpu = time.process_time()
         self._start = time.perf_counter()
         if self._plan.at:
@@ -239,9 +244,11 @@ class Load:
             results.first[entry] = None if first is None else first - self._start
             results.end[entry] = time.perf_counter() - self._start
             results.outcome[entry] = outcome
-            if outcome != OK:
-                raise RuntimeError(f"{plan.address}: {outcome}")
-            again(connection)
+            if outcome == OK:
+                again(connection)
+            else:
+                self._failure = outcome
+                self._finished.set()
 
         self._open = plan.connections
         connections = []
@@ -255,5 +262,7 @@ class Load:
             again(connection)
         async with asyncio.timeout(plan.seconds + plan.timeout_s):
             await self._finished.wait()
+        if self._failure:
+            raise RuntimeError(f"{plan.address}: {self._failure}")
         for connection in connections:
             connection.transport.close()

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 OURS = "tidegate"
 _COLOURS = ("#b8c4cc", "#0b6e99")
 """Others, and ours."""
+_ROOM = 4.0
+"""Room below and above a curve, as a factor: what is flat is to look flat."""
 
 
 def png(plot: Bars | Curve) -> bytes:
@@ -52,6 +54,7 @@ def _bars(plot: Bars) -> Figure:
 
 def _curve(plot: Curve) -> Figure:
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter  # noqa: PLC0415 - an extra
 
     sizes = [point["size"] for point in plot.points]
     figure = Figure(figsize=(5.5, 3.2), layout="constrained")
@@ -62,6 +65,11 @@ def _curve(plot: Curve) -> Figure:
         fitted = [fit["a"] * size ** fit["b"] for size in sizes]
         axes.loglog(sizes, fitted, "--", color="#888888", label=f"size^{fit['b']:.2f}")
         axes.legend(fontsize=8)
+    costs = [point["cost"] for point in plot.points]
+    axes.set_ylim(min(costs) / _ROOM, max(costs) * _ROOM)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axis.set_minor_formatter(NullFormatter())
     axes.set_title(plot.title, fontsize=10)
     axes.set_xlabel(plot.across, fontsize=9)
     axes.set_ylabel(plot.unit, fontsize=9)

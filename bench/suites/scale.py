@@ -1,8 +1,9 @@
 """Suite ``scale``: what grows with what.
 
 CPU per decision against endpoints, prefix blocks and pools; CPU per exchange against prompt size;
-resident memory per open stream. Growth is fitted as ``cost = a * size ** b`` by least squares on
-logarithms: b = 0 is flat, 1 is linear.
+resident memory per open stream; CPU of the control server per change against the Envoys that follow
+it; in the long form, CPU of telemetry per endpoint too. Growth is fitted as ``a * size ** b`` by
+least squares on logarithms: b = 0 is flat, 1 is linear.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import time
 from math import exp, log
 from typing import TYPE_CHECKING, Any, Final
 
+from bench.control import many
 from bench.decide import microseconds, requests_of
-from bench.suites.script import json_lines
+from bench.suites.script import json_lines, output
 from ext_proc.routing.router import Router
 from ext_proc.routing.types import Decision, Endpoint, EndpointKey, Outcome, Pool, Request, Variant
 
@@ -29,6 +31,9 @@ POOLS: Final = (1, 10, 100, 500)
 POLICY: Final = "auto"
 USUAL_ENDPOINTS: Final = 8
 USUAL_BLOCKS: Final = 16
+CPU_COLUMN: Final = 4
+"""Of ``bench.control.many``: CPU of an endpoint change."""
+SOURCES: Final = {"scrape": "scraped", "push": "pushed"}
 
 
 async def run(context: Context) -> dict[str, Any]:
@@ -46,6 +51,14 @@ async def run(context: Context) -> dict[str, Any]:
         context.say(f"scale: {wanted} open streams")
         for row in await json_lines("exchange.py", "--modes", "peek", "--streams", f"{wanted}"):
             axes["streams"].append({"size": wanted, "cost": row["picker_kb"]})
+    axes["envoys"] = []
+    for count in context.pick((5, 50), (10, 100, 1_000)):
+        context.say(f"scale: {count} Envoys")
+        row = await many(count, 10, 100, 4)
+        axes["envoys"].append({"size": count, "cost": float(row[CPU_COLUMN])})
+    if context.full:
+        context.say("scale: telemetry")
+        axes |= telemetry_axes(await output("telemetry.py", "--seconds", "4"))
     return {
         "units": {
             "endpoints": "µs per decision",
@@ -53,6 +66,9 @@ async def run(context: Context) -> dict[str, Any]:
             "pools": "µs per decision",
             "prompt_bytes": "µs per exchange",
             "streams": "kB per open stream",
+            "envoys": "ms of CPU per endpoint change",
+            "endpoints scraped": "µs of CPU per endpoint and second",
+            "endpoints pushed": "µs of CPU per endpoint and second",
         },
         "axes": axes,
         "growth": {name: growth(rows) for name, rows in axes.items()},
@@ -70,6 +86,17 @@ def growth(rows: Sequence[dict[str, float]]) -> dict[str, float] | None:
         (x - middle_x) ** 2 for x, _ in points
     )
     return {"a": exp(middle_y - slope * middle_x), "b": slope}
+
+
+def telemetry_axes(text: str) -> dict[str, list[dict[str, float]]]:
+    """Return the rows of ``bench/telemetry.py``: cost per endpoint by source and endpoints."""
+    axes: dict[str, list[dict[str, float]]] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if words and words[0] in SOURCES:
+            axis = axes.setdefault(f"endpoints {SOURCES[words[0]]}", [])
+            axis.append({"size": float(words[1]), "cost": float(words[5])})
+    return axes
 
 
 def _decisions() -> dict[str, list[dict[str, float]]]:

@@ -18,8 +18,8 @@ class ScriptError(RuntimeError):
     """A script failed; the text is its name and the end of what it said."""
 
 
-async def json_lines(script: str, *arguments: str) -> list[dict[str, Any]]:
-    """Run ``bench/SCRIPT`` and return the JSON objects that it prints, one per line.
+async def output(script: str, *arguments: str) -> str:
+    """Run ``bench/SCRIPT`` and return what it prints.
 
     Raises:
         ScriptError: It failed.
@@ -39,4 +39,14 @@ async def json_lines(script: str, *arguments: str) -> list[dict[str, Any]]:
             await process.wait()
     if process.returncode != 0:
         raise ScriptError(f"{script}: {stderr.decode('utf-8', 'replace').strip()[-1000:]}")
-    return [orjson.loads(line) for line in stdout.splitlines() if line.startswith(b"{")]
+    return stdout.decode()
+
+
+async def json_lines(script: str, *arguments: str) -> list[dict[str, Any]]:
+    """Run ``bench/SCRIPT`` and return the JSON objects that it prints, one per line.
+
+    Raises:
+        ScriptError: It failed.
+    """
+    text = await output(script, *arguments)
+    return [orjson.loads(line) for line in text.splitlines() if line.startswith("{")]

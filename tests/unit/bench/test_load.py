@@ -1,0 +1,144 @@
+"""Plans, results and the clients of the load process, against a server of our own."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench.load.client import Load
+from bench.load.plan import Plan, Results, read_plan, read_results, write_plan, write_results
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    Handler = Callable[[asyncio.StreamWriter, int], Awaitable[None]]
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: t\r\n\r\n"
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ndone"
+
+
+@asynccontextmanager
+async def server(handle: Handler) -> AsyncIterator[str]:
+    """Answer each request by ``handle``, which is told its number."""
+    count = 0
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal count
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                count += 1
+                await handle(writer, count)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    made = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{made.sockets[0].getsockname()[1]}"
+    finally:
+        made.close()
+
+
+async def good(writer: asyncio.StreamWriter, number: int) -> None:  # noqa: ARG001 - a handler
+    """Answer."""
+    writer.write(ANSWER)
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    """What is written is read, requests byte for byte."""
+    plan = Plan("a:1", [0, 1, 0], [0.0, 0.5, 1.0], ends_with="x", requests=[b"one", b"two\n"])
+    write_plan(tmp_path / "plan", plan)
+    assert read_plan(tmp_path / "plan") == plan
+
+
+def test_results_survive_their_file(tmp_path: Path) -> None:
+    """Unknown times stay unknown."""
+    results = Results([0.0], [0.1], [None], [0.2], ["closed"], 1.0, 0.5)
+    write_results(tmp_path / "results", results)
+    assert read_results(tmp_path / "results") == results
+
+
+def test_times_count_from_the_intended_moment_and_of_whole_answers() -> None:
+    """A request that was sent late is as slow as its client saw it; failed ones have no latency."""
+    results = Results([1.0, 2.0], [1.5, 2.0], [1.75, None], [2.0, 3.0], ["ok", "timeout"])
+    assert results.latencies() == [1.0]
+    assert results.first_bytes() == [0.75]
+    assert results.errors == {"timeout": 1}
+    assert results.lag(1.0) == 0.5
+
+
+async def test_an_open_loop_waits_for_nobody() -> None:
+    """While the first request is not answered the second one is sent and answered."""
+    release = asyncio.Event()
+
+    async def handle(writer: asyncio.StreamWriter, number: int) -> None:
+        if number == 1:
+            await release.wait()
+        else:
+            release.set()
+        writer.write(ANSWER)
+
+    async with server(handle) as address:
+        plan = Plan(address, [0, 0], [0.0, 0.01], requests=[REQUEST], timeout_s=5.0)
+        results = await Load(plan).run()
+    assert results.outcome == ["ok", "ok"]
+    first, second = results.end
+    assert first is not None
+    assert second is not None
+
+
+async def test_failures_are_told_apart() -> None:
+    """A status, a closed connection, a cut answer and a missing end are each what they are."""
+
+    async def handle(writer: asyncio.StreamWriter, number: int) -> None:
+        if number == 1:
+            writer.write(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n")
+        elif number == 2:
+            writer.close()
+        elif number == 3:
+            writer.write(ANSWER[:-2])
+            await writer.drain()
+            writer.close()
+        else:
+            writer.write(ANSWER.replace(b"done", b"half"))
+
+    outcomes = []
+    async with server(handle) as address:
+        for _ in range(4):
+            plan = Plan(address, [0], [0.0], requests=[REQUEST], ends_with="done", timeout_s=5.0)
+            outcomes += (await Load(plan).run()).outcome
+    assert outcomes == ["status 503", "closed", "cut", "cut"]
+
+
+async def test_nobody_listens() -> None:
+    """A refused connection is its own kind of failure."""
+    async with server(good) as address:
+        pass
+    results = await Load(Plan(address, [0], [0.0], requests=[REQUEST], timeout_s=5.0)).run()
+    assert results.errors == {"connect": 1}
+
+
+async def test_a_closed_loop_sends_one_after_the_other() -> None:
+    """Each connection has one request at a time, until the time is over."""
+    async with server(good) as address:
+        plan = Plan(address, [0], connections=2, seconds=0.05, requests=[REQUEST])
+        results = await Load(plan).run()
+    assert len(results.outcome) > 2
+    assert set(results.outcome) == {"ok"}
+
+
+async def test_a_closed_loop_does_not_hide_failures() -> None:
+    """A benchmark of errors is none: the phase fails."""
+
+    async def handle(writer: asyncio.StreamWriter, number: int) -> None:  # noqa: ARG001
+        writer.write(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n")
+
+    async with server(handle) as address:
+        plan = Plan(address, [0], seconds=0.05, requests=[REQUEST], timeout_s=1.0)
+        with pytest.raises(RuntimeError, match="status 503"):
+            await Load(plan).run()

@@ -1,0 +1,204 @@
+"""Verdicts and tables of the bench's report, from results made here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+
+from bench.load.plan import Results
+from bench.report.aims import aims, below
+from bench.report.tables import grouped, number, sections, span
+from bench.report.write import write_report
+from bench.suites.scale import growth, telemetry_axes
+from bench.suites.summary import caches, distribution, median_of, served
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ABOUT = {"command": "tidegate bench x", "date": "2026-01-01", "took_s": 1.0, "form": "quick"}
+
+
+def fleet(ours: dict[str, float], theirs: dict[str, float], *, rich: bool = True) -> dict[str, Any]:
+    """Return results of a fleet of two contenders with these numbers."""
+
+    def row(contender: str, numbers: dict[str, float], fault: str = "") -> dict[str, Any]:
+        times = {key: numbers.get(key, 1.0) for key in ("mean", "p50", "p90", "p99")}
+        return {
+            "workload": "w",
+            "load": 0.9,
+            "seed": 0,
+            "contender": contender,
+            "fault": fault,
+            "rate": 3.0,
+            "requests": 100,
+            "ttft": times,
+            "e2e": times,
+            "goodput": numbers.get("goodput", 1.0),
+            "errors": {},
+            "failed_before": int(numbers.get("lost", 0)),
+            "failed_begun": 0,
+            "lag_p99_ms": 1.0,
+            "hit_ratio": 0.3,
+            "spread_computed": 1.1,
+            "busy_cores": 0.5,
+        }
+
+    suite = {
+        **ABOUT,
+        "replicas": 8,
+        "seconds": 1.0,
+        "warmup": 0.25,
+        "missing": {"vllm-router": "no wheel"},
+        "workloads": {"w": {"cache_rich": rich, "scale": 8.0, "slo_s": 9.0}},
+        "rows": [row("tidegate", ours), row("peer", theirs), row("tidegate", ours, "kill")],
+    }
+    return {"suites": {"fleet": suite}}
+
+
+def verdicts(results: dict[str, Any]) -> dict[str, str]:
+    """Return each fleet aim's verdict."""
+    return {aim.name: aim.verdict for aim in aims(results) if aim.got != "-"}
+
+
+def test_nothing_measured_is_no_verdict() -> None:
+    """Without results no aim is reached or missed."""
+    assert {aim.verdict for aim in aims({"suites": {}})} == {"not measured"}
+
+
+def test_a_failed_suite_is_not_measured() -> None:
+    """What failed has no numbers to judge."""
+    assert {aim.reached for aim in aims({"suites": {"scale": {"failed": "x"}}})} == {None}
+
+
+def test_better_than_the_best_peer_is_reached() -> None:
+    """A lower time than each peer's reaches the aim; the same time does not."""
+    found = verdicts(fleet({"mean": 0.9, "p99": 1.0}, {"mean": 1.0, "p99": 1.0}))
+    assert found["w at 90%: TTFT mean"] == "reached"
+    assert found["w at 90%: TTFT p99"] == "missed"
+
+
+def test_where_nothing_is_shared_no_worse_is_enough() -> None:
+    """On such a workload two percent above the best peer still hold."""
+    numbers = ({"mean": 1.01, "p99": 1.1}, {"mean": 1.0, "p99": 1.0})
+    found = verdicts(fleet(*numbers, rich=False))
+    assert found["w at 90%: TTFT mean"] == "reached"
+    assert found["w at 90%: TTFT p99"] == "missed"
+
+
+def test_a_request_lost_before_its_answer_misses_the_aim() -> None:
+    """One is too many, as another replica could have served it."""
+    name = "fault phases: requests lost whose answer had not begun"
+    assert verdicts(fleet({}, {}))[name] == "reached"
+    assert verdicts(fleet({"lost": 1}, {}))[name] == "missed"
+
+
+def test_a_miss_says_by_how_much() -> None:
+    """A number above its bound names the share above it."""
+    aim = below("cost", 50.0, 40.0, " µs", "grpcio")
+    assert (aim.verdict, aim.got, aim.why) == ("missed", "50 µs, 25% above", "grpcio")
+
+
+def test_throughput_is_judged_against_the_named_peer() -> None:
+    """1.3 times the peer's rate reaches the aim, 1.2 times misses it."""
+
+    def suite(rate: float) -> dict[str, Any]:
+        rows = [
+            {"contender": name, "bytes": 32_768, "per_s": each, "cpu_us": {"x": 1.0}}
+            for name, each in (("tidegate", rate), ("vllm-cache_aware", 100.0))
+        ]
+        return {"suites": {"throughput": {**ABOUT, "rows": rows}}}
+
+    assert next(iter(verdicts(suite(131.0)).values())) == "reached"
+    assert next(iter(verdicts(suite(120.0)).values())) == "missed"
+
+
+def test_a_report_has_all_in_files(tmp_path: Path) -> None:
+    """Markdown, page and plots are written; what is missing is named."""
+    pytest.importorskip("matplotlib")
+    results = orjson.loads(orjson.dumps(fleet({"mean": 0.5}, {"mean": 1.0})))
+    markdown, page = write_report(results, tmp_path)
+    text = markdown.read_text()
+    assert "| w at 90%: TTFT mean |" in text
+    assert "vllm-router could not be installed, so it is not here: no wheel" in text
+    assert (tmp_path / "fleet-1.png").read_bytes().startswith(b"\x89PNG")
+    assert "data:image/png;base64," in page.read_text()
+
+
+def test_a_failed_suite_is_in_the_report() -> None:
+    """Its section says why there are no numbers."""
+    suite = {**ABOUT, "failed": "not done after 60 s"}
+    (section,) = sections({"suites": {"control": suite}})
+    assert section.text[-1] == "FAILED: not done after 60 s"
+
+
+def test_numbers_are_written_plainly() -> None:
+    """Unknown is a dash; a range shows only where runs differ."""
+    assert number(None) == "-"
+    assert span(None) == "-"
+    assert span({"median": 1.0, "low": 1.0, "high": 1.0}) == "1.00"
+    assert span({"median": 2.0, "low": 1.0, "high": 3.0}, 0) == "2 (1-3)"
+
+
+def test_rows_keep_their_order_in_groups() -> None:
+    """Groups come in the order of their first row."""
+    rows = [{"a": 2, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 3}]
+    assert [(key, len(found)) for key, found in grouped(rows, "a").items()] == [
+        ((2,), 2),
+        ((1,), 1),
+    ]
+
+
+def test_served_counts_failures_as_late_and_tells_them_apart() -> None:
+    """A request without a first byte failed before, one with it in its answer; warm-up is out."""
+    results = Results(
+        intended=[0.0, 1.0, 2.0, 3.0],
+        sent=[0.0, 1.0, 2.0, 3.0],
+        first=[9.0, 1.5, None, 3.1],
+        end=[9.5, 2.0, 2.5, 3.2],
+        outcome=["ok", "ok", "closed", "cut"],
+    )
+    found = served(results, warmup=0.25, scale=10.0, slo_s=6.0)
+    assert found["measured"] == 3
+    assert found["ttft"]["mean"] == pytest.approx(5.0)
+    assert found["goodput"] == pytest.approx(1 / 3)
+    assert (found["failed_before"], found["failed_begun"]) == (1, 1)
+
+
+def test_caches_are_what_replicas_counted() -> None:
+    """Hits are of prompt tokens; spread is the most over the mean."""
+    stats = {
+        "a": {"prompt": 100, "hit": 50, "requests": 3, "computed": 60},
+        "b": {"prompt": 100, "hit": 0, "requests": 1, "computed": 100},
+    }
+    found = caches(stats)
+    assert found["hit_ratio"] == 0.25
+    assert found["spread_requests"] == 1.5
+    assert caches({})["hit_ratio"] is None
+
+
+def test_medians_need_every_run() -> None:
+    """Where one run has no number there is no median."""
+    runs = [{"x": {"y": 1.0}}, {"x": {"y": 3.0}}]
+    assert median_of(runs, "x", "y") == {"median": 2.0, "low": 1.0, "high": 3.0}
+    assert median_of([*runs, {"x": {"y": None}}], "x", "y") is None
+    assert distribution([])["p99"] is None
+
+
+def test_growth_is_the_power_that_made_it() -> None:
+    """Costs of 3 * size ** 0.5 are found to be that."""
+    rows = [{"size": size, "cost": 3.0 * size**0.5} for size in (1.0, 4.0, 100.0)]
+    fit = growth(rows)
+    assert fit is not None
+    assert (fit["a"], fit["b"]) == (pytest.approx(3.0), pytest.approx(0.5))
+    assert growth(rows[:1]) is None
+
+
+def test_telemetry_rows_are_read() -> None:
+    """The script's table becomes an axis per source."""
+    text = "source endpoints\nscrape 8 32 1.2 90 360 20 40\npush 8 8 0.4 50 55 500 900\n"
+    assert telemetry_axes(text) == {
+        "endpoints scraped": [{"size": 8.0, "cost": 360.0}],
+        "endpoints pushed": [{"size": 8.0, "cost": 55.0}],
+    }

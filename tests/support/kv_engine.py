@@ -15,7 +15,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ext_proc.requests.vllm_blocks import block_hash, none_hash
+from support.vllm_blocks import block_hash, none_hash
 
 ROOT = none_hash("0")
 END = (-1).to_bytes(8, "big", signed=True)

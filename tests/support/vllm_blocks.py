@@ -1,5 +1,8 @@
 """vLLM's block hashes, by which its KV events name blocks (its algorithm ``sha256_cbor``).
 
+The engine that stands in for vLLM names its blocks so. Pickers need no engine's hashes: its events
+carry the tokens.
+
 Source: vLLM V1, ``vllm/v1/core/kv_cache_utils.py`` (``init_none_hash``, ``hash_block_tokens``,
 ``generate_block_hash_extra_keys``, ``maybe_convert_block_hash``) and ``sha256_cbor``. In its words:
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.requests.vllm_blocks import (
+from support.vllm_blocks import (
     MAX_DEPTH,
     block_hash,
     block_hashes,

@@ -23,8 +23,9 @@ import orjson
 
 from bench.peers.contenders import NAMES
 from bench.peers.environment import ROOT, Environment, prepare
-from bench.report.write import write_report
+from bench.report.write import fill, write_report
 from bench.suites.context import Context, machine
+from bench.suites.workloads import KINDS
 from tidegate import logs
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ LIMITS: Final = {
     "throughput": (120, 1_800),
     "overhead": (180, 1_200),
     "picker": (60, 300),
-    "fleet": (420, 4 * 3_600),
+    "fleet": (480, 4 * 3_600),
     "real": (120, 600),
     "control": (90, 900),
     "scale": (120, 600),
@@ -65,15 +66,19 @@ class Options:
     """``None`` = ``build/bench`` in the checkout."""
     seeds: int | None = None
     contenders: Sequence[str] = ()
+    workloads: Sequence[str] = ()
     seconds: float | None = None
     scale: float | None = None
     report_only: bool = False
+    docs: Path | None = None
+    """A page that is to hold the results between its markers."""
 
     def __post_init__(self) -> None:
         """Check names."""
         for given, known, what in (
             (self.suites, LIMITS, "suite"),
             (self.contenders, NAMES, "contender"),
+            (self.workloads, KINDS, "workload"),
         ):
             for name in given:
                 if name not in known:
@@ -114,6 +119,7 @@ async def _bench(options: Options, console: Console) -> int:
                 say=say,
                 seeds=options.seeds or (3 if options.full else 1),
                 contenders=options.contenders,
+                workloads=options.workloads,
                 scale=options.scale,
                 seconds=options.seconds,
             )
@@ -121,8 +127,11 @@ async def _bench(options: Options, console: Console) -> int:
             failed += "failed" in results["suites"][name]
             results["machine"] = machine()
             path.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2))
-    for written in write_report(results, out):
-        console.print(f"written: {written}", markup=False)
+    written = write_report(results, out)
+    if options.docs is not None:
+        written += fill(results, options.docs)
+    for each in written:
+        console.print(f"written: {each}", markup=False)
     return 1 if failed else 0
 
 
@@ -153,8 +162,8 @@ async def _suite(name: str, context: Context) -> dict[str, Any]:
 def _command(name: str, context: Context) -> str:
     words = ["tidegate bench", name, f"--{context.pick('quick', 'full')}"]
     words.append(f"--seeds {context.seeds}")
-    if context.contenders:
-        words.append(f"--contenders {','.join(context.contenders)}")
+    names = {"contenders": context.contenders, "workloads": context.workloads}
+    words += [f"--{option} {','.join(chosen)}" for option, chosen in names.items() if chosen]
     given = {"seconds": context.seconds, "scale": context.scale}
     words += [f"--{option} {value:g}" for option, value in given.items() if value is not None]
     return " ".join(words)

@@ -26,6 +26,8 @@ img { max-width: 100%; display: inline-block; margin: .5rem }
 main { overflow-x: auto }
 """
 _TITLE: Final = "Tidegate beside its peers"
+BEGIN: Final = "<!-- bench: begin -->"
+END: Final = "<!-- bench: end -->"
 
 
 def write_report(results: Mapping[str, Any], out: Path) -> list[Path]:
@@ -37,24 +39,58 @@ def write_report(results: Mapping[str, Any], out: Path) -> list[Path]:
         OSError: They cannot be written.
     """
     found = sections(results)
-    images: dict[int, list[tuple[str, bytes]]] = {}
-    note = ""
+    verdicts = verdict_table(results)
+    images, note = _drawn(found)
+    _save(images, out)
+    markdown, page = out / "report.md", out / "report.html"
+    body = _markdown(results, verdicts, found, images, note, "")
+    markdown.write_text(f"# {_TITLE}\n\n{body}\n", encoding="utf-8")
+    page.write_text(_html(results, verdicts, found, images, note), encoding="utf-8")
+    return [markdown, page]
+
+
+def fill(results: Mapping[str, Any], page: Path) -> list[Path]:
+    """Write results between the markers of a page, plots into a folder of its name beside it.
+
+    Raises:
+        OSError: They cannot be read or written.
+        ValueError: The page has no markers.
+    """
+    text = page.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no lines {BEGIN} and {END} to write between")
+    found = sections(results)
+    images, note = _drawn(found)
+    folder = page.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    _save(images, folder)
+    body = _markdown(
+        results, verdict_table(results), found, images, note, f"{folder.name}/", level="###"
+    )
+    page.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}", encoding="utf-8")
+    return [page]
+
+
+def _drawn(found: Sequence[Section]) -> tuple[dict[int, list[tuple[str, bytes]]], str]:
+    """Return each section's plots, and a note where none can be drawn."""
     try:
-        for number, section in enumerate(found):
-            images[number] = [
+        return {
+            number: [
                 (f"{section.title}-{index}.png", png(plot))
                 for index, plot in enumerate(section.plots, 1)
             ]
+            for number, section in enumerate(found)
+        }, ""
     except ImportError:
-        note = "No plots: pip install 'tidegate[bench]'."
-    verdicts = verdict_table(results)
+        return {}, "No plots: pip install 'tidegate[bench]'."
+
+
+def _save(images: Mapping[int, Sequence[tuple[str, bytes]]], folder: Path) -> None:
     for drawn in images.values():
         for name, data in drawn:
-            (out / name).write_bytes(data)
-    markdown, page = out / "report.md", out / "report.html"
-    markdown.write_text(_markdown(results, verdicts, found, images, note), encoding="utf-8")
-    page.write_text(_html(results, verdicts, found, images, note), encoding="utf-8")
-    return [markdown, page]
+            (folder / name).write_bytes(data)
 
 
 def verdict_table(results: Mapping[str, Any]) -> Table:
@@ -103,13 +139,15 @@ def _markdown(
     found: Sequence[Section],
     images: Mapping[int, Sequence[tuple[str, bytes]]],
     note: str,
+    folder: str,
+    level: str = "##",
 ) -> str:
-    parts = [f"# {_TITLE}", *about(results), *([note] if note else []), markdown_table(verdicts)]
+    parts = [*about(results), *([note] if note else []), markdown_table(verdicts)]
     for number, section in enumerate(found):
-        parts += [f"## {section.title}", *section.text]
+        parts += [f"{level} {section.title}", *section.text]
         parts += [markdown_table(table) for table in section.tables]
-        parts += [f"![{name}]({name})" for name, _ in images.get(number, ())]
-    return "\n\n".join(parts) + "\n"
+        parts += [f"![{name}]({folder}{name})" for name, _ in images.get(number, ())]
+    return "\n\n".join(parts)
 
 
 def _html(

@@ -32,6 +32,8 @@ class Context:
     seeds: int = 1
     contenders: Sequence[str] = ()
     """Only these, where any are named."""
+    workloads: Sequence[str] = ()
+    """Only these of the suite ``fleet``, where any are named."""
     scale: float | None = None
     """Emulated seconds per second, instead of each workload's own."""
     seconds: float | None = None

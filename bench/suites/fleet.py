@@ -2,9 +2,10 @@
 
 Rules:
 
-1. All contenders meet the same requests at the same times on the same replicas, whose caches are
-   emptied before; each is started fresh. Per seed they run one after the other, in an order that
-   turns with the seed, so that a slow moment of the machine does not always hit the same one.
+1. All contenders meet the same requests at the same times on the same replicas, whose caches and
+   counters are emptied before; each contender is started fresh. Per seed they run one after the
+   other, in an order that turns with the seed, so that a slow moment of the machine does not always
+   hit the same one.
 2. Arrivals are fixed before; times count from them. The first share of each run fills caches and is
    not measured. Times are emulated seconds: wall time times the workload's scale.
 3. Tidegate's pool says what the replicas are: room for long prompts (``peek_bytes``) and as much
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.emulator.fleet import EmulatedFleet
@@ -52,6 +54,8 @@ ROUTING: Final = {
     "index_blocks": Engine().cache_blocks * BLOCK_CHARS // POOL_BLOCK_CHARS,
 }
 FAULTS: Final = ("kill", "slow", "hang")
+FAULTY: Final = "conversation"
+"""The workload of the fault phases."""
 VICTIM: Final = "e2"
 DOWN_S: Final = 4.0
 SLOW_SPEED: Final = 0.25
@@ -78,40 +82,41 @@ def available(context: Context) -> tuple[str, ...]:
 
 def cells(context: Context, names: Sequence[str]) -> list[Cell]:
     """Return all runs in their order."""
+    wanted = context.workloads or tuple(workloads.KINDS)
     grid: list[tuple[str, float]] = context.pick(
         [("sessions", 0.65), ("conversation", 0.9), ("nothing-shared", 0.65)],
         [(name, load) for name in workloads.KINDS for load in (0.65, 0.9)],
     )
+    grid = [(name, load) for name, load in grid if name in wanted]
     made = []
     for workload, load in grid:
         for seed in range(context.seeds):
             turn = seed % len(names)
             made += [Cell(workload, load, seed, name) for name in (*names[turn:], *names[:turn])]
-    faulty = [name for name in names if context.full or name in ("tidegate", "vllm-cache_aware")]
-    for fault in FAULTS:
+    few = context.pick(QUICK[:2], (*QUICK[:3], "envoy-least-request"))
+    faulty = [name for name in names if name in few]
+    for fault in FAULTS if FAULTY in wanted else ():
         for seed in range(context.seeds):
-            made += [Cell("conversation", 0.65, seed, name, fault) for name in faulty]
+            made += [Cell(FAULTY, 0.65, seed, name, fault) for name in faulty]
     return made
 
 
 async def run(context: Context) -> dict[str, Any]:
     """Run everything; returns rows and what they were run on."""
     names = available(context)
-    seconds = context.seconds or context.pick(14.0, 45.0)
+    seconds = context.seconds or context.pick(12.0, 30.0)
     plan = cells(context, names)
     prepared: dict[str, Prepared] = {}
     rows: list[dict[str, Any]] = []
-    for number, cell in enumerate(plan, 1):
-        if cell.workload not in prepared:
-            context.say(f"fleet: what 8 replicas sustain of {cell.workload}")
-            prepared[cell.workload] = workloads.prepare(
-                cell.workload, REPLICAS, MAX_JOBS, context.scale
-            )
-        context.say(
-            f"fleet {number}/{len(plan)}: {cell.workload} {cell.load:.0%} {cell.contender}"
-            f" {cell.fault}"
-        )
-        rows.append(await _run_cell(context, cell, prepared[cell.workload], seconds))
+    for workload, group in groupby(enumerate(plan, 1), key=lambda one: one[1].workload):
+        if workload not in prepared:
+            context.say(f"fleet: what {REPLICAS} replicas sustain of {workload}")
+            prepared[workload] = workloads.prepare(workload, REPLICAS, MAX_JOBS, context.scale)
+        async with EmulatedFleet(REPLICAS, scale=prepared[workload].kind.scale) as fleet:
+            for number, cell in group:
+                what = f"{cell.workload} {cell.load:.0%} {cell.contender} {cell.fault}"
+                context.say(f"fleet {number}/{len(plan)}: {what}")
+                rows.append(await _run_cell(context, cell, prepared[workload], fleet, seconds))
     return {
         "replicas": REPLICAS,
         "seconds": seconds,
@@ -133,15 +138,14 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 async def _run_cell(
-    context: Context, cell: Cell, prepared: Prepared, seconds: float
+    context: Context, cell: Cell, prepared: Prepared, fleet: EmulatedFleet, seconds: float
 ) -> dict[str, Any]:
     scale = prepared.kind.scale
     at = workloads.times(prepared, cell.load, seconds, cell.seed)
     sent = workloads.requests(prepared.workload.jobs[: len(at)], f"seed {cell.seed}")
-    async with (
-        EmulatedFleet(REPLICAS, scale=scale) as fleet,
-        contenders.start(cell.contender, fleet.places, context.environment, ROUTING) as running,
-    ):
+    async with contenders.start(
+        cell.contender, fleet.places, context.environment, ROUTING
+    ) as running:
         await fleet.reset()
         load = Plan(
             running.address,
@@ -176,15 +180,19 @@ def _cpu(running: Running) -> dict[str, float]:
 
 
 async def _fault(fleet: EmulatedFleet, fault: str, seconds: float) -> None:
-    """Break one replica in the middle of a run, and mend it."""
+    """Break one replica in the middle of a run, and mend it, also where the run ends before."""
     await asyncio.sleep(1.0 + seconds * 0.4)
     if fault == "kill":
         await fleet.kill(VICTIM)
-        await asyncio.sleep(DOWN_S)
-        await fleet.restart(VICTIM)
+        try:
+            await asyncio.sleep(DOWN_S)
+        finally:
+            await fleet.restart(VICTIM)
     elif fault == "slow":
         await fleet.slow(VICTIM, SLOW_SPEED)
     else:
         fleet.hang(VICTIM)
-        await asyncio.sleep(DOWN_S)
-        fleet.wake(VICTIM)
+        try:
+            await asyncio.sleep(DOWN_S)
+        finally:
+            fleet.wake(VICTIM)

@@ -37,6 +37,9 @@ def bench(
     contenders: Annotated[
         str, typer.Option("--contenders", metavar="A,B,...", help="Only these routers.")
     ] = "",
+    workloads: Annotated[
+        str, typer.Option("--workloads", metavar="A,B,...", help="Only these of the suite fleet.")
+    ] = "",
     seconds: Annotated[
         float | None, typer.Option("--seconds", min=5, help="Length of a run of the suite fleet.")
     ] = None,
@@ -47,6 +50,10 @@ def bench(
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Write the report of earlier results anew.")
     ] = False,
+    docs: Annotated[
+        Path | None,
+        typer.Option("--docs", metavar="FILE", help="Write the results into this page as well."),
+    ] = None,
 ) -> None:
     """Measure Tidegate and other routers side by side, and report (docs/performance.md)."""
     run = _load()
@@ -56,16 +63,22 @@ def bench(
             full=full,
             out=out,
             seeds=seeds,
-            contenders=tuple(name.strip() for name in contenders.split(",") if name.strip()),
+            contenders=_names(contenders),
+            workloads=_names(workloads),
             seconds=seconds,
             scale=scale,
             report_only=report_only,
+            docs=docs,
         )
     except run.UsageError as error:
         raise CliError(str(error), USAGE) from None
     code: int = run.run(options, console(stderr=True))
     if code:
         raise typer.Exit(code)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _load() -> Any:

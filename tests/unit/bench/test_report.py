@@ -10,7 +10,7 @@ import pytest
 from bench.load.plan import Results
 from bench.report.aims import aims, below
 from bench.report.tables import grouped, number, sections, span
-from bench.report.write import write_report
+from bench.report.write import BEGIN, END, fill, write_report
 from bench.suites.scale import growth, telemetry_axes
 from bench.suites.summary import caches, distribution, median_of, served
 
@@ -124,6 +124,22 @@ def test_a_report_has_all_in_files(tmp_path: Path) -> None:
     assert "vllm-router could not be installed, so it is not here: no wheel" in text
     assert (tmp_path / "fleet-1.png").read_bytes().startswith(b"\x89PNG")
     assert "data:image/png;base64," in page.read_text()
+
+
+def test_a_page_is_filled_between_its_markers(tmp_path: Path) -> None:
+    """What stands around the markers stays; a page without them is refused."""
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    for _ in range(2):
+        fill(fleet({}, {}), page)
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert text.count("### fleet") == 1
+    page.write_text("nothing")
+    with pytest.raises(ValueError, match="has no lines"):
+        fill(fleet({}, {}), page)
 
 
 def test_a_failed_suite_is_in_the_report() -> None:

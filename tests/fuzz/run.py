@@ -2,8 +2,8 @@
 
 It needs ``atheris`` (``pip install atheris``), which is no dependency of the project. It starts
 from ``corpus.txt`` and keeps what reaches new code in the temporary folder that it names, where
-also an input that breaks a promise is left. Targets: ``request`` (default), ``metrics``, ``wire``,
-``kv``, ``workers``.
+also an input that breaks a promise is left. Targets: ``request`` (default), ``metrics``, ``loads``,
+``wire``, ``kv``, ``workers``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fuzz.corpus import inputs
 TARGETS = {
     "request": targets.one_input,
     "metrics": targets.metrics_page,
+    "loads": targets.load_report,
     "wire": wire.one_stream,
     "kv": kv.one_batch,
     "workers": workers.one_stream,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fuzz.corpus import FILE, MAX_INPUTS, inputs
-from fuzz.targets import metrics_page, one_input
+from fuzz.targets import load_report, metrics_page, one_input
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +30,12 @@ def test_the_corpus_is_bounded():
 def test_random_requests(data):
     """Random bytes in random forms are answered within bounds."""
     one_input(data)
+
+
+@given(st.binary(max_size=300), st.sampled_from([b"", b"JSON ", b"TEXT ", b"BIN "]))
+def test_random_load_reports(data, form):
+    """Random bytes in the headers of answers are read or refused."""
+    load_report(form + data)
 
 
 @given(st.sampled_from(inputs("request")), st.data())

@@ -110,7 +110,7 @@ def about(results: Mapping[str, Any]) -> list[str]:
         versions |= suite.get("peers", {})
     where = (
         f"{machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('memory_gb')} GB, Linux"
-        f" {machine.get('kernel')}, Python {machine.get('python')}."
+        f" {machine.get('kernel')}, Python {machine.get('python')}; commit {machine.get('commit')}."
     )
     return [
         where,

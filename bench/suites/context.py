@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -58,6 +60,7 @@ def machine() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "kernel": platform.release(),
         "python": sys.version.split()[0],
+        "commit": _commit(),
         "versions": versions,
     }
 
@@ -68,6 +71,17 @@ def busy_seconds() -> float:
     ticks = [int(value) for value in fields]
     idle = ticks[3] + ticks[4]
     return (sum(ticks[:8]) - idle) / os.sysconf("SC_CLK_TCK")
+
+
+def _commit() -> str:
+    """Return what is checked out, with a mark where files differ from it."""
+    git = shutil.which("git")
+    if git is None:
+        return "unknown"
+    folder = Path(__file__).resolve().parents[2]
+    command = (git, "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - git
+    return done.stdout.strip() or "unknown"
 
 
 def _cpu_name() -> str:

@@ -228,6 +228,7 @@ class Picker:
             in_flight=self._router.in_flight,
             rng=self._rng.random,
             findings=self._router.conditions.findings,
+            group=_group(settings.id, self._place),
         )
         _log.info("picker_started", id=settings.id, listen=bound, metrics=page, xds=settings.xds)
 
@@ -300,6 +301,11 @@ class Picker:
     async def _announce(self, fleet: FleetClient) -> None:
         await fleet.ready.wait()
         self._server.set_ready(ready=True)
+
+
+def _group(picker: str, place: Place | None) -> str:
+    """Return the name under which workers of one picker find as one."""
+    return "" if place is None else picker.removesuffix(f".w{place.number}")
 
 
 def _tracing(collector: str, picker: str) -> Tracing:

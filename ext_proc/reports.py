@@ -33,6 +33,7 @@ class Reporter:
         picker: This picker's id, as on ADS.
         in_flight: Returns the requests in flight by endpoint id.
         findings: Returns the replicas that this picker finds sick.
+        group: Name that it shares with those that find as one with it; empty = nobody.
         rng: A number in [0, 1), for the jitter.
         interval_s: Shortest time between two reports.
     """
@@ -45,12 +46,14 @@ class Reporter:
         in_flight: Callable[[], Mapping[str, int]],
         rng: Callable[[], float],
         findings: Callable[[], Sequence[Finding]] = tuple,
+        group: str = "",
         interval_s: float = INTERVAL_S,
     ) -> None:
         self._stub: Any = report_pb2_grpc.PickerReportsStub(channel)
         self._picker = picker
         self._in_flight = in_flight
         self._findings = findings
+        self._group = group
         self._backoff = Backoff(rng)
         self._interval_s = interval_s
 
@@ -72,7 +75,7 @@ class Reporter:
                 counts = {name: count for name, count in self._in_flight().items() if count}
                 news = (counts, self._findings())
                 if news != sent:
-                    await call.write(report_of(self._picker, *news))
+                    await call.write(report_of(self._picker, *news, group=self._group))
                     sent = news
                     self._backoff.reset()
                 await asyncio.sleep(self._interval_s)
@@ -81,11 +84,12 @@ class Reporter:
 
 
 def report_of(
-    picker: str, counts: Mapping[str, int], findings: Sequence[Finding] = ()
+    picker: str, counts: Mapping[str, int], findings: Sequence[Finding] = (), *, group: str = ""
 ) -> report_pb2.PickerReport:
     """Write a full report."""
     return report_pb2.PickerReport(
         picker_id=picker,
+        group=group,
         endpoints=[
             report_pb2.EndpointLoad(id=name, in_flight=count)
             for name, count in sorted(counts.items())

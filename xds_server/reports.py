@@ -6,7 +6,8 @@ Rules:
    forgotten.
 2. Of two streams of one picker the newer counts: a picker that came back has a new stream before
    its old one is known dead.
-3. A report that exceeds a bound or names no picker ends its stream with INVALID_ARGUMENT.
+3. Pickers of one group find as one: what any of them finds counts once.
+4. A report that exceeds a bound or names no picker ends its stream with INVALID_ARGUMENT.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class _Said(NamedTuple):
     stream: int
     counts: dict[str, int]
     findings: dict[Place, tuple[str, ...]]
+    group: str = ""
 
 
 class PickerReports(report_pb2_grpc.PickerReportsServicer):
@@ -76,8 +78,12 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         return total
 
     def findings(self) -> list[Findings]:
-        """Return what each picker that reports finds sick."""
-        return [said.findings for said in self._said.values() if said.findings]
+        """Return what each group of pickers finds sick."""
+        groups: dict[str, dict[Place, tuple[str, ...]]] = {}
+        for picker, said in self._said.items():
+            if said.findings:
+                groups.setdefault(said.group or picker, {}).update(said.findings)
+        return list(groups.values())
 
     async def Report(self, request_iterator: Any, context: Any) -> report_pb2.ReportSummary:  # noqa: N802 - gRPC's name
         """Follow one picker until its stream ends (gRPC)."""
@@ -105,7 +111,7 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
             for each in report.findings
         }
         before = self._said.get(picker)
-        self._said[picker] = _Said(stream, counts, findings)
+        self._said[picker] = _Said(stream, counts, findings, report.group)
         self._changed()
         if findings != (before.findings if before else {}):
             self._on_findings()
@@ -114,8 +120,8 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         return self._said[picker].stream if picker in self._said else 0
 
     def _problem(self, picker: str, report: report_pb2.PickerReport) -> str:
-        if not picker or len(picker) > MAX_ID_CHARS:
-            return f"picker_id must have 1 to {MAX_ID_CHARS} characters"
+        if not picker or max(len(picker), len(report.group)) > MAX_ID_CHARS:
+            return f"picker_id must have 1 to {MAX_ID_CHARS} characters, and group at most that"
         if picker not in self._said and len(self._said) >= MAX_PICKERS:
             return f"{MAX_PICKERS} pickers report already"
         if len(report.endpoints) > MAX_ENDPOINTS:

@@ -248,7 +248,7 @@ class AdsServer:
         return self._reports.in_flight()
 
     def findings(self) -> list[Findings]:
-        """Return what each picker that reports finds sick."""
+        """Return what each group of pickers finds sick."""
         return self._reports.findings()
 
     def _hear(self) -> None:

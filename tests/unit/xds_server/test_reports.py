@@ -137,3 +137,21 @@ async def test_findings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Refused, match="more than"):
             await book.Report(stream(), Context())
         assert not book.reporting
+
+
+async def test_workers_of_one_picker_find_as_one() -> None:
+    """They hear the same: two of them are no quorum, a picker of its own is another voice."""
+    book = PickerReports(lambda: None)
+    seen: list[list[str]] = []
+    pickers = [("p.w0", "p", "r1"), ("p.w1", "p", "r2"), ("q", "", "r1")]
+
+    async def stream(number: int) -> AsyncIterator[PickerReport]:
+        name, group, sick = pickers[number]
+        yield PickerReport(picker_id=name, group=group, findings=[finding(sick, "ejected")])
+        if number + 1 < len(pickers):
+            await book.Report(stream(number + 1), Context())
+        else:
+            seen.extend(sorted(place.endpoint for place in found) for found in book.findings())
+
+    await book.Report(stream(0), Context())
+    assert seen == [["r1", "r2"], ["r1"]]

@@ -25,8 +25,13 @@ class PickerReport(_message.Message):
     PICKER_ID_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     picker_id: _builtins.str
     """The node id that the picker uses on ADS."""
+    group: _builtins.str
+    """Pickers of one group find as one: the workers of one picker share what they hear. Empty =
+    `picker_id`.
+    """
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndpointLoad]:
         """Every endpoint with requests in flight; an absent endpoint has none."""
@@ -41,10 +46,11 @@ class PickerReport(_message.Message):
         picker_id: _builtins.str = ...,
         endpoints: _abc.Iterable[Global___EndpointLoad] | None = ...,
         findings: _abc.Iterable[Global___Finding] | None = ...,
+        group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "findings", b"findings", "picker_id", b"picker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "findings", b"findings", "group", b"group", "picker_id", b"picker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

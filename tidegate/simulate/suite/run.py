@@ -17,6 +17,7 @@ from tidegate.simulate.traces import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from tidegate.simulate.measure import Metrics
@@ -109,23 +110,38 @@ class Suite:
             OSError: Results cannot be kept.
         """
         with ProcessPoolExecutor(self._processes, get_context("spawn")) as pool:
-            sources = dict.fromkeys(each.traffic.source for each in self._chapters)
-            open_ = [each for each in sources if self._store.number(self._rate_key(each)) is None]
-            on_total("finding saturation", len(open_))
-            found = {
-                pool.submit(_find_saturation, self._traces, Traffic(each)): (self._rate_key(each))
-                for each in open_
-            }
-            for future in as_completed(found):
-                self._store.keep(found[future], future.result())
-                on_done()
-            cells = dict.fromkeys(cell for each in self._cells() for cell in each)
-            missing = [cell for cell in cells if self._store.metrics(self._key(cell)) is None]
-            on_total("simulating", len(missing))
-            runs = {pool.submit(_run_cell, self._traces, cell): cell for cell in missing}
-            for done in as_completed(runs):
-                self._store.keep(self._key(runs[done]), done.result())
-                on_done()
+            try:
+                self._saturations(pool, on_total, on_done)
+                self._runs(pool, on_total, on_done)
+            except BaseException:
+                # Whoever breaks off does not wait for what has not begun.
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _saturations(
+        self, pool: Executor, on_total: Callable[[str, int], None], on_done: Callable[[], None]
+    ) -> None:
+        sources = dict.fromkeys(each.traffic.source for each in self._chapters)
+        open_ = [each for each in sources if self._store.number(self._rate_key(each)) is None]
+        on_total("finding saturation", len(open_))
+        found = {
+            pool.submit(_find_saturation, self._traces, Traffic(each)): self._rate_key(each)
+            for each in open_
+        }
+        for future in as_completed(found):
+            self._store.keep(found[future], future.result())
+            on_done()
+
+    def _runs(
+        self, pool: Executor, on_total: Callable[[str, int], None], on_done: Callable[[], None]
+    ) -> None:
+        cells = dict.fromkeys(cell for each in self._cells() for cell in each)
+        missing = [cell for cell in cells if self._store.metrics(self._key(cell)) is None]
+        on_total("simulating", len(missing))
+        runs = {pool.submit(_run_cell, self._traces, cell): cell for cell in missing}
+        for future in as_completed(runs):
+            self._store.keep(self._key(runs[future]), future.result())
+            on_done()
 
     def sections(self) -> list[Section]:
         """Return all results, after ``run``."""

@@ -65,6 +65,22 @@ def test_a_cut_run_goes_on(kept: Path, tmp_path: Path) -> None:
     assert markdown(sections) == markdown(run(kept)[2])
 
 
+def test_who_breaks_off_does_not_wait_for_the_rest(tmp_path: Path) -> None:
+    """What was done is kept; what had not begun is not run."""
+    path = tmp_path / "cells.jsonl"
+    suite = Suite(CHAPTERS, TRACES, Store(path), 1)
+    done: list[None] = []
+
+    def enough() -> None:
+        done.append(None)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        suite.run(lambda *_: None, enough)
+    assert len(Store(path)) == 3
+
+
 def test_rates_scale_with_the_fleet(kept: Path) -> None:
     """A share of saturation on eight, times the replicas of the first arm, times the arm's pace."""
     for section, load in zip(run(kept)[2], (0.5, 0.8), strict=True):

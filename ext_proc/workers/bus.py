@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.feedback.entries import Judged
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from ext_proc.telemetry.news import News
     from ext_proc.workers.records import Word
 
-SOON_S: Final = 0.002
-LATER_S: Final = 0.01
+SOON_S: Final = 0.005
+LATER_S: Final = 0.02
 TICK_S: Final = 0.25
 SILENT_S: Final = 2.0
 GRACE_S: Final = 1.0
@@ -50,6 +51,10 @@ FULL_BYTES: Final = 2**16
 """A batch of this size goes out at once."""
 PART_BYTES: Final = 2**16
 """Size of one part of a snapshot of the index."""
+
+
+_DEEDS: Final = (Charged, Settled, Inserted, Leased, Released)
+"""What routers follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +102,8 @@ class Bus:
         self._inlets = {
             number: Inlet(
                 path_of(place.folder, number),
-                lambda word, when, number=number: self._follow(number, word, when),  # type: ignore[misc]  # a default binds the number
-                lambda number=number: self._lost(number),  # type: ignore[misc]  # likewise
+                partial(self._follow, number),
+                partial(self._lost, number),
             )
             for number in range(place.count)
             if number != place.number
@@ -176,7 +181,7 @@ class Bus:
 
     def tell(self, event: Word) -> None:
         """Tell all siblings of an event here."""
-        if not self._outlet:
+        if not self._outlet.readers:
             return
         encoder = self._encoder
         if not encoder.put(event, self._clock()):
@@ -244,7 +249,7 @@ class Bus:
 
     def _follow(self, sibling: int, word: Word, when: float) -> None:
         self.followed += 1
-        if isinstance(word, (Charged, Settled, Inserted, Leased, Released)):
+        if isinstance(word, _DEEDS):
             self._router.siblings.follow(sibling, word, when or self._clock())
         elif isinstance(word, Judged):
             self._on_judged(word, self._clock())
@@ -272,7 +277,7 @@ class Bus:
             "worker": self._place.number,
             "workers": self._place.count,
             "leading": self.leading,
-            "readers": len(self._outlet),
+            "readers": len(self._outlet.readers),
             "readers_dropped": self._outlet.dropped,
             "events_told": self.told,
             "events_followed": self.followed,

@@ -74,12 +74,10 @@ class Outlet:
         self._loop = asyncio.get_running_loop()
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._greeting: dict[socket.socket, bytes] = {}
-        self._readers: dict[socket.socket, _Reader] = {}
+        self.readers: dict[socket.socket, _Reader] = {}
+        """Who reads now, by connection."""
         self.dropped = 0
         """Readers that fell too far behind."""
-
-    def __len__(self) -> int:
-        return len(self._readers)
 
     def open(self) -> None:
         """Listen.
@@ -99,25 +97,25 @@ class Outlet:
             return
         self._loop.remove_reader(self._server)
         self._server.close()
-        for sock in [*self._greeting, *self._readers]:
+        for sock in [*self._greeting, *self.readers]:
             self._drop(sock)
 
     def send(self, frame: bytes) -> None:
         """Send a frame to all readers."""
-        for sock, reader in list(self._readers.items()):
+        for sock, reader in list(self.readers.items()):
             if not reader.send(frame):
                 self.dropped += 1
                 self._drop(sock)
 
     def renew(self) -> None:
         """End all connections; whoever read them dials again."""
-        for sock in list(self._readers):
+        for sock in list(self.readers):
             self._drop(sock)
 
     def _accept(self) -> None:
         with suppress(OSError):
             sock, _ = self._server.accept()
-            if len(self._greeting) + len(self._readers) >= MAX_READERS:
+            if len(self._greeting) + len(self.readers) >= MAX_READERS:
                 sock.close()
                 return
             sock.setblocking(False)
@@ -145,14 +143,14 @@ class Outlet:
         del self._greeting[sock]
         more = self._rest() if greeting[-1:] == EVERYTHING else iter(())
         begin = self._begin()
-        reader = self._readers[sock] = _Reader(sock, self._loop, more)
+        reader = self.readers[sock] = _Reader(sock, self._loop, more)
         if not reader.send(begin):
             self._drop(sock)
         reader.go_on()
 
     def _drop(self, sock: socket.socket) -> None:
         self._greeting.pop(sock, None)
-        reader = self._readers.pop(sock, None)
+        reader = self.readers.pop(sock, None)
         if reader is not None:
             reader.stop()
         self._loop.remove_reader(sock)

@@ -1,0 +1,200 @@
+"""What a second worker costs: one picker process against several, in one run.
+
+    python -m bench.workers [--workers 2] [--seconds 3] [--rounds 4] [--connections 8] [--body 2048]
+
+Starts two real stacks (control server, picker, Envoy with one thread) over instant upstreams, one
+with a picker of one process and one with several workers, and sends HTTP requests with changing
+prompts to both in turn, so that both meet the same moods of the machine. Prints requests/s,
+latency, CPU per request of Envoy and of all picker processes together, and the ratio of the latter:
+what sharing costs. ``--pace`` sets a rate (open loop) in place of the closed loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from bench.overhead import Sample, cpu_seconds, replicas
+from tidegate.stack.local import ENVOY, PICKER, LocalStack
+from tidegate.stack.upstream import instant_upstreams
+
+UPSTREAMS = 3
+PROMPTS = 512
+"""Different ones; each has a beginning that some others share."""
+PATH = "/v2/models/toy-llm/generate"
+
+
+def requests(body_bytes: int, rng: random.Random) -> list[bytes]:
+    """Return requests whose prompts share their first half in groups of eight."""
+    made = []
+    for number in range(PROMPTS):
+        group = random.Random(number // 8)  # noqa: S311 - a prompt, not a secret
+        half = (body_bytes - 40) // 2
+        text = "".join(group.choices("abcdefgh ", k=half)) + "".join(
+            rng.choices("abcdefgh ", k=half)
+        )
+        body = orjson.dumps({"text_input": text, "max_tokens": 1})
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n"
+        )
+        made.append(head.encode() + body)
+    return made
+
+
+async def client(
+    address: str, every: list[bytes], until: float, pause_s: float, latencies: list[float]
+) -> None:
+    """Send one request after the other on one connection until the clock says stop."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    rng = random.Random(port)  # noqa: S311 - which prompt is next
+    due = time.perf_counter() + rng.random() * pause_s
+    try:
+        while (start := time.perf_counter()) < until:
+            if pause_s:
+                await asyncio.sleep(due - start)
+                start, due = due, due + pause_s  # from when it was meant to be sent
+            writer.write(rng.choice(every))
+            head = await reader.readuntil(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(head.decode("latin-1"))
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            latencies.append(time.perf_counter() - start)
+    finally:
+        writer.close()
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and its children."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [pid, *map(int, listed.split())]
+
+
+async def measure(
+    stack: LocalStack, every: list[bytes], args: argparse.Namespace, seconds: float, into: Sample
+) -> None:
+    """Load one stack for a while and add to its sample."""
+    pids = {ENVOY: [stack.pid(ENVOY)], PICKER: family(stack.pid(PICKER))}
+    before = {name: sum(map(cpu_seconds, each)) for name, each in pids.items()}
+    pause_s = args.connections / args.pace if args.pace else 0.0
+    start = time.perf_counter()
+    await asyncio.gather(
+        *(
+            client(stack.http_address, every, start + seconds, pause_s, into.latencies)
+            for _ in range(args.connections)
+        )
+    )
+    into.seconds += time.perf_counter() - start
+    for name, each in pids.items():
+        used = sum(map(cpu_seconds, each)) - before[name]
+        into.cpu[name] = into.cpu.get(name, 0.0) + used
+
+
+async def run(args: argparse.Namespace) -> None:
+    """Measure and print."""
+    every = requests(args.body, random.Random(1))  # noqa: S311 - repeats
+    change = {"pools": {"llm": {"routing": {"body": "peek"}}}}
+    options = {"fleet": change, "concurrency": 1, "models": ("toy-llm",)}
+    async with instant_upstreams(2 * UPSTREAMS) as addresses:
+        each = replicas(addresses)
+        async with (
+            LocalStack(replicas=each, **options) as alone,
+            LocalStack(replicas=each, workers=args.workers, **options) as crew,
+        ):
+            stacks = {1: alone, args.workers: crew}
+            samples = {count: Sample() for count in stacks}
+            ratios = []
+            for stack in stacks.values():
+                await measure(stack, every, args, 1.0, Sample())
+            for turn in range(args.rounds):
+                costs = {}
+                for count in sorted(stacks, reverse=bool(turn % 2)):
+                    one = Sample()
+                    await measure(stacks[count], every, args, args.seconds, one)
+                    costs[count] = one.cpu_us(PICKER)
+                    _add(samples[count], one)
+                ratios.append(costs[args.workers] / costs[1])
+    if args.json:
+        print(json.dumps(summary(samples, ratios, args)))
+        return
+    Console().print(table(samples, args))
+    Console().print(
+        f"picker CPU per request, {args.workers} workers against one: median of {len(ratios)}"
+        f" rounds {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    )
+
+
+def _add(total: Sample, one: Sample) -> None:
+    total.latencies += one.latencies
+    total.seconds += one.seconds
+    for name, used in one.cpu.items():
+        total.cpu[name] = total.cpu.get(name, 0.0) + used
+
+
+def summary(
+    samples: dict[int, Sample], ratios: list[float], args: argparse.Namespace
+) -> dict[str, object]:
+    """Return the figures, ready for JSON."""
+    return {
+        "connections": args.connections,
+        "body_bytes": args.body,
+        "pace": args.pace,
+        "cpu_ratio": statistics.median(ratios),
+        "cpu_ratios": ratios,
+        "by_workers": {
+            str(count): {
+                "requests_per_s": len(sample.latencies) / sample.seconds,
+                "p50_ms": sample.percentile(0.5),
+                "p99_ms": sample.percentile(0.99),
+                "envoy_us": sample.cpu_us(ENVOY),
+                "picker_us": sample.cpu_us(PICKER),
+            }
+            for count, sample in samples.items()
+        },
+    }
+
+
+def table(samples: dict[int, Sample], args: argparse.Namespace) -> Table:
+    """Lay the samples out."""
+    loop = f"{args.pace:g} requests/s" if args.pace else "closed loop"
+    result = Table(title=f"{args.connections} connections, {args.body} B bodies, peek, {loop}")
+    for column in ("workers", "req/s", "p50 ms", "p99 ms", "Envoy µs", "pickers µs"):
+        result.add_column(column, justify="right")
+    for count, sample in samples.items():
+        result.add_row(
+            str(count),
+            f"{len(sample.latencies) / sample.seconds:.0f}",
+            f"{sample.percentile(0.5):.2f}",
+            f"{sample.percentile(0.99):.2f}",
+            f"{sample.cpu_us(ENVOY):.0f}",
+            f"{sample.cpu_us(PICKER):.0f}",
+        )
+    return result
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=3.0, help="per stack and round")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--body", type=int, default=2048, help="bytes of each request's body")
+    parser.add_argument("--pace", type=float, default=0.0, help="requests/s; 0 = closed loop")
+    parser.add_argument("--json", action="store_true", help="print JSON alone")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

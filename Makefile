@@ -31,12 +31,13 @@ demo: $(VENV)/.demo ## the whole system for real on this machine (ARGS="--replic
 test: $(VENV)/.dev ## all tests, real Envoy and real Triton included (ARGS="-k drain")
 	$(PY) -m pytest $(ARGS)
 
-check: $(VENV)/.dev ## format, lint, types, import directions, drift of generated code
+check: $(VENV)/.dev ## format, lint, types, import directions, drift of generated code, cost of a request
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m pytest -q tests/unit/test_house.py
 	$(PY) -m protos.generate --check
+	$(PY) bench/guard.py
 
 format: $(VENV)/.dev ## format and apply safe fixes
 	$(PY) -m ruff format .

@@ -10,6 +10,7 @@ from ext_proc.routing.roster import FRESH_S
 from ext_proc.routing.types import CustomMetric, Endpoint, EndpointKey, Pool, Reading, Variant
 from ext_proc.telemetry.hub import GPU, PAGE, PUSH, SILENT_AFTER, Hub
 from ext_proc.telemetry.news import Failed, PushEnded, Restarted
+from protos.names import LOAD_HEADER
 
 
 class Router:
@@ -138,3 +139,28 @@ async def test_what_is_read_is_what_the_fleet_says(made):
     assert made.hub._gpus._targets["b"].vocabulary.gpus == {"b"}
     made.hub.set_pools({})
     assert made.hub.state()["pages"] == {}
+
+
+REPORT = ((LOAD_HEADER, "TEXT named_metrics.queue_size=3"),)
+
+
+async def test_a_load_report_counts_where_nobody_else_tells(made):
+    """Beside a page, which tells each model's numbers, it would count requests twice."""
+    made.hub.reported("a", REPORT)
+    assert made.router.told == [("observe", "a", (Reading(100.0, queued=3.0),))]
+    made.hub._heard("a", PAGE, (Reading(100.0, "m", queued=3),), 100.0)
+    made.router.told.clear()
+    made.hub.reported("a", REPORT)
+    assert made.router.told == []
+    made.now += FRESH_S + 1
+    made.hub.reported("a", REPORT)
+    ((_, _, told),) = made.router.told
+    assert told == (Reading(made.now, queued=3.0),)
+
+
+async def test_a_load_report_of_nonsense_is_counted(made):
+    """And nothing else comes of it."""
+    made.hub.reported("a", ((LOAD_HEADER, "JSON {"),))
+    assert made.router.told == []
+    name = "tidegate_picker_telemetry_load_reports_total"
+    assert made.registry.get_sample_value(name, {"outcome": "unreadable"}) == 1

@@ -65,6 +65,27 @@ def test_status_says_why_the_file_is_not_in_force(run: Run, admin: FakeAdmin) ->
     assert "no client is connected" in ran.out
 
 
+def test_status_shows_sick_replicas(run: Run, admin: FakeAdmin) -> None:
+    """Where, why, who says so, and whether all are told; nothing where all are well."""
+    assert "sick" not in run("status", "--server", admin.address).out
+    admin.status.sick.add(
+        pool="llm", endpoint="r2", conditions=["dead-backend", "ejected"], pickers=2, told=True
+    )
+    ran = run("status", "--server", admin.address)
+    assert "sick replica" in ran.out
+    assert "dead-backend" in ran.out
+    data = json.loads(run("status", "--server", admin.address, "-o", "json").out)
+    assert data["sick"] == [
+        {
+            "pool": "llm",
+            "endpoint": "r2",
+            "conditions": ["dead-backend", "ejected"],
+            "pickers": 2,
+            "told": True,
+        }
+    ]
+
+
 @pytest.mark.parametrize("arguments", [("history", "-n", "3"), ("get", "revisions")])
 def test_revisions_show_author_reason_and_time(
     run: Run, admin: FakeAdmin, arguments: tuple[str, ...]

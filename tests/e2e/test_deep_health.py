@@ -24,6 +24,7 @@ from support.traffic import (
     eventually,
     fresh_prompt,
     metric,
+    picker_state,
 )
 from tidegate.stack.local import PICKER, service_environment
 from tidegate.stack.ports import HeldPorts
@@ -219,6 +220,39 @@ async def test_a_model_that_the_repository_does_not_have_ready(http, stack, repl
         return (await shown(http, stack.picker_metrics, sick.name))["conditions"] == []
 
     assert await eventually(back, 10)
+
+
+async def test_the_repository_of_a_real_triton(http, new_stack):
+    """A model that was unloaded is named with Triton's own reason; its other model goes on."""
+    deep = {"health": {"repository": True, "interval": "300ms", "timeout": "2s"}}
+    stack = await new_stack(
+        models=("vision", "toy-llm"), fleet={"pools": {"vision": deep, "llm": deep}}
+    )
+    one = stack.replicas[0]
+    model = f"http://{one.http}/v2/repository/models/vision"
+
+    async def endpoint(pool: str) -> dict:
+        state = await picker_state(http, stack)
+        return state["router"]["pools"][pool]["endpoints"][one.name]
+
+    async def out() -> bool:
+        found = await endpoint("vision")
+        # It is UNLOADING before.
+        return found["why"].get("unavailable") == "vision: UNAVAILABLE (unloaded)"
+
+    async def back() -> bool:
+        return (await endpoint("vision"))["conditions"] == []
+
+    try:
+        async with http.post(f"{model}/unload") as answer:
+            assert answer.status == 200
+        assert await eventually(out, 10)
+        assert "unavailable" in (await endpoint("vision"))["conditions"]
+        assert (await endpoint("llm"))["conditions"] == []
+    finally:
+        async with http.post(f"{model}/load") as answer:
+            assert answer.status == 200
+    assert await eventually(back, 15)
 
 
 async def test_load_reports_in_answers_become_readings(http, stack, replicas):

@@ -7,6 +7,7 @@ Law:
    on by itself (fail open), and it is counted.
 3. A cancellation after the pick was handed over is a usual end: Envoy cancels where it needs
    nothing more.
+4. A stream that waits keeps no message: what is open for long would hold its body all the time.
 """
 
 from __future__ import annotations
@@ -253,27 +254,40 @@ class _Stream:
 
     async def pump(self) -> None:
         """Answer message after message until Envoy ends the stream."""
-        context, tools, exchange = self._context, self._tools, self._exchange
+        context, reply = self._context, b""
+        replies: Sequence[bytes]
         while (data := await context.read()) is not grpc.aio.EOF:
-            begin = tools.clock()
-            event = event_of(parse_request(data))
-            undecided = exchange.state is not State.DECIDED
-            if tools.tracing is not None and isinstance(event, Head):
-                self._span = tools.tracing.begin(event.headers)
-            actions = exchange.on(event, begin, tools.wall_clock())
-            if undecided:
-                self._handing_over = exchange.state is State.DECIDED
-                self._count(actions, begin)
-                if self._handing_over and (hold := self._hold(actions[0])) is not None:
-                    await tools.holds.wait(*hold)
-            elif isinstance(event, Response) and event.loads and exchange.endpoint is not None:
-                tools.on_loads(exchange.endpoint, event.loads)
+            replies, hold = self._answer(data)
+            data = b""  # law 4
+            if hold is not None:
+                await self._tools.holds.wait(*hold)
             try:
-                for action in actions:
-                    await context.write(tools.writer.write(action))
+                for reply in replies:
+                    await context.write(reply)
             except Exception as error:
                 raise _PeerGoneError from error
+            replies, reply = (), b""
             self._handing_over = False
+
+    def _answer(self, data: bytes) -> tuple[Sequence[bytes], tuple[tuple[str, str], float] | None]:
+        """Return the replies to a message, and what they wait for."""
+        tools, exchange, hold = self._tools, self._exchange, None
+        begin = tools.clock()
+        event = event_of(parse_request(data))
+        undecided = exchange.state is not State.DECIDED
+        if tools.tracing is not None and isinstance(event, Head):
+            self._span = tools.tracing.begin(event.headers)
+        actions = exchange.on(event, begin, tools.wall_clock())
+        if undecided:
+            self._handing_over = exchange.state is State.DECIDED
+            self._count(actions, begin)
+            if self._handing_over:
+                hold = self._hold(actions[0])
+        elif isinstance(event, Response) and event.loads and exchange.endpoint is not None:
+            tools.on_loads(exchange.endpoint, event.loads)
+        if len(actions) == 1:
+            return (tools.writer.write(actions[0]),), hold
+        return [tools.writer.write(action) for action in actions], hold
 
     def _hold(self, action: Action) -> tuple[tuple[str, str], float] | None:
         """Return with whom a request waits and for how long, ``None`` where it does not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import grpc
 import pytest
@@ -293,3 +294,26 @@ async def test_an_override_keeps_the_answers_headers_where_a_pool_asks():
             call, (asked, _) = await peer.talk(Messages().head().body(PROMPT))
             assert asked.message.mode_override.response_header_mode == mode
             await peer.finish(call)
+
+
+async def test_a_waiting_stream_keeps_no_message():
+    """Law 4: while a stream waits for its end, nothing holds its body's message any more."""
+    sent = Messages().head().body(PROMPT).bytes()
+    references = []
+
+    class Stream:
+        """Hands the messages out, and counts the references to the last one at the end."""
+
+        async def read(self):
+            if sent:
+                self.message = sent.pop(0)
+                return self.message
+            references.append(sys.getrefcount(self.message))
+            return grpc.aio.EOF
+
+        async def write(self, reply):
+            assert reply
+
+    server = PickerServer(router(llm()), picker="p", metrics=Metrics(CollectorRegistry()))
+    await server.process(None, Stream())
+    assert references == [2]  # the stream's own, and the call that counts

@@ -56,6 +56,8 @@ def read(families: Families, at: float, gpus: frozenset[str] = frozenset()) -> R
         at: When it was read.
         gpus: The endpoint's GPUs by index or UUID; empty = all on the page.
     """
+    if not any(map(families.__getitem__, FAMILIES)):
+        return None
     of = {name: _values(families[name], gpus) for name in FAMILIES}
     percent = [None if each is None else each / 100 for each in of[DCGM_UTILIZATION]]
     busy = of[UTILIZATION] or of[DCGM_ACTIVE] or percent

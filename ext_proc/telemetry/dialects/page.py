@@ -83,6 +83,8 @@ def parse(text: str, wanted: frozenset[str]) -> Families:
     families: Families = {name: [] for name in wanted}
     count = 0
     for number, line in enumerate(page, 1):
+        if line[:2] == "# ":
+            continue
         brace = line.find("{")
         # A name without labels ends at the first blank.
         name = line[:brace] if brace > 0 else line.partition(" ")[0]
@@ -155,10 +157,18 @@ def by_model(samples: Iterable[Sample]) -> dict[ModelVersion, list[Sample]]:
 
 def totals(samples: Iterable[Sample]) -> dict[ModelVersion, float]:
     """Add up a family per model and version; a model with an unknown part is left out."""
-    sums = {
-        key: total([sample.value for sample in group]) for key, group in by_model(samples).items()
-    }
-    return {key: value for key, value in sums.items() if value is not None}
+    sums: dict[ModelVersion, float] = {}
+    unknown: set[ModelVersion] = set()
+    for key, _, value in samples:
+        if key is None:
+            continue
+        if value is None:
+            unknown.add(key)
+        else:
+            sums[key] = sums.get(key, 0.0) + value
+    for key in unknown:
+        sums.pop(key, None)
+    return sums
 
 
 def total(values: list[float | None]) -> float | None:

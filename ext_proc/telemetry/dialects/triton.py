@@ -45,16 +45,15 @@ class Counters:
 def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
     """Return a reading per model that the page names."""
     handed_on = by_model(families[VLLM]).keys()
-    pending = by_model(families[PENDING])
-    keys = handed_on | pending.keys() | by_model(families[SUCCESS]).keys()
+    pending = totals(families[PENDING])
+    named = (*families[PENDING], *families[SUCCESS])
+    keys = handed_on | {sample.key for sample in named if sample.key is not None}
     return {
         key: Reading(
             at=at,
             model=key.model,
             version=key.version,
-            queued=None
-            if key in handed_on
-            else total([sample.value for sample in pending.get(key, [])]),
+            queued=None if key in handed_on else pending.get(key),
         )
         for key in keys
     }

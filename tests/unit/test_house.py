@@ -24,6 +24,8 @@ PURE = (
     "ext_proc.exchange",
     "ext_proc.feedback.entries",
     "ext_proc.feedback.fold",
+    "ext_proc.feedback.repository",
+    "ext_proc.telemetry.orca",
     "ext_proc.pools",
     "ext_proc.workers.records",
     "ext_proc.workers.encode",
@@ -78,6 +80,8 @@ ONLY_IN = {
     "envoy.service.ext_proc": ("ext_proc.wire", "ext_proc.service"),
     "envoy.service.accesslog": ("ext_proc.feedback.wire",),
     "envoy.service.discovery": ("xds_server.protocol.wire", "ext_proc.fleet_client"),
+    # An extra: nothing else may load it.
+    "opentelemetry": ("ext_proc.tracing", "ext_proc.service"),
     "tritonclient": ("tidegate.demo", "tidegate.stack"),
     "envoy_data_plane": ("xds_server.resources",),
 }

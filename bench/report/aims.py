@@ -174,6 +174,8 @@ def _beside_peers(
     more_is_better = path == ("goodput",)
     values = {}
     for contender in {row["contender"] for row in rows}:
+        if contender.startswith(f"{TIDEGATE}-"):
+            continue  # Tidegate in another dialect is no peer
         found = median_of([row for row in rows if row["contender"] == contender], *path)
         if found is not None:
             values[contender] = found["median"]

@@ -8,7 +8,9 @@ Rules:
    hit the same one.
 2. Arrivals are fixed before; times count from them. The first share of each run fills caches and is
    not measured. Times are emulated seconds: wall time times the workload's scale.
-3. Tidegate's pool says what the replicas are: room for long prompts (``peek_bytes``) and as much
+3. Tidegate alone is also met in Triton's words: ``generate_stream`` instead of chats, and Triton's
+   metrics page instead of vLLM's. That row is named ``tidegate-generate``.
+4. Tidegate's pool says what the replicas are: room for long prompts (``peek_bytes``) and as much
    index as a replica has cache. Nothing else is told to anybody.
 """
 
@@ -53,6 +55,10 @@ ROUTING: Final = {
     "peek_bytes": 2**20,
     "index_blocks": Engine().cache_blocks * BLOCK_CHARS // POOL_BLOCK_CHARS,
 }
+NATIVE: Final = ("conversation", 0.9)
+"""Where Tidegate is met in Triton's words as well."""
+PAGES: Final = {"chat": "vllm", "generate": "triton"}
+ENDS: Final = {"chat": "[DONE]", "generate": ""}
 FAULTS: Final = ("kill", "slow", "hang")
 FAULTY: Final = "conversation"
 """The workload of the fault phases."""
@@ -71,6 +77,12 @@ class Cell:
     seed: int
     contender: str
     fault: str = ""
+    api: str = "chat"
+
+    @property
+    def label(self) -> str:
+        """Return what the row is called."""
+        return self.contender if self.api == "chat" else f"{self.contender}-{self.api}"
 
 
 def available(context: Context) -> tuple[str, ...]:
@@ -93,6 +105,11 @@ def cells(context: Context, names: Sequence[str]) -> list[Cell]:
         for seed in range(context.seeds):
             turn = seed % len(names)
             made += [Cell(workload, load, seed, name) for name in (*names[turn:], *names[:turn])]
+    if contenders.TIDEGATE in names and NATIVE in grid:
+        made += [
+            Cell(*NATIVE, seed, contenders.TIDEGATE, api="generate")
+            for seed in range(context.seeds)
+        ]
     few = context.pick(QUICK[:2], (*QUICK[:3], "envoy-least-request"))
     faulty = [name for name in names if name in few]
     for fault in FAULTS if FAULTY in wanted else ():
@@ -108,13 +125,16 @@ async def run(context: Context) -> dict[str, Any]:
     plan = cells(context, names)
     prepared: dict[str, Prepared] = {}
     rows: list[dict[str, Any]] = []
-    for workload, group in groupby(enumerate(plan, 1), key=lambda one: one[1].workload):
+    for (workload, api), group in groupby(
+        enumerate(plan, 1), key=lambda one: (one[1].workload, one[1].api)
+    ):
         if workload not in prepared:
             context.say(f"fleet: what {REPLICAS} replicas sustain of {workload}")
             prepared[workload] = workloads.prepare(workload, REPLICAS, MAX_JOBS, context.scale)
-        async with EmulatedFleet(REPLICAS, scale=prepared[workload].kind.scale) as fleet:
+        scale = prepared[workload].kind.scale
+        async with EmulatedFleet(REPLICAS, scale=scale, page=PAGES[api]) as fleet:
             for number, cell in group:
-                what = f"{cell.workload} {cell.load:.0%} {cell.contender} {cell.fault}"
+                what = f"{cell.workload} {cell.load:.0%} {cell.label} {cell.fault}"
                 context.say(f"fleet {number}/{len(plan)}: {what}")
                 rows.append(await _run_cell(context, cell, prepared[workload], fleet, seconds))
     return {
@@ -142,7 +162,7 @@ async def _run_cell(
 ) -> dict[str, Any]:
     scale = prepared.kind.scale
     at = workloads.times(prepared, cell.load, seconds, cell.seed)
-    sent = workloads.requests(prepared.workload.jobs[: len(at)], f"seed {cell.seed}")
+    sent = workloads.requests(prepared.workload.jobs[: len(at)], f"seed {cell.seed}", cell.api)
     async with contenders.start(
         cell.contender, fleet.places, context.environment, ROUTING
     ) as running:
@@ -152,7 +172,7 @@ async def _run_cell(
             which=range(len(sent)),
             at=at,
             timeout_s=TIMEOUT_S,
-            ends_with="[DONE]",
+            ends_with=ENDS[cell.api],
             requests=sent,
         )
         before, busy, begin = _cpu(running), busy_seconds(), time.monotonic()
@@ -165,7 +185,7 @@ async def _run_cell(
         "workload": cell.workload,
         "load": cell.load,
         "seed": cell.seed,
-        "contender": cell.contender,
+        "contender": cell.label,
         "fault": cell.fault,
         "rate": prepared.saturation * cell.load,
         **served(results, WARMUP, scale, prepared.slo_s),

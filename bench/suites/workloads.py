@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from tidegate.simulate.workload import Job, Workload
 
 TRACES: Final = Path(__file__).resolve().parents[1] / "traces"
-CALIBRATION_JOBS: Final = 3_000
+CALIBRATION_JOBS: Final = 2_000
+GENERATE: Final = f"/v2/models/{MODEL}/generate_stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,21 @@ def times(prepared: Prepared, load: float, seconds: float, seed: int) -> list[fl
     return [at / prepared.kind.scale for at in arrivals(prepared.workload.first(count), rate, rng)]
 
 
-def requests(jobs: Sequence[Job], salt: str) -> list[bytes]:
-    """Return the HTTP requests of jobs: streamed chats of one message."""
-    return [http_request(CHAT, chat(prompt_text(job, salt)), job.session) for job in jobs]
+def requests(jobs: Sequence[Job], salt: str, api: str = "chat") -> list[bytes]:
+    """Return the HTTP requests of jobs, all streamed.
+
+    Args:
+        jobs: What to ask.
+        salt: Of the prompts' text.
+        api: ``chat``, OpenAI's chats of one message; or ``generate``, Triton's generate_stream.
+    """
+    path, body = (CHAT, chat) if api == "chat" else (GENERATE, generate)
+    return [http_request(path, body(prompt_text(job, salt)), job.session) for job in jobs]
+
+
+def generate(prompt: str) -> bytes:
+    """Return the body of a Triton generate request."""
+    return orjson.dumps({"text_input": prompt})
 
 
 def chat(prompt: str, *, stream: bool = True) -> bytes:

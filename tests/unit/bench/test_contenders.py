@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import orjson
 import pytest
 
 from bench.emulator.fleet import Place
@@ -47,11 +48,20 @@ def test_a_missing_peer_is_left_out() -> None:
 def test_every_contender_meets_every_workload_load_and_seed() -> None:
     """The grid is whole and the order of contenders turns with the seed."""
     made = fleet.cells(context(full=True, seeds=3), contenders.NAMES)
-    plain = [cell for cell in made if not cell.fault]
+    plain = [cell for cell in made if not cell.fault and cell.api == "chat"]
     cells = len(workloads.KINDS) * 2 * 3 * len(contenders.NAMES)
     assert len(plain) == len(set(plain)) == cells
     first = [cell.contender for cell in plain[:: len(contenders.NAMES)]][:3]
     assert first == list(contenders.NAMES[:3])
+
+
+def test_triton_s_words_carry_the_same_prompts() -> None:
+    """The generate request of a job has the text of its chat."""
+    job = Job(3, 0.0, 600, 77, (1,), "s9")
+    texts = [workloads.requests([job], "salt", api)[0] for api in ("chat", "generate")]
+    prompts = [orjson.loads(text.partition(b"\r\n\r\n")[2]) for text in texts]
+    assert prompts[0]["messages"][0]["content"] == prompts[1]["text_input"]
+    assert texts[1].startswith(b"POST /v2/models/toy-llm/generate_stream ")
 
 
 def test_an_unknown_contender_is_refused() -> None:

@@ -124,3 +124,11 @@ async def test_a_part_that_ends_is_a_crash(monkeypatch):
 
         monkeypatch.setattr(picker._telemetry, "run", crash)
         assert await picker.until_stopped() == 1
+
+
+async def test_spans_without_the_extra_are_one_clear_error(monkeypatch, capsys):
+    """The option says what to install; nothing is started."""
+    monkeypatch.setitem(sys.modules, "ext_proc.tracing", None)
+    assert await run_picker(settings(otlp="127.0.0.1:4317")) == EXIT_USAGE
+    said = capsys.readouterr()
+    assert "pip install 'tidegate[otel]'" in said.out + said.err

@@ -1,0 +1,169 @@
+"""Do workers decide as well as one picker? Simulated time, the routers and events of production.
+
+    python -m bench.workers_quality [--workers 2] [--delay 0.005] [--requests 3000] [--seeds 8]
+
+Eight simulated replicas and the policy ``auto``: one picker, several workers that hear each other's
+events after the delay, and as many that do not. The jobs are a trace's or those of the ``sessions``
+generator. Prints time to the first token, end to end, and the share of cached tokens of each, as
+medians over seeds, and the ratio to one picker seed by seed. All of one seed see the same arrivals.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import deque
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from tidegate.simulate.choosers.base import World
+from tidegate.simulate.choosers.production import Production
+from tidegate.simulate.choosers.several import Several
+from tidegate.simulate.engine import Replica
+from tidegate.simulate.fleet import Fleet
+from tidegate.simulate.generators import sessions
+from tidegate.simulate.measure import Metrics, measure
+from tidegate.simulate.scenario import Scenario
+from tidegate.simulate.traces import read_trace
+from tidegate.simulate.workload import arrivals
+
+if TYPE_CHECKING:
+    from ext_proc.routing.siblings import Event
+    from tidegate.simulate.choosers.base import Choice
+    from tidegate.simulate.workload import Job, Workload
+
+
+class Together(Several):
+    """Workers that hear each other's events after a delay.
+
+    Args:
+        policy: The pool's policy.
+        world: The simulation; its scenario says how many workers.
+        delay_s: From an event to its being known by the others.
+    """
+
+    def __init__(self, policy: str, world: World, delay_s: float) -> None:
+        super().__init__(partial(Production, policy), world)
+        self._delay_s = delay_s
+        self._under_way: deque[tuple[float, float, int, Event]] = deque()
+        self._now = 0.0
+        self._routers = [each._router for each in self._choosers]  # noqa: SLF001 - as the bus does
+        for number, router in enumerate(self._routers):
+            router._on_event = partial(self._tell, number)  # noqa: SLF001 - likewise
+
+    def _tell(self, number: int, event: Event) -> None:
+        self._under_way.append((self._now + self._delay_s, self._now, number, event))
+
+    def _arrive(self, now: float) -> None:
+        """Hand on what has arrived by now."""
+        while self._under_way and self._under_way[0][0] <= now:
+            _, at, sender, event = self._under_way.popleft()
+            for number, router in enumerate(self._routers):
+                if number != sender:
+                    router.siblings.follow(sender, event, at)
+        self._now = now
+
+    def choose(self, job: Job, now: float) -> Choice | None:
+        """Let one of them choose, after what has arrived."""
+        self._arrive(now)
+        return super().choose(job, now)
+
+    def moved(self, job: Job, replica: int, now: float) -> None:
+        """Tell the one that decided."""
+        self._arrive(now)
+        super().moved(job, replica, now)
+
+    def settled(self, job: Job, now: float) -> None:
+        """Tell the one that decided, for the last time."""
+        self._arrive(now)
+        super().settled(job, now)
+
+
+def simulate(
+    jobs: Workload, rate: float, seed: int, pickers: int, delay_s: float | None
+) -> Metrics:
+    """Run one; ``delay_s`` is ``None`` where they share nothing."""
+    scenario = Scenario(pickers=pickers)
+    times = arrivals(jobs, rate, Random(seed))  # noqa: S311 - runs must repeat
+    fleet = [Replica(scenario.engine, scenario.speed(each)) for each in range(scenario.replicas)]
+    world = World(
+        scenario,
+        Random(f"routing {seed}"),  # noqa: S311 - likewise
+        fleet,
+        jobs.block_tokens,
+    )
+    chooser = (
+        Several(partial(Production, "auto"), world)
+        if delay_s is None
+        else Together("auto", world, delay_s)
+    )
+    records = Fleet(scenario, fleet, chooser).run(jobs.jobs, times)
+    return measure(
+        records,
+        fleet,
+        block_tokens=jobs.block_tokens,
+        prefill_rate=scenario.engine.prefill_rate,
+        span_s=times[-1],
+        measured=scenario.measured(times),
+    )
+
+
+def workload(args: argparse.Namespace, seed: int) -> Workload:
+    """Return the jobs."""
+    if args.trace is not None:
+        return read_trace(args.trace).first(args.requests)
+    return sessions(args.requests, Random(seed))  # noqa: S311 - runs must repeat
+
+
+def main() -> None:
+    """Read the command line, run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--delay", type=float, default=0.005, help="seconds")
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--trace", type=Path, help="in place of the generated sessions")
+    parser.add_argument("--rate", type=float, default=14.0, help="requests per second")
+    args = parser.parse_args()
+    columns = ("ttft_mean", "ttft_p99", "e2e_p50", "e2e_p99", "hit_ratio", "spread_requests")
+    table = Table(title=f"{args.requests} requests, {args.seeds} seeds, {args.rate:g}/s")
+    table.add_column("pickers")
+    for column in columns:
+        table.add_column(column, justify="right")
+    ways: dict[str, tuple[int, float | None]] = {
+        "one": (1, None),
+        f"{args.workers}, told after {args.delay * 1000:g} ms": (args.workers, args.delay),
+        f"{args.workers}, apart": (args.workers, None),
+    }
+    table.add_column("ttft_mean to one", justify="right")
+    alone: list[float] = []
+    for name, (pickers, delay_s) in ways.items():
+        runs = [
+            simulate(
+                workload(args, seed),
+                args.rate,
+                seed,
+                pickers,
+                delay_s,
+            ).as_dict()
+            for seed in range(args.seeds)
+        ]
+        medians = [median(run[column] or 0.0 for run in runs) for column in columns]
+        means = [run["ttft_mean"] or 0.0 for run in runs]
+        alone = alone or means
+        ratios = sorted(mean / one for mean, one in zip(means, alone, strict=True))
+        table.add_row(
+            name,
+            *(f"{each:.3f}" for each in medians),
+            f"{median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Workers that hear each other decide as well as one picker does, in simulated time."""
+
+from __future__ import annotations
+
+from random import Random
+from statistics import median
+
+from bench.workers_quality import simulate
+from tidegate.simulate.generators import sessions
+
+RATE = 14.0
+REQUESTS = 1_000
+SEEDS = range(5)
+
+
+def ratio(pickers: int, delay_s: float | None) -> tuple[float, float]:
+    """Return mean time to the first token and share of cached tokens against one picker's."""
+    times, hits = [], []
+    for seed in SEEDS:
+        jobs = sessions(REQUESTS, Random(seed))
+        one = simulate(jobs, RATE, seed, 1, None)
+        crew = simulate(jobs, RATE, seed, pickers, delay_s)
+        times.append(crew.ttft_mean / one.ttft_mean)
+        hits.append(crew.hit_ratio / one.hit_ratio)
+    return median(times), median(hits)
+
+
+def test_what_is_told_soon_is_as_good_as_known():
+    """With events 5 ms old neither waiting nor cache hits suffer."""
+    times, hits = ratio(2, 0.005)
+    assert times < 1.1
+    assert hits > 0.98
+
+
+def test_what_is_not_told_costs():
+    """Without events the same workers are worse, so the test above can fail."""
+    times, hits = ratio(2, None)
+    assert times > 1.4
+    assert hits < 0.95

@@ -37,9 +37,8 @@ cache that is half empty preempts nobody); 8,000 tokens/s until learned.
 Use it for: everything; with equal replicas and no prompts it is least-in-flight.
 Not for: pickers that must agree without talking (consistent-hash-bounded).
 
-Fitted were ``ALPHA`` on Mooncake's conversation trace (by the authors of this price, before) and
-``delta`` on its first half and on generated sessions; nothing on what else ``docs/routing.md``
-shows.
+Fitted were ``ALPHA`` on Mooncake's conversation trace and ``delta`` on its first half and on
+generated sessions; the other workloads of ``docs/routing.md`` decided which terms stayed.
 
 The form is that of Preble (Srivatsa et al., ICLR 2025) and Mooncake (Qin et al., FAST 2025): work
 in seconds instead of scores. Idle replicas with equal prices are drawn by chance.

@@ -135,11 +135,18 @@ def test_no_moment_of_a_change_breaks_a_request(old: Fleet, new: Fleet) -> None:
 
 
 @settings(max_examples=30)
-@given(old=fleets(), new=fleets())
-def test_a_change_ends_where_a_fresh_start_would(old: Fleet, new: Fleet) -> None:
+@given(old=fleets(), new=fleets(), sick=st.sets(st.integers(1, 4)), well=st.sets(st.integers(1, 4)))
+def test_a_change_ends_where_a_fresh_start_would(
+    old: Fleet, new: Fleet, sick: set[int], well: set[int]
+) -> None:
     """Nothing of the way remains: the last stages are the new fleet's own resources."""
-    fresh = {stage.audience: stage.snapshot for stage in plan(None, View(new))}
-    changed = {stage.audience: stage.snapshot for stage in plan(View(old), View(new))}
+
+    def told(fleet: Fleet, numbers: set[int]) -> dict[str, dict[str, tuple[str, ...]]]:
+        return {pool.name: {f"r{n}": ("ejected",) for n in numbers} for pool in fleet.pools}
+
+    before, after = View(old, told=told(old, well)), View(new, told=told(new, sick))
+    fresh = {stage.audience: stage.snapshot for stage in plan(None, after)}
+    changed = {stage.audience: stage.snapshot for stage in plan(before, after)}
     assert changed == fresh
 
 

@@ -127,6 +127,10 @@ class IllegalEventError(Exception):
     """An event that the state does not allow; nothing has changed."""
 
 
+def _illegal(event: Event, state: State) -> IllegalEventError:
+    return IllegalEventError(f"{type(event).__name__} in state {state.value}")
+
+
 class State(Enum):
     """Where the exchange stands."""
 
@@ -220,15 +224,18 @@ class Exchange:
         Raises:
             IllegalEventError: The state does not allow the event; nothing has changed.
         """
-        is_head = isinstance(event, Head)
-        is_end = isinstance(event, _ENDS)
-        if self.state is State.OVER or is_head is not (self.state is State.NEW and not is_end):
-            raise IllegalEventError(f"{type(event).__name__} in state {self.state.value}")
+        state = self.state
         if isinstance(event, Head):
-            return self._on_head(event, now, unix_now)
+            if state is State.NEW:
+                return self._on_head(event, now, unix_now)
+            raise _illegal(event, state)
         if isinstance(event, _ENDS):
+            if state is State.OVER:
+                raise _illegal(event, state)
             self._settle(event, now)
             return ()
+        if state is State.OVER or state is State.NEW:
+            raise _illegal(event, state)
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             if waiting.held is not None and isinstance(event, _REQUEST_PARTS):
@@ -395,7 +402,7 @@ class Exchange:
         features = split_adapter(known.features, pool.models)
         session = session_of(features, head.headers, pool.session_header)
         if session != features.session:
-            features = replace(features, session=session)
+            features = features.changed(session=session)
         tokenizer = self._tokenizers.get(pool.tokenizer) if pool.tokenizer else None
         blocks = token_blocks(features, pool.block_chars, pool.block_tokens, tokenizer)
         request = Request(

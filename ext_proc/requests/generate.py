@@ -35,13 +35,15 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     nested = members.get(_PARAMETERS)
     parameters: dict[str, Any] = nested if isinstance(nested, dict) else {}
     prompt, partial = _prompt(document, parameters)
-    sampling = _sampling(members.get(SAMPLING_INPUT, parameters.get(SAMPLING_INPUT)))
+    sampled = members.get(SAMPLING_INPUT, parameters.get(SAMPLING_INPUT))
+    sampling = {} if sampled is None else _sampling(sampled)
+    places = [place for place in (members, parameters, sampling) if place]
     return features.changed(
         request_id=values.label(members.get("id")) or features.request_id,
         prompt=prompt,
         prompt_is_partial=partial,
-        max_tokens=_first_positive(members, parameters, sampling),
-        adapter=_adapter(members, parameters, sampling),
+        max_tokens=_first_positive(places),
+        adapter=_adapter(places),
     )
 
 
@@ -73,7 +75,7 @@ def _sampling(value: object) -> dict[str, Any]:
     return sampling_parameters(value) if isinstance(value, str) else {}
 
 
-def _adapter(*places: dict[str, Any]) -> str | None:
+def _adapter(places: list[dict[str, Any]]) -> str | None:
     """Return the first adapter that is named, or numbered (TensorRT-LLM's ``lora_task_id``)."""
     for place in places:
         found = values.label(place.get("lora_name"))
@@ -85,7 +87,7 @@ def _adapter(*places: dict[str, Any]) -> str | None:
     return None
 
 
-def _first_positive(*places: dict[str, Any]) -> int | None:
+def _first_positive(places: list[dict[str, Any]]) -> int | None:
     for place in places:
         found = values.positive(place.get("max_tokens"))
         if found is not None:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from bench.emulator.dialects import MODEL
+from bench.overhead import cpu_seconds, rss_mb
 from bench.peers.envoys import bootstrap
+from bench.workers import family
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
 from tidegate.stack.local import ENVOY, PICKER, LocalStack
 from tidegate.stack.ports import HeldPorts
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
 CHAT: Final = "/v1/chat/completions"
 READY_S: Final = 60.0
 TIDEGATE: Final = "tidegate"
+WORKERS: Final = "tidegate-2-workers"
+"""The same with two processes of the picker."""
 ENVOYS: Final = ("envoy-least-request", "envoy-round-robin", "envoy-ring-hash")
 _POLICIES: Final = ("cache_aware", "power_of_two", "round_robin")
 VLLM: Final = tuple(f"vllm-{policy}" for policy in _POLICIES)
 SGLANG: Final = tuple(f"sglang-{policy}" for policy in _POLICIES)
-NAMES: Final = (TIDEGATE, *VLLM, *SGLANG, *ENVOYS)
+NAMES: Final = (TIDEGATE, WORKERS, *VLLM, *SGLANG, *ENVOYS)
 PACKAGE_OF: Final = {
     **dict.fromkeys(VLLM, "vllm-router"),
     **dict.fromkeys(SGLANG, "sglang-router"),
@@ -54,7 +58,15 @@ class Running:
     address: str
     """``ip:port`` for clients."""
     pids: dict[str, int] = field(default_factory=dict)
-    """Its processes on the way of a request."""
+    """Its processes on the way of a request; their children belong to them."""
+
+    def cpu(self) -> dict[str, float]:
+        """Return the CPU seconds that each has used, with its children."""
+        return {name: sum(map(cpu_seconds, family(pid))) for name, pid in self.pids.items()}
+
+    def rss_mb(self) -> dict[str, float]:
+        """Return the resident megabytes of each, with its children."""
+        return {name: sum(map(rss_mb, family(pid))) for name, pid in self.pids.items()}
 
 
 def start(
@@ -77,8 +89,8 @@ def start(
     Raises:
         ValueError: There is no such contender.
     """
-    if name == TIDEGATE:
-        return _tidegate(places, routing, concurrency)
+    if name in (TIDEGATE, WORKERS):
+        return _tidegate(name, places, routing, concurrency)
     if name in ENVOYS:
         return envoy(name, places, concurrency)
     if name in VLLM:
@@ -92,7 +104,7 @@ def start(
 
 @asynccontextmanager
 async def _tidegate(
-    places: Sequence[Place], routing: Mapping[str, Any], concurrency: int
+    name: str, places: Sequence[Place], routing: Mapping[str, Any], concurrency: int
 ) -> AsyncIterator[Running]:
     replicas = [
         TritonReplica(
@@ -105,10 +117,14 @@ async def _tidegate(
         for place in places
     ]
     async with LocalStack(
-        replicas=replicas, models=(MODEL,), fleet=_fleet(routing), concurrency=concurrency
+        replicas=replicas,
+        models=(MODEL,),
+        fleet=_fleet(routing),
+        concurrency=concurrency,
+        workers=2 if name == WORKERS else 1,
     ) as stack:
         pids = {ENVOY: stack.pid(ENVOY), PICKER: stack.pid(PICKER)}
-        yield Running(TIDEGATE, stack.http_address, pids)
+        yield Running(name, stack.http_address, pids)
 
 
 def _fleet(routing: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:

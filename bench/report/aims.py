@@ -20,6 +20,7 @@ OWN_US: Final = 40.0
 ADDED_P99_MS: Final = 3.0
 THROUGHPUT_RATIO: Final = 1.3
 FLAT: Final = 2.0
+WORKERS_RATIO: Final = 1.1
 STREAM_KB: Final = 30.0
 NO_WORSE: Final = 1.02
 """Where prompts share nothing: so much above the best peer counts as no worse."""
@@ -93,6 +94,9 @@ def _picker(suite: Mapping[str, Any] | None) -> list[Aim]:
             below(f"picker CPU over a bare picker's, `{mode}`", ratio, BARE_RATIO, "x", why)
         )
         made.append(below(f"own logic per exchange, `{mode}`", own, OWN_US, " µs"))
+    workers = (suite or {}).get("workers")
+    ratio = workers["cpu_ratio"] if workers else None
+    made.append(below("picker CPU per request, two workers over one", ratio, WORKERS_RATIO, "x"))
     return made
 
 

@@ -172,6 +172,15 @@ def _picker(suite: Mapping[str, Any], section: Section) -> None:
     keys = ("picker_us", "bare_us", "ratio", "ours_us", "exchanges_per_s")
     lines = [(row["mode"], *(f"{row[key]:g}" for key in keys)) for row in suite["rows"]]
     section.tables.append(Table("CPU of one exchange beside a bare picker", heads, lines))
+    if "workers" not in suite:
+        return
+    heads = ("workers", "req/s", "p50 ms", "p99 ms", "Envoy µs", "pickers µs")
+    keys = ("requests_per_s", "p50_ms", "p99_ms", "envoy_us", "picker_us")
+    lines = [
+        (count, *(number(row[key], 0 if key == "requests_per_s" else 1) for key in keys))
+        for count, row in suite["workers"]["by_workers"].items()
+    ]
+    section.tables.append(Table("Workers of one picker, closed loop, 2 KB", heads, lines))
 
 
 def _fleet(suite: Mapping[str, Any], section: Section) -> None:

@@ -26,7 +26,6 @@ from bench.emulator.fleet import EmulatedFleet
 from bench.emulator.text import BLOCK_CHARS
 from bench.load.plan import Plan
 from bench.load.process import run_load
-from bench.overhead import cpu_seconds
 from bench.peers import contenders
 from bench.suites import workloads
 from bench.suites.context import busy_seconds
@@ -36,7 +35,6 @@ from tidegate.simulate.engine import Engine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.peers.contenders import Running
     from bench.suites.context import Context
     from bench.suites.workloads import Prepared
 
@@ -175,11 +173,11 @@ async def _run_cell(
             ends_with=ENDS[cell.api],
             requests=sent,
         )
-        before, busy, begin = _cpu(running), busy_seconds(), time.monotonic()
+        before, busy, begin = running.cpu(), busy_seconds(), time.monotonic()
         results = await run_load(
             load, (lambda: _fault(fleet, cell.fault, seconds)) if cell.fault else None
         )
-        spent, busy, took = _cpu(running), busy_seconds() - busy, time.monotonic() - begin
+        spent, busy, took = running.cpu(), busy_seconds() - busy, time.monotonic() - begin
         stats = await fleet.stats()
     return {
         "workload": cell.workload,
@@ -193,10 +191,6 @@ async def _run_cell(
         "cpu_us": {name: (spent[name] - before[name]) / max(1, len(sent)) * 1e6 for name in spent},
         "busy_cores": busy / took,
     }
-
-
-def _cpu(running: Running) -> dict[str, float]:
-    return {name: cpu_seconds(pid) for name, pid in running.pids.items()}
 
 
 async def _fault(fleet: EmulatedFleet, fault: str, seconds: float) -> None:

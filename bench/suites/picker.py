@@ -1,6 +1,7 @@
 """Suite ``picker``: CPU of one exchange beside a bare ``grpc.aio`` picker with the same messages.
 
 It is ``bench/exchange.py``: both in turn, the least of several rounds, no Envoy.
+``bench/workers.py`` adds what a second worker costs, behind a real Envoy.
 """
 
 from __future__ import annotations
@@ -23,4 +24,7 @@ async def run(context: Context) -> dict[str, Any]:
         rows += await json_lines(
             "exchange.py", "--modes", mode, "--rounds", rounds, "--count", count
         )
-    return {"rows": rows}
+    context.say("picker: two workers")
+    rounds, seconds = context.pick("3", "6"), context.pick("1.5", "3")
+    (workers,) = await json_lines("workers.py", "--json", "--rounds", rounds, "--seconds", seconds)
+    return {"rows": rows, "workers": workers}

@@ -54,8 +54,8 @@ async def run(context: Context) -> dict[str, Any]:
     axes["envoys"] = []
     for count in context.pick((5, 50), (10, 100, 1_000)):
         context.say(f"scale: {count} Envoys")
-        row = await many(count, 10, 100, 4)
-        axes["envoys"].append({"size": count, "cost": float(row[CPU_COLUMN])})
+        cells = await many(count, 10, 100, 4)
+        axes["envoys"].append({"size": count, "cost": float(cells[CPU_COLUMN])})
     if context.full:
         context.say("scale: telemetry")
         axes |= telemetry_axes(await output("telemetry.py", "--seconds", "4"))

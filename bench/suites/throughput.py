@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.emulator.fleet import Place
 from bench.load.plan import Plan
 from bench.load.process import run_load
-from bench.overhead import cpu_seconds, rss_mb
 from bench.peers import contenders
 from bench.suites.summary import distribution
 from bench.suites.workloads import chat, http_request
@@ -78,13 +77,11 @@ async def _measure(
     which = range(len(sent))
     warm = Plan(running.address, which, connections=CONNECTIONS, seconds=0.5, requests=sent)
     await run_load(warm)
-    before = {name: cpu_seconds(pid) for name, pid in running.pids.items()}
+    before = running.cpu()
     plan = Plan(running.address, which, connections=CONNECTIONS, seconds=seconds, requests=sent)
     results = await run_load(plan)
     count = len(results.sent)
-    cpu = {
-        name: (cpu_seconds(pid) - before[name]) / count * 1e6 for name, pid in running.pids.items()
-    }
+    cpu = {name: (used - before[name]) / count * 1e6 for name, used in running.cpu().items()}
     return {
         "contender": running.name,
         "bytes": size,
@@ -95,5 +92,5 @@ async def _measure(
         "cpu_us": cpu,
         "cpu_us_all": sum(cpu.values()),
         "client_cpu_us": results.cpu_s / count * 1e6,
-        "rss_mb": {name: rss_mb(pid) for name, pid in running.pids.items()},
+        "rss_mb": running.rss_mb(),
     }

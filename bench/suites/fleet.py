@@ -63,7 +63,7 @@ FAULTY: Final = "conversation"
 VICTIM: Final = "e2"
 DOWN_S: Final = 4.0
 SLOW_SPEED: Final = 0.25
-MAX_JOBS: Final = 12_000
+MAX_JOBS: Final = 4_000
 
 
 @dataclass(frozen=True, slots=True)

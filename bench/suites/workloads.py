@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidegate.simulate.workload import Job, Workload
 
 TRACES: Final = Path(__file__).resolve().parents[1] / "traces"
-CALIBRATION_JOBS: Final = 2_000
+CALIBRATION_JOBS: Final = 3_000
 GENERATE: Final = f"/v2/models/{MODEL}/generate_stream"
 
 
@@ -80,8 +80,9 @@ def prepare(name: str, replicas: int, most: int, scale: float | None = None) -> 
     else:
         whole = read_trace(TRACES / kind.source).first(count)
     scenario = Scenario(replicas=replicas)
-    slo_s = default_slo(whole, scenario)
-    return Prepared(name, kind, whole.first(most), saturation(whole, scenario, slo_s), slo_s)
+    sample = whole.first(CALIBRATION_JOBS)
+    slo_s = default_slo(sample, scenario)
+    return Prepared(name, kind, whole.first(most), saturation(sample, scenario, slo_s), slo_s)
 
 
 def times(prepared: Prepared, load: float, seconds: float, seed: int) -> list[float]:

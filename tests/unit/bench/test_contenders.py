@@ -66,7 +66,7 @@ def test_triton_s_words_carry_the_same_prompts() -> None:
 
 def test_an_unknown_contender_is_refused() -> None:
     """The refusal names those that there are."""
-    with pytest.raises(ValueError, match="there are tidegate, tidegate-2-workers, vllm-cache_aware"):
+    with pytest.raises(ValueError, match=r"there are tidegate, .*vllm-cache_aware"):
         contenders.start("nginx", PLACES, Environment(Path()), {})
 
 

@@ -2,8 +2,8 @@
 
 gRPC's event engine reads each server connection in threads of its own and hands what came to the
 completion queue's thread, which wakes ours: two changes of thread for each step of a stream. Its
-older listener lets the completion queue's thread read: one change less, a quarter of the CPU of a
-bare picker (``bench/bare_picker.py``; figures in ``docs/performance.md``).
+older listener lets the completion queue's thread read: one change less, and a sixth of the CPU of
+a bare picker (``bench/bare_picker.py``; figures in ``docs/performance.md``).
 
 Source: ``GRPC_EXPERIMENTS`` in gRPC's ``doc/environment_variables.md`` and
 ``src/core/lib/experiments/experiments.yaml``. A name that a later release does not know is logged

@@ -89,6 +89,7 @@ class Picker:
         self._settings = settings
         self._place = place
         self._bus: Bus | None = None
+        self._announced = False
         self._rng = random.Random()  # noqa: S311 - ties and jitter, not secrets
         # Alone, it makes no events: nobody would hear them.
         self._router = Router(
@@ -240,7 +241,7 @@ class Picker:
 
     @property
     def _ready(self) -> bool:
-        return self._watch.synced and not self._stop.is_set()
+        return self._announced and self._watch.synced and not self._stop.is_set()
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -300,6 +301,9 @@ class Picker:
 
     async def _announce(self, fleet: FleetClient) -> None:
         await fleet.ready.wait()
+        if self._bus is not None:
+            await self._bus.meet()
+        self._announced = True
         self._server.set_ready(ready=True)
 
 

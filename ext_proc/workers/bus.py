@@ -10,7 +10,9 @@ Laws:
    ``SILENT_S`` is as good as gone.
 4. The live worker with the lowest number leads: it alone reads pages and probes replicas, and all
    hear what it found. A worker that has just begun waits ``GRACE_S`` for those before it.
-5. A worker that begins asks the first sibling it meets for the prefix index, so that a restart
+5. Siblings are dialled once pools are known: what is said of replicas that are not known is lost.
+   A worker is ready when it has heard all that stood when it dialled.
+6. A worker that begins asks the first sibling it meets for the prefix index, so that a restart
    costs no affinity.
 """
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +33,7 @@ from ext_proc.telemetry.hub import PUSH
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
 from ext_proc.workers.encode import Encoder
 from ext_proc.workers.links import Inlet, Outlet, heartbeat, path_of
-from ext_proc.workers.news import Indexed, Probed
+from ext_proc.workers.news import Begun, Indexed, Probed
 from ext_proc.workers.records import framed
 
 if TYPE_CHECKING:
@@ -110,6 +113,10 @@ class Bus:
         }
         self._pushes: dict[int, set[str]] = {number: set() for number in self._inlets}
         """Endpoints that push to a sibling."""
+        self._met: set[int] = set()
+        """Siblings that have said all that stood when they were dialled."""
+        self._changed = asyncio.Event()
+        """Somebody was met or lost."""
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
         self._sent_at = float("-inf")
@@ -151,6 +158,15 @@ class Bus:
             await asyncio.sleep(TICK_S)
             self.tick()
 
+    async def meet(self) -> None:
+        """Dial all siblings and wait for what they say first, at most ``GRACE_S``."""
+        self.tick()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                while any(up.up and number not in self._met for number, up in self._inlets.items()):
+                    self._changed.clear()
+                    await self._changed.wait()
+
     def tick(self) -> None:
         """Dial who is gone, give up who is silent, and say that we live."""
         now = self._loop.time()
@@ -159,7 +175,7 @@ class Bus:
                 inlet.read()  # it may be we who were busy
                 if now - inlet.heard_at > SILENT_S:
                     inlet.close()
-            elif not inlet.up and inlet.dial(everything=self._fresh):
+            elif not inlet.up and self._router.pools and inlet.dial(everything=self._fresh):
                 self._fresh = False
         if self._encoder.full:
             self._outlet.renew()
@@ -215,7 +231,7 @@ class Bus:
         """Return what a new reader must know: names, open tickets, leases."""
         self.flush()  # to those who read already; the new one gets it all from the snapshot
         now, encoder, out = self._clock(), self._encoder, bytearray()
-        for event in self._snapshot():
+        for event in (*self._snapshot(), Begun()):
             part = bytearray()
             encoder.put(event, now, part)
             out += framed(part)
@@ -253,6 +269,9 @@ class Bus:
             self._router.siblings.follow(sibling, word, when or self._clock())
         elif isinstance(word, Judged):
             self._on_judged(word, self._clock())
+        elif isinstance(word, Begun):
+            self._met.add(sibling)
+            self._changed.set()
         elif isinstance(word, (Probed, Indexed)):
             word.take(self._router.conditions)
         elif isinstance(word, (Heard, Failed, Restarted, PushEnded)):
@@ -262,6 +281,8 @@ class Bus:
 
     def _lost(self, sibling: int) -> None:
         """Forget what a sibling had under way."""
+        self._met.discard(sibling)
+        self._changed.set()
         self._router.siblings.lost(sibling)
         for endpoint in self._pushes[sibling]:
             self._on_news(PushEnded(endpoint))

@@ -15,7 +15,7 @@ from ext_proc.routing.ledger import Charged, Settled
 from ext_proc.routing.prefix_index import Inserted
 from ext_proc.routing.types import EndpointKey, Reading, SequenceKey, Ticket
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
-from ext_proc.workers.news import Indexed, Probed
+from ext_proc.workers.news import Begun, Indexed, Probed
 from ext_proc.workers.records import (
     BLOCK_BYTES,
     CHARGED,
@@ -264,4 +264,5 @@ _WORDS: Final[dict[str, Callable[..., Word]]] = {
     "push-ended": lambda endpoint: PushEnded(_text(endpoint)),
     "probed": _probed,
     "indexed": _indexed,
+    "begun": Begun,
 }

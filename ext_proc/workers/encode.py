@@ -13,7 +13,7 @@ from ext_proc.routing.leases import Leased, Released
 from ext_proc.routing.ledger import Charged, Settled
 from ext_proc.routing.prefix_index import Inserted
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
-from ext_proc.workers.news import Indexed, Probed
+from ext_proc.workers.news import Begun, Indexed, Probed
 from ext_proc.workers.records import (
     CHARGED,
     INSERTED,
@@ -66,6 +66,7 @@ class Encoder:
             Judged: self._judged,
             Probed: self._probed,
             Indexed: self._probed,
+            Begun: self._begun,
         }
 
     @property
@@ -169,6 +170,9 @@ class Encoder:
             nan if bytes_per_s is None else bytes_per_s,
             began,
         )
+
+    def _begun(self, _: Begun, __: float, into: bytearray) -> None:
+        _json(into, ["begun"])
 
     def _probed(self, event: Probed | Indexed, _: float, into: bytearray) -> None:
         kind = "probed" if isinstance(event, Probed) else "indexed"

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from ext_proc.routing.types import EndpointKey
 
 
+class Begun(NamedTuple):
+    """All that stood at the beginning of a connection has been told."""
+
+
 class Probed(NamedTuple):
     """A replica was asked whether it is ready for a pool."""
 

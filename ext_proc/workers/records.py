@@ -21,9 +21,9 @@ from ext_proc.routing.types import Outcome
 if TYPE_CHECKING:
     from ext_proc.routing.siblings import Event
     from ext_proc.telemetry.news import News
-    from ext_proc.workers.news import Indexed, Probed
+    from ext_proc.workers.news import Begun, Indexed, Probed
 
-    Word = Event | News | Judged | Probed | Indexed
+    Word = Event | News | Judged | Probed | Indexed | Begun
     """What a record says."""
 
 VERSION: Final = 1

@@ -18,7 +18,7 @@ from ext_proc.workers import bus as module
 from ext_proc.workers import links
 from ext_proc.workers.bus import Bus, Place
 from ext_proc.workers.news import Probed
-from support.crew import POOL, decide, key, loads, router
+from support.crew import POOL, decide, key, loads, pool, router
 
 
 class Worker:
@@ -147,6 +147,25 @@ async def test_who_begins_later_learns_what_is_open(tmp_path):
         first.router.settle(leased.ticket, Outcome.DONE, 101.0)
         await crew.settle()
         assert len(again.router.siblings) == 0
+
+
+async def test_nobody_is_dialled_before_pools_are_known(tmp_path):
+    """A worker without pools could keep nothing of what stands; with them it meets its siblings."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, other = crew.workers.values()
+        decide(first.router, 100.0)
+        leased = decide(first.router, 100.0, sequence_id=7)
+        other.bus.close()
+        again = Worker(tmp_path, 1, 2, lambda: crew.now)
+        again.router.set_pools({}, 0.0)
+        crew.workers[1] = again
+        again.bus.open()
+        await crew.settle()
+        assert not again.bus.state()["siblings"]["0"]["connected"]
+        again.router.set_pools({POOL: pool(4)}, 1.0)
+        await again.bus.meet()
+        assert len(again.router.siblings) == 2
+        assert decide(again.router, 101.0, sequence_id=7).addresses == leased.addresses
 
 
 async def test_an_index_of_many_parts_arrives_whole(tmp_path, monkeypatch):

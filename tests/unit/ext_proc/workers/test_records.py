@@ -18,7 +18,7 @@ from ext_proc.routing.types import EndpointKey, Outcome, Reading, SequenceKey, T
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
 from ext_proc.workers.decode import Decoder
 from ext_proc.workers.encode import Encoder
-from ext_proc.workers.news import Indexed, Probed
+from ext_proc.workers.news import Begun, Indexed, Probed
 from ext_proc.workers.records import (
     INSERTED,
     JSON,
@@ -76,6 +76,7 @@ events = st.one_of(
     st.builds(Restarted, texts),
     st.builds(Failed, texts, st.integers(0, 1000)),
     st.builds(PushEnded, texts),
+    st.just(Begun()),
     st.builds(Probed, texts, keys, st.booleans()),
     st.builds(Indexed, texts, keys, st.none() | texts),
     st.builds(Judged, texts, keys, st.sampled_from(Verdict), maybe, maybe, maybe, st.booleans()),

@@ -161,10 +161,11 @@ async def _run_cell(
     scale = prepared.kind.scale
     at = workloads.times(prepared, cell.load, seconds, cell.seed)
     sent = workloads.requests(prepared.workload.jobs[: len(at)], f"seed {cell.seed}", cell.api)
+    # Before the contender looks at them: counters that fall are a restart to who watches.
+    await fleet.reset()
     async with contenders.start(
         cell.contender, fleet.places, context.environment, ROUTING
     ) as running:
-        await fleet.reset()
         load = Plan(
             running.address,
             which=range(len(sent)),

@@ -119,7 +119,7 @@ def cells(context: Context, names: Sequence[str]) -> list[Cell]:
 async def run(context: Context) -> dict[str, Any]:
     """Run everything; returns rows and what they were run on."""
     names = available(context)
-    seconds = context.seconds or context.pick(12.0, 30.0)
+    seconds = context.seconds or context.pick(10.0, 30.0)
     plan = cells(context, names)
     prepared: dict[str, Prepared] = {}
     rows: list[dict[str, Any]] = []

@@ -287,7 +287,8 @@ async def test_rounds(replica):
     await asyncio.wait_for(seen.wait(), 10)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert all(target.timer.cancelled() for target in scraper._targets.values())
+    timers = [target.timer for target in scraper._targets.values()]
+    assert all(timer is None or timer.cancelled() for timer in timers)
 
 
 async def test_only_within_run():

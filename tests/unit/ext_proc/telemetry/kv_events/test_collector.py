@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import socket
 import struct
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import structlog
@@ -83,6 +84,15 @@ class Made:
 
     def endpoints(self, state):
         return self.registry.get_sample_value("tidegate_picker_kv_endpoints", {"state": state})
+
+
+def pair_of_ports():
+    """Return a port that is free, and so is the next one."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as one:
+            port = one.getsockname()[1]
+            with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+                return port
 
 
 @pytest.fixture
@@ -206,8 +216,8 @@ async def test_a_restarted_engine_begins_anew(made):
 async def test_engines_of_one_endpoint_are_one_cache(made):
     """Data-parallel engines publish on consecutive ports; each is followed by itself."""
     first, second = KvCache(SIZE), KvCache(SIZE, maps=False, as_bytes=True)
-    async with KvEngine(first) as one:
-        events, replay = (int(each.rpartition(":")[2]) for each in (one.address, one.replay))
+    events, replay = pair_of_ports(), pair_of_ports()
+    async with KvEngine(first, events, replay) as one:
         async with KvEngine(second, events + 1, replay + 1):
             made.follow(KvEvents(one.address, one.replay, 2, "kv@", "m"))
             await made.until(lambda: made.sink.index.is_exact(R1))

@@ -23,7 +23,7 @@ import orjson
 
 from bench.peers.contenders import NAMES
 from bench.peers.environment import ROOT, Environment, prepare
-from bench.report.write import fill, write_report
+from bench.report.write import around, fill, write_report
 from bench.suites.context import Context, machine
 from bench.suites.workloads import KINDS
 from tidegate import logs
@@ -48,7 +48,7 @@ WITH_PEERS: Final = ("throughput", "fleet")
 
 
 class UsageError(ValueError):
-    """Options that name nothing known; the text says what there is."""
+    """Options that do not hold; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Options:
     """What is asked for.
 
     Raises:
-        UsageError: A suite or a contender is unknown.
+        UsageError: A name is unknown, or the page is not one to write into.
     """
 
     suites: Sequence[str] = ()
@@ -74,7 +74,12 @@ class Options:
     """A page that is to hold the results between its markers."""
 
     def __post_init__(self) -> None:
-        """Check names."""
+        """Check names, and the page before hours are spent."""
+        if self.docs is not None:
+            try:
+                around(self.docs)
+            except (OSError, ValueError) as error:
+                raise UsageError(str(error)) from None
         for given, known, what in (
             (self.suites, LIMITS, "suite"),
             (self.contenders, NAMES, "contender"),

@@ -54,9 +54,12 @@ class Section:
 
 
 def sections(results: Mapping[str, Any]) -> list[Section]:
-    """Return a section per suite that was run."""
+    """Return a section per suite that was run, in the order of the suites."""
     made = []
-    for name, suite in results["suites"].items():
+    for name in _WRITERS:
+        suite = results["suites"].get(name)
+        if suite is None:
+            continue
         section = Section(name)
         section.text.append(
             f"`{suite['command']}`, {suite['date']}, {suite['took_s']:.0f} s, {suite['form']} form."

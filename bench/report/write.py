@@ -56,11 +56,7 @@ def fill(results: Mapping[str, Any], page: Path) -> list[Path]:
         OSError: They cannot be read or written.
         ValueError: The page has no markers.
     """
-    text = page.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} has no lines {BEGIN} and {END} to write between")
+    before, after = around(page)
     found = sections(results)
     images, note = _drawn(found)
     folder = page.with_suffix("")
@@ -71,6 +67,20 @@ def fill(results: Mapping[str, Any], page: Path) -> list[Path]:
     )
     page.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}", encoding="utf-8")
     return [page]
+
+
+def around(page: Path) -> tuple[str, str]:
+    """Return what stands before and behind a page's markers.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It has no markers.
+    """
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no lines {BEGIN} and {END} to write between")
+    return before, after
 
 
 def _drawn(found: Sequence[Section]) -> tuple[dict[int, list[tuple[str, bytes]]], str]:

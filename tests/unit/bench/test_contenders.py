@@ -79,6 +79,16 @@ def test_unknown_names_are_usage_errors() -> None:
     assert sum(quick for quick, _ in LIMITS.values()) < 20 * 60
 
 
+def test_a_page_without_markers_is_refused_at_once(tmp_path: Path) -> None:
+    """Nobody measures for hours to hear that the results have no place."""
+    page = tmp_path / "page.md"
+    with pytest.raises(UsageError, match="No such file"):
+        Options(docs=page)
+    page.write_text("text")
+    with pytest.raises(UsageError, match="has no lines"):
+        Options(docs=page)
+
+
 def test_arrivals_have_the_wanted_rate() -> None:
     """A slice's own pace does not matter: 2 per emulated second at half load, 4 times faster."""
     jobs = [Job(n, n * 0.01, 10, 5, ()) for n in range(1_000)]

@@ -56,7 +56,7 @@ class Section:
 def sections(results: Mapping[str, Any]) -> list[Section]:
     """Return a section per suite that was run, in the order of the suites."""
     made = []
-    for name in _WRITERS:
+    for name, write in _WRITERS.items():
         suite = results["suites"].get(name)
         if suite is None:
             continue
@@ -67,7 +67,7 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
         if "failed" in suite:
             section.text.append(f"FAILED: {suite['failed']}")
         else:
-            _WRITERS[name](suite, section)
+            write(suite, section)
         made.append(section)
     return made
 

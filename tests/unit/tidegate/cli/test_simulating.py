@@ -50,6 +50,7 @@ def test_the_trace_s_own_pace(capsys: pytest.CaptureFixture[str]) -> None:
         *("--trace", str(FIXTURES / "azure-conversation.csv"), "--load", "trace"),
         *("--policies", "oracle,prefix-affinity", "--seeds", "1", "--against", "oracle"),
         *("--fail-at", "5", "--join-at", "3", "--slow", "2", "--slow-start", "5"),
+        *("--pickers", "2", "--freeze-at", "2", "--freeze", "4"),
     )
     assert code == 0
     assert "mean vs oracle" in out

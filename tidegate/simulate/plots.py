@@ -71,7 +71,7 @@ def figure(report: Report, metric: str) -> Figure:
     axes.invert_yaxis()
     axes.set_title(report.workload, fontsize="medium", loc="left")
     axes.set_xlabel(f"{FIGURES[metric]}; whiskers: 95 % over {report.seeds} seeds")
-    axes.legend(fontsize="small")
+    drawn.legend(loc="outside upper right", fontsize="small", ncols=len(loads))
     axes.grid(axis="x", alpha=0.3)
     return drawn
 

@@ -4,8 +4,9 @@ A chapter becomes one table per load. Its first arm holds the policies that are 
 arms are yardsticks: the same traffic on another fleet or at another rate.
 
 Rates are shares of what least-in-flight sustains on the standard fleet of eight replicas, scaled
-by the number of replicas: finding it anew for a thousand replicas would take longer than the rest,
-and replicas that share nothing but a router scale by their number.
+by the number of replicas: finding it anew for a thousand replicas would take longer than the rest.
+A large fleet so has the same rate per replica. What shares nothing scales like that; a policy that
+finds histories by chance only, on one of eight, does not find them on one of a hundred.
 """
 
 from __future__ import annotations
@@ -145,7 +146,9 @@ def full() -> tuple[Chapter, ...]:
         Chapter(
             "hundred",
             "100 replicas, sessions",
-            "20,000 requests; the first three tenths fill the caches.",
+            "The first three tenths fill the caches. The rate per replica is that of eight; on eight"
+            " least-in-flight finds a history by chance now and then, here never, and is"
+            " overloaded.",
             Traffic("sessions", 20_000),
             (0.9,),
             (Arm(LARGE, Scenario(replicas=100, warmup=0.3)),),
@@ -155,7 +158,7 @@ def full() -> tuple[Chapter, ...]:
         Chapter(
             "hundred-mixed",
             "100 replicas, mixed sizes",
-            "20,000 requests.",
+            "The rate per replica is that of eight; least-in-flight holds it here too.",
             Traffic("mixed", 20_000),
             (0.9,),
             (Arm(LARGE, Scenario(replicas=100)),),
@@ -165,7 +168,7 @@ def full() -> tuple[Chapter, ...]:
         Chapter(
             "thousand",
             "1,000 replicas, sessions",
-            "40,000 requests; the first half fills the caches. Three seeds.",
+            "The first half fills the caches. The rate per replica is that of eight.",
             Traffic("sessions", 40_000),
             (0.9,),
             (Arm(HUGE, Scenario(replicas=1_000, warmup=0.5)),),

@@ -146,9 +146,8 @@ def full() -> tuple[Chapter, ...]:
         Chapter(
             "hundred",
             "100 replicas, sessions",
-            "The first three tenths fill the caches. The rate per replica is that of eight; on eight"
-            " least-in-flight finds a history by chance now and then, here never, and is"
-            " overloaded.",
+            "The first three tenths fill the caches. The rate per replica is that of eight;"
+            " least-in-flight finds histories by chance there, here it does not and is overloaded.",
             Traffic("sessions", 20_000),
             (0.9,),
             (Arm(LARGE, Scenario(replicas=100, warmup=0.3)),),

@@ -1,8 +1,8 @@
 """From a published batch's bytes (MessagePack) to events. Pure.
 
 Source: vLLM, ``vllm/distributed/kv_events.py``. It has written its structs as arrays, whose fields
-stand in a fixed order and grew at the end, and (0.32.0, recorded) as maps; a batch may be either and
-hold either. Here all of these are read, unknown fields and kinds of events are passed over, and
+stand in a fixed order and grew at the end, and (0.32.0, recorded) as maps; a batch may be either
+and hold either. Here all of these are read, unknown fields and kinds of events are passed over, and
 everything else that does not fit refuses the batch: what it said is lost then.
 """
 

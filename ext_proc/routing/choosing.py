@@ -124,7 +124,7 @@ class Chooser:
         prices, features = policy.prices(offer), offer.request.features
         if inference:
             if offer.ramp is not None:
-                prices = with_turns(offer, prices, offer.rng)
+                prices = with_turns(offer, prices, offer.rng, in_seconds=policy.in_seconds)
             if pool.prefer_zone or pool.model_needs or features.adapter is not None:
                 prices = wished_first(pool, features, offer.seats, prices, self._zone, offer.now)
         return silent_last(offer, prices) if self.silent else prices

@@ -7,7 +7,8 @@ the ramp is far enough it takes everything at once. So its share is drawn:
 1. Of the requests whose prompt no replica holds, each ramping replica is *called* with the
    probability ``f * c / sum(f * c)``: its ramped part of the seats' capacity.
 2. The called one comes first, unless it already has more to do, per capacity, than the others on
-   average. A ramping replica that is not called comes last.
+   average. A ramping replica that is not called comes last; where prices are seconds, its price
+   counts ``1 / f`` times instead, so that warm replicas are not overrun while new ones stand idle.
 3. A replica that holds part of the prompt that the others lack keeps its price: an affinity hit
    is worth the same on a young replica.
 4. Where all seats ramp there is nobody to spare them: prices stay as they are.
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from ext_proc.routing.policies.base import Offer
 
 
-def with_turns(offer: Offer, prices: Sequence[float], rng: Rng) -> Sequence[float]:
-    """Return the prices with ramping seats called first or put last; see the module's rules."""
+def with_turns(
+    offer: Offer, prices: Sequence[float], rng: Rng, *, in_seconds: bool = False
+) -> Sequence[float]:
+    """Return the prices with ramping seats called first or put back; see the module's rules."""
     ramp = offer.ramp
     if ramp is None or max(ramp) < 1.0:
         return prices
@@ -37,6 +40,8 @@ def with_turns(offer: Offer, prices: Sequence[float], rng: Rng) -> Sequence[floa
         if factor >= 1.0 or matched > offer.shared
         else first
         if index == called
+        else price / factor
+        if in_seconds
         else price + behind
         for index, (price, factor, matched) in enumerate(
             zip(prices, ramp, offer.matched, strict=True)

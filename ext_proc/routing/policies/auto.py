@@ -67,6 +67,7 @@ class Auto(Policy):
     """Affinity priced in seconds; keeps no state of its own."""
 
     everyone = False
+    in_seconds = True
     copies = True
 
     def prices(self, offer: Offer) -> Sequence[float]:

@@ -74,6 +74,9 @@ class Policy(Protocol):
     learns: ClassVar[bool] = False
     """It hears what became of its decisions: ``charged`` and ``settled``."""
 
+    in_seconds: ClassVar[bool] = False
+    """Its prices are seconds above 0, so twice the price is twice as bad."""
+
     def configure(self, pool: Pool) -> None:
         """Take the settings of the pool, before the first question and whenever they change."""
         del pool

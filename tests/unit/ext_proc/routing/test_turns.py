@@ -69,6 +69,23 @@ def test_a_busy_one_is_not_called() -> None:
     assert firsts(offer([1.0, 0.5], pending=[1.0, 3.0]), [1.0, 2.0])[1] == 0.0
 
 
+def test_overrun_warm_replicas_are_helped() -> None:
+    """Where prices are seconds a replica at a tenth is worth ten times its price, not never."""
+    made = offer([1.0, 0.1], pending=[60.0, 0.0])
+    for warm, shares in ((9.0, [1.0, 0.0]), (11.0, [0.0, 1.0])):
+        turned = with_turns(made, [warm, 1.0], Never(), in_seconds=True)
+        assert list(turned) == [warm, 10.0]
+        assert [price == min(turned) for price in turned] == [bool(each) for each in shares]
+
+
+class Never:
+    """Chance that calls nobody: the warm seats come last in the draw."""
+
+    def random(self) -> float:
+        """Return nearly 1."""
+        return 0.999
+
+
 def test_a_prompt_that_somebody_holds_is_nobodys_turn() -> None:
     """A cached request is not sent to a cold replica for the ramp's sake."""
     made = offer([1.0, 0.9], matched=[4, 0], blocks=5)

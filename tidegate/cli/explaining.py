@@ -96,8 +96,8 @@ def fetch(picker: str, pool: str | None) -> list[dict[str, Any]]:
     try:
         connection = http.client.HTTPConnection(picker, timeout=TIMEOUT_S)
         connection.request("GET", f"/debug/explain{query}")
-        response = connection.getresponse()
-        body = response.read(MAX_BYTES)
+        with connection.getresponse() as response:
+            body = response.read(MAX_BYTES)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise CliError(
             f"cannot reach a picker's debug page at {picker} ({error}); set --picker (or "

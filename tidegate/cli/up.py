@@ -11,8 +11,9 @@ from ext_proc.settings import MAX_WORKERS
 from tidegate.cli.errors import FAILED, OK, CliError
 from tidegate.cli.files import read_text
 from tidegate.cli.output import console
+from tidegate.stack.addresses import Addresses
 from tidegate.stack.assets import DemoExtraMissingError
-from tidegate.stack.local import Addresses, LocalStack
+from tidegate.stack.local import LocalStack
 from tidegate.stack.ports import HeldPorts
 from tidegate.stack.processes import Crash, CrashError
 from tidegate.stack.waiting import StackError

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from xds_server.protocol.messages import short_type
+from xds_server.protocol.publication import Problem
+
 if TYPE_CHECKING:
     from xds_server.protocol.messages import Standing
-    from xds_server.protocol.publication import Audience
+    from xds_server.protocol.publication import Audience, Run, Stage
     from xds_server.protocol.stream import DeltaStream, SotwStream
 
 
@@ -30,3 +33,23 @@ class Client:
     greeted: bool = False
     """It has asked for clusters."""
     left_at: float = 0.0
+
+    def holds_up(self, stage: Stage) -> bool:
+        """Tell whether the stage waits for its answer."""
+        pending = self.standing.state == "PENDING"
+        return pending and self.audience == stage.audience and not self.left
+
+    def has_veto(self, run: Run) -> bool:
+        """Tell whether its refusal counts: it was there at the beginning, and content."""
+        return self.connected <= run.started and not self.refusing
+
+    def problem(self) -> Problem | None:
+        """Return why it does not follow, ``None`` where nothing is known against it."""
+        standing = self.standing
+        short = short_type(standing.type_url)
+        if standing.state == "NACKED":
+            return Problem(self.node, "NACKED", short, standing.message)
+        if self.left == "STALLED" and standing.state == "PENDING":
+            words = f"has not acknowledged {short} within the stage's deadline"
+            return Problem(self.node, "STALLED", short, words)
+        return None

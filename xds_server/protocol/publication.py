@@ -16,6 +16,9 @@ STAGE_DEADLINE_S: Final = 15.0
 HOLD_DEADLINE_S: Final = 30.0
 MAX_STAGES: Final = 64
 
+SWITCH: Final = "switch"
+"""Label of the stage after which a publication is no longer abandoned."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -94,3 +97,11 @@ class Run:
     def following(self) -> Stage | None:
         """The stage that begins next."""
         return self.stages[self.index + 1] if self.index + 1 < len(self.stages) else None
+
+    def revocable(self, stage: Stage) -> bool:
+        """Tell whether a refusal in ``stage`` ends the publication."""
+        if stage.audience != "envoy" or stage.audience not in self.before:
+            return False
+        if stage.label == SWITCH:
+            return self.on_reject == "rollback"
+        return SWITCH in [found.label for found in self.stages[self.index + 1 :]]

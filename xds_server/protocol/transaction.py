@@ -37,6 +37,7 @@ from xds_server.protocol.client import Client
 from xds_server.protocol.messages import Response, short_type
 from xds_server.protocol.publication import (
     MAX_STAGES,
+    SWITCH,
     Audience,
     OnReject,
     Outcome,
@@ -74,9 +75,6 @@ REPORT_LAG_S: Final = 0.25
 
 BRIDGE_S: Final = 0.25
 """How long a client that came back late keeps what it may still use, once its routes follow."""
-
-SWITCH: Final = "switch"
-"""Label of the stage after which a publication is no longer abandoned."""
 
 
 class Publisher:
@@ -241,7 +239,7 @@ class Publisher:
     def _gate(self, run: Run, stage: Stage, now: float) -> Literal["pass", "wait", "abandon"]:
         late = now >= run.entered + stage.deadline_s
         awaited = self._clients.get(self._awaited)
-        if awaited is not None and self._holds_up(awaited, stage) and not (late or self._refused):
+        if awaited is not None and awaited.holds_up(stage) and not (late or self._refused):
             return "wait"  # most answers leave another one awaited: a look at one client tells
         self._refused = False
         waiting = False
@@ -251,7 +249,7 @@ class Publisher:
             standing = client.standing
             if standing.state == "NACKED" and standing.nacks > client.old_nacks:
                 client.left, client.left_at = "NACKED", now
-                if self._has_veto(client, run) and self._revocable(run, stage):
+                if client.has_veto(run) and run.revocable(stage):
                     return "abandon"
             elif standing.state == "PENDING":
                 if late:
@@ -259,23 +257,6 @@ class Publisher:
                 else:
                     waiting, self._awaited = True, client.number
         return "wait" if waiting else "pass"
-
-    @staticmethod
-    def _holds_up(client: Client, stage: Stage) -> bool:
-        pending = client.standing.state == "PENDING"
-        return pending and client.audience == stage.audience and not client.left
-
-    @staticmethod
-    def _has_veto(client: Client, run: Run) -> bool:
-        return client.connected <= run.started and not client.refusing
-
-    @staticmethod
-    def _revocable(run: Run, stage: Stage) -> bool:
-        if stage.audience != "envoy" or stage.audience not in run.before:
-            return False
-        if stage.label == SWITCH:
-            return run.on_reject == "rollback"
-        return SWITCH in [found.label for found in run.stages[run.index + 1 :]]
 
     def _may_begin(self, run: Run, stage: Stage, now: float) -> bool:
         graced = stage.grace_s > 0 and run.current is not None and bool(self._clients)
@@ -384,7 +365,7 @@ class Publisher:
     def _outcome(
         self, run: Run, state: Literal["done", "superseded", "abandoned", "waiting"], now: float
     ) -> Outcome:
-        problems = [p for p in map(self._problem, self._clients.values()) if p is not None]
+        problems = [p for c in self._clients.values() if (p := c.problem()) is not None]
         stage = run.current
         return Outcome(
             state,
@@ -399,13 +380,3 @@ class Publisher:
     def _follows(self, client: Client) -> bool:
         top = len(self._ladders[client.audience]) - 1
         return client.standing.state == "SYNCED" and client.rung == top
-
-    def _problem(self, client: Client) -> Problem | None:
-        standing = client.standing
-        short = short_type(standing.type_url)
-        if standing.state == "NACKED":
-            return Problem(client.node, "NACKED", short, standing.message)
-        if client.left == "STALLED" and standing.state == "PENDING":
-            words = f"has not acknowledged {short} within the stage's deadline"
-            return Problem(client.node, "STALLED", short, words)
-        return None

@@ -16,9 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import structlog
@@ -27,19 +25,12 @@ from grpc_health.v1._async import HealthServicer
 
 from protos.names import PICKER_NODE_CLUSTER
 from protos.tidegate.fleet.v1 import report_pb2_grpc
+from xds_server.connection import ClientView, Connection, Variant
 from xds_server.protocol import wire
-from xds_server.protocol.messages import ProtocolError, Response, TypeView, short_type
+from xds_server.protocol.messages import ProtocolError, short_type
 from xds_server.protocol.stream import DeltaStream, SotwStream
-from xds_server.protocol.transaction import (
-    Audience,
-    OnReject,
-    Outcome,
-    Plan,
-    Problem,
-    Publisher,
-    Run,
-    Stage,
-)
+from xds_server.protocol.transaction import Publisher
+from xds_server.publication import Publication
 from xds_server.reports import PickerReports
 
 if TYPE_CHECKING:
@@ -47,10 +38,11 @@ if TYPE_CHECKING:
 
     from xds_server.fleet.findings import Findings
     from xds_server.observability import XdsMetrics
+    from xds_server.protocol.publication import Audience, OnReject, Outcome, Plan, Run
     from xds_server.protocol.snapshot import Snapshot
     from xds_server.protocol.transaction import Sent
 
-__all__ = ["AdsServer", "ClientView", "Outcome", "Problem", "Publication", "Stage"]
+__all__ = ["AdsServer"]
 
 MAX_STREAMS: Final = 4096
 """ADS streams at a time; further ones get RESOURCE_EXHAUSTED."""
@@ -81,66 +73,6 @@ SERVER_OPTIONS: Final = (
 _STOPPING: Final = "the control server stops"
 _log = structlog.get_logger(__name__)
 
-Variant = Literal["sotw", "delta"]
-
-
-@dataclass(frozen=True, slots=True)
-class ClientView:
-    """One connected client, for status pages."""
-
-    node: str
-    kind: Audience
-    protocol: Variant
-    peer: str
-    connected_s: float
-    types: tuple[TypeView, ...]
-
-
-@dataclass(slots=True)
-class _Connection:
-    number: int
-    variant: Variant
-    peer: str
-    since: float
-    stream: SotwStream | DeltaStream
-    node: str = ""
-    audience: Audience = "envoy"
-    known: bool = False
-    outbox: deque[Response] = field(default_factory=deque)
-    filled: asyncio.Event = field(default_factory=asyncio.Event)
-    drained: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class Publication:
-    """A publication under way; returned by ``AdsServer.publish``."""
-
-    def __init__(self, run: Run, outcome: Callable[[Run], Outcome]) -> None:
-        self._run = run
-        self._outcome = outcome
-        self._ended = asyncio.Event()
-
-    @property
-    def outcome(self) -> Outcome:
-        """How it stands now, or how it ended."""
-        return self._outcome(self._run)
-
-    @property
-    def ended(self) -> bool:
-        """It is no longer under way; cheaper to ask than its outcome."""
-        return self._run.outcome is not None
-
-    async def wait(self, timeout_s: float | None = None) -> Outcome:
-        """Wait for the end; after ``timeout_s`` seconds return how it stands ("waiting")."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._ended.wait()
-        except TimeoutError:
-            pass
-        return self.outcome
-
-    def _end(self) -> None:
-        self._ended.set()
-
 
 class AdsServer:
     """Serves what is published to Envoys and pickers.
@@ -154,7 +86,7 @@ class AdsServer:
         self._metrics = metrics
         self._clock = clock
         self._publisher = Publisher()
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
         # Nonces of one server's life mean nothing to the next.
         self._epoch = f"{time.time_ns():x}"
@@ -272,7 +204,7 @@ class AdsServer:
         ended = [p for p in self._running if p.ended]
         for publication in ended:
             self._running.remove(publication)
-            publication._end()  # noqa: SLF001 - the other half of this module's own class
+            publication.end()
             outcome = publication.outcome
             self._metrics.published(outcome.state, outcome.elapsed_s or 0.0)
             _log.info(
@@ -341,7 +273,7 @@ class AdsServer:
         if len(self._connections) >= MAX_STREAMS:
             text = f"{MAX_STREAMS} streams are open already"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        connection = _Connection(number, variant, context.peer(), self._clock(), stream)
+        connection = Connection(number, variant, context.peer(), self._clock(), stream)
         self._connections[number] = connection
         reader = asyncio.create_task(self._read(context, connection))
         tasks = (
@@ -361,7 +293,7 @@ class AdsServer:
             self._forget(connection)
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _end(self, context: Any, connection: _Connection, reader: asyncio.Task[None]) -> None:
+    async def _end(self, context: Any, connection: Connection, reader: asyncio.Task[None]) -> None:
         try:
             reader.result()
         except ProtocolError as error:
@@ -372,7 +304,7 @@ class AdsServer:
                 grpc.StatusCode.DEADLINE_EXCEEDED, f"no request within {FIRST_REQUEST_S:g} s"
             )
 
-    async def _read(self, context: Any, connection: _Connection) -> None:
+    async def _read(self, context: Any, connection: Connection) -> None:
         async with asyncio.timeout(FIRST_REQUEST_S):
             request = await context.read()
         while request is not grpc.aio.EOF:
@@ -385,7 +317,7 @@ class AdsServer:
                 await connection.drained.wait()
             request = await context.read()
 
-    async def _write(self, context: Any, connection: _Connection) -> None:
+    async def _write(self, context: Any, connection: Connection) -> None:
         encode = wire.write_sotw if connection.variant == "sotw" else wire.write_delta
         while True:
             await connection.filled.wait()
@@ -394,7 +326,7 @@ class AdsServer:
                 await context.write(encode(connection.outbox.popleft()))
                 connection.drained.set()
 
-    def _introduce(self, connection: _Connection, node: wire.Node) -> None:
+    def _introduce(self, connection: Connection, node: wire.Node) -> None:
         connection.node = node.id
         connection.audience = "picker" if node.cluster == PICKER_NODE_CLUSTER else "envoy"
         connection.known = True
@@ -410,7 +342,7 @@ class AdsServer:
             peer=connection.peer,
         )
 
-    def _take(self, connection: _Connection, request: Any) -> None:
+    def _take(self, connection: Connection, request: Any) -> None:
         sent, verdict = self._publisher.request(connection.number, request, self._clock())
         if verdict is not None and verdict.accepted:
             self._metrics.acked(verdict.type_url, verdict.waited_s)
@@ -424,7 +356,7 @@ class AdsServer:
             )
         self._dispatch(sent)
 
-    def _forget(self, connection: _Connection) -> None:
+    def _forget(self, connection: Connection) -> None:
         del self._connections[connection.number]
         if connection.known:
             self._metrics.stream_closed(connection.audience, connection.variant)

@@ -18,8 +18,9 @@ from protos.names import CLUSTER_TYPE, LISTENER_TYPE, PICKER_NODE_CLUSTER, POOL_
 from protos.tidegate.fleet.v1 import report_pb2, report_pb2_grpc
 from xds_server import service
 from xds_server.observability import XdsMetrics
+from xds_server.protocol.publication import Stage
 from xds_server.protocol.snapshot import Snapshot
-from xds_server.service import AdsServer, Stage
+from xds_server.service import AdsServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -22,17 +22,9 @@ import structlog
 
 from xds_server.fleet import change as changes_of
 from xds_server.fleet.diff import diff
-from xds_server.fleet.fallback import fallen_back
+from xds_server.fleet.fallback import fallen_back, led_back
 from xds_server.fleet.load import check, load_text
-from xds_server.fleet.revision import (
-    MAX_AUTHOR_CHARS,
-    MAX_REASON_CHARS,
-    FileState,
-    Revision,
-    State,
-    next_incarnations,
-    text_hash,
-)
+from xds_server.fleet.revision import FileState, Revision, State, following, text_hash
 from xds_server.fleet.store import StoreError
 from xds_server.operation import MAX_TIMEOUT_S, Busy, Change, Options, told
 from xds_server.rollout import Rollout
@@ -279,13 +271,13 @@ class Control:
         change, published = await asyncio.shield(task)
         if not options.wait or published is None:
             return change
-        return await self._waited(change, published, began, options.timeout_s)
+        outcome = await published.wait(options.timeout_s, self._monotonic_s)
+        # A publication that ended before the call took none of the caller's time.
+        ended = None if outcome.elapsed_s is None else self._monotonic_s() - began
+        return Change(change.revision, change.changes, outcome, ended)
 
     async def _take_turn(
-        self,
-        step: Callable[[Fleet | None], Fleet],
-        options: Options,
-        file: FileState | None,
+        self, step: Callable[[Fleet | None], Fleet], options: Options, file: FileState | None
     ) -> tuple[Change, Published | None]:
         async with self._turn:
             await self._go_back()
@@ -297,7 +289,9 @@ class Control:
                 if file is not None and not options.dry_run:
                     await self._remember(file)
                 return Change(self.revision, ()), self._rollout.newest
-            state = self._next_state(fleet, lines, options, file)
+            at, number = self._unix_ms(), self.revision + 1
+            revision = Revision(number, at, options.author, options.reason, lines)
+            state = following(self._state, fleet, revision, file)
             # Built once before anything is kept: what cannot be published is never stored.
             planned = await asyncio.to_thread(self._rollout.plan, state, self._rollout.reached())
             if options.dry_run:
@@ -321,51 +315,11 @@ class Control:
             changes=len(state.revision.changes),
         )
 
-    async def _waited(
-        self, change: Change, published: Published, began: float, timeout_s: float
-    ) -> Change:
-        called = self._monotonic_s()
-        while True:
-            left = max(0.0, called + timeout_s - self._monotonic_s())
-            outcome = await published.publication.wait(left)
-            newer = published.next
-            if outcome.state != "superseded" or newer is None:
-                break
-            # A newer revision contains this change: its acknowledgement is this one's too.
-            published = newer
-        # A publication that ended before the call took none of the caller's time.
-        ended = None if outcome.elapsed_s is None else self._monotonic_s() - began
-        return Change(change.revision, change.changes, outcome, ended)
-
     def _merged(self, file: FileState, live: Fleet | None) -> Fleet:
         if live is None or self._state is None:
             return file.fleet
         last = None if self._state.file is None else self._state.file.fleet
         return changes_of.merge(last, file.fleet, live)
-
-    def _next_state(
-        self, fleet: Fleet, lines: tuple[str, ...], options: Options, file: FileState | None
-    ) -> State:
-        old, now = self._state, self._unix_ms()
-        number = self.revision + 1
-        return State(
-            Revision(
-                number,
-                now,
-                options.author[:MAX_AUTHOR_CHARS],
-                options.reason[:MAX_REASON_CHARS],
-                lines,
-            ),
-            fleet,
-            next_incarnations(
-                None if old is None else old.fleet,
-                {} if old is None else old.incarnations,
-                fleet,
-                number,
-                now,
-            ),
-            file if file is not None or old is None else old.file,
-        )
 
     async def _remember(self, file: FileState) -> None:
         await asyncio.to_thread(self._store.remember_file, file)
@@ -421,14 +375,8 @@ class Control:
         membership = all(problem.type != "EDS" for problem in outcome.problems)
         fleet = fallen_back(good.fleet, here.fleet, membership=membership)
         why = f"revision {number} was {words}"
-        options = Options(GOES_BACK, f"back to revision {good.revision.number}: {why}")
-        # The file was seen, but what it says is not what edits are compared with.
-        file = here.file and good.file and FileState(here.file.text_hash, good.file.fleet)
-        state = self._next_state(fleet, diff(here.fleet, fleet), options, file)
-        # A replica that never was away for pickers comes back as the one that it was.
-        before = next_incarnations(good.fleet, good.incarnations, fleet, self.revision + 1, 0)
-        returned = {e: one for e, one in before.items() if good.incarnations.get(e) == one}
-        state = State(state.revision, fleet, {**state.incarnations, **returned}, state.file)
+        reason = f"back to revision {good.revision.number}: {why}"
+        state = led_back(good, here, fleet, GOES_BACK, reason, self._unix_ms())
         await self._keep(state)
         refused.answered = True
         self.refusal = f"{why}; revision {state.revision.number} leads back"

@@ -19,6 +19,8 @@ from xds_server.resources.stages import plan, widened
 from xds_server.resources.view import View
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from xds_server.fleet.findings import Told
     from xds_server.fleet.revision import State
     from xds_server.protocol.transaction import Stage
@@ -51,6 +53,24 @@ class Published:
     def refused(self) -> bool:
         """Clients refused it, and nothing was done about that yet."""
         return not self.answered and self.outcome.state == "abandoned"
+
+    async def wait(self, timeout_s: float, clock: Callable[[], float]) -> Outcome:
+        """Wait for its end, or for that of the newer state which took its place.
+
+        A newer state contains this one's change: its acknowledgement is this one's too.
+
+        Args:
+            timeout_s: After so long the outcome is how it stands then.
+            clock: Monotonic seconds.
+        """
+        called, published = clock(), self
+        while True:
+            left = max(0.0, called + timeout_s - clock())
+            outcome = await published.publication.wait(left)
+            newer = published.next
+            if outcome.state != "superseded" or newer is None:
+                return outcome
+            published = newer
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,15 @@ Laws:
 2. A drain is never undone by a refusal, and neither is an endpoint's coming or going - unless the
    refusal was about endpoints, or the accepted fleet could not stand with it.
 3. What comes back keeps the rules of a fleet.
+4. A replica that pickers never lost comes back as the one that it was.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xds_server.fleet.diff import diff
+from xds_server.fleet.revision import FileState, Revision, State, following, next_incarnations
 from xds_server.fleet.rules import problems
 
 if TYPE_CHECKING:
@@ -34,6 +37,27 @@ def fallen_back(good: Fleet, refused: Fleet, *, membership: bool) -> Fleet:
         if joined != refused and not problems(joined):
             return joined
     return good if problems(drained) else drained
+
+
+def led_back(good: State, here: State, fleet: Fleet, author: str, reason: str, now: int) -> State:
+    """Return the state that leads back after a refusal, as the revision after ``here``.
+
+    Args:
+        good: The last state that was accepted.
+        here: The state in force; it or one before it was refused.
+        fleet: What should be in force, see ``fallen_back``.
+        author: Who leads back.
+        reason: Why.
+        now: Unix milliseconds.
+    """
+    # The file was seen, but what it says is not what edits are compared with.
+    file = here.file and good.file and FileState(here.file.text_hash, good.file.fleet)
+    number = here.revision.number + 1
+    revision = Revision(number, now, author, reason, diff(here.fleet, fleet))
+    state = following(here, fleet, revision, file)
+    before = next_incarnations(good.fleet, good.incarnations, fleet, number, 0)
+    returned = {e: one for e, one in before.items() if good.incarnations.get(e) == one}
+    return State(state.revision, state.fleet, {**state.incarnations, **returned}, state.file)
 
 
 def _with(good: Fleet, refused: Fleet, step: Callable[[Pool, Pool], Pool]) -> Fleet:

@@ -12,7 +12,7 @@ Laws:
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -90,6 +90,39 @@ def next_incarnations(
         else (number, joined)
         for endpoint, here in _addresses(new).items()
     }
+
+
+def following(
+    state: State | None,
+    fleet: Fleet,
+    revision: Revision,
+    file: FileState | None,
+) -> State:
+    """Return the state that a revision makes of the one before it.
+
+    Args:
+        state: The state before; ``None`` for the first.
+        fleet: The fleet of the revision.
+        revision: The revision; its author and reason are cut to their bounds.
+        file: The file that it came from; ``None`` = the one taken over last stays.
+    """
+    number, now = revision.number, revision.at_unix_ms
+    return State(
+        replace(
+            revision,
+            author=revision.author[:MAX_AUTHOR_CHARS],
+            reason=revision.reason[:MAX_REASON_CHARS],
+        ),
+        fleet,
+        next_incarnations(
+            None if state is None else state.fleet,
+            {} if state is None else state.incarnations,
+            fleet,
+            number,
+            now,
+        ),
+        file if file is not None or state is None else state.file,
+    )
 
 
 def _addresses(fleet: Fleet) -> dict[str, tuple[str | None, str | None]]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -44,6 +46,20 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def commit() -> str:
+    """Return the commit of the checkout, empty outside of one."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    told = subprocess.run(  # noqa: S603 - fixed words
+        [git, "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return told.stdout.strip()
+
+
 def main() -> int:
     """Run the suite and write what was asked for."""
     args = arguments()
@@ -66,6 +82,8 @@ def main() -> int:
         )
     sections = suite.sections()
     text = markdown(sections)
+    if made_of := commit():
+        text = f"Made at commit {made_of}.\n\n{text}"
     made = reports(sections)
     (args.out / "results.md").write_text(text + "\n", "utf-8")
     (args.out / "results.json").write_text(json.dumps([as_json(each) for each in made]), "utf-8")

@@ -19,8 +19,9 @@ from ext_proc.feedback.fold import Feedback
 from ext_proc.feedback.metrics import FeedbackMetrics
 from ext_proc.feedback.service import LogService
 from ext_proc.feedback.wire import entries_of
+from ext_proc.routing.pool_settings import Outlier
 from ext_proc.routing.router import Router
-from ext_proc.routing.types import Endpoint, EndpointKey, Outlier, Pool, Variant
+from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable

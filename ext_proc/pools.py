@@ -11,17 +11,8 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.constraints import AdapterMode, GpuWeights, LearnedSettings, ModelNeeds
-from ext_proc.routing.types import (
-    BodyMode,
-    CustomMetric,
-    Endpoint,
-    EndpointKey,
-    KvEvents,
-    Outlier,
-    Pool,
-    SlowStart,
-    Variant,
-)
+from ext_proc.routing.pool_settings import CustomMetric, Outlier, SlowStart
+from ext_proc.routing.types import BodyMode, Endpoint, EndpointKey, KvEvents, Pool, Variant
 from ext_proc.telemetry.dialects.custom import DECLARABLE
 from protos.tidegate.fleet.v1 import pool_pb2
 

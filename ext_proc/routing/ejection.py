@@ -34,7 +34,8 @@ from ext_proc.routing.estimates import Estimate
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from ext_proc.routing.types import EndpointKey, Outlier, Pool
+    from ext_proc.routing.pool_settings import Outlier
+    from ext_proc.routing.types import EndpointKey, Pool
 
 MAX_EJECTION_S: Final = 300.0
 GOOD_TO_CLOSE: Final = 2

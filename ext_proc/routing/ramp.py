@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ext_proc.routing.types import SlowStart
+    from ext_proc.routing.pool_settings import SlowStart
 
 MIN_AGE_S: Final = 1.0
 """Envoy's floor of the age; it also covers a joining time that a skewed clock puts ahead."""

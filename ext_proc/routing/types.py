@@ -19,6 +19,13 @@ from ext_proc.routing.constraints import (
     LearnedSettings,
     ModelNeeds,
 )
+from ext_proc.routing.pool_settings import (
+    USUAL_OUTLIER,
+    USUAL_SLOW_START,
+    CustomMetric,
+    Outlier,
+    SlowStart,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,45 +103,6 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class CustomMetric:
-    """A series that the fleet file declares to say something that readings have."""
-
-    field: str
-    """Field of ``Reading``."""
-    metric: str
-    labels: tuple[tuple[str, str], ...] = ()
-    """The series must have these."""
-    scale: float = 1.0
-    """The value is multiplied by it, e.g. 0.01 for percent."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlowStart:
-    """Envoy's ramp: ``max(min_weight, (age / window) ** (1 / aggression))``."""
-
-    window_s: float = 0.0
-    aggression: float = 1.0
-    min_weight: float = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Outlier:
-    """When a replica that fails is left alone, and for how long; see ``ejection``."""
-
-    consecutive_failures: int = 3
-    interval_s: float = 5.0
-    """Time in which a result loses two thirds of its weight in the share of failures."""
-    base_ejection_s: float = 10.0
-    max_percent: int = 50
-    failure_percent: float = 50.0
-    """0 = shares eject nobody."""
-    latency_factor: float = 0.0
-    """How many times later than its peers' first bytes; 0 = slowness ejects nobody."""
-    frozen_after_s: float = 30.0
-    """0 = standing still ejects nobody."""
-
-
-@dataclass(frozen=True, slots=True)
 class Pool:
     """What the picker knows about one pool."""
 
@@ -161,10 +129,10 @@ class Pool:
     sequence_idle_s: float = 60.0
     load_factor: float = 1.5
     max_body_bytes: int = 4 * 2**20
-    slow_start: SlowStart = SlowStart()
+    slow_start: SlowStart = USUAL_SLOW_START
     per_endpoint_in_flight: int = 0
     """Most requests in flight on one endpoint; 0 = no limit."""
-    outlier: Outlier = Outlier()
+    outlier: Outlier = USUAL_OUTLIER
     probe_interval_s: float = 5.0
     custom_metrics: tuple[CustomMetric, ...] = ()
     """Series of the replicas' pages that are declared, not known by a dialect."""

@@ -18,7 +18,8 @@ from ext_proc.telemetry.dialects.triton import Counters
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ext_proc.routing.types import CustomMetric, Reading
+    from ext_proc.routing.pool_settings import CustomMetric
+    from ext_proc.routing.types import Reading
 
 __all__ = [
     "BadPage",

@@ -17,7 +17,7 @@ from ext_proc.telemetry.dialects.page import Families, ModelVersion, Sample, mea
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ext_proc.routing.types import CustomMetric
+    from ext_proc.routing.pool_settings import CustomMetric
 
 COUNTS: Final = frozenset({"queued", "running", "reused_blocks"})
 SHARES: Final = frozenset({"kv_used", "gpu_used", "gpu_memory_used"})

@@ -8,7 +8,8 @@ import pytest
 
 from ext_proc.pools import MAX_ENDPOINTS, MAX_NEEDS, MAX_VARIANTS, PoolError, pool_of
 from ext_proc.routing.constraints import GpuWeights, LearnedSettings, ModelNeeds
-from ext_proc.routing.types import Endpoint, EndpointKey, Outlier, Pool, SlowStart, Variant
+from ext_proc.routing.pool_settings import Outlier, SlowStart
+from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Variant
 from protos.tidegate.fleet.v1 import pool_pb2
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.offers import CHARS_PER_TOKEN
+from ext_proc.routing.pool_settings import SlowStart
 from ext_proc.routing.router import Router
 from ext_proc.routing.types import (
     Endpoint,
@@ -17,7 +18,6 @@ from ext_proc.routing.types import (
     Reading,
     Refusal,
     Request,
-    SlowStart,
     Ticket,
     Variant,
 )

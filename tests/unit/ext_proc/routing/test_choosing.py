@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ext_proc.routing.types import Decision, SlowStart
+from ext_proc.routing.pool_settings import SlowStart
+from ext_proc.routing.types import Decision
 
 if TYPE_CHECKING:
     from .conftest import Build

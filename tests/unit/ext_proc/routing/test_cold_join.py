@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ext_proc.routing.pool_settings import SlowStart
 from ext_proc.routing.ramp import factor
-from ext_proc.routing.types import Decision, Outcome, SlowStart
+from ext_proc.routing.types import Decision, Outcome
 
 if TYPE_CHECKING:
     from ext_proc.routing.router import Router

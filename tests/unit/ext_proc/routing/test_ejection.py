@@ -13,7 +13,8 @@ from ext_proc.routing.ejection import (
     Ejection,
     Phase,
 )
-from ext_proc.routing.types import EndpointKey, Outlier
+from ext_proc.routing.pool_settings import Outlier
+from ext_proc.routing.types import EndpointKey
 
 RULES = Outlier(consecutive_failures=3, base_ejection_s=10.0, frozen_after_s=30.0)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ext_proc.routing.pool_settings import SlowStart
 from ext_proc.routing.ramp import factor
-from ext_proc.routing.types import SlowStart
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ext_proc.routing.ledger import Charged, EndpointRemoved, Ledger, Settled
 from ext_proc.routing.policies import POLICIES
+from ext_proc.routing.pool_settings import SlowStart
 from ext_proc.routing.prefix_index import Inserted, PrefixIndex, Purged
 from ext_proc.routing.types import (
     Decision,
@@ -23,7 +24,6 @@ from ext_proc.routing.types import (
     Refusal,
     RefusalKind,
     Request,
-    SlowStart,
     Variant,
 )
 

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from ext_proc.pools import MAX_CUSTOM as MOST_TAKEN
 from ext_proc.pools import PoolError, pool_of
-from ext_proc.routing.types import CustomMetric
+from ext_proc.routing.pool_settings import CustomMetric
 from ext_proc.routing.types import KvEvents as PickerKvEvents
 from ext_proc.telemetry.dialects.custom import DECLARABLE
 from protos.tidegate.fleet.v1 import pool_pb2

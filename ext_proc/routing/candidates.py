@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.draw import Rng
     from ext_proc.routing.policies.base import Offer
-    from ext_proc.routing.prefix_index import PrefixIndex, Steps
+    from ext_proc.routing.prefix_index import PrefixIndex
+    from ext_proc.routing.prefix_table import Steps
     from ext_proc.routing.roster import Seat
     from ext_proc.routing.types import EndpointKey
 

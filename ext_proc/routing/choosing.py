@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from ext_proc.routing.draw import Rng
     from ext_proc.routing.leases import Leases
     from ext_proc.routing.policies import Offer, Policy
-    from ext_proc.routing.prefix_index import PrefixIndex, Steps
+    from ext_proc.routing.prefix_index import PrefixIndex
+    from ext_proc.routing.prefix_table import Steps
     from ext_proc.routing.roster import Roster, Seat
     from ext_proc.routing.types import Pool, Request
 

@@ -26,10 +26,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ext_proc.routing import prefix_index
-from ext_proc.routing.prefix_index import PrefixIndex, Steps
+from ext_proc.routing.prefix_index import PrefixIndex
 from ext_proc.routing.prefix_uses import Told, Use
 
 if TYPE_CHECKING:
+    from ext_proc.routing.prefix_table import Steps
     from ext_proc.routing.prefix_uses import Holder
     from ext_proc.routing.types import EndpointKey
 

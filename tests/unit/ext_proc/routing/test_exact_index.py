@@ -19,7 +19,8 @@ from ext_proc.routing.exact_index import (
     Stored,
     Telling,
 )
-from ext_proc.routing.prefix_index import LONG, Inserted, Purged
+from ext_proc.routing.prefix_index import Inserted, Purged
+from ext_proc.routing.prefix_table import LONG
 from ext_proc.routing.prefix_uses import DOUBTS, SPECULATIVE_S
 from ext_proc.routing.types import Decision, EndpointKey
 

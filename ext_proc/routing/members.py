@@ -92,7 +92,7 @@ class Members:
         """What replicas say that they took from their caches."""
         self._directory = Directory(())
 
-    # --- Who there is ----------------------------------------------------------------------------
+    # --- Who there is ---------------------------------------------------------------------------
 
     def set_pools(self, pools: Mapping[str, Pool], now: float) -> None:
         """Take new pools in place of the present ones.
@@ -188,7 +188,7 @@ class Members:
             total[key.id] = total.get(key.id, 0) + load.in_flight
         return total
 
-    # --- What they say of themselves -------------------------------------------------------------
+    # --- What they say of themselves ------------------------------------------------------------
 
     def observe(self, endpoint_id: str, readings: Sequence[Reading]) -> None:
         """Take what an endpoint says about itself; an unknown endpoint is ignored."""
@@ -243,7 +243,7 @@ class Members:
         if self._on_event is not None:
             self._on_event(Purged(key))
 
-    # --- What they taught ------------------------------------------------------------------------
+    # --- What they taught -----------------------------------------------------------------------
 
     def answered(
         self,

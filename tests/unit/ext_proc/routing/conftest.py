@@ -57,6 +57,16 @@ class Build:
         made.set_pools({pool.name: pool for pool in pools}, 0.0)
         return made
 
+    @classmethod
+    def canaried(cls, **changes: Any) -> Router:
+        """Build a router of a pool whose second replica is a canary with a version and a pin."""
+        variants = (
+            Variant("stable", 75, "1"),
+            Variant("canary", 25, "2", (("x-canary", "yes"),)),
+        )
+        endpoints = (cls.endpoint(0), cls.endpoint(1, variant="canary"))
+        return cls.router(cls.pool(variants=variants, endpoints=endpoints, **changes))
+
 
 @pytest.fixture(scope="session")
 def build() -> Build:

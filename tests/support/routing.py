@@ -1,0 +1,34 @@
+"""Short ways to ask a router in tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ext_proc.routing.types import Decision, Outcome, Refusal
+
+if TYPE_CHECKING:
+    from ext_proc.routing.router import Router
+    from ext_proc.routing.types import Request
+
+PROMPT = tuple(range(1, 41))
+"""Blocks of a prompt."""
+
+
+def decide(router: Router, request: Request, now: float = 0.0, unix_now: float = 0.0) -> Decision:
+    """Return the router's choice; a refusal fails the test."""
+    decision = router.decide(request, now, unix_now)
+    assert isinstance(decision, Decision), decision
+    return decision
+
+
+def refuse(router: Router, request: Request, now: float = 0.0) -> Refusal:
+    """Return the router's refusal; a choice fails the test."""
+    refusal = router.decide(request, now, 0.0)
+    assert isinstance(refusal, Refusal), refusal
+    return refusal
+
+
+def end(router: Router, decision: Decision) -> None:
+    """End a request as it should."""
+    assert decision.ticket is not None
+    assert router.settle(decision.ticket, Outcome.DONE, 0.0)

@@ -1,0 +1,124 @@
+"""The router's policies: swapped, asked for, and taught."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ext_proc.routing.policies import POLICIES
+from ext_proc.routing.types import (
+    EndpointKey,
+    Outcome,
+    Reading,
+    RefusalKind,
+)
+from support.routing import PROMPT, decide, end, refuse
+
+if TYPE_CHECKING:
+    from .conftest import Build
+
+
+# --- Policies -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_each_policy_may_be_swapped_in_and_out(build: Build, name: str) -> None:
+    """Ledger and index outlive any change of policy, and every ticket settles once."""
+    router = build.router(build.pool(3))
+    decisions = [decide(router, build.request(PROMPT, session="s"))]
+    for policy in (name, "auto"):
+        router.set_pools({"llm": build.pool(3, policy=policy)}, 1.0)
+        assert sum(router.in_flight().values()) == len(decisions)
+        assert router.index.blocks == len(PROMPT)
+        decisions += [decide(router, build.request(PROMPT, session="s"), 1.0) for _ in range(5)]
+    for decision in decisions:
+        end(router, decision)
+    assert set(router.in_flight().values()) == {0}
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_request_may_ask_for_an_allowed_policy(build: Build, name: str) -> None:
+    """The header chooses for this request alone; the pool's policy goes on for the others."""
+    pool = build.pool(3, policy="round-robin", allow_override=frozenset(POLICIES))
+    router = build.router(pool)
+    asked = build.request(PROMPT, headers={"tidegate-policy": name})
+    for _ in range(4):
+        assert router.explain(asked, 0.0, 0.0)["policy"] == name
+        decide(router, asked)
+    assert decide(router, build.request(PROMPT)).reason == "round-robin"
+
+
+def test_a_policy_that_is_not_allowed_is_refused(build: Build) -> None:
+    """The error names the header and what would be right; the pool's own is always allowed."""
+    router = build.router(build.pool(2, allow_override=frozenset({"random"})))
+    decide(router, build.request(headers={"tidegate-policy": "auto"}))
+    refusal = refuse(router, build.request(headers={"tidegate-policy": "round-robin"}))
+    assert refusal.kind is RefusalKind.BAD_REQUEST
+    assert "tidegate-policy" in refusal.message
+    assert refusal.message.endswith("it allows: random")
+
+
+def test_what_was_learned_outlives_a_change_of_policy(build: Build) -> None:
+    """A policy that is swapped in knows what requests took before."""
+    router = build.router(build.pool(1, policy="random"))
+    for number in range(100):
+        decision = decide(router, build.request(), float(number))
+        assert decision.ticket is not None
+        router.settle(decision.ticket, Outcome.DONE, number + 0.5)
+    router.set_pools({"llm": build.pool(1)}, 200.0)
+    explained = router.explain(build.request(), 200.0, 0.0)
+    assert explained["candidates"][0]["price"] == pytest.approx(0.5, rel=0.2)  # type: ignore[index]  # JSON
+
+
+def test_only_requests_that_ended_well_teach(build: Build) -> None:
+    """Aborted ones, and those that another replica served, say nothing about a pace."""
+    router = build.router(build.pool(2))
+    for number in range(60):
+        lost = decide(router, build.request(), float(number))
+        assert lost.ticket is not None
+        router.settle(lost.ticket, Outcome.ABORTED, number + 0.9)
+        moved = decide(router, build.request(), float(number))
+        assert moved.ticket is not None
+        ticket = router.served(moved.ticket, moved.addresses[1], number + 0.1)
+        router.settle(ticket, Outcome.DONE, number + 0.9)
+    explained = router.explain(build.request(), 200.0, 0.0)
+    assert explained["candidates"][0]["price"] == pytest.approx(0.02)  # type: ignore[index]  # JSON
+
+
+# --- Learning -----------------------------------------------------------------------------------
+
+
+def test_first_bytes_of_streamed_prompts_teach_the_speed(build: Build) -> None:
+    """They count once, before or after the end, and only for the replica that was picked."""
+    router = build.router(build.pool(2))
+    pace = router._paces["llm"]
+
+    def answer(seconds: float, *, streaming: bool = True, who: str | None = None) -> None:
+        asked = build.request(prompt=b"x" * 32_000, streaming=streaming)
+        ticket = decide(router, asked).ticket
+        assert ticket is not None
+        key = ticket.endpoint if who is None else EndpointKey(who, 1)
+        for _ in range(2):
+            router.began(ticket.id, key, seconds)
+
+    for _ in range(40):
+        answer(4.0, streaming=False)
+        answer(4.0, who="nobody")
+    assert (pace.hears, 1 / pace.seconds_per_token) == (False, pytest.approx(8000.0))
+    for _ in range(40):
+        answer(4.0)
+    assert pace.hears
+    assert pace._heard == 40
+
+
+def test_reuse_is_counted_for_known_endpoints(build: Build) -> None:
+    """By their own counters, until they leave."""
+    router = build.router(build.pool(1))
+    for reused in (1.0, 3.0):
+        readings = [Reading(at=0.0, model="m", reused_blocks=reused, kv_block_tokens=16)]
+        router.observe("r0", readings)
+        router.observe("stranger", readings)
+    assert router.reuse.tokens() == {"r0": 32.0}
+    router.set_pools({"llm": build.pool(0)}, 1.0)
+    assert router.reuse.tokens() == {}

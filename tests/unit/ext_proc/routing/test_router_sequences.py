@@ -1,0 +1,128 @@
+"""Sequences stay where their state is, and charges move to who served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ext_proc.routing.ledger import Charged, EndpointRemoved, Ledger, Settled
+from ext_proc.routing.types import (
+    Outcome,
+    RefusalKind,
+)
+from support.routing import decide, end, refuse
+
+if TYPE_CHECKING:
+    from .conftest import Build
+
+
+def test_a_charge_moves_to_who_served(build: Build) -> None:
+    """V115: after a retry the replica that served holds the request, under a ticket of its own."""
+    events: list[object] = []
+    router = build.router(build.pool(3), on_event=events.append)
+    decision = decide(router, build.request())
+    assert decision.ticket is not None
+    moved = router.served(decision.ticket, decision.addresses[1], 1.0)
+    other = moved.endpoint.id
+    assert (router.in_flight()[other], sum(router.in_flight().values())) == (1, 1)
+    assert moved.work == decision.ticket.work
+    assert not router.settle(decision.ticket, Outcome.DONE, 1.0)
+    assert router.settle(moved, Outcome.DONE, 1.0)
+    assert router.ledger.outcomes == {Outcome.MOVED: 1, Outcome.DONE: 1}
+    follower = Ledger()
+    for event in events:
+        if isinstance(event, Charged | Settled | EndpointRemoved):
+            follower.apply(event)
+    assert follower.outcomes == router.ledger.outcomes
+
+
+def test_a_charge_stays_where_nothing_is_known(build: Build) -> None:
+    """V29: the pick itself, an unknown address, a settled ticket: the ticket is the same."""
+    router = build.router(build.pool(2))
+    decision = decide(router, build.request())
+    ticket = decision.ticket
+    assert ticket is not None
+    assert router.served(ticket, decision.addresses[0], 1.0) is ticket
+    assert router.served(ticket, "10.9.9.9:1", 1.0) is ticket
+    end(router, decision)
+    assert router.served(ticket, decision.addresses[1], 1.0) is ticket
+    assert len(router.ledger) == 0
+
+
+def test_a_sequence_stays_on_its_replica(build: Build) -> None:
+    """All its requests have one address, no retry elsewhere, until it ends."""
+    router = build.router(build.pool(8))
+    first = decide(router, build.request(sequence_id=5, sequence_start=True))
+    assert (len(first.addresses), first.retriable) == (1, False)
+    for _ in range(10):
+        again = decide(router, build.request(sequence_id=5))
+        assert (again.addresses, again.reason) == (first.addresses, "sequence")
+    last = decide(router, build.request(sequence_id=5, sequence_end=True))
+    assert last.addresses == first.addresses
+    assert len(router.leases) == 0
+
+
+def test_a_lease_ends_with_its_idle_time(build: Build) -> None:
+    """Each request prolongs the lease; after the idle time the sequence is routed afresh."""
+    router = build.router(build.pool(4, sequence_idle_s=10.0))
+    decide(router, build.request(sequence_id=5), 0.0)
+    assert decide(router, build.request(sequence_id=5), 9.0).reason == "sequence"
+    assert decide(router, build.request(sequence_id=5), 18.0).reason == "sequence"
+    assert decide(router, build.request(sequence_id=5), 28.0).reason == "least"
+
+
+def test_a_lease_outlives_draining_but_a_new_start_does_not(build: Build) -> None:
+    """On a draining replica a sequence goes on; starting again takes it elsewhere."""
+    router = build.router(build.pool(2))
+    first = decide(router, build.request(sequence_id=5, sequence_start=True))
+    gone = first.addresses[0]
+    endpoints = tuple(
+        replace(each, draining=each.http == gone) for each in router.pools["llm"].endpoints
+    )
+    router.set_pools({"llm": build.pool(endpoints=endpoints)}, 1.0)
+    assert decide(router, build.request(sequence_id=5)).addresses == (gone,)
+    restarted = decide(router, build.request(sequence_id=5, sequence_start=True))
+    assert restarted.addresses != (gone,)
+    assert decide(router, build.request(sequence_id=5)).addresses == restarted.addresses
+
+
+def test_a_second_start_stays_where_the_state_is(build: Build) -> None:
+    """A duplicate start on a serving replica keeps the replica."""
+    router = build.router(build.pool(8))
+    first = decide(router, build.request(sequence_id=5, sequence_start=True))
+    again = decide(router, build.request(sequence_id=5, sequence_start=True))
+    assert again.addresses == first.addresses
+
+
+def test_a_sequence_keeps_its_variant(build: Build) -> None:
+    """The lease is stronger than a new draw of Envoy's route."""
+    router = build.canaried()
+    decide(router, build.request(sequence_id=5, variant="canary"))
+    decision = decide(router, build.request(sequence_id=5, variant="stable"))
+    assert (decision.variant, decision.addresses) == ("canary", ("10.0.0.1:8000",))
+
+
+def test_a_sequence_without_its_replica_is_routed_as_usual(build: Build) -> None:
+    """When the endpoint left the pool, the lease goes and the request does not fail here."""
+    pool, other = build.pool(2), build.pool(2, name="other", models=frozenset())
+    router = build.router(pool, other)
+    first = decide(router, build.request(sequence_id=5))
+    left = tuple(each for each in pool.endpoints if each.http != first.addresses[0])
+    router.set_pools({"llm": build.pool(endpoints=left), "other": other}, 1.0)
+    assert decide(router, build.request(sequence_id=5)).addresses == (left[0].http,)
+    router.set_pools({"llm": build.pool(endpoints=(build.endpoint(9),))}, 1.0)
+    assert len(router.leases) == 0
+
+
+def test_a_sequence_is_refused_rather_than_torn_from_its_state(build: Build) -> None:
+    """A full, excluded or mute replica refuses its sequence; nobody else has the state."""
+    endpoints = (build.endpoint(0, grpc=None),)
+    router = build.router(build.pool(endpoints=endpoints, per_endpoint_in_flight=1))
+    decide(router, build.request(sequence_id=5))
+    endpoints += (build.endpoint(1),)
+    router.set_pools({"llm": build.pool(endpoints=endpoints, per_endpoint_in_flight=1)}, 0.0)
+    assert refuse(router, build.request(sequence_id=5)).kind is RefusalKind.SATURATED
+    outside = build.request(sequence_id=5, subset=frozenset({"10.0.0.1"}))
+    assert refuse(router, outside).kind is RefusalKind.NO_ENDPOINTS
+    mute = build.request(sequence_id=5, protocol="grpc")
+    assert refuse(router, mute).kind is RefusalKind.NO_ENDPOINTS

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import closing
-from dataclasses import dataclass, field
 
 import pytest
 
-from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, PICKER_CLUSTER, ROUTE_TYPE
+from support.controls import World, settle
 from support.fleets import endpoint, fleet, pool
 from xds_server import control as control_module
 from xds_server import rollout
@@ -18,116 +17,9 @@ from xds_server.fleet.change import UnknownName
 from xds_server.fleet.load import FleetError
 from xds_server.fleet.store import Store, StoreError, UnknownRevision
 from xds_server.operation import Busy, Options
-from xds_server.protocol.publication import Problem
-from xds_server.protocol.snapshot import Snapshot
 
 TEXT = fleet().model_dump_json()
 WAIT = Options("ann", "because", wait=True, timeout_s=5)
-
-
-@dataclass
-class FakeOutcome:
-    """How a publication stands."""
-
-    state: str = "done"
-    clients: int = 2
-    acked: int = 2
-    problems: tuple = ()
-    channels: tuple[str, ...] = ("RDS",)
-    elapsed_s: float | None = 0.5
-    stage: str = "remove"
-
-
-@dataclass
-class FakePublication:
-    """A publication that ends when the test says so."""
-
-    stages: tuple
-    on_reject: str
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    followers: set[asyncio.Task] = field(default_factory=set)
-    outcome: FakeOutcome = field(
-        default_factory=lambda: FakeOutcome("waiting", elapsed_s=None, stage="add")
-    )
-
-    def end(self, state: str = "done", stage: str = "remove", type_: str = "CDS") -> None:
-        """Let every waiter know."""
-        problems = (Problem("envoy-1", "NACKED", type_, "bad"),) if state == "abandoned" else ()
-        self.outcome = FakeOutcome(state, problems=problems, stage=stage)
-        self.ended.set()
-
-    async def wait(self, timeout_s: float) -> FakeOutcome:
-        """Return the outcome once it ended; with no time left, how it stands."""
-        if timeout_s <= 0 and not self.ended.is_set():
-            return self.outcome
-        self.followers.add(asyncio.current_task())
-        await self.ended.wait()
-        return self.outcome
-
-
-class FakePublisher:
-    """Keeps what is published; ends each publication at once unless told otherwise."""
-
-    def __init__(self) -> None:
-        self.published: list[FakePublication] = []
-        self.at_once = True
-        self.next: asyncio.Future[None] | None = None
-
-    def publish(self, plan, *, on_reject: str) -> FakePublication:
-        """Begin a publication; the one under way is superseded."""
-        for earlier in self.published:
-            if not earlier.ended.is_set():
-                earlier.end("superseded")
-        publication = FakePublication(tuple(plan()), on_reject)
-        if self.at_once:
-            publication.end()
-        self.published.append(publication)
-        if self.next is not None:
-            self.next.set_result(None)
-            self.next = None
-        return publication
-
-    def in_force(self, audience: str) -> Snapshot | None:
-        """Return what the newest publication has reached, were it in its stage."""
-        newest = self.published[-1]
-        labels = [stage.label for stage in newest.stages]
-        reached = newest.stages[: labels.index(newest.outcome.stage) + 1]
-        return next((s.snapshot for s in reversed(reached) if s.audience == audience), None)
-
-    async def begun(self) -> None:
-        """Wait for the next publication."""
-        self.next = asyncio.get_running_loop().create_future()
-        await self.next
-
-    def labels(self) -> list[str]:
-        """Return the stages of the newest publication."""
-        return [stage.label for stage in self.published[-1].stages]
-
-
-class World:
-    """A control with everything around it."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.publisher = FakePublisher()
-        self.now = 100.0
-        self.revisions: list[int] = []
-        self.control = Control(
-            store,
-            self.publisher,
-            lambda: 1_700_000_000_000,
-            lambda: self.now,
-            self.revisions.append,
-        )
-
-    async def quiet(self) -> None:
-        """Wait until everything that has ended was dealt with."""
-        await settle()
-        while watchers := self.control._watchers & {
-            task for p in self.publisher.published if p.ended.is_set() for task in p.followers
-        }:
-            await asyncio.gather(*watchers)
-            await settle()
 
 
 @pytest.fixture
@@ -138,12 +30,6 @@ async def world() -> AsyncIterator[World]:
         await made.control.start(TEXT, "fleet.yaml")
         yield made
         await made.control.stop()
-
-
-async def settle() -> None:
-    """Let background tasks run."""
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 def weight(control: Control, variant: str = "canary") -> int:
@@ -415,158 +301,3 @@ async def test_a_superseded_change_is_acknowledged_with_its_successor(world: Wor
     change = await first
     assert change.outcome is not None
     assert (change.revision, change.outcome.state, change.elapsed_s) == (2, "done", 2.0)
-
-
-def reachable(world: World) -> set[str]:
-    """Return the pools that clients may still use."""
-    have = world.control._rollout.reached()
-    assert have is not None
-    return {found.name for found in have.view.fleet.pools}
-
-
-async def test_what_is_superseded_may_still_be_used(world: World) -> None:
-    """Until a publication runs to its end, earlier pools stay reachable."""
-    world.publisher.at_once = False
-    await settle()
-    await world.control.apply(fleet(pool("b")), Options())
-    await world.control.apply(fleet(pool("c")), Options())
-    await settle()
-    assert reachable(world) == {"llm", "b", "c"}
-    world.publisher.published[-1].end()
-    await settle()
-    assert reachable(world) == {"c"}
-
-
-async def test_a_refused_revision_is_led_back(world: World) -> None:
-    """Its words are in history and status, and what is in force is what clients have."""
-    world.publisher.at_once = False
-    task = asyncio.create_task(world.control.set_weights("llm", {"canary": 30}, WAIT))
-    await world.publisher.begun()
-    world.publisher.published[-1].end("abandoned", "add")
-    change = await task
-    assert (change.revision, change.outcome.state) == (2, "abandoned")
-    world.publisher.published[-1].end()
-    await world.quiet()
-    assert (world.control.revision, weight(world.control)) == (3, 10)
-    back, refused, _ = await world.control.revisions(10)
-    assert refused.outcome == "refused by envoy-1 (CDS: bad)"
-    assert (back.author, back.reason) == (
-        "tidegate",
-        "back to revision 1: revision 2 was refused by envoy-1 (CDS: bad)",
-    )
-    assert back.changes == ("pool llm: variant canary weight 30 -> 10",)
-    assert world.control.refusal.startswith("revision 2 was refused by envoy-1 (CDS: bad)")
-    await world.control.set_weights("llm", {"canary": 40}, Options())
-    world.publisher.published[-1].end()
-    await world.quiet()
-    assert world.control.refusal == ""
-
-
-async def test_the_way_back_starts_from_what_clients_have(world: World) -> None:
-    """Before the switch that is the fleet before; a refused cluster is not sent again."""
-    world.publisher.at_once = False
-    await world.control.apply(fleet(pool("b")), Options())
-    world.publisher.published[-1].end("abandoned", "add")
-    assert reachable(world) == {"llm"}
-    await world.quiet()
-    assert reachable(world) == {"llm"}
-
-
-async def test_a_refused_switch_is_led_back_in_stages(world: World) -> None:
-    """Its clusters stay until the routes are back, and the refused routes are sent to nobody."""
-    world.publisher.at_once = False
-    await world.control.apply(fleet(pool("b")), Options())
-    halted = world.publisher.published[-1]
-    halted.end("abandoned", "switch", "RDS")
-    assert reachable(world) == {"llm", "b"}
-    await world.quiet()
-    assert len(world.publisher.published) == 3
-    stages = {stage.label: stage.snapshot for stage in world.publisher.published[-1].stages}
-    reached = {stage.label: stage.snapshot for stage in halted.stages}["switch"]
-    assert stages["add"].version(ROUTE_TYPE) == reached.version(ROUTE_TYPE)
-    assert stages["add"].version(CLUSTER_TYPE) == reached.version(CLUSTER_TYPE)
-    assert "b/stable/http" in stages["switch"].resources(CLUSTER_TYPE)
-    assert set(stages["remove"].resources(CLUSTER_TYPE)) == {
-        "llm/stable/http",
-        "llm/stable/grpc",
-        "llm/canary/http",
-        "llm/canary/grpc",
-        PICKER_CLUSTER,
-    }
-
-
-async def test_a_drain_outlives_a_refusal(world: World) -> None:
-    """It may be all that keeps requests from a broken replica."""
-    world.publisher.at_once = False
-    await world.control.set_draining("r1", True, Options())
-    await world.control.set_weights("llm", {"canary": 30}, Options())
-    world.publisher.published[-1].end("abandoned", "add")
-    await world.quiet()
-    assert weight(world.control) == 10
-    assert world.control.fleet.pools[0].endpoints[0].draining
-
-
-async def test_what_was_made_on_a_refused_revision_goes_the_same_way(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The refusal came while it was being stored."""
-    world.publisher.at_once = False
-    await world.control.set_weights("llm", {"canary": 30}, Options())
-    append = world.store.append
-
-    def refused_meanwhile(state) -> None:
-        if state.revision.number == 3:
-            world.publisher.published[-1].end("abandoned", "add")
-        append(state)
-
-    monkeypatch.setattr(world.store, "append", refused_meanwhile)
-    change = await world.control.set_weights("llm", {"stable": 70}, WAIT)
-    await world.quiet()
-    assert (change.revision, change.outcome.state) == (3, "abandoned")
-    assert (world.control.revision, weight(world.control)) == (4, 10)
-    outcomes = [revision.outcome for revision in await world.control.revisions(3)]
-    assert outcomes == ["", *["refused by envoy-1 (CDS: bad)"] * 2]
-
-
-async def test_a_refused_file_may_be_corrected(world: World) -> None:
-    """What the refused text said does not count as what operators changed at run time."""
-    world.publisher.at_once = False
-    edited = fleet(pool(default=True, routing={"fallbacks": 1}))
-    heavier = edited.model_dump_json().replace('"weight":10', '"weight":30')
-    await world.control.apply_file(heavier, "fleet.yaml")
-    world.publisher.published[-1].end("abandoned", "add")
-    await world.quiet()
-    assert "revision 2 was refused" in world.control.file_error
-    corrected = heavier.replace('"fallbacks":1', '"fallbacks":2')
-    await world.control.apply_file(corrected, "fleet.yaml")
-    assert weight(world.control) == 30
-    assert world.control.file_error == ""
-
-
-async def test_what_became_of_a_revision_is_kept(world: World) -> None:
-    """With how many took it, over which channels, and how long that was."""
-    await world.control.set_weights("llm", {"canary": 30}, WAIT)
-    await world.quiet()
-    (newest, _) = await world.control.revisions(10)
-    assert newest.outcome == "acknowledged by 2 of 2 clients over RDS in 500 ms"
-
-
-async def test_others_may_keep_what_one_refused(world: World) -> None:
-    """The fleet says so, and the publisher is told."""
-    await world.control.apply(fleet(on_reject="keep"), Options())
-    assert [p.on_reject for p in world.publisher.published] == ["rollback", "keep"]
-
-
-async def test_what_pickers_found_is_published_without_a_revision(world: World) -> None:
-    """It survives the next change, and ends when it is no longer told."""
-    control, publisher = world.control, world.publisher
-    await control.tell({"llm": {"r1": ("ejected",)}})
-    assert (control.revision, len(publisher.published)) == (1, 2)
-    before = publisher.published[-1].stages[-1].snapshot
-    await control.set_weights("llm", {"canary": 20}, WAIT)
-    there = publisher.published[-1].stages[-1].snapshot
-    assert there.resources(ENDPOINT_TYPE) == before.resources(ENDPOINT_TYPE)
-    await control.tell({})
-    there = publisher.published[-1].stages[-1].snapshot
-    assert there.resources(ENDPOINT_TYPE) != before.resources(ENDPOINT_TYPE)
-    await world.quiet()

@@ -1,0 +1,122 @@
+"""A control with fakes around it: publications end when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from xds_server.control import Control
+from xds_server.fleet.store import Store
+from xds_server.protocol.publication import Problem
+from xds_server.protocol.snapshot import Snapshot
+
+
+@dataclass
+class FakeOutcome:
+    """How a publication stands."""
+
+    state: str = "done"
+    clients: int = 2
+    acked: int = 2
+    problems: tuple = ()
+    channels: tuple[str, ...] = ("RDS",)
+    elapsed_s: float | None = 0.5
+    stage: str = "remove"
+
+
+@dataclass
+class FakePublication:
+    """A publication that ends when the test says so."""
+
+    stages: tuple
+    on_reject: str
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    followers: set[asyncio.Task] = field(default_factory=set)
+    outcome: FakeOutcome = field(
+        default_factory=lambda: FakeOutcome("waiting", elapsed_s=None, stage="add")
+    )
+
+    def end(self, state: str = "done", stage: str = "remove", type_: str = "CDS") -> None:
+        """Let every waiter know."""
+        problems = (Problem("envoy-1", "NACKED", type_, "bad"),) if state == "abandoned" else ()
+        self.outcome = FakeOutcome(state, problems=problems, stage=stage)
+        self.ended.set()
+
+    async def wait(self, timeout_s: float) -> FakeOutcome:
+        """Return the outcome once it ended; with no time left, how it stands."""
+        if timeout_s <= 0 and not self.ended.is_set():
+            return self.outcome
+        self.followers.add(asyncio.current_task())
+        await self.ended.wait()
+        return self.outcome
+
+
+class FakePublisher:
+    """Keeps what is published; ends each publication at once unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.published: list[FakePublication] = []
+        self.at_once = True
+        self.next: asyncio.Future[None] | None = None
+
+    def publish(self, plan, *, on_reject: str) -> FakePublication:
+        """Begin a publication; the one under way is superseded."""
+        for earlier in self.published:
+            if not earlier.ended.is_set():
+                earlier.end("superseded")
+        publication = FakePublication(tuple(plan()), on_reject)
+        if self.at_once:
+            publication.end()
+        self.published.append(publication)
+        if self.next is not None:
+            self.next.set_result(None)
+            self.next = None
+        return publication
+
+    def in_force(self, audience: str) -> Snapshot | None:
+        """Return what the newest publication has reached, were it in its stage."""
+        newest = self.published[-1]
+        labels = [stage.label for stage in newest.stages]
+        reached = newest.stages[: labels.index(newest.outcome.stage) + 1]
+        return next((s.snapshot for s in reversed(reached) if s.audience == audience), None)
+
+    async def begun(self) -> None:
+        """Wait for the next publication."""
+        self.next = asyncio.get_running_loop().create_future()
+        await self.next
+
+    def labels(self) -> list[str]:
+        """Return the stages of the newest publication."""
+        return [stage.label for stage in self.published[-1].stages]
+
+
+class World:
+    """A control with everything around it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.publisher = FakePublisher()
+        self.now = 100.0
+        self.revisions: list[int] = []
+        self.control = Control(
+            store,
+            self.publisher,
+            lambda: 1_700_000_000_000,
+            lambda: self.now,
+            self.revisions.append,
+        )
+
+    async def quiet(self) -> None:
+        """Wait until everything that has ended was dealt with."""
+        await settle()
+        while watchers := self.control._watchers & {
+            task for p in self.publisher.published if p.ended.is_set() for task in p.followers
+        }:
+            await asyncio.gather(*watchers)
+            await settle()
+
+
+async def settle() -> None:
+    """Let background tasks run."""
+    for _ in range(5):
+        await asyncio.sleep(0)

@@ -18,11 +18,13 @@ from ext_proc.telemetry.dialects import ModelVersion
 from protos.tidegate.telemetry.v1 import telemetry_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 MAX_REPORT_BYTES: Final = 65_536
 MAX_AGE_S: Final = 60.0
 MAX_NAME_CHARS: Final = 256
+MAX_ADAPTERS: Final = 128
+"""Of one reading."""
 
 _FIELDS: Final = (
     # of the reading, on the wire, most
@@ -35,6 +37,7 @@ _FIELDS: Final = (
     ("reused_blocks", "reused_blocks", math.inf),
     ("gpu_used", "gpu_used", 1.0),
     ("gpu_memory_used", "gpu_memory_used", 1.0),
+    ("gpu_memory_free", "gpu_memory_free", math.inf),
     ("gpu_xid", "gpu_xid", math.inf),
     ("queue_s", "queue_seconds", math.inf),
     ("compute_s", "compute_seconds", math.inf),
@@ -102,7 +105,21 @@ def _reading(message: Any, at: float) -> Reading:
             if len(value) > MAX_NAME_CHARS:
                 raise BadReport(f"a name of more than {MAX_NAME_CHARS} characters")
             values[name] = value
+        elif name == "adapters":
+            values[name] = _adapters(value.names)
     return Reading(**values)
+
+
+def _adapters(names: Collection[str]) -> frozenset[str]:
+    if len(names) > MAX_ADAPTERS:
+        raise BadReport(f"more than {MAX_ADAPTERS} adapters")
+    if any(len(each) > MAX_NAME_CHARS for each in names):
+        raise BadReport(f"an adapter's name of more than {MAX_NAME_CHARS} characters")
+    return frozenset(names)
+
+
+def _fit(adapters: Collection[str]) -> bool:
+    return len(adapters) <= MAX_ADAPTERS and all(len(each) <= MAX_NAME_CHARS for each in adapters)
 
 
 def write(
@@ -112,7 +129,10 @@ def write(
     gone: Iterable[Key] = (),
     restarts: int = 0,
 ) -> telemetry_pb2.EndpointReport:
-    """Write one report; counters of failures stay with who read them."""
+    """Write one report; counters of failures stay with who read them.
+
+    Adapters are left out, as unknown, where a report may not have them all.
+    """
     report = telemetry_pb2.EndpointReport(endpoint=endpoint, age_seconds=age_s, restarts=restarts)
     for each in readings:
         message = report.readings.add(model=each.model, version=each.version)
@@ -120,6 +140,9 @@ def write(
             value = getattr(each, field)
             if value is not None:
                 setattr(message, name, value)
+        if each.adapters is not None and _fit(each.adapters):
+            message.adapters.SetInParent()
+            message.adapters.names.extend(sorted(each.adapters))
     for model, version in gone:
         report.gone.add(name=model or "", version=version or "")
     return report

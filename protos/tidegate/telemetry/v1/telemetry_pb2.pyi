@@ -106,6 +106,8 @@ class Reading(_message.Message):
     GPU_XID_FIELD_NUMBER: _builtins.int
     QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
     COMPUTE_SECONDS_FIELD_NUMBER: _builtins.int
+    GPU_MEMORY_FREE_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.str
     queued: _builtins.float
@@ -132,6 +134,12 @@ class Reading(_message.Message):
     """mean wait of the requests that ended last"""
     compute_seconds: _builtins.float
     """mean time that they took from then on"""
+    gpu_memory_free: _builtins.float
+    """bytes, of its GPUs together"""
+    @_builtins.property
+    def adapters(self) -> Global___Adapters:
+        """LoRA adapters that run or wait there; set and empty = none"""
+
     def __init__(
         self,
         *,
@@ -149,13 +157,19 @@ class Reading(_message.Message):
         gpu_xid: _builtins.int | None = ...,
         queue_seconds: _builtins.float | None = ...,
         compute_seconds: _builtins.float | None = ...,
+        gpu_memory_free: _builtins.float | None = ...,
+        adapters: Global___Adapters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_compute_seconds", b"_compute_seconds", "_gpu_memory_used", b"_gpu_memory_used", "_gpu_used", b"_gpu_used", "_gpu_xid", b"_gpu_xid", "_kv_block_tokens", b"_kv_block_tokens", "_kv_blocks", b"_kv_blocks", "_kv_used", b"_kv_used", "_model", b"_model", "_queue_seconds", b"_queue_seconds", "_queued", b"_queued", "_reused_blocks", b"_reused_blocks", "_running", b"_running", "_saturated", b"_saturated", "_version", b"_version", "compute_seconds", b"compute_seconds", "gpu_memory_used", b"gpu_memory_used", "gpu_used", b"gpu_used", "gpu_xid", b"gpu_xid", "kv_block_tokens", b"kv_block_tokens", "kv_blocks", b"kv_blocks", "kv_used", b"kv_used", "model", b"model", "queue_seconds", b"queue_seconds", "queued", b"queued", "reused_blocks", b"reused_blocks", "running", b"running", "saturated", b"saturated", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapters", b"_adapters", "_compute_seconds", b"_compute_seconds", "_gpu_memory_free", b"_gpu_memory_free", "_gpu_memory_used", b"_gpu_memory_used", "_gpu_used", b"_gpu_used", "_gpu_xid", b"_gpu_xid", "_kv_block_tokens", b"_kv_block_tokens", "_kv_blocks", b"_kv_blocks", "_kv_used", b"_kv_used", "_model", b"_model", "_queue_seconds", b"_queue_seconds", "_queued", b"_queued", "_reused_blocks", b"_reused_blocks", "_running", b"_running", "_saturated", b"_saturated", "_version", b"_version", "adapters", b"adapters", "compute_seconds", b"compute_seconds", "gpu_memory_free", b"gpu_memory_free", "gpu_memory_used", b"gpu_memory_used", "gpu_used", b"gpu_used", "gpu_xid", b"gpu_xid", "kv_block_tokens", b"kv_block_tokens", "kv_blocks", b"kv_blocks", "kv_used", b"kv_used", "model", b"model", "queue_seconds", b"queue_seconds", "queued", b"queued", "reused_blocks", b"reused_blocks", "running", b"running", "saturated", b"saturated", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compute_seconds", b"_compute_seconds", "_gpu_memory_used", b"_gpu_memory_used", "_gpu_used", b"_gpu_used", "_gpu_xid", b"_gpu_xid", "_kv_block_tokens", b"_kv_block_tokens", "_kv_blocks", b"_kv_blocks", "_kv_used", b"_kv_used", "_model", b"_model", "_queue_seconds", b"_queue_seconds", "_queued", b"_queued", "_reused_blocks", b"_reused_blocks", "_running", b"_running", "_saturated", b"_saturated", "_version", b"_version", "compute_seconds", b"compute_seconds", "gpu_memory_used", b"gpu_memory_used", "gpu_used", b"gpu_used", "gpu_xid", b"gpu_xid", "kv_block_tokens", b"kv_block_tokens", "kv_blocks", b"kv_blocks", "kv_used", b"kv_used", "model", b"model", "queue_seconds", b"queue_seconds", "queued", b"queued", "reused_blocks", b"reused_blocks", "running", b"running", "saturated", b"saturated", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapters", b"_adapters", "_compute_seconds", b"_compute_seconds", "_gpu_memory_free", b"_gpu_memory_free", "_gpu_memory_used", b"_gpu_memory_used", "_gpu_used", b"_gpu_used", "_gpu_xid", b"_gpu_xid", "_kv_block_tokens", b"_kv_block_tokens", "_kv_blocks", b"_kv_blocks", "_kv_used", b"_kv_used", "_model", b"_model", "_queue_seconds", b"_queue_seconds", "_queued", b"_queued", "_reused_blocks", b"_reused_blocks", "_running", b"_running", "_saturated", b"_saturated", "_version", b"_version", "adapters", b"adapters", "compute_seconds", b"compute_seconds", "gpu_memory_free", b"gpu_memory_free", "gpu_memory_used", b"gpu_memory_used", "gpu_used", b"gpu_used", "gpu_xid", b"gpu_xid", "kv_block_tokens", b"kv_block_tokens", "kv_blocks", b"kv_blocks", "kv_used", b"kv_used", "model", b"model", "queue_seconds", b"queue_seconds", "queued", b"queued", "reused_blocks", b"reused_blocks", "running", b"running", "saturated", b"saturated", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__adapters: _TypeAlias = _typing.Literal["adapters"]  # noqa: Y015
+    _WhichOneofArgType__adapters: _TypeAlias = _typing.Literal["_adapters", b"_adapters"]  # noqa: Y015
     _WhichOneofReturnType__compute_seconds: _TypeAlias = _typing.Literal["compute_seconds"]  # noqa: Y015
     _WhichOneofArgType__compute_seconds: _TypeAlias = _typing.Literal["_compute_seconds", b"_compute_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__gpu_memory_free: _TypeAlias = _typing.Literal["gpu_memory_free"]  # noqa: Y015
+    _WhichOneofArgType__gpu_memory_free: _TypeAlias = _typing.Literal["_gpu_memory_free", b"_gpu_memory_free"]  # noqa: Y015
     _WhichOneofReturnType__gpu_memory_used: _TypeAlias = _typing.Literal["gpu_memory_used"]  # noqa: Y015
     _WhichOneofArgType__gpu_memory_used: _TypeAlias = _typing.Literal["_gpu_memory_used", b"_gpu_memory_used"]  # noqa: Y015
     _WhichOneofReturnType__gpu_used: _TypeAlias = _typing.Literal["gpu_used"]  # noqa: Y015
@@ -183,7 +197,11 @@ class Reading(_message.Message):
     _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
     _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapters) -> _WhichOneofReturnType__adapters | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__compute_seconds) -> _WhichOneofReturnType__compute_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_memory_free) -> _WhichOneofReturnType__gpu_memory_free | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_memory_used) -> _WhichOneofReturnType__gpu_memory_used | None: ...
     @_typing.overload
@@ -212,6 +230,28 @@ class Reading(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
 
 Global___Reading: _TypeAlias = Reading  # noqa: Y015
+
+@_typing.final
+class Adapters(_message.Message):
+    """At most 128."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapters: _TypeAlias = Adapters  # noqa: Y015
 
 @_typing.final
 class Summary(_message.Message):

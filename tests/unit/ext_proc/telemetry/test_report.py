@@ -24,6 +24,8 @@ FULL = Reading(
     reused_blocks=7,
     kv_blocks=100,
     gpu_memory_used=0.75,
+    gpu_memory_free=3e9,
+    adapters=frozenset({"a", "b"}),
     gpu_xid=0,
     queue_s=0.5,
     compute_s=2,
@@ -37,9 +39,10 @@ def sent(*readings, age_s=0.5, **more):
 def test_round_trip():
     """Each field comes over as it was, unknown ones as unknown, at the age that was told."""
     bare = Reading(at=9.5)
-    news = report.read(sent(FULL, bare, gone=[("n", None)], restarts=2), now=10.0)
+    idle = Reading(at=9.5, version="2", adapters=frozenset())
+    news = report.read(sent(FULL, bare, idle, gone=[("n", None)], restarts=2), now=10.0)
     assert (news.endpoint, news.age_s, news.restarts) == ("r", 0.5, 2)
-    assert news.readings == (FULL, bare)
+    assert news.readings == (FULL, bare, idle)
     assert news.gone == (("n", None),)
 
 
@@ -50,6 +53,9 @@ def test_round_trip():
         ({"queued": float("nan")}, "queued is nan"),
         ({"queued": float("inf")}, "queued is inf"),
         ({"running": -1}, "running is -1"),
+        ({"gpu_memory_free": -1}, "gpu_memory_free is -1"),
+        ({"adapters": {"names": ["a"] * (report.MAX_ADAPTERS + 1)}}, "more than 128 adapters"),
+        ({"adapters": {"names": ["a" * 257]}}, "adapter's name of more than"),
         ({"model": "m" * (report.MAX_NAME_CHARS + 1)}, "name of more than"),
     ],
 )
@@ -59,6 +65,16 @@ def test_what_cannot_be(fields, what):
     message.readings.add(**fields)
     with pytest.raises(report.BadReport, match=what):
         report.read(message.SerializeToString(), now=0.0)
+
+
+@pytest.mark.parametrize(
+    "adapters", [{"a" * 257}, {f"a{index}" for index in range(report.MAX_ADAPTERS + 1)}]
+)
+def test_adapters_that_a_report_may_not_have_are_unknown(adapters):
+    """A page with too many of them, or too long ones, does not cost the other numbers."""
+    reading = Reading(9.5, queued=1, adapters=frozenset(adapters))
+    (told,) = report.read(sent(reading), now=10.0).readings
+    assert told == Reading(9.5, queued=1)
 
 
 @pytest.mark.parametrize("age", [-0.1, 60.1, float("nan"), float("inf")])

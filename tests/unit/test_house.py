@@ -21,6 +21,11 @@ PURE = (
     "ext_proc.telemetry.pacing",
     "ext_proc.telemetry.news",
     "ext_proc.telemetry.rates",
+    "ext_proc.telemetry.kv_events.decode",
+    "ext_proc.telemetry.kv_events.events",
+    "ext_proc.telemetry.kv_events.follower",
+    "ext_proc.telemetry.kv_events.sequence",
+    "ext_proc.telemetry.kv_events.translate",
     "ext_proc.exchange",
     "ext_proc.feedback.entries",
     "ext_proc.feedback.fold",
@@ -39,7 +44,18 @@ PURE = (
 """Time, randomness, ids and I/O are arguments in these."""
 
 IMPURE_EXCEPTIONS = ("xds_server.fleet.store",)
-IMPURE = {"asyncio", "time", "random", "logging", "structlog", "grpc", "socket", "aiohttp", "uuid"}
+IMPURE = {
+    "asyncio",
+    "time",
+    "random",
+    "logging",
+    "structlog",
+    "grpc",
+    "socket",
+    "aiohttp",
+    "uuid",
+    "zmq",
+}
 
 FORBIDDEN = (
     # (a module under this, may not import a module under that)
@@ -56,6 +72,19 @@ FORBIDDEN = (
     ("ext_proc.telemetry", "ext_proc.workers"),
     ("ext_proc.feedback", "ext_proc.workers"),
     ("ext_proc.feedback", "ext_proc.exchange"),
+    ("ext_proc.requests", "ext_proc.workers"),
+    ("ext_proc.exchange", "ext_proc.workers"),
+    ("ext_proc.wire", "ext_proc.workers"),
+    ("ext_proc.service", "ext_proc.workers"),
+    ("ext_proc.workers", "ext_proc.requests"),
+    ("ext_proc.workers", "ext_proc.exchange"),
+    ("ext_proc.workers", "ext_proc.wire"),
+    ("ext_proc.workers", "ext_proc.service"),
+    ("ext_proc.workers.records", "ext_proc.workers.bus"),
+    ("ext_proc.workers.encode", "ext_proc.workers.bus"),
+    ("ext_proc.workers.decode", "ext_proc.workers.bus"),
+    ("ext_proc.workers.links", "ext_proc.workers.bus"),
+    ("ext_proc.workers.bus", "ext_proc.workers.parent"),
     ("ext_proc.requests", "ext_proc.exchange"),
     ("ext_proc.requests", "ext_proc.wire"),
     ("ext_proc.exchange", "ext_proc.wire"),
@@ -82,6 +111,7 @@ ONLY_IN = {
     "envoy.service.discovery": ("xds_server.protocol.wire", "ext_proc.fleet_client"),
     # An extra: nothing else may load it.
     "opentelemetry": ("ext_proc.tracing", "ext_proc.service"),
+    "zmq": ("ext_proc.telemetry.kv_events",),
     "tritonclient": ("tidegate.demo", "tidegate.stack"),
     "envoy_data_plane": ("xds_server.resources",),
 }

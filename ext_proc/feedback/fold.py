@@ -104,7 +104,7 @@ class Feedback:
             if key is not None:
                 first_byte_s = answer_time(entry)
                 if first_byte_s is not None:
-                    self._router.answered(pool, key, first_byte_s, None)
+                    self._router.answered(pool, key, first_byte_s, None, now)
                     self._began(entry, key, first_byte_s)
                 self._running(entry, key, now)
             return EARLY
@@ -149,7 +149,7 @@ class Feedback:
         pool, key, verdict, first_byte_s, answer_s, bytes_per_s, began = judged
         if verdict is Verdict.GOOD:
             conditions.good(pool, key, first_byte_s, now)
-            self._router.answered(pool, key, answer_s, bytes_per_s)
+            self._router.answered(pool, key, answer_s, bytes_per_s, now)
         elif verdict is Verdict.CLIENT:
             conditions.good(pool, key, None, now)
         elif verdict is not Verdict.LEFT:

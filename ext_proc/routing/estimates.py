@@ -14,6 +14,8 @@ GAIN: Final = 0.1
 """Weight of the newest value, once there are ten."""
 CLIP: Final = 2.0
 """Largest step, as a logarithm: a factor of 7.4."""
+PEAK_DECAY_S: Final = 10.0
+"""Finagle's and Linkerd's decay of peak EWMA."""
 _SETTLED: Final = 5
 """Values from which on steps are clipped."""
 _LEAST: Final = 1e-4
@@ -56,27 +58,61 @@ class Estimate:
         self._mean, self.count = 0.0, 0
 
 
+class Peak:
+    """A duration that jumps to a longer one at once and decays to shorter ones.
+
+    Source: Finagle's ``PeakEwma``.
+    """
+
+    __slots__ = ("_at", "_seconds")
+
+    def __init__(self) -> None:
+        self._seconds: float | None = None
+        self._at = 0.0
+
+    def put(self, seconds: float, now: float) -> None:
+        """Take a duration that ended now (monotonic seconds)."""
+        kept = exp((self._at - now) / PEAK_DECAY_S)
+        peak = (self._seconds or 0.0) * kept
+        self._seconds = max(seconds, peak + seconds * (1.0 - kept) if peak > seconds else 0.0)
+        self._at = now
+
+    def value(self, now: float) -> float | None:
+        """Return it as it is now, ``None`` without any duration."""
+        return (
+            None if self._seconds is None else self._seconds * exp((self._at - now) / PEAK_DECAY_S)
+        )
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._seconds = None
+
+
 class Served:
     """How one replica answered in one pool, by what the proxy saw."""
 
-    __slots__ = ("bytes_per_s", "first_byte_s")
+    __slots__ = ("bytes_per_s", "first_byte_s", "peak")
 
     def __init__(self) -> None:
         self.first_byte_s = Estimate()
         """From the request's dispatch to the answer's first byte."""
+        self.peak = Peak()
+        """Of the times to the first byte."""
         self.bytes_per_s = Estimate()
         """From the answer's first byte to its last."""
 
-    def put(self, first_byte_s: float | None, bytes_per_s: float | None) -> None:
+    def put(self, first_byte_s: float | None, bytes_per_s: float | None, now: float) -> None:
         """Take an answer; ``None`` = that part of it is not known."""
         if first_byte_s is not None:
             self.first_byte_s.put(first_byte_s)
+            self.peak.put(first_byte_s, now)
         if bytes_per_s is not None:
             self.bytes_per_s.put(bytes_per_s)
 
     def clear(self) -> None:
         """Begin anew: the replica's process is a new one."""
         self.first_byte_s.clear()
+        self.peak.clear()
         self.bytes_per_s.clear()
 
     def describe(self) -> dict[str, object]:

@@ -251,11 +251,12 @@ class Members:
         endpoint: EndpointKey,
         first_byte_s: float | None,
         bytes_per_s: float | None,
+        now: float,
     ) -> None:
         """Take how fast a replica answered, as the proxy saw it; see ``Served``."""
         replica = self._replicas.get(endpoint)
         if replica is not None and pool in replica.served:
-            replica.served[pool].put(first_byte_s, bytes_per_s)
+            replica.served[pool].put(first_byte_s, bytes_per_s, now)
 
     def _teach(self, ticket: Ticket, now: float) -> None:
         """Learn from a request that ended now as it should."""

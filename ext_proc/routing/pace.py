@@ -34,6 +34,7 @@ from __future__ import annotations
 from math import exp, log
 from typing import Final
 
+from ext_proc.routing.estimates import Peak
 from ext_proc.routing.regression import SIGMA_PER_MEAN, SURE, Fit, Median, Ratio, Sample
 
 COLD_TOKENS_PER_S: Final = 8_000.0
@@ -69,8 +70,6 @@ look like it, and what it would gain is less than what a false alarm costs."""
 SERVICE_NOISE: Final = 0.5
 """Usual deviation of a request without a prompt, as a share of what it takes."""
 EWMA_GAIN: Final = 0.2
-PEAK_DECAY_S: Final = 10.0
-"""Finagle's and Linkerd's decay of peak EWMA."""
 COLD_LATENCY_S: Final = 0.03
 """Linkerd's first estimate: above nothing, so that a new replica does not look free."""
 
@@ -219,7 +218,7 @@ class Pace:
         capacity: The replica's configured strength.
     """
 
-    __slots__ = ("_capacity", "_fleet", "_peak_at", "_peak_s", "_ratio", "latency_s", "slowness")
+    __slots__ = ("_capacity", "_fleet", "_ratio", "latency_s", "peak", "slowness")
 
     def __init__(self, fleet: FleetPace, capacity: float) -> None:
         self._fleet = fleet
@@ -229,8 +228,8 @@ class Pace:
         """How many times longer than the usual replica of capacity 1 it needs."""
         self.latency_s: float | None = None
         """Mean duration of recent requests (EWMA); ``None`` = none yet."""
-        self._peak_s = COLD_LATENCY_S
-        self._peak_at = 0.0
+        self.peak = Peak()
+        """Of the durations."""
 
     def __repr__(self) -> str:
         return f"<Pace slowness={self.slowness:.2f}>"
@@ -240,13 +239,6 @@ class Pace:
         if capacity != self._capacity:
             self._capacity = capacity
             self._weigh()
-
-    def peak_s(self, now: float) -> float:
-        """Return the peak EWMA of its requests' durations.
-
-        It jumps to a longer one at once and decays to shorter ones (Finagle's ``PeakEwma``).
-        """
-        return self._peak_s * exp((self._peak_at - now) / PEAK_DECAY_S)
 
     def learn(
         self, tokens: float | None, drain_s: float, ahead: int, elapsed_s: float, now: float
@@ -263,10 +255,7 @@ class Pace:
         elapsed_s = max(elapsed_s, 1e-6)
         known = self.latency_s
         self.latency_s = elapsed_s if known is None else known + EWMA_GAIN * (elapsed_s - known)
-        kept = exp((self._peak_at - now) / PEAK_DECAY_S)
-        peak = self._peak_s * kept
-        self._peak_s = max(elapsed_s, peak + elapsed_s * (1.0 - kept) if peak > elapsed_s else 0.0)
-        self._peak_at = now
+        self.peak.put(elapsed_s, now)
         self._compare(self._fleet.learn(self._capacity, tokens, drain_s, ahead, elapsed_s))
 
     def answered(self, tokens: float, drain_s: float, seconds: float) -> None:

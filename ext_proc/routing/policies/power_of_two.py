@@ -7,10 +7,12 @@ Formula: two distinct seats are drawn, the lower load wins. The load is
 * p2c-drain: seconds of prefill that stand before the request by the replica's virtual clock, then
   pending requests;
 * p2c-latency: ``latency * (pending + 1)``, the mean duration (30 ms without samples);
-* peak-ewma: ``peak * (pending + 1)``, where ``peak`` jumps to each longer duration and decays with
+* peak-ewma: ``peak * (pending + 1)``, where ``peak`` jumps to each longer time to the first byte
+  that the access log tells, or, where it tells none, to each longer duration, and decays with
   10 s (Finagle, Linkerd; a replica without samples counts as 30 ms, never as 0).
 
-Inputs: own ledger, fresh queues, capacity; durations of own requests for peak-ewma.
+Inputs: own ledger, fresh queues, capacity; the access log or durations of own requests for
+peak-ewma.
 Use it for: several pickers or stale readings, which make the best of all a target for everybody;
 peak-ewma for classic models on uneven replicas.
 Not for: LLMs with recurring prompts. Durations follow the length of an answer, so peak-ewma
@@ -66,8 +68,8 @@ class PowerOfTwo(Policy):
     def _loads(self, offer: Offer) -> list[float]:
         if self._load == "peak":
             return [
-                seat.pace.peak_s(offer.now) * (pending + 1.0)
-                for seat, pending in zip(offer.seats, offer.pending, strict=True)
+                (COLD_LATENCY_S if peak is None else peak) * (pending + 1.0)
+                for peak, pending in zip(_peaks(offer), offer.pending, strict=True)
             ]
         if self._load == "latency":
             return [
@@ -91,3 +93,11 @@ class PowerOfTwo(Policy):
         """Keep no state; the label is ``least``."""
         del offer, index
         return "least"
+
+
+def _peaks(offer: Offer) -> list[float | None]:
+    """Return the peak of each seat; times to the first byte and durations are never mixed."""
+    told = [seat.served.peak.value(offer.now) for seat in offer.seats]
+    if all(each is None for each in told):
+        return [seat.pace.peak.value(offer.now) for seat in offer.seats]
+    return told

@@ -168,14 +168,14 @@ def test_it_says_what_the_speed_is_learned_from() -> None:
 def test_latency_and_peak() -> None:
     """The mean follows slowly; the peak jumps to a longer one and decays."""
     pace = Pace(FleetPace(), 1.0)
-    assert pace.latency_s is None
+    assert (pace.latency_s, pace.peak.value(0.0)) == (None, None)
     pace.learn(None, 0.0, 0, 1.0, 0.0)
     pace.learn(None, 0.0, 0, 3.0, 0.0)
     assert pace.latency_s == pytest.approx(1.4)
-    assert pace.peak_s(0.0) == 3.0
-    assert pace.peak_s(10.0) == pytest.approx(3.0 / 2.718281828)
+    assert pace.peak.value(0.0) == 3.0
+    assert pace.peak.value(10.0) == pytest.approx(3.0 / 2.718281828)
     pace.learn(None, 0.0, 0, 0.1, 10.0)
-    assert 0.1 < pace.peak_s(10.0) < 3.0 / 2.7 + 0.1
+    assert 0.1 < (pace.peak.value(10.0) or 0.0) < 3.0 / 2.7 + 0.1
 
 
 def test_one_that_hung_moves_little() -> None:

@@ -63,6 +63,26 @@ def test_a_peak_is_avoided_until_it_fades(
     assert pick(PowerOfTwo("peak"), made) == first
 
 
+def test_a_peak_of_first_bytes_counts_where_it_is_known(offer: Callable[..., Offer]) -> None:
+    """Long answers make nobody slow, and the two kinds of time are never mixed."""
+    made = offer(2, now=60.0, pending=[0.0, 0.1])
+    made.seats[0].pace.learn(None, 0.0, 0, 30.0, 60.0)
+    made.seats[1].pace.learn(None, 0.0, 0, 0.3, 60.0)
+    assert pick(PowerOfTwo("peak"), made) == 1
+    made.seats[0].served.put(0.1, None, 60.0)
+    made.seats[1].served.put(0.2, None, 60.0)
+    assert pick(PowerOfTwo("peak"), made) == 0
+    made.seats[0].served.clear()
+    assert pick(PowerOfTwo("peak"), made) == 0  # 30 ms, not its 30 s
+
+
+def test_who_was_never_measured_counts_as_30_ms(offer: Callable[..., Offer]) -> None:
+    """However long the picker runs already."""
+    made = offer(2, now=1e6, pending=[0.0, 0.0])
+    made.seats[0].pace.learn(None, 0.0, 0, 0.02, 1e6)
+    assert pick(PowerOfTwo("peak"), made) == 0
+
+
 def test_drain_counts_seconds_that_stand_before(offer: Callable[..., Offer]) -> None:
     """By the virtual clock; requests decide where the clocks are alike."""
     made = offer(2, pending=[0.0, 3.0], now=1.0)

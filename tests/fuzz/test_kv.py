@@ -32,7 +32,7 @@ EVENTS = st.one_of(
     ),
     st.tuples(st.just("BlockRemoved"), NAMES),
     st.tuples(st.just("AllBlocksCleared")),
-    st.recursive(st.none() | st.integers(-5, 5) | st.binary(max_size=9), st.lists),
+    st.recursive(st.none() | st.integers(-5, 5) | st.binary(max_size=9), st.lists, max_leaves=8),
 )
 
 

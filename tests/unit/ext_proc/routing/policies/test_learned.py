@@ -243,8 +243,8 @@ def test_trials_stay_within_their_share(
         policy = made(explore=explore)
         if live:
             policy.guard.proven(0.0)
-        found = run(policy, offer, 3000, seed=seed)
-        assert sum(reason == "explore" for _, reason in found) / 3000 <= explore + 0.01
+        found = run(policy, offer, 2000, seed=seed)
+        assert sum(reason == "explore" for _, reason in found) / 2000 <= explore + 0.01
 
 
 def test_asking_changes_nothing(offer: Callable[..., Offer]) -> None:

@@ -56,7 +56,8 @@ TROUBLED: Final = (
 """For scenarios in which something is wrong."""
 BLIND: Final = (AUTO, "probe", "prefix-affinity", "prequal", "least-in-flight", "smg-least-load")
 LARGE: Final = (AUTO, "probe", "prefix-affinity", "p2c-work", "least-in-flight", "cache-aware")
-HUGE: Final = (AUTO, "probe", "prefix-affinity", "p2c-work", "least-in-flight")
+HUGE: Final = (AUTO, "probe", "prefix-affinity", "p2c-work")
+"""Without least-in-flight: overloaded, and looking at all of a thousand, it takes minutes a run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,8 +174,12 @@ def _aims(sections: Sequence[Section]) -> str:
         for metric in _BEST_OF:
             name, rivals = best(part, metric)
             cells.append(f"{judged(own, rivals, metric)[1]} {name}")
-        runs = part.runs["least-in-flight"]
-        cells.append(difference(paired(values(own, "ttft_mean"), values(runs, "ttft_mean"))))
+        least = part.runs.get("least-in-flight")
+        cells.append(
+            NONE
+            if least is None
+            else difference(paired(values(own, "ttft_mean"), values(least, "ttft_mean")))
+        )
         cells.append(_form(estimate(values(own, "spread_tokens")), "{:.2f}"))
         lines.append("| " + " | ".join(cells) + " |")
         bold = sum(cell.startswith("**") for cell in cells[1:8])

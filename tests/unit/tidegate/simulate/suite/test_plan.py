@@ -18,7 +18,7 @@ def test_every_chapter_can_be_compared(name: str) -> None:
         assert AUTO in chapter.arms[0].policies
         assert {policy for arm in chapter.arms for policy in arm.policies} <= set(names())
         if chapter.judged:
-            assert "least-in-flight" in chapter.arms[0].policies
+            assert "probe" in chapter.arms[0].policies
 
 
 def test_both_traces_see_every_rule() -> None:

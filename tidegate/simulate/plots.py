@@ -68,6 +68,7 @@ def figure(report: Report, metric: str) -> Figure:
             label=title,
         )
     axes.set_yticks([place + 0.4 - height / 2 for place in range(len(policies))], labels=policies)
+    axes.margins(y=0.4 / max(1, len(policies)))
     axes.invert_yaxis()
     axes.set_title(report.workload, fontsize="medium", loc="left")
     axes.set_xlabel(f"{FIGURES[metric]}; whiskers: 95 % over {report.seeds} seeds")

@@ -103,7 +103,10 @@ class Chapter:
 
 def everything() -> tuple[str, ...]:
     """Return every policy once; where two are one rule under two names, the first."""
-    same = {"weighted-least-pending", "weighted-random", "weighted-round-robin"}
+    same = {
+        *("least-request", "weighted-least-pending"),
+        *("weighted-random", "weighted-round-robin"),  # with equal weights
+    }
     return (AUTO, *OTHERS, *(name for name in names() if name not in same | {AUTO} | set(OTHERS)))
 
 

@@ -36,7 +36,8 @@ def configure(log_format: LogFormat = "console", level: LogLevel = "info") -> No
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # One write per line: the workers of a picker share their stderr.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
     # Libraries log through the standard module; their warnings belong on the same stream.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -55,3 +56,17 @@ def test_errors_carry_their_traceback(capsys: pytest.CaptureFixture[str]) -> Non
     structlog.get_logger().error("failed", exc_info=ValueError("boom"))
     line = json.loads(capsys.readouterr().err)
     assert line["exception"][0]["exc_value"] == "boom"
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_line_is_one_write(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], log_format: logs.LogFormat
+) -> None:
+    """Processes that share their stderr do not write into each other's lines."""
+    written: list[str] = []
+    monkeypatch.setattr(sys.stderr, "write", written.append)
+    logs.configure(log_format)
+    structlog.get_logger().info("picker_started")
+    assert len(written) == 1
+    assert written[0].endswith("\n")
+    assert capsys.readouterr().out == ""

@@ -70,6 +70,8 @@ SERVER_OPTIONS: Final = (
 
 LOOK_S: Final = 0.05
 """Time between two looks, while stopping, for exchanges that are still open."""
+ENDING_S: Final = 0.25
+"""So close to the end of the grace gRPC's server is left to end by itself."""
 
 _REPLIES: Final = (ReplyHead, ReplyBody)
 _NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
@@ -177,14 +179,16 @@ class PickerServer:
             self._cutting = True
             await self._server.stop(0)
             return
+        ends = time.monotonic() + grace_s
         stopped = asyncio.create_task(self._server.stop(grace_s))
         await asyncio.wait({stopped}, timeout=LOOK_S)
         while not stopped.done() and self._tools.metrics.streams:
             await asyncio.wait({stopped}, timeout=LOOK_S)
-        if not stopped.done():
-            # Sooner than was said: what is left now is no exchange. To stop a server of gRPC's
-            # that has stopped, or has just been told to, may crash the process.
-            await self._server.stop(0)
+        if not stopped.done() and time.monotonic() < ends - ENDING_S:
+            # Sooner than was said: what is left now is no exchange. `None`, since gRPC's server
+            # lets go of itself where two stops of it meet at the end of a grace, or of one of 0,
+            # and crashes the process.
+            await self._server.stop(None)
         await stopped
         cut.cancel()
 

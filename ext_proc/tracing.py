@@ -18,7 +18,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -27,6 +26,7 @@ from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ext_proc.exchange import Refuse
+from ext_proc.otlp import JsonExporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ MAX_QUEUE: Final = 2048
 MAX_BATCH: Final = 512
 EVERY_MS: Final = 1000
 EXPORT_S: Final = 5
-"""Longest time that one export may take."""
+"""Longest time that one step of an export may take."""
 CLOSE_S: Final = 2.0
 _FLAGS_AT: Final = 53
 _LENGTH: Final = 55
@@ -74,8 +74,8 @@ class Tracing:
 
     @classmethod
     def to(cls, collector: str, picker: str) -> Tracing:
-        """Send spans to an OTLP collector, gRPC at ``host:port``, without TLS."""
-        exporter = OTLPSpanExporter(endpoint=f"http://{collector}", insecure=True, timeout=EXPORT_S)
+        """Send spans to an OTLP collector, HTTP at ``host:port``, without TLS."""
+        exporter = JsonExporter(collector, EXPORT_S)
         queue = BatchSpanProcessor(
             exporter,
             max_queue_size=MAX_QUEUE,

@@ -8,6 +8,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from ext_proc import otlp
 from ext_proc import tracing as module
 from ext_proc.tracing import TRACEPARENT, Tracing
 from support.peer import Peer
@@ -101,6 +102,22 @@ async def test_an_exporter_that_fails_harms_no_request(spans):
     assert sent["x-gateway-destination-endpoint"]
     tracing.close()
     assert spans.get_finished_spans() == ()
+
+
+async def test_what_is_sent_is_otlp(tracing, spans):
+    """Identifiers in hexadecimal, 64-bit numbers as text, kinds as OTLP counts them."""
+    await decide(tracing, {TRACEPARENT: PARENT, "tracestate": "vendor=x"})
+    (resource,) = otlp.body(spans.get_finished_spans())["resourceSpans"]
+    said = {each["key"]: each["value"] for each in resource["resource"]["attributes"]}
+    assert said["service.name"] == {"stringValue": "tidegate-picker"}
+    (scope,) = resource["scopeSpans"]
+    (span,) = scope["spans"]
+    assert (span["name"], span["kind"], span["traceId"]) == ("tidegate.pick", 2, TRACE)
+    assert (span["parentSpanId"], span["traceState"]) == ("b7ad6b7169203331", "vendor=x")
+    assert int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"])
+    told = {each["key"]: each["value"] for each in span["attributes"]}
+    assert told["tidegate.prompt_blocks"] == {"intValue": "4"}
+    assert "doubleValue" in told["tidegate.waited_s"]
 
 
 def test_a_collector_that_is_not_there_costs_the_end_little(monkeypatch):

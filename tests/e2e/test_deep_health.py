@@ -13,7 +13,7 @@ import aiohttp
 import grpc
 import orjson
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from aiohttp import web
 
 from protos.tidegate.admin.v1 import admin_pb2
 from support.replicas import Replica, stack_over
@@ -62,29 +62,31 @@ async def stack(demo_extra, replicas):  # noqa: ARG001 - skips first
         yield running
 
 
-class Sink(trace_service_pb2_grpc.TraceServiceServicer):
+class Sink:
     """A collector of spans."""
 
     def __init__(self):
         self.spans = []
 
-    async def Export(self, request, _):  # noqa: N802 - gRPC's name
+    async def export(self, request):
         """Keep the spans."""
-        for resource in request.resource_spans:
-            for scope in resource.scope_spans:
-                self.spans += scope.spans
-        return trace_service_pb2.ExportTraceServiceResponse()
+        for resource in (await request.json())["resourceSpans"]:
+            for scope in resource["scopeSpans"]:
+                self.spans += scope["spans"]
+        return web.json_response({})
 
 
 @pytest.fixture(scope="module")
 async def sink():
     """A collector, with its address."""
-    made, server = Sink(), grpc.aio.server()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(made, server)
-    made.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
+    made, app = Sink(), web.Application()
+    app.router.add_post("/v1/traces", made.export)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.address = f"127.0.0.1:{runner.addresses[0][1]}"
     yield made
-    await server.stop(0)
+    await runner.cleanup()
 
 
 @pytest.fixture(scope="module")
@@ -360,18 +362,18 @@ async def test_a_traced_request_is_traced_through(http, stack, other, sink, list
 
         assert await eventually(traced, 20)
         span = sink.spans[0]
-        assert (span.name, span.trace_id.hex()) == ("tidegate.pick", trace)
-        assert span.parent_span_id.hex() == "b7ad6b7169203331"
+        assert (span["name"], span["traceId"]) == ("tidegate.pick", trace)
+        assert span["parentSpanId"] == "b7ad6b7169203331"
         heard = [one for replica in replicas for one in replica.asked if "traceparent" in one]
         ours = {one["traceparent"].split("-")[2] for one in heard}
-        assert span.span_id.hex() in ours
+        assert span["spanId"] in ours
         assert {one["tracestate"] for one in heard} == {"v=1"}
         known = len(sink.spans)
         async with http.post(stack.http_url + GENERATE, json=body()) as answer:
             assert answer.status == 200
         await asyncio.sleep(1.2)  # longer than spans wait to be sent
         late = sink.spans[known:]
-        assert all(span.trace_id.hex() == trace for span in late)
+        assert all(span["traceId"] == trace for span in late)
     finally:
         stack.write_fleet(fleet)
 

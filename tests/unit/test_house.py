@@ -110,7 +110,7 @@ ONLY_IN = {
     "envoy.service.accesslog": ("ext_proc.feedback.wire",),
     "envoy.service.discovery": ("xds_server.protocol.wire", "ext_proc.fleet_client"),
     # An extra: nothing else may load it.
-    "opentelemetry": ("ext_proc.tracing", "ext_proc.service"),
+    "opentelemetry": ("ext_proc.tracing", "ext_proc.otlp", "ext_proc.service"),
     "zmq": ("ext_proc.telemetry.kv_events",),
     "tritonclient": ("tidegate.demo", "tidegate.stack"),
     "envoy_data_plane": ("xds_server.resources",),

@@ -1,11 +1,11 @@
 """Spans to an OpenTelemetry collector: OTLP over HTTP, in its JSON form.
 
-OpenTelemetry's own exporters need the package ``opentelemetry-proto``. ``xds-protos`` brings an older
-copy of the same modules, and which of the two is there depends on what was installed last; JSON needs
-neither.
+OpenTelemetry's own exporters need the package ``opentelemetry-proto``. ``xds-protos`` brings an
+older copy of the same modules, and which of the two is there depends on what was installed last;
+JSON needs neither.
 
-Source: https://opentelemetry.io/docs/specs/otlp/#otlphttp (identifiers in hexadecimal, integers of 64
-bits as text, enumerations as numbers).
+Source: https://opentelemetry.io/docs/specs/otlp/#otlphttp (identifiers in hexadecimal, integers of
+64 bits as text, enumerations as numbers).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class JsonExporter(SpanExporter):
         self._failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send spans; a collector that does not take them is logged once, and again when it does."""
+        """Send spans; that a collector does not take them, or does again, is logged once."""
         trouble = (
             "the exporter is closed" if self._closed else self._post(orjson.dumps(body(spans)))
         )

@@ -181,7 +181,8 @@ def picker(
         typer.Option(
             "--otlp",
             metavar="HOST:PORT",
-            help="OpenTelemetry collector (OTLP/HTTP, e.g. port 4318) for spans of decisions; needs tidegate[otel].",
+            help="OpenTelemetry collector (OTLP/HTTP, usually port 4318) for spans of decisions;"
+            " needs tidegate[otel].",
         ),
     ] = None,
     drain: Annotated[

@@ -49,7 +49,8 @@ DIFFERENT = 64
 """Different requests of one run."""
 
 
-def _pool(mode: str, endpoints: int) -> Pool:
+def pool_of(mode: str, endpoints: int) -> Pool:
+    """Return the pool of a mode."""
     return llm(body=BODIES[mode], endpoints=replicas(endpoints))
 
 
@@ -62,7 +63,7 @@ def _usage() -> tuple[float, int]:
 
 def _serve(pipe: Connection, mode: str, endpoints: int, *, bare: bool) -> None:
     """Serve in the child; each message through the pipe is answered with CPU seconds and RSS."""
-    pool = _pool(mode, endpoints)
+    pool = pool_of(mode, endpoints)
     scripts = {b"": script(mode, pool, "word " * 400)} if bare else {}
 
     async def serve() -> None:
@@ -124,7 +125,7 @@ def streams_of(mode: str, characters: int) -> list[list[bytes]]:
 def ours(mode: str, args: argparse.Namespace, runs: int = 30, count: int = 500) -> float:
     """Return CPU microseconds per exchange without gRPC, the least of all runs."""
     server = PickerServer(
-        router(_pool(mode, args.endpoints)), picker="bench", metrics=Metrics(CollectorRegistry())
+        router(pool_of(mode, args.endpoints)), picker="bench", metrics=Metrics(CollectorRegistry())
     )
     streams = streams_of(mode, args.body)
 
@@ -140,7 +141,7 @@ def ours(mode: str, args: argparse.Namespace, runs: int = 30, count: int = 500) 
     return min(timed() for _ in range(runs)) / count * 1e6
 
 
-async def _drive(
+async def drive(
     address: str, streams: list[list[bytes]], count: int, concurrency: int, *, duplex: bool
 ) -> float:
     """Run ``count`` exchanges; return the seconds they took."""
@@ -177,8 +178,8 @@ def measure(mode: str, args: argparse.Namespace) -> dict[str, Any]:
         for bare, child in children.items():
             before, _ = child.usage()
             duplex = SENDING[mode] == SENDING["duplex"]
-            drive = _drive(child.address, streams, args.count, args.concurrency, duplex=duplex)
-            seconds = uvloop.run(drive)
+            load = drive(child.address, streams, args.count, args.concurrency, duplex=duplex)
+            seconds = uvloop.run(load)
             if number:  # the first round warms up
                 spent[bare].append((child.usage()[0] - before) / args.count * 1e6)
                 took[bare].append(seconds)
@@ -217,7 +218,7 @@ def memory(mode: str, wanted: int, args: argparse.Namespace) -> dict[str, Any]:
     for name, bare in (("picker", False), ("bare", True)):
         child = Child.start(mode, args.endpoints, bare=bare)
         sent = streams_of(mode, args.body)[0]
-        uvloop.run(_drive(child.address, [sent], 100, 4, duplex=False))  # what comes with the first
+        uvloop.run(drive(child.address, [sent], 100, 4, duplex=False))  # what comes with the first
         found[name] = round(uvloop.run(_held_open(child, wanted, sent)) / 1000, 1)
         child.stop()
     return {"mode": mode, "open": wanted, **{f"{name}_kb": kb for name, kb in found.items()}}

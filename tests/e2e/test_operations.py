@@ -131,6 +131,7 @@ async def test_a_drain_fails_no_request(http, new_stack):
             admin_pb2.SetDrainingRequest(endpoint=drained.name, draining=True, options=OPTIONS)
         )
         assert result.acked == result.clients
+        await traffic.more(2 * traffic.workers)  # answers that ended before, and were not read yet
         traffic.served.clear()
         await traffic.more(200)
         assert traffic.served[drained.http] == 0

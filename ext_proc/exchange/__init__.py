@@ -15,6 +15,7 @@ from ext_proc.exchange.actions import (
     ReplyResponse,
     ReplyTrailers,
 )
+from ext_proc.exchange.chooser import Chooser
 from ext_proc.exchange.events import (
     Body,
     BodySending,
@@ -26,7 +27,7 @@ from ext_proc.exchange.events import (
     Stopped,
     Trailers,
 )
-from ext_proc.exchange.machine import Chooser, Exchange, IllegalEventError, State
+from ext_proc.exchange.machine import Exchange, IllegalEventError, State
 
 __all__ = [
     "Action",

@@ -50,15 +50,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from ext_proc.exchange.actions import (
-    Ask,
     Refuse,
     ReplyBody,
     ReplyHead,
-    ReplyResponse,
-    ReplyTrailers,
 )
 from ext_proc.exchange.events import (
     Body,
@@ -66,13 +63,20 @@ from ext_proc.exchange.events import (
     Head,
     Lost,
     Response,
-    ResponsePart,
     Stopped,
     Trailers,
 )
 from ext_proc.exchange.first_part import body_tells_more, enough
 from ext_proc.exchange.refusals import refuse, too_large
-from ext_proc.exchange.replies import echoes, write_pick
+from ext_proc.exchange.replies import (
+    EMPTY_HEAD,
+    EMPTY_TRAILERS,
+    answer_head,
+    ask_for_body,
+    echoes,
+    go_on,
+    write_pick,
+)
 from ext_proc.requests import (
     BadRequest,
     read_body,
@@ -83,7 +87,6 @@ from ext_proc.requests import (
     token_blocks,
 )
 from ext_proc.routing.types import (
-    Decision,
     Features,
     Form,
     Outcome,
@@ -93,19 +96,15 @@ from ext_proc.routing.types import (
     Request,
     Ticket,
 )
-from protos.names import (
-    UNNAMED_ROUTE_PREFIX,
-    ClusterRef,
-    parse_cluster,
-)
+from protos.names import UNNAMED_ROUTE_PREFIX, ClusterRef, parse_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ext_proc.exchange.actions import Action, Pick
+    from ext_proc.exchange.chooser import Chooser
     from ext_proc.exchange.events import Event
     from ext_proc.requests import Tokenizer
-    from ext_proc.routing.types import Protocol as Spoken
 
 # Tuples, as a union in `isinstance` would be built anew at each call.
 _ENDS: Final = (Lost, Stopped)
@@ -115,12 +114,6 @@ _cluster_of: Final = lru_cache(maxsize=4096)(parse_cluster)
 """Routes lead to few clusters, and every request names one."""
 
 _NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
-_EMPTY_HEAD: Final = ReplyHead()
-_ASK_FIRST_PART: Final = ReplyHead(ask=Ask.FIRST_PART)
-_ASK_FIRST_PART_AND_LOADS: Final = ReplyHead(ask=Ask.FIRST_PART_AND_LOADS)
-_EMPTY_BODY: Final = ReplyBody()
-_EMPTY_TRAILERS: Final = ReplyTrailers()
-_EMPTY_RESPONSE: Final = {part: ReplyResponse(part) for part in ResponsePart}
 
 
 class IllegalEventError(Exception):
@@ -140,26 +133,6 @@ class State(Enum):
     DECIDED = "decided"
     """Picked, refused or passed."""
     OVER = "over"
-
-
-class Chooser(Protocol):
-    """What an exchange needs of the router."""
-
-    @property
-    def pools(self) -> Mapping[str, Pool]:
-        """The pools by name."""
-
-    def pool_for(self, features: Features, path: str, protocol: Spoken) -> str | Refusal:
-        """Name the pool of a request whose route does not."""
-
-    def decide(self, request: Request, now: float, unix_now: float) -> Decision | Refusal:
-        """Choose, and charge the choice."""
-
-    def served(self, ticket: Ticket, address: str, now: float) -> Ticket:
-        """Move the charge to the replica at ``address``; return the ticket that is open now."""
-
-    def settle(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
-        """Take the charge back; tell whether it was still open."""
 
 
 @dataclass(slots=True)
@@ -250,18 +223,9 @@ class Exchange:
             ticket = self._chooser.served(self._ticket, event.served, now)
             self.moved = self.moved or ticket is not self._ticket
             self._ticket = ticket
-        return self._go_on(event)
-
-    def _go_on(self, event: Body | Trailers | Response) -> tuple[Action, ...]:
-        if isinstance(event, Body):
-            if self._duplex_request:
-                return tuple(ReplyBody(echo=echo) for echo in echoes(event))
-            return (_EMPTY_BODY,)
-        if isinstance(event, Trailers):
-            return (_EMPTY_TRAILERS,)
-        if self._duplex_response and event.part is ResponsePart.BODY:
-            return tuple(ReplyResponse(event.part, echo) for echo in echoes(event))
-        return (_EMPTY_RESPONSE[event.part],)
+        return go_on(
+            event, duplex_request=self._duplex_request, duplex_response=self._duplex_response
+        )
 
     # --- the request --------------------------------------------------------------------------
 
@@ -287,23 +251,11 @@ class Exchange:
             if sent is BodySending.DUPLEX:
                 known.held = bytearray()
                 return ()
-            return (self._first_reply(known),)
+            return (ask_for_body(known.head, loads=self._wants_loads(known)),)
         decided = self._decide(known, head.subset, now, unix_now)
-        return (decided if isinstance(decided, Refuse) else self._last_reply(known, decided),)
-
-    def _first_reply(self, known: _Known) -> ReplyHead:
-        """Return the reply to a head whose body is waited for."""
-        if known.head.request_body is not BodySending.NONE:
-            return _EMPTY_HEAD
-        return _ASK_FIRST_PART_AND_LOADS if self._wants_loads(known) else _ASK_FIRST_PART
-
-    def _last_reply(self, known: _Known, pick: Pick) -> ReplyHead:
-        """Return the reply to a head that is decided on."""
-        head = known.head
-        if head.request_body is not BodySending.BUFFERED or head.end_of_stream:
-            return ReplyHead(pick)
-        # A buffered body that nobody reads would only delay the request; a stream's never ends.
-        return ReplyHead(pick, Ask.NOTHING_AND_LOADS if self._wants_loads(known) else Ask.NOTHING)
+        if isinstance(decided, Refuse):
+            return (decided,)
+        return (answer_head(head, decided, loads=self._wants_loads(known)),)
 
     def _wants_loads(self, known: _Known) -> bool:
         """Tell whether an override must keep the answer's headers coming (ORCA)."""
@@ -358,7 +310,7 @@ class Exchange:
         if isinstance(event, Trailers):
             # The trailers end the request, so no chunk does.
             echoed = echoes(replace(body, end_of_stream=False)) if held else []
-            return (head, *(ReplyBody(echo=echo) for echo in echoed), _EMPTY_TRAILERS)
+            return (head, *(ReplyBody(echo=echo) for echo in echoed), EMPTY_TRAILERS)
         return (head, *(ReplyBody(echo=echo) for echo in echoes(body)))
 
     def _on_body(self, known: _Known, body: Body, now: float, unix_now: float) -> Pick | Refuse:
@@ -432,7 +384,7 @@ class Exchange:
     def _pass(self, why: str) -> ReplyHead:
         self.state = State.DECIDED
         self.passed = why
-        return _EMPTY_HEAD
+        return EMPTY_HEAD
 
     def _settle(self, event: Lost | Stopped, now: float) -> None:
         self.state = State.OVER

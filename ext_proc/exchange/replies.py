@@ -1,10 +1,19 @@
-"""Replies that carry something: a decision as a pick, chunks as echoes."""
+"""Replies: what asks for the body, a decision as a pick, chunks as echoes, and the empty ones."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.exchange.actions import Echo, Pick
+from ext_proc.exchange.actions import (
+    Ask,
+    Echo,
+    Pick,
+    ReplyBody,
+    ReplyHead,
+    ReplyResponse,
+    ReplyTrailers,
+)
+from ext_proc.exchange.events import Body, BodySending, ResponsePart, Trailers
 from ext_proc.requests.tokens import CHARS_PER_TOKEN
 from protos.names import (
     CONTROL_POOL_HEADER,
@@ -14,7 +23,8 @@ from protos.names import (
 )
 
 if TYPE_CHECKING:
-    from ext_proc.exchange.events import Body, Response
+    from ext_proc.exchange.actions import Action
+    from ext_proc.exchange.events import Head, Response
     from ext_proc.requests import Blocks
     from ext_proc.routing.types import Decision, Features
     from protos.names import ClusterRef
@@ -68,3 +78,46 @@ def echoes(event: Body | Response) -> list[Echo]:
         )
         for at in starts
     ]
+
+
+EMPTY_HEAD: Final = ReplyHead()
+EMPTY_TRAILERS: Final = ReplyTrailers()
+_ASK_FIRST_PART: Final = ReplyHead(ask=Ask.FIRST_PART)
+_ASK_FIRST_PART_AND_LOADS: Final = ReplyHead(ask=Ask.FIRST_PART_AND_LOADS)
+_EMPTY_BODY: Final = ReplyBody()
+_EMPTY_RESPONSE: Final = {part: ReplyResponse(part) for part in ResponsePart}
+
+
+def ask_for_body(head: Head, *, loads: bool) -> ReplyHead:
+    """Return the reply to a head whose body is waited for.
+
+    Args:
+        head: The head.
+        loads: An override must keep the answer's headers coming (ORCA).
+    """
+    if head.request_body is not BodySending.NONE:
+        return EMPTY_HEAD
+    return _ASK_FIRST_PART_AND_LOADS if loads else _ASK_FIRST_PART
+
+
+def answer_head(head: Head, pick: Pick, *, loads: bool) -> ReplyHead:
+    """Return the reply to a head that is decided on; the arguments are ``ask_for_body``'s."""
+    if head.request_body is not BodySending.BUFFERED or head.end_of_stream:
+        return ReplyHead(pick)
+    # A buffered body that nobody reads would only delay the request; a stream's never ends.
+    return ReplyHead(pick, Ask.NOTHING_AND_LOADS if loads else Ask.NOTHING)
+
+
+def go_on(
+    event: Body | Trailers | Response, *, duplex_request: bool, duplex_response: bool
+) -> tuple[Action, ...]:
+    """Answer what needs no decision: with nothing, or an echo where the proxy waits for one."""
+    if isinstance(event, Body):
+        if duplex_request:
+            return tuple(ReplyBody(echo=echo) for echo in echoes(event))
+        return (_EMPTY_BODY,)
+    if isinstance(event, Trailers):
+        return (EMPTY_TRAILERS,)
+    if duplex_response and event.part is ResponsePart.BODY:
+        return tuple(ReplyResponse(event.part, echo) for echo in echoes(event))
+    return (_EMPTY_RESPONSE[event.part],)

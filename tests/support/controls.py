@@ -5,10 +5,21 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from support.fleets import fleet
 from xds_server.control import Control
 from xds_server.fleet.store import Store
+from xds_server.operation import Options
 from xds_server.protocol.publication import Problem
 from xds_server.protocol.snapshot import Snapshot
+
+TEXT = fleet().model_dump_json()
+"""The usual fleet."""
+WAIT = Options("ann", "because", wait=True, timeout_s=5)
+
+
+def weight(control: Control, variant: str = "canary") -> int:
+    """Return the weight in force."""
+    return next(v.weight for v in control.fleet.pools[0].variants if v.name == variant)
 
 
 @dataclass

@@ -116,7 +116,7 @@ def test_throughput_is_judged_against_the_named_peer() -> None:
 
 def test_a_report_has_all_in_files(tmp_path: Path) -> None:
     """Markdown, page and plots are written; what is missing is named."""
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     results = orjson.loads(orjson.dumps(fleet({"mean": 0.5}, {"mean": 1.0})))
     markdown, page = write_report(results, tmp_path)
     text = markdown.read_text()

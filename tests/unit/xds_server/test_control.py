@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import closing
 
 import pytest
 
-from support.controls import World, settle
+from support.controls import TEXT, WAIT, World, settle, weight
 from support.fleets import endpoint, fleet, pool
 from xds_server import control as control_module
 from xds_server import rollout
-from xds_server.control import Control
 from xds_server.fleet.change import UnknownName
 from xds_server.fleet.load import FleetError
 from xds_server.fleet.store import Store, StoreError, UnknownRevision
 from xds_server.operation import Busy, Options
-
-TEXT = fleet().model_dump_json()
-WAIT = Options("ann", "because", wait=True, timeout_s=5)
-
-
-@pytest.fixture
-async def world() -> AsyncIterator[World]:
-    """Return a control that runs the usual fleet as revision 1."""
-    with closing(Store(None)) as store:
-        made = World(store)
-        await made.control.start(TEXT, "fleet.yaml")
-        yield made
-        await made.control.stop()
-
-
-def weight(control: Control, variant: str = "canary") -> int:
-    """Return the weight in force."""
-    return next(v.weight for v in control.fleet.pools[0].variants if v.name == variant)
 
 
 async def test_the_first_fleet_is_revision_1(world: World) -> None:

@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import closing
 
 import pytest
 
 from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, PICKER_CLUSTER, ROUTE_TYPE
-from support.controls import World, settle
+from support.controls import WAIT, World, settle, weight
 from support.fleets import fleet, pool
-from xds_server.control import Control
-from xds_server.fleet.store import Store
 from xds_server.operation import Options
-
-TEXT = fleet().model_dump_json()
-WAIT = Options("ann", "because", wait=True, timeout_s=5)
-
-
-@pytest.fixture
-async def world() -> AsyncIterator[World]:
-    """Return a control that runs the usual fleet as revision 1."""
-    with closing(Store(None)) as store:
-        made = World(store)
-        await made.control.start(TEXT, "fleet.yaml")
-        yield made
-        await made.control.stop()
-
-
-def weight(control: Control, variant: str = "canary") -> int:
-    """Return the weight in force."""
-    return next(v.weight for v in control.fleet.pools[0].variants if v.name == variant)
 
 
 def reachable(world: World) -> set[str]:

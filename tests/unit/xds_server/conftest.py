@@ -1,0 +1,21 @@
+"""What the tests of the control server share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import closing
+
+import pytest
+
+from support.controls import TEXT, World
+from xds_server.fleet.store import Store
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    """Return a control that runs the usual fleet as revision 1."""
+    with closing(Store(None)) as store:
+        made = World(store)
+        await made.control.start(TEXT, "fleet.yaml")
+        yield made
+        await made.control.stop()

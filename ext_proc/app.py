@@ -221,17 +221,23 @@ class Picker:
             channel,
             self._watch,
             rng=self._rng.random,
-            on_connected=self._metrics.connected.set,
+            on_connected=self._connected,
         )
         self._reporter = Reporter(
             channel,
             picker=settings.id,
             in_flight=self._router.in_flight,
+            taken=lambda: self._watch.taken,
             rng=self._rng.random,
             findings=self._router.conditions.findings,
             group=_group(settings.id, self._place),
         )
         _log.info("picker_started", id=settings.id, listen=bound, metrics=page, xds=settings.xds)
+
+    def _connected(self, connected: bool) -> None:
+        self._metrics.connected.set(connected)
+        if connected:
+            self._reporter.wake()
 
     async def _close(self) -> None:
         await self._server.stop(0)

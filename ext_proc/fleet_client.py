@@ -77,6 +77,8 @@ class PoolWatch:
         """True once a response was taken: pools are known, even if there are none."""
         self.version: str | None = None
         """The server's name for the last state taken."""
+        self.taken = ""
+        """Nonce of the response that brought it; empty before the first."""
         self.error: str | None = None
         """Why the last response was refused; ``None`` where it was taken."""
 
@@ -102,6 +104,7 @@ class PoolWatch:
             self.error = None
             self.synced = True
             self.version = response.system_version_info
+            self.taken = response.nonce
         return request
 
     def _apply(self, response: Any) -> None:

@@ -1,12 +1,18 @@
 """Tells the control server how many requests are in flight, on which drains wait, and who is sick.
 
-Law: the first report of a stream is full, and each later one too; one is sent when what it says
-differs from what was last sent, at most every `INTERVAL_S`. A lost stream is opened again.
+Rules:
+
+1. Each report is full. One is sent when what it says differs from what was last sent, at most every
+   `INTERVAL_S`.
+2. It names the response of the control server that was in force when it counted: so that server
+   knows which picks are in it. Both are read in one step of the event loop.
+3. A lost stream is opened again: after a delay, or as soon as the fleet is heard of again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -32,6 +38,7 @@ class Reporter:
         channel: To the control server.
         picker: This picker's id, as on ADS.
         in_flight: Returns the requests in flight by endpoint id.
+        taken: Returns the nonce of the last response of the control server that is in force.
         findings: Returns the replicas that this picker finds sick.
         group: Name that it shares with those that find as one with it; empty = nobody.
         rng: A number in [0, 1), for the jitter.
@@ -45,6 +52,7 @@ class Reporter:
         picker: str,
         in_flight: Callable[[], Mapping[str, int]],
         rng: Callable[[], float],
+        taken: Callable[[], str] = str,
         findings: Callable[[], Sequence[Finding]] = tuple,
         group: str = "",
         interval_s: float = INTERVAL_S,
@@ -52,10 +60,16 @@ class Reporter:
         self._stub: Any = report_pb2_grpc.PickerReportsStub(channel)
         self._picker = picker
         self._in_flight = in_flight
+        self._taken = taken
         self._findings = findings
         self._group = group
         self._backoff = Backoff(rng)
         self._interval_s = interval_s
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Do not wait longer before the next attempt: the control server is there."""
+        self._wake.set()
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -64,16 +78,18 @@ class Reporter:
                 await self._report()
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 _log.debug("report_stream_lost", reason=type(error).__name__)
-            await asyncio.sleep(self._backoff.delay_s())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._backoff.delay_s())
 
     async def _report(self) -> None:
+        self._wake.clear()
         call = self._stub.Report()
-        sent: tuple[dict[str, int], Sequence[Finding]] | None = None
+        sent: tuple[dict[str, int], Sequence[Finding], str] | None = None
         try:
             # done() turns true when the server ends the stream: writes alone would not tell.
             while not call.done():
                 counts = {name: count for name, count in self._in_flight().items() if count}
-                news = (counts, self._findings())
+                news = (counts, self._findings(), self._taken())
                 if news != sent:
                     await call.write(report_of(self._picker, *news, group=self._group))
                     sent = news
@@ -84,12 +100,18 @@ class Reporter:
 
 
 def report_of(
-    picker: str, counts: Mapping[str, int], findings: Sequence[Finding] = (), *, group: str = ""
+    picker: str,
+    counts: Mapping[str, int],
+    findings: Sequence[Finding] = (),
+    taken: str = "",
+    *,
+    group: str = "",
 ) -> report_pb2.PickerReport:
     """Write a full report."""
     return report_pb2.PickerReport(
         picker_id=picker,
         group=group,
+        taken=taken,
         endpoints=[
             report_pb2.EndpointLoad(id=name, in_flight=count)
             for name, count in sorted(counts.items())

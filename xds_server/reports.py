@@ -19,6 +19,7 @@ import grpc
 
 from protos.tidegate.fleet.v1 import report_pb2, report_pb2_grpc
 from xds_server.fleet.findings import Place
+from xds_server.protocol.publication import PickerLoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,7 @@ class _Said(NamedTuple):
     """What a picker said last."""
 
     stream: int
-    counts: dict[str, int]
+    load: PickerLoad
     findings: dict[Place, tuple[str, ...]]
     group: str = ""
 
@@ -64,16 +65,15 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         self._streams = itertools.count(1)
         self._said: dict[str, _Said] = {}
 
-    @property
-    def reporting(self) -> bool:
-        """Any picker reports."""
-        return bool(self._said)
+    def loads(self) -> dict[str, PickerLoad]:
+        """Return what each reporting picker said last of its work."""
+        return {picker: said.load for picker, said in self._said.items()}
 
     def in_flight(self) -> dict[str, int]:
         """Return endpoint id -> requests in flight, summed over the pickers."""
         total: dict[str, int] = {}
         for said in self._said.values():
-            for endpoint, count in said.counts.items():
+            for endpoint, count in said.load.in_flight.items():
                 total[endpoint] = total.get(endpoint, 0) + count
         return total
 
@@ -111,7 +111,8 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
             for each in report.findings
         }
         before = self._said.get(picker)
-        self._said[picker] = _Said(stream, counts, findings, report.group)
+        load = PickerLoad(counts, report.taken)
+        self._said[picker] = _Said(stream, load, findings, report.group)
         self._changed()
         if findings != (before.findings if before else {}):
             self._on_findings()
@@ -120,8 +121,10 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         return self._said[picker].stream if picker in self._said else 0
 
     def _problem(self, picker: str, report: report_pb2.PickerReport) -> str:
-        if not picker or max(len(picker), len(report.group)) > MAX_ID_CHARS:
-            return f"picker_id must have 1 to {MAX_ID_CHARS} characters, and group at most that"
+        if not picker or max(map(len, (picker, report.group, report.taken))) > MAX_ID_CHARS:
+            return (
+                f"picker_id must have 1 to {MAX_ID_CHARS} characters, group and taken at most that"
+            )
         if picker not in self._said and len(self._said) >= MAX_PICKERS:
             return f"{MAX_PICKERS} pickers report already"
         if len(report.endpoints) > MAX_ENDPOINTS:

@@ -364,5 +364,4 @@ class AdsServer:
             self._dispatch(self._publisher.disconnect(connection.number, self._clock()))
 
     def _weigh(self) -> None:
-        reports, now = self._reports, self._clock()
-        self._dispatch(self._publisher.loads(reports.in_flight(), now, reporting=reports.reporting))
+        self._dispatch(self._publisher.loads(self._reports.loads(), self._clock()))

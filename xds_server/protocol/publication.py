@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from xds_server.protocol.snapshot import Snapshot
@@ -18,6 +18,15 @@ MAX_STAGES: Final = 64
 
 SWITCH: Final = "switch"
 """Label of the stage after which a publication is no longer abandoned."""
+
+
+class PickerLoad(NamedTuple):
+    """What a picker last reported of its work."""
+
+    in_flight: Mapping[str, int]
+    """Endpoint id -> requests; an absent endpoint has none."""
+    taken: str = ""
+    """Nonce of the last response that it had taken when it counted."""
 
 
 @dataclass(frozen=True, slots=True)

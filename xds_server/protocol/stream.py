@@ -111,6 +111,11 @@ class _Stream(ABC, Generic[Request]):
         tracker = self._trackers.get(type_url)
         return tracker is not None and tracker.requested
 
+    def acknowledged(self, type_url: str) -> str:
+        """Return the nonce of the type's last accepted response; empty where there was none."""
+        tracker = self._trackers.get(type_url)
+        return "" if tracker is None else tracker.acknowledged
+
     def standing(self) -> Standing:
         """Return where the client stands with its snapshot."""
         refused: TypeTracker | None = None

@@ -102,6 +102,7 @@ class TypeTracker:
         self._dirty = True
         self._version_sent = ""
         self._version_acked = ""
+        self._nonce_acked = ""
         self._refusal = ""
         self._refused_at = 0.0
 
@@ -167,6 +168,7 @@ class TypeTracker:
             else:
                 self._held.pop(name, None)
         self._version_acked = flight.version
+        self._nonce_acked = flight.nonce
 
     def _refuse(self, flight: _InFlight) -> None:
         refused = flight.content.versions()
@@ -306,6 +308,11 @@ class TypeTracker:
     def refusal(self) -> str:
         """The client's words when it last refused."""
         return self._refusal
+
+    @property
+    def acknowledged(self) -> str:
+        """The nonce of the last response that the client accepted; empty where there was none."""
+        return self._nonce_acked
 
     @property
     def established(self) -> bool:

@@ -7,10 +7,11 @@ Rules:
 1. A stage sets its audience's snapshot. The next stage begins when every client of that audience
    stands SYNCED, has refused (NACKED), or has missed the stage's deadline (STALLED).
 2. A stage with ``wait_for_drained`` begins when these endpoints have nothing in flight by the
-   pickers' reports, or at its hold deadline. A zero counts only ``REPORT_LAG_S`` after the wait
-   began, as a picker's last report may be older than its last pick; with no picker reporting
-   there is nothing in flight. A stage with ``grace_s`` begins so long after the answers to the
-   one before: an Envoy answers before its workers follow, and requests may be halfway through.
+   pickers' reports, or at its hold deadline. A connected picker's zero counts from the report that
+   names the response which it acknowledged last: an older one may lack its last picks. One that
+   does not say so much is waited for ``REPORT_PATIENCE_S``; with no picker there is nothing in
+   flight. A stage with ``grace_s`` begins so long after the answers to the one before: an Envoy
+   answers before its workers follow, and requests may be halfway through.
 3. A client that refused or stalled has left the gate: it stays on the stage it reached, whatever
    the others do. As soon as it stands SYNCED there it is led on, stage by stage, and once it has
    caught up it counts again. A publication takes all clients along afresh. A refusal older than
@@ -32,7 +33,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from protos.names import CLUSTER_TYPE, ROUTE_TYPE
+from protos.names import CLUSTER_TYPE, POOL_TYPE, ROUTE_TYPE
 from xds_server.protocol.client import Client
 from xds_server.protocol.messages import Response, short_type
 from xds_server.protocol.publication import (
@@ -41,6 +42,7 @@ from xds_server.protocol.publication import (
     Audience,
     OnReject,
     Outcome,
+    PickerLoad,
     Plan,
     Problem,
     Run,
@@ -49,7 +51,7 @@ from xds_server.protocol.publication import (
 from xds_server.protocol.retired import Retired
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from xds_server.protocol.messages import DeltaRequest, SotwRequest, Verdict
     from xds_server.protocol.snapshot import Snapshot
@@ -59,6 +61,7 @@ __all__ = [
     "Audience",
     "OnReject",
     "Outcome",
+    "PickerLoad",
     "Plan",
     "Problem",
     "Publisher",
@@ -70,8 +73,8 @@ __all__ = [
 Sent: TypeAlias = list[tuple[int, Response]]
 """What to send: the client's number and the message, in order."""
 
-REPORT_LAG_S: Final = 0.25
-"""Pickers report at most every 100 ms; the rest is for the way here."""
+REPORT_PATIENCE_S: Final = 5.0
+"""A picker that lost its report stream opens a new one within 2 s."""
 
 BRIDGE_S: Final = 0.25
 """How long a client that came back late keeps what it may still use, once its routes follow."""
@@ -89,8 +92,7 @@ class Publisher:
         self._clients: dict[int, Client] = {}
         self._retired = Retired()
         self._crossing: dict[int, float] = {}
-        self._loads: dict[str, int] = {}
-        self._reporting = False
+        self._loads: dict[str, PickerLoad] = {}
         self._run: Run | None = None
         self._awaited = 0
         """A client that was seen to hold up the stage."""
@@ -145,10 +147,9 @@ class Publisher:
         self._crossing.pop(number, None)
         return self._advance(now)
 
-    def loads(self, in_flight: Mapping[str, int], now: float, *, reporting: bool) -> Sent:
-        """Take the pickers' counts: endpoint id -> in flight; ``reporting`` = any picker does."""
-        self._loads = dict(in_flight)
-        self._reporting = reporting
+    def loads(self, reports: Mapping[str, PickerLoad], now: float) -> Sent:
+        """Take what each reporting picker said last, by its node id."""
+        self._loads = dict(reports)
         return self._advance(now)
 
     # --- publications ---------------------------------------------------------------------------
@@ -273,14 +274,26 @@ class Publisher:
             return until
         patience = since + stage.hold_deadline_s
         if self._drained(stage):
-            patience = min(patience, since + REPORT_LAG_S)
+            patience = min(patience, since if self._all_told() else since + REPORT_PATIENCE_S)
         return max(until, patience)
 
     def _waits(self, stage: Stage) -> bool:
-        return bool(stage.wait_for_drained) and self._reporting
+        return bool(stage.wait_for_drained) and (bool(self._loads) or any(self._pickers()))
 
     def _drained(self, stage: Stage) -> bool:
-        return not any(self._loads.get(endpoint) for endpoint in stage.wait_for_drained)
+        ids = stage.wait_for_drained
+        return not any(load.in_flight.get(id_) for load in self._loads.values() for id_ in ids)
+
+    def _all_told(self) -> bool:
+        """Tell whether each picker reported since it took what was sent to it last."""
+        for client in self._pickers():
+            load = self._loads.get(client.node)
+            if load is None or load.taken != client.stream.acknowledged(POOL_TYPE):
+                return False
+        return True
+
+    def _pickers(self) -> Iterator[Client]:
+        return (c for c in self._clients.values() if c.audience == "picker" and not c.left)
 
     def _begin(self, run: Run, stage: Stage, now: float) -> Sent:
         run.index += 1

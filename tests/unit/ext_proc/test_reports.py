@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import grpc
 import pytest
 
+from ext_proc.backoff import Backoff
 from ext_proc.reports import Reporter, report_of
 from protos.tidegate.fleet.v1 import report_pb2, report_pb2_grpc
 
@@ -40,7 +42,7 @@ async def test_reports_follow_changes_and_survive_the_server():
     report_pb2_grpc.add_PickerReportsServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    counts = {"r1": 0}
+    counts, taken = {"r1": 0}, ["1-1"]
     async with (
         asyncio.timeout(10),
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
@@ -49,6 +51,7 @@ async def test_reports_follow_changes_and_survive_the_server():
             channel,
             picker="picker-1",
             in_flight=lambda: counts,
+            taken=lambda: taken[0],
             rng=lambda: 0.0,
             interval_s=0.001,
         )
@@ -59,6 +62,38 @@ async def test_reports_follow_changes_and_survive_the_server():
         assert (changed.id, changed.in_flight) == ("r1", 2)
         (again,) = (await servicer.heard.get()).endpoints
         assert again.in_flight == 2
+        taken[0] = "1-2"
+        assert (await servicer.heard.get()).taken == "1-2"
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await server.stop(0)
+
+
+async def test_a_lost_stream_is_opened_at_once_when_the_server_is_there(monkeypatch):
+    """A drain waits for the report, so the delay between attempts must not hold it up."""
+    monkeypatch.setattr(Backoff, "delay_s", lambda _: 60.0)
+    server, servicer = grpc.aio.server(), Server()
+    report_pb2_grpc.add_PickerReportsServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with (
+        asyncio.timeout(10),
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        numbers = itertools.count()
+        reporter = Reporter(
+            channel,
+            picker="picker-1",
+            in_flight=lambda: {"r1": next(numbers)},
+            rng=lambda: 0.0,
+            interval_s=0.001,
+        )
+        task = asyncio.create_task(reporter.run())
+        for _ in range(2):
+            await servicer.heard.get()
+        reporter.wake()
+        await servicer.heard.get()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -9,6 +9,7 @@ import pytest
 from protos.tidegate.fleet.v1.report_pb2 import EndpointLoad, Finding, PickerReport
 from xds_server import reports
 from xds_server.fleet.findings import Place
+from xds_server.protocol.publication import PickerLoad
 from xds_server.reports import MAX_CONDITIONS, PickerReports, _Said
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ async def test_each_report_replaces_the_one_before() -> None:
 
     await book.Report(stream(), Context())
     assert seen == [{"a": 1, "b": 2}, {"b": 3}, {}]
-    assert not book.reporting
+    assert not book.loads()
 
 
 async def test_the_newer_stream_of_a_picker_owns_its_counts() -> None:
@@ -57,7 +58,7 @@ async def test_the_newer_stream_of_a_picker_owns_its_counts() -> None:
     async def older() -> AsyncIterator[PickerReport]:
         yield report("p", a=1)
         inner = newer()
-        book._said["p"] = _Said(99, {"a": 5}, {})
+        book._said["p"] = _Said(99, PickerLoad({"a": 5}), {})
         yield report("p", a=2)
         states.append(book.in_flight())
         await inner.aclose()
@@ -136,7 +137,7 @@ async def test_findings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         book = PickerReports(lambda: None)
         with pytest.raises(Refused, match="more than"):
             await book.Report(stream(), Context())
-        assert not book.reporting
+        assert not book.loads()
 
 
 async def test_workers_of_one_picker_find_as_one() -> None:

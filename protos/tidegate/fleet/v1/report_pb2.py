@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/tidegate/fleet/v1/report.proto\x12\x11tidegate.fleet.v1\"\x92\x01\n\x0cPickerReport\x12\x11\n\tpicker_id\x18\x01 \x01(\t\x12\x32\n\tendpoints\x18\x02 \x03(\x0b\x32\x1f.tidegate.fleet.v1.EndpointLoad\x12,\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x1a.tidegate.fleet.v1.Finding\x12\r\n\x05group\x18\x04 \x01(\t\"-\n\x0c\x45ndpointLoad\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\tin_flight\x18\x02 \x01(\r\"L\n\x07\x46inding\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x12\n\nconditions\x18\x04 \x03(\t\"\x0f\n\rReportSummary2^\n\rPickerReports\x12M\n\x06Report\x12\x1f.tidegate.fleet.v1.PickerReport\x1a .tidegate.fleet.v1.ReportSummary(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protos/tidegate/fleet/v1/report.proto\x12\x11tidegate.fleet.v1\"\xa1\x01\n\x0cPickerReport\x12\x11\n\tpicker_id\x18\x01 \x01(\t\x12\x32\n\tendpoints\x18\x02 \x03(\x0b\x32\x1f.tidegate.fleet.v1.EndpointLoad\x12,\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x1a.tidegate.fleet.v1.Finding\x12\r\n\x05group\x18\x04 \x01(\t\x12\r\n\x05taken\x18\x05 \x01(\t\"-\n\x0c\x45ndpointLoad\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\tin_flight\x18\x02 \x01(\r\"L\n\x07\x46inding\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x12\n\nconditions\x18\x04 \x03(\t\"\x0f\n\rReportSummary2^\n\rPickerReports\x12M\n\x06Report\x12\x1f.tidegate.fleet.v1.PickerReport\x1a .tidegate.fleet.v1.ReportSummary(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tidegate.fleet.v1.re
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PICKERREPORT']._serialized_start=61
-  _globals['_PICKERREPORT']._serialized_end=207
-  _globals['_ENDPOINTLOAD']._serialized_start=209
-  _globals['_ENDPOINTLOAD']._serialized_end=254
-  _globals['_FINDING']._serialized_start=256
-  _globals['_FINDING']._serialized_end=332
-  _globals['_REPORTSUMMARY']._serialized_start=334
-  _globals['_REPORTSUMMARY']._serialized_end=349
-  _globals['_PICKERREPORTS']._serialized_start=351
-  _globals['_PICKERREPORTS']._serialized_end=445
+  _globals['_PICKERREPORT']._serialized_end=222
+  _globals['_ENDPOINTLOAD']._serialized_start=224
+  _globals['_ENDPOINTLOAD']._serialized_end=269
+  _globals['_FINDING']._serialized_start=271
+  _globals['_FINDING']._serialized_end=347
+  _globals['_REPORTSUMMARY']._serialized_start=349
+  _globals['_REPORTSUMMARY']._serialized_end=364
+  _globals['_PICKERREPORTS']._serialized_start=366
+  _globals['_PICKERREPORTS']._serialized_end=460
 # @@protoc_insertion_point(module_scope)

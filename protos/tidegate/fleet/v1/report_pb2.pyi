@@ -26,11 +26,16 @@ class PickerReport(_message.Message):
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
     picker_id: _builtins.str
     """The node id that the picker uses on ADS."""
     group: _builtins.str
     """Pickers of one group find as one: the workers of one picker share what they hear. Empty =
     `picker_id`.
+    """
+    taken: _builtins.str
+    """Nonce of the last ADS response that the picker had taken when it counted; empty = none yet. Only
+    a report that names the response by which a replica drains tells that all picks before are in it.
     """
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndpointLoad]:
@@ -47,10 +52,11 @@ class PickerReport(_message.Message):
         endpoints: _abc.Iterable[Global___EndpointLoad] | None = ...,
         findings: _abc.Iterable[Global___Finding] | None = ...,
         group: _builtins.str = ...,
+        taken: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "findings", b"findings", "group", b"group", "picker_id", b"picker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "findings", b"findings", "group", b"group", "picker_id", b"picker_id", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

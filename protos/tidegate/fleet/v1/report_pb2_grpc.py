@@ -49,8 +49,8 @@ class PickerReportsServicer:
     """
 
     def Report(self, request_iterator, context):
-        """One stream per picker. The picker sends a full report at the start and whenever a count
-        that matters has changed, at most once every 100 ms.
+        """One stream per picker. The picker sends a full report at the start and whenever what it would
+        say has changed, at most once every 100 ms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

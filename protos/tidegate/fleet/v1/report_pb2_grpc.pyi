@@ -36,8 +36,8 @@ class PickerReportsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PickerReportsAsyncStub: ...
     Report: _grpc.StreamUnaryMultiCallable[_report_pb2.PickerReport, _report_pb2.ReportSummary]
-    """One stream per picker. The picker sends a full report at the start and whenever a count
-    that matters has changed, at most once every 100 ms.
+    """One stream per picker. The picker sends a full report at the start and whenever what it would
+    say has changed, at most once every 100 ms.
     """
 
 @_typing.type_check_only
@@ -48,8 +48,8 @@ class PickerReportsAsyncStub(PickerReportsStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Report: _aio.StreamUnaryMultiCallable[_report_pb2.PickerReport, _report_pb2.ReportSummary]  # type: ignore[assignment]
-    """One stream per picker. The picker sends a full report at the start and whenever a count
-    that matters has changed, at most once every 100 ms.
+    """One stream per picker. The picker sends a full report at the start and whenever what it would
+    say has changed, at most once every 100 ms.
     """
 
 class PickerReportsServicer(metaclass=_abc_1.ABCMeta):
@@ -63,8 +63,8 @@ class PickerReportsServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_report_pb2.PickerReport],
         context: _ServicerContext,
     ) -> _typing.Union[_report_pb2.ReportSummary, _abc.Awaitable[_report_pb2.ReportSummary]]:
-        """One stream per picker. The picker sends a full report at the start and whenever a count
-        that matters has changed, at most once every 100 ms.
+        """One stream per picker. The picker sends a full report at the start and whenever what it would
+        say has changed, at most once every 100 ms.
         """
 
 def add_PickerReportsServicer_to_server(servicer: PickerReportsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -12,10 +12,11 @@ from xds_server.protocol.publication import MAX_STAGES
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.stream import SotwStream
 from xds_server.protocol.transaction import (
-    REPORT_LAG_S,
+    REPORT_PATIENCE_S,
     Audience,
     OnReject,
     Outcome,
+    PickerLoad,
     Publisher,
     Run,
     Sent,
@@ -48,6 +49,7 @@ class House:
         self.waiting: dict[int, list[Response]] = {}
         self.got: dict[int, list[str]] = {}
         self.names: dict[tuple[int, str], tuple[str, ...]] = {}
+        self.reports: dict[str, PickerLoad] = {}
 
     def join(self, number: int, audience: Audience = "envoy", node: str = "") -> None:
         stream = SotwStream(str(number))
@@ -79,6 +81,13 @@ class House:
 
     def outcome(self, run: Run) -> Outcome:
         return self.publisher.outcome(run, self.now)
+
+    def report(self, number: int = 11, *, old: bool = False, **in_flight: int) -> None:
+        """Let a picker report, as of the response that it took last or of the one before."""
+        client = self.publisher._clients[number]
+        taken = "older" if old else client.stream.acknowledged(POOL_TYPE)
+        self.reports[client.node] = PickerLoad(in_flight, taken)
+        self.take(self.publisher.loads(self.reports, self.now))
 
     def at(self, now: float) -> None:
         self.now = now
@@ -384,7 +393,7 @@ def test_a_client_that_connects_midway_gets_the_current_stage() -> None:
 
 def _draining() -> tuple[House, Run]:
     house = running()
-    house.take(house.publisher.loads({"e1": 2, "e2": 9}, 0.0, reporting=True))
+    house.report(e1=2, e2=9)
     run = house.publish(*five("a", "b", drain=frozenset({"e1"})))
     for number in (1, 11, 1, 11):
         house.answer(number)
@@ -396,9 +405,9 @@ def test_a_drain_waits_for_zero_in_flight() -> None:
     """Rule 2: the last stage begins when the pickers report nothing in flight there."""
     house, run = _draining()
     house.now = 3.0
-    house.take(house.publisher.loads({"e1": 1}, 3.0, reporting=True))
+    house.report(e1=1, e2=9)
     assert house.outcome(run).stage == "stop"
-    house.take(house.publisher.loads({}, 3.0, reporting=True))
+    house.report(e2=9)
     assert house.outcome(run).stage == "remove"
 
 
@@ -412,23 +421,56 @@ def test_a_drain_ends_at_its_deadline() -> None:
     assert house.outcome(run).stage == "remove"
 
 
-def test_a_zero_counts_only_when_reports_had_time_to_arrive() -> None:
-    """Rule 2: a report may be older than the picker's last pick."""
+def test_a_zero_from_before_the_last_pick_does_not_end_a_drain() -> None:
+    """Rule 2: a report counts once it names the response by which the picker stopped."""
     house = running()
-    house.take(house.publisher.loads({}, 0.0, reporting=True))
+    house.report()
     run = house.publish(*five("a", "b", drain=frozenset({"e1"})))
     for number in (1, 11, 1, 11):
         house.answer(number)
+    house.now = 3.0
+    house.report(old=True)
     assert house.outcome(run).stage == "stop"
-    assert house.publisher.wake_at == REPORT_LAG_S
-    house.at(REPORT_LAG_S)
+    house.report(e1=1)
+    house.at(REPORT_PATIENCE_S + 1)
+    assert house.outcome(run).stage == "stop"
+    house.report()
     assert house.outcome(run).stage == "remove"
 
 
-def test_without_reporting_pickers_a_drain_waits_for_nothing() -> None:
+def test_every_picker_must_have_told() -> None:
+    """Rule 2: one picker's zero says nothing about another's work."""
+    house = running(pickers=2)
+    run = house.publish(*five("a", "b", drain=frozenset({"e1"})))
+    for number in (1, 11, 12, 1, 11, 12):
+        house.answer(number)
+    house.report(11)
+    assert house.outcome(run).stage == "stop"
+    house.report(12)
+    assert house.outcome(run).stage == "remove"
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_picker_that_does_not_tell_is_waited_for_a_while(silent: bool) -> None:
+    """Rule 2: one without a report, or with an old one, holds a drain for some seconds only."""
+    house = running()
+    run = house.publish(*five("a", "b", drain=frozenset({"e1"})))
+    for number in (1, 11, 1, 11):
+        house.answer(number)
+    if not silent:
+        house.report(old=True)
+    assert house.outcome(run).stage == "stop"
+    assert house.publisher.wake_at == REPORT_PATIENCE_S
+    house.at(REPORT_PATIENCE_S)
+    assert house.outcome(run).stage == "remove"
+
+
+def test_without_pickers_a_drain_waits_for_nothing() -> None:
     """Rule 2: no picker, no picks."""
-    house, run = _draining()
-    house.take(house.publisher.loads({}, 0.0, reporting=False))
+    house = running(pickers=0)
+    run = house.publish(*five("a", "b", drain=frozenset({"e1"})))
+    for number in (1, 1):
+        house.answer(number)
     assert house.outcome(run).stage == "remove"
 
 

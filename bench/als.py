@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from envoy.service.accesslog.v3 import als_pb2
 from prometheus_client import CollectorRegistry
@@ -24,14 +25,17 @@ from ext_proc.routing.router import Router
 from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+
+PLAIN = Outlier()
 
 
 def _address(number: int) -> tuple[str, int]:
     return f"10.0.{number // 250}.{1 + number % 250}", 8000
 
 
-def _message(entries: int, replicas: int, rng: random.Random) -> bytes:
+def written(entries: int, replicas: int, rng: random.Random) -> bytes:
+    """Return a message of Envoy's with so many entries."""
     message = als_pb2.StreamAccessLogsMessage()
     for number in range(entries):
         entry = message.http_logs.log_entry.add()
@@ -70,6 +74,31 @@ def _message(entries: int, replicas: int, rng: random.Random) -> bytes:
     return bytes(message.SerializeToString())
 
 
+def router_of(replicas: int, outlier: Outlier = PLAIN) -> Router:
+    """Return a router that knows the replicas of ``written``."""
+    endpoints = tuple(
+        Endpoint(EndpointKey(f"r{n}", 1), "stable", "{}:{}".format(*_address(n)), None)
+        for n in range(replicas)
+    )
+    pool = Pool("llm", variants=(Variant("stable", 1),), endpoints=endpoints, outlier=outlier)
+    router = Router(random.Random(1))  # noqa: S311 - a repeatable load
+    router.set_pools({"llm": pool}, 0.0)
+    return router
+
+
+def service_of(router: Router, registry: CollectorRegistry) -> LogService:
+    """Return what takes the messages of ``written``."""
+    feedback = Feedback(router, picker="p", life="x-")
+    return LogService(feedback, FeedbackMetrics(registry, feedback, router.conditions))
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run what waits for nothing but its next turn, without a loop."""
+    with suppress(StopIteration):
+        while True:
+            work.send(None)
+
+
 def _best_us(work: Callable[[], int], rounds: int) -> float:
     best = float("inf")
     for _ in range(rounds):
@@ -90,22 +119,9 @@ def main() -> None:
     args = parser.parse_args()
     rng = random.Random(1)  # noqa: S311 - a repeatable load
     for count in args.replicas:
-        endpoints = tuple(
-            Endpoint(EndpointKey(f"r{n}", 1), "stable", "{}:{}".format(*_address(n)), None)
-            for n in range(count)
-        )
-        pool = Pool(
-            "llm",
-            variants=(Variant("stable", 1),),
-            endpoints=endpoints,
-            outlier=Outlier(latency_factor=args.latency_factor),
-        )
-        router = Router(random.Random(1))  # noqa: S311 - as above
-        router.set_pools({"llm": pool}, 0.0)
-        feedback = Feedback(router, picker="p", life="x-")
-        metrics = FeedbackMetrics(CollectorRegistry(), feedback, router.conditions)
-        logs = LogService(feedback, metrics)
-        data = [_message(args.entries, count, rng) for _ in range(args.messages)]
+        router = router_of(count, Outlier(latency_factor=args.latency_factor))
+        logs = service_of(router, CollectorRegistry())
+        data = [written(args.entries, count, rng) for _ in range(args.messages)]
         total = args.entries * args.messages
 
         def parse(data: list[bytes] = data) -> int:
@@ -113,7 +129,7 @@ def main() -> None:
 
         def fold(data: list[bytes] = data, logs: LogService = logs, total: int = total) -> int:
             for one in data:
-                logs.take(one)
+                _run(logs.take(one))
             return total
 
         parsing, both = _best_us(parse, args.rounds), _best_us(fold, args.rounds)

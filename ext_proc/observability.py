@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from ext_proc.counts import MAX_SERIES, Counts, Timings
+from ext_proc.exposition import page_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -239,7 +240,7 @@ def debug_app(
     """
 
     async def print_metrics(_: web.Request) -> web.Response:
-        body = generate_latest(metrics.registry)
+        body = await page_of(metrics.registry)
         return web.Response(body=body, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def print_state(_: web.Request) -> web.Response:

@@ -64,16 +64,21 @@ class ReplicaMetrics(Collector):
             "Usual speed of an answer from its first byte to its last.",
             labels=["endpoint", "pool"],
         )
-        now = self._clock()
-        for replica in islice(self._replicas(), MAX_SERIES):
-            name = replica.key.id
+        # One family after the other, so that a page can be written in slices.
+        now, replicas = self._clock(), list(islice(self._replicas(), MAX_SERIES))
+        for replica in replicas:
             others = replica.others_queued(now) or 0.0
-            queue.add_metric([name], replica.load.in_flight + others)
+            queue.add_metric([replica.key.id], replica.load.in_flight + others)
+        yield queue
+        for replica in replicas:
             if replica.readings:
-                age.add_metric([name], now - min(each.at for each in replica.readings))
-            for pool, served in replica.served.items():
-                for family, estimate in ((first, served.first_byte_s), (speed, served.bytes_per_s)):
-                    value = estimate.value
+                oldest = min(each.at for each in replica.readings)
+                age.add_metric([replica.key.id], now - oldest)
+        yield age
+        for family, name in ((first, "first_byte_s"), (speed, "bytes_per_s")):
+            for replica in replicas:
+                for pool, served in replica.served.items():
+                    value = getattr(served, name).value
                     if value is not None:
-                        family.add_metric([name, pool], value)
-        yield from (queue, age, first, speed)
+                        family.add_metric([replica.key.id, pool], value)
+            yield family

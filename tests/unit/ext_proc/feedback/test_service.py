@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import random
 
 import grpc
@@ -13,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from ext_proc.feedback.fold import Feedback
 from ext_proc.feedback.metrics import FeedbackMetrics
-from ext_proc.feedback.service import MAX_BYTES, LogService
+from ext_proc.feedback.service import MAX_BYTES, SLICE, LogService
 from ext_proc.feedback.wire import METHOD, SERVICE, entries_of
 from ext_proc.observability import Metrics
 from ext_proc.routing.router import Router
@@ -119,6 +121,16 @@ def test_entries_of_running_requests_and_ipv6_are_known():
     assert first(message).served == "[::1]:8000"
 
 
+class Clock:
+    """Monotonic seconds: always the same, or those of an iterator."""
+
+    def __init__(self) -> None:
+        self.times = itertools.repeat(5.0)
+
+    def __call__(self) -> float:
+        return next(self.times)
+
+
 class Setup:
     """A picker's server with its log service."""
 
@@ -130,10 +142,11 @@ class Setup:
         router.set_pools({"llm": pool}, 0.0)
         self.router = router
         self.feedback = Feedback(router, picker="p", life="x-")
+        self.clock = Clock()
         self.logs = LogService(
             self.feedback,
             FeedbackMetrics(self.registry, self.feedback, router.conditions),
-            clock=lambda: 5.0,
+            clock=self.clock,
             wall_clock=lambda: 1000.75,
         )
         self.server = PickerServer(
@@ -166,6 +179,26 @@ async def test_a_stream_is_taken_on_the_pickers_own_port(setup):
     assert setup.counted("feedback_streams") == 0
 
 
+async def test_a_long_message_is_taken_in_slices_and_in_order(setup):
+    """Others have their turn after each slice, and no entry is lost or doubled."""
+    setup.clock.times = iter(range(100))
+    taken: list[tuple[str, float]] = []
+    setup.feedback.take = lambda entry, now: taken.append((entry.ticket, now))
+    message = als_pb2.StreamAccessLogsMessage()
+    for number in range(2 * SLICE + 1):
+        entry = logged().http_logs.log_entry[0]
+        entry.common_properties.metadata.filter_metadata["tidegate"]["ticket"] = f"x-{number}"
+        message.http_logs.log_entry.append(entry)
+    taking = asyncio.create_task(setup.logs.take(message.SerializeToString()))
+    seen = []
+    while not taking.done():
+        await asyncio.sleep(0)
+        seen.append(len(taken))
+    assert seen[:3] == [SLICE, 2 * SLICE, 2 * SLICE + 1]
+    assert [ticket for ticket, _ in taken] == [f"x-{n}" for n in range(2 * SLICE + 1)]
+    assert [now for _, now in taken] == [0.0] * SLICE + [1.0] * SLICE + [2.0]
+
+
 async def test_a_garbled_stream_ends_and_is_counted(setup):
     """Bytes that are no message cost their stream."""
     address = await setup.server.start("127.0.0.1:0")
@@ -176,11 +209,11 @@ async def test_a_garbled_stream_ends_and_is_counted(setup):
     assert setup.counted("feedback_dropped_total", reason="garbled") == 1
 
 
-def test_a_message_above_the_bound_is_dropped(setup):
+async def test_a_message_above_the_bound_is_dropped(setup):
     """At the bound it is read, one byte above it is not."""
     with pytest.raises(DecodeError):
-        setup.logs.take(b"\xff" * MAX_BYTES)
-    setup.logs.take(b"\xff" * (MAX_BYTES + 1))
+        await setup.logs.take(b"\xff" * MAX_BYTES)
+    await setup.logs.take(b"\xff" * (MAX_BYTES + 1))
     assert setup.counted("feedback_dropped_total", reason="too-large") == 1
 
 

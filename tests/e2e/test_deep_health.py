@@ -154,7 +154,7 @@ async def test_what_one_picker_finds_reaches_all(http, stack, other, replicas, r
         try:
             sick.status = 500
             begun = time.monotonic()
-            assert await eventually(told, 20)
+            assert await eventually(told)
             assert await eventually(marked)
             told_s = time.monotonic() - begun
             async with admin(stack) as stub:
@@ -167,7 +167,7 @@ async def test_what_one_picker_finds_reaches_all(http, stack, other, replicas, r
         finally:
             sick.status = 200
         begun = time.monotonic()
-        assert await eventually(over, 20)
+        assert await eventually(over)
         record_property("told", f"{told_s:.2f} s")
         record_property("over", f"{time.monotonic() - begun:.2f} s")
         asked = len(sick.asked)
@@ -188,9 +188,9 @@ async def test_what_a_picker_found_ends_with_it(http, stack, other, replicas):
     sick.status = 500
     try:
         async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.01):
-            assert await eventually(told, 20)
+            assert await eventually(told)
         await stack.kill_picker()
-        assert await eventually(over, 10)
+        assert await eventually(over)
     finally:
         sick.status = 200
         if not stack._supervisor.running(PICKER):
@@ -207,7 +207,7 @@ async def test_a_model_that_the_repository_does_not_have_ready(http, stack, repl
             found = await shown(http, stack.picker_metrics, sick.name)
             return found["conditions"][:1] == ["unavailable"]
 
-        assert await eventually(out, 10)
+        assert await eventually(out)
         found = await shown(http, stack.picker_metrics, sick.name)
         assert found["why"]["unavailable"] == "toy-llm: UNAVAILABLE (why)"
         asked = len(sick.asked)
@@ -221,7 +221,7 @@ async def test_a_model_that_the_repository_does_not_have_ready(http, stack, repl
     async def back() -> bool:
         return (await shown(http, stack.picker_metrics, sick.name))["conditions"] == []
 
-    assert await eventually(back, 10)
+    assert await eventually(back)
 
 
 async def test_the_repository_of_a_real_triton(http, new_stack):
@@ -248,13 +248,13 @@ async def test_the_repository_of_a_real_triton(http, new_stack):
     try:
         async with http.post(f"{model}/unload") as answer:
             assert answer.status == 200
-        assert await eventually(out, 10)
+        assert await eventually(out)
         assert "unavailable" in (await endpoint("vision"))["conditions"]
         assert (await endpoint("llm"))["conditions"] == []
     finally:
         async with http.post(f"{model}/load") as answer:
             assert answer.status == 200
-    assert await eventually(back, 15)
+    assert await eventually(back)
 
 
 async def test_load_reports_in_answers_become_readings(http, stack, replicas):
@@ -303,12 +303,12 @@ async def test_a_flapping_replica_is_out_longer_each_time(http, stack, replicas,
             before = (await outlier())["ejections"]
             for _ in range(3):
                 sick.status = 500
-                assert await eventually(ejected, 10)
+                assert await eventually(ejected)
                 sick.status = 200
                 begun = time.monotonic()
-                assert await eventually(tried, 20)
+                assert await eventually(tried)
                 spans.append(time.monotonic() - begun)
-                assert await eventually(closed, 10)
+                assert await eventually(closed)
             assert (await outlier())["ejections"] == before + 3
             failed = len(load.failures)
             asked = len(sick.asked)
@@ -360,7 +360,7 @@ async def test_a_traced_request_is_traced_through(http, stack, other, sink, list
                 assert answer.status == 200
             return bool(sink.spans)
 
-        assert await eventually(traced, 20)
+        assert await eventually(traced)
         span = sink.spans[0]
         assert (span["name"], span["traceId"]) == ("tidegate.pick", trace)
         assert span["parentSpanId"] == "b7ad6b7169203331"

@@ -192,4 +192,4 @@ async def test_what_the_loss_of_the_picker_costs(new_stack):
                 return False
             return bool(errors) and not any(errors)
 
-        assert await eventually(served, 15)
+        assert await eventually(served)

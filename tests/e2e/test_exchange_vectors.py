@@ -29,7 +29,7 @@ async def test_no_picker_and_fail_closed(http, new_stack):
         async with http.post(stack.http_url + GENERATE, json=body) as answer:
             return answer.status == 200
 
-    assert await eventually(served, 20)
+    assert await eventually(served)
 
 
 async def test_the_replica_that_served_is_credited(http, new_stack):
@@ -86,4 +86,4 @@ async def test_through_nobody_and_back(http, new_stack):
         async def as_expected(expected=expected) -> bool:
             return await asked() == expected
 
-        assert await eventually(as_expected, 20)
+        assert await eventually(as_expected)

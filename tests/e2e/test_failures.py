@@ -66,7 +66,7 @@ async def test_a_returned_replica_gets_work_again(http, new_stack, victim):
             await traffic.more(40)
             return traffic.served[back] > 0
 
-        assert await eventually(used, 20)
+        assert await eventually(used)
     assert not traffic.failures
 
 

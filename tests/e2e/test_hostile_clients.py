@@ -52,7 +52,7 @@ async def quiet(http, stack) -> bool:
         names = ("in_flight", "open_streams")
         return not any([await of_picker(http, stack, name) for name in names])
 
-    return await eventually(look, 10)
+    return await eventually(look)
 
 
 def rss(stack) -> int:

@@ -178,7 +178,7 @@ async def test_an_edited_file_is_applied(http, new_stack):
             await traffic.more(60)
             return traffic.served[gone.http] == 0
 
-        assert await eventually(forgotten, 10)
+        assert await eventually(forgotten)
     assert not traffic.failures
 
 

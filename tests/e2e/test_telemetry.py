@@ -69,8 +69,8 @@ async def test_readings_are_what_the_server_does(http, stack, tritons, pushed):
 
     try:
         async with requests_on(http, replica, 3):
-            assert await eventually(lambda: shows(3), 10)
-        assert await eventually(lambda: shows(0), 10)
+            assert await eventually(lambda: shows(3))
+        assert await eventually(lambda: shows(0))
         if pushed:
             telemetry = (await picker_state(http, stack))["telemetry"]
             assert telemetry["push"]["endpoints"] == 1
@@ -133,4 +133,4 @@ async def test_without_any_telemetry_routing_goes_on(http, new_stack):
     async def says_so():
         return await metric(http, blind.picker_metrics, STALE) == 3
 
-    assert await eventually(says_so, 10)
+    assert await eventually(says_so)

@@ -165,7 +165,7 @@ async def test_a_killed_worker_costs_no_request(http, crew):
 
         assert await eventually(leads, 2.0)
         await traffic.more(100)
-        assert await eventually(partial(back, http, crew, 0, killed), 20.0)
+        assert await eventually(partial(back, http, crew, 0, killed))
         await traffic.more(100)
     assert traffic.failures == []
     assert worker_pids(crew)[0] != killed
@@ -212,7 +212,7 @@ async def test_a_sequence_outlives_the_worker_that_began_it(http, crew):
     homes = {name: await step(name, sequence_start=True) for name in names}
     killed = worker_pids(crew)[1]
     os.kill(killed, signal.SIGKILL)
-    assert await eventually(partial(back, http, crew, 1, killed), 20.0)
+    assert await eventually(partial(back, http, crew, 1, killed))
     # About half of these are the new worker's first word of a sequence.
     assert {name: await step(name, sequence_end=True) for name in homes} == homes
 

@@ -142,7 +142,7 @@ async def test_a_cut_between_them_is_caught_up_with(protocol):
             hosts = (await held(house))["hosts"]
             return len(hosts["llm/c9/http"]) == 2 and "llm/c0/http" not in hosts
 
-        assert await eventually(crossed, within_s=10)
+        assert await eventually(crossed)
         assert flow.answered
         await asyncio.sleep(0.3)
     assert not flow.wrong

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.types import Outcome
     from ext_proc.tracing import Tracing
 
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 """How long a reply may take before it counts as missing."""
 
 
@@ -80,7 +80,7 @@ class Peer:
 
     async def settled(self, outcome: Outcome) -> None:
         """Wait until one ticket ended in that way."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not self.router.ledger.outcomes[outcome]:  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0)
         assert sum(self.router.in_flight().values()) == 0

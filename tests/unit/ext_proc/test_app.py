@@ -47,7 +47,7 @@ async def started(*changes):
 
 async def test_starts_shows_itself_and_stops_on_sigterm():
     """Without a control server it serves, is not ready, says so, and ends with 0 when told."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         process, line = await started()
         assert line["event"] == "picker_started"
         async with aiohttp.ClientSession() as session:
@@ -106,7 +106,7 @@ async def test_a_pools_tokenizer_reaches_its_prompts(tmp_path):
     reading = asyncio.create_task(picker._tokenizers.run())
     try:
         picker._take({"llm": Pool("llm", tokenizer=str(file))})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not picker._server._tools.tokenizers:  # noqa: ASYNC110 - a thread reads it
                 await asyncio.sleep(0)
     finally:

@@ -38,7 +38,7 @@ class Served:
         return (await self.stub.Check(health_pb2.HealthCheckRequest(service=service))).status
 
     async def watched_by(self, count):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.health.watchers != count:  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0)
 

@@ -39,7 +39,7 @@ async def running(files):
 
 
 async def until(condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - a thread changes it
             await asyncio.sleep(0)
 

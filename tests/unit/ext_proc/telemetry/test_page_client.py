@@ -51,7 +51,7 @@ class Server:
 async def serving(server, path="/metrics", **options):
     listening = await asyncio.start_server(server.talk, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
-    options = {"timeout_s": 5.0, "max_bytes": 1000, **options}
+    options = {"timeout_s": 60.0, "max_bytes": 1000, **options}
     client = PageClient(f"http://127.0.0.1:{port}{path}", **options)
     try:
         yield client

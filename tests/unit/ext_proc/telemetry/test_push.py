@@ -29,7 +29,7 @@ class Picker:
         self.address = ""
 
     async def next(self):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.heard.get()
 
 

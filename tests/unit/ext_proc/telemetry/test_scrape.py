@@ -87,6 +87,7 @@ async def scraping(heard: Heard, targets, **options):
         "clock": lambda: 5.0,
         "jitter": lambda: 0.9,
         "pacing": Pacing(fast_s=NEVER_S),
+        "timeout_s": 60.0,
         **options,
     }
     scraper = Scraper(heard.readings, heard.restart, heard.failure, **options)
@@ -284,7 +285,7 @@ async def test_rounds(replica):
     running = asyncio.create_task(scraper.run())
     await asyncio.sleep(0)
     scraper.set_targets({"a": replica.url, "b": replica.url})
-    await asyncio.wait_for(seen.wait(), 10)
+    await asyncio.wait_for(seen.wait(), 60)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     timers = [target.timer for target in scraper._targets.values()]

@@ -111,7 +111,7 @@ async def test_events_go_out_by_themselves(tmp_path):
     async with crew_of(tmp_path, 2) as crew:
         first, other = crew.workers.values()
         decide(first.router, 100.0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not len(other.router.siblings):  # noqa: ASYNC110 - two sockets bring it
                 await asyncio.sleep(0)
 
@@ -179,7 +179,7 @@ async def test_an_index_of_many_parts_arrives_whole(tmp_path, monkeypatch):
         await crew.settle()
         crew.workers[1].bus.close()
         again = crew.start(1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while again.router.index.blocks < 1200:
                 decide(first.router, 100.0, (1, 2, 3))
                 await asyncio.sleep(0.001)

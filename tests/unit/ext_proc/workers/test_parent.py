@@ -27,7 +27,7 @@ async def workers(listen: str, metrics: str, *more: str):
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             yield process
     finally:
         if process.returncode is None:

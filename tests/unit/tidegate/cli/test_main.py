@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -86,10 +85,8 @@ def test_help_imports_nothing_heavy() -> None:
         "except SystemExit:\n    pass\n"
         "print([m for m in ('grpc', 'pydantic', 'numpy', 'aiohttp', 'yaml') if m in sys.modules])"
     )
-    start = time.perf_counter()
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.rstrip().endswith("[]")
-    assert time.perf_counter() - start < 10  # a bound against hanging; the import list is the test
 
 
 def test_the_module_is_the_command() -> None:

@@ -26,7 +26,7 @@ def test_a_server_can_use_a_held_port():
     """The holder never listens, so connections reach the server."""
     with HeldPorts() as ports:
         port = ports.take()
-        with listen(port) as server, socket.create_connection(("127.0.0.1", port), 1) as client:
+        with listen(port) as server, socket.create_connection(("127.0.0.1", port), 60) as client:
             accepted, peer = server.accept()
             accepted.close()
             assert peer == client.getsockname()

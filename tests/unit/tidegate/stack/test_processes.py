@@ -38,7 +38,7 @@ def exists(pid: int) -> bool:
 
 async def until(condition) -> None:
     """Wait for something that another process does."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - another process has no event of ours
             await asyncio.sleep(0.005)
 

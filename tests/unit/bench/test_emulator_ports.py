@@ -42,6 +42,7 @@ async def ports() -> AsyncIterator[tuple[EmulatedReplica, str, str]]:
             each.close()
 
 
+@pytest.mark.usefixtures("_counted_time")
 async def test_a_streamed_chat_ends_as_it_should() -> None:
     """Several on one connection, each whole to its last event."""
     async with ports() as (replica, data, _):

@@ -18,6 +18,7 @@ import zmq.asyncio
 from support.vllm_blocks import block_hash, none_hash
 
 ROOT = none_hash("0")
+SUBSCRIBES = b"\x01"
 END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -155,7 +156,8 @@ class KvEngine:
 
     async def __aenter__(self) -> Self:
         self._context = zmq.asyncio.Context()
-        self._pub = self._context.socket(zmq.PUB)
+        # As a PUB socket on the wire, but it hears of subscriptions.
+        self._pub = self._context.socket(zmq.XPUB)
         self._pub.linger = 0
         self._pub.bind(f"tcp://127.0.0.1:{self._ports[0] or '*'}")
         self.address = self._pub.last_endpoint.decode()
@@ -175,6 +177,11 @@ class KvEngine:
             with suppress(asyncio.CancelledError):
                 await self._task
         self._context.destroy(linger=0)
+
+    async def subscribed(self) -> None:
+        """Wait for a subscription: what is published before it arrives reaches nobody."""
+        while not (await self._pub.recv()).startswith(SUBSCRIBES):
+            pass
 
     async def publish(self, *, lose: bool = False) -> None:
         """Publish what happened; with ``lose`` it does not arrive."""

@@ -74,7 +74,7 @@ class Made:
         return self.sink.index.matched(blocks_of(tokens), R1)
 
     async def until(self, condition):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - sockets say nothing of what the index holds
                 await asyncio.sleep(0.01)
 
@@ -110,9 +110,8 @@ async def following(made, cache, **options):
     async with KvEngine(cache, **options) as engine:
         made.follow(KvEvents(engine.address, engine.replay, model="m"))
         await made.until(lambda: made.collector.state()["r1"]["engines"][0]["connected"])
-        if engine.replay is None:
-            await asyncio.sleep(0.2)  # until its subscription has arrived there
-        else:
+        await engine.subscribed()
+        if engine.replay is not None:
             await made.until(lambda: made.sink.index.is_exact(R1))
         yield engine
 

@@ -6,7 +6,9 @@ Rules:
    as such and the others go on.
 2. What is in the output folder from an earlier call stays, suite by suite: a suite that runs again
    replaces its own results only. So a long measurement can be made in parts.
-3. The report is a function of ``results.json``.
+3. What a suite hands to ``save`` is on disk at once. Where it is cut after that, by its limit or by
+   hand, its results are what it saved last, with the reason.
+4. The report is a function of ``results.json``.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from bench.peers.contenders import NAMES
 from bench.peers.environment import ROOT, Environment, prepare
 from bench.report.write import around, fill, write_report
 from bench.suites.context import Context, machine
+from bench.suites.fleet_plan import usual_s as fleet_s
 from bench.suites.workloads import KINDS
 from tidegate import logs
 
@@ -35,15 +38,27 @@ if TYPE_CHECKING:
 
 LIMITS: Final = {
     # suite: seconds of the short and of the long form
-    "throughput": (120, 1_800),
-    "overhead": (180, 1_200),
-    "picker": (60, 300),
-    "fleet": (480, 4 * 3_600),
+    "throughput": (120, 1_500),
+    "overhead": (180, 1_500),
+    "picker": (60, 360),
+    "fleet": (480, 5_400),
     "real": (120, 600),
-    "control": (90, 900),
-    "scale": (120, 600),
+    "control": (90, 600),
+    "scale": (140, 600),
 }
-"""Every suite, in the order in which they run, with its limits."""
+"""Every suite, in the order in which they run, with its limits. That of ``fleet`` rises with
+what is asked for beyond the form."""
+USUAL: Final = {
+    # suite: what it takes, as above; that of ``fleet`` is computed
+    "throughput": (50, 1_000),
+    "overhead": (140, 1_000),
+    "picker": (30, 240),
+    "real": (45, 300),
+    "control": (10, 120),
+    "scale": (70, 240),
+}
+SPARE: Final = 1.5
+"""A suite may take so much longer than expected."""
 WITH_PEERS: Final = ("throughput", "fleet")
 
 
@@ -69,6 +84,8 @@ class Options:
     workloads: Sequence[str] = ()
     seconds: float | None = None
     scale: float | None = None
+    fresh: bool = False
+    """Begin anew: earlier runs of ``fleet`` under the same conditions are dropped."""
     report_only: bool = False
     docs: Path | None = None
     """A page that is to hold the results between its markers."""
@@ -99,8 +116,8 @@ def run(options: Options, console: Console) -> int:
 async def _bench(options: Options, console: Console) -> int:
     names = options.suites or list(LIMITS)
     out = options.out or ROOT / "build" / "bench"
-    path = out / "results.json"
     out.mkdir(parents=True, exist_ok=True)
+    path = out / "results.json"
     results: dict[str, Any] = {"suites": {}}
     if path.exists():
         results = orjson.loads(path.read_bytes())
@@ -110,28 +127,13 @@ async def _bench(options: Options, console: Console) -> int:
         if set(names) & set(WITH_PEERS):
             console.print("peers: installing what is missing into .bench/peers")
             environment = await prepare()
-        for number, name in enumerate(names, 1):
-            begin = time.monotonic()
-
-            def say(
-                text: str, place: str = f"[{number}/{len(names)}]", begin: float = begin
-            ) -> None:
-                console.print(f"{place} {time.monotonic() - begin:5.0f} s  {text}", markup=False)
-
-            context = Context(
-                full=options.full,
-                environment=environment,
-                say=say,
-                seeds=options.seeds or (3 if options.full else 1),
-                contenders=options.contenders,
-                workloads=options.workloads,
-                scale=options.scale,
-                seconds=options.seconds,
-            )
-            results["suites"][name] = await _suite(name, context)
-            failed += "failed" in results["suites"][name]
-            results["machine"] = machine()
-            path.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2))
+        contexts = [
+            _context(options, environment, out, console, f"[{number}/{len(names)}]")
+            for number in range(1, len(names) + 1)
+        ]
+        _announce(names, contexts[0], console)
+        for name, context in zip(names, contexts, strict=True):
+            failed += await _suite(name, context, results, path)
     written = write_report(results, out)
     if options.docs is not None:
         written += fill(results, options.docs)
@@ -140,28 +142,88 @@ async def _bench(options: Options, console: Console) -> int:
     return 1 if failed else 0
 
 
-async def _suite(name: str, context: Context) -> dict[str, Any]:
-    """Run one suite within its limit."""
-    begin = time.monotonic()
+def _context(
+    options: Options, environment: Environment, out: Path, console: Console, place: str
+) -> Context:
+    context = Context(
+        full=options.full,
+        environment=environment,
+        say=lambda text: console.print(
+            f"{place} {time.monotonic() - context.began:5.0f} s  {text}", markup=False
+        ),
+        out=out,
+        fresh=options.fresh,
+        seeds=options.seeds or (3 if options.full else 1),
+        contenders=options.contenders,
+        workloads=options.workloads,
+        scale=options.scale,
+        seconds=options.seconds,
+    )
+    return context
+
+
+def usual_s(name: str, context: Context) -> float:
+    """Return about how many seconds a suite takes, if nothing of it is there yet."""
+    return context.pick(*USUAL[name]) if name in USUAL else fleet_s(context)
+
+
+def limit_s(name: str, context: Context) -> float:
+    """Return the seconds after which a suite is cut."""
+    limit = context.pick(*LIMITS[name])
+    return limit if name in USUAL else max(limit, SPARE * fleet_s(context))
+
+
+def _announce(names: Sequence[str], context: Context, console: Console) -> None:
+    each = {name: usual_s(name, context) / 60 for name in names}
+    most = sum(limit_s(name, context) for name in names) / 60
+    parts = ", ".join(f"{name} {minutes:.0f}" for name, minutes in each.items())
+    console.print(
+        f"about {sum(each.values()):.0f} minutes, {most:.0f} at most: {parts}", markup=False
+    )
+
+
+async def _suite(name: str, context: Context, results: dict[str, Any], path: Path) -> bool:
+    """Run one suite within its limit and write its results; returns whether it failed."""
+    context.began = time.monotonic()
     about = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "form": context.pick("quick", "full"),
         "seeds": context.seeds,
         "command": _command(name, context),
+        "commit": machine()["commit"],
         "peers": context.environment.versions,
     }
+    saved: dict[str, Any] = {}
+
+    def save(found: dict[str, Any]) -> None:
+        saved.clear()
+        saved.update(found)
+        took = {"took_s": round(time.monotonic() - context.began, 1)}
+        results["suites"][name] = {**about, **took, **found}
+        results["machine"] = machine()
+        write_whole(path, orjson.dumps(results, option=orjson.OPT_INDENT_2))
+
+    context.save = save
+    limit, reason = limit_s(name, context), ""
     try:
         module = importlib.import_module(f"bench.suites.{name}")
-        async with asyncio.timeout(context.pick(*LIMITS[name])):
-            found: dict[str, Any] = await module.run(context)
+        async with asyncio.timeout(limit):
+            save(await module.run(context))
     except TimeoutError:
-        limit = context.pick(*LIMITS[name])
-        found = {"failed": f"not done after {limit} s"}
+        reason = f"not done after {limit:.0f} s"
     except Exception as error:  # noqa: BLE001 - one suite's failure is a finding, not the end
-        found = {"failed": f"{type(error).__name__}: {error}"}
-    if "failed" in found:
-        context.say(f"{name} FAILED: {found['failed']}")
-    return {**about, "took_s": round(time.monotonic() - begin, 1), **found}
+        reason = f"{type(error).__name__}: {error}"
+    if reason:
+        context.say(f"{name} FAILED: {reason}")
+        save({**saved, "stopped": reason} if saved else {"failed": reason})
+    return bool(reason)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that whoever reads it, after a crash too, finds the old or the new one."""
+    part = path.with_suffix(".part")
+    part.write_bytes(data)
+    part.replace(path)
 
 
 def _command(name: str, context: Context) -> str:

@@ -126,6 +126,7 @@ class Load:
             await self._closed_loop()
         results = self._results
         results.seconds = time.perf_counter() - self._start
+        results.began = self._start
         results.cpu_s = time.process_time() - cpu
         for connection in self._idle:
             if connection.transport is not None:

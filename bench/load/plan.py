@@ -55,6 +55,8 @@ class Results:
     """``ok``, ``status 503``, ``connect``, ``closed`` (before the answer), ``cut`` (in it) or
     ``timeout``."""
     seconds: float = 0.0
+    began: float = 0.0
+    """The start of the phase by ``time.perf_counter``, which all processes of a machine share."""
     cpu_s: float = 0.0
     """CPU of the load process in this phase."""
 

@@ -61,9 +61,13 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
         if suite is None:
             continue
         section = Section(name)
+        at = f" at {suite['commit']}" if "commit" in suite else ""
         section.text.append(
-            f"`{suite['command']}`, {suite['date']}, {suite['took_s']:.0f} s, {suite['form']} form."
+            f"`{suite['command']}`{at}, {suite['date']}, {suite['took_s']:.0f} s,"
+            f" {suite['form']} form."
         )
+        if "stopped" in suite:
+            section.text.append(f"STOPPED: {suite['stopped']}; what follows was measured before.")
         if "failed" in suite:
             section.text.append(f"FAILED: {suite['failed']}")
         else:
@@ -194,8 +198,9 @@ def _fleet(suite: Mapping[str, Any], section: Section) -> None:
         " and to learn than in life. `in time` counts failed requests as late."
     )
     _missing(suite, section)
+    _runs(suite, section)
     heads = (
-        *("contender", "TTFT mean", "p50", "p90", "p99", "e2e mean", "e2e p50", "e2e p90"),
+        *("contender", "runs", "TTFT mean", "p50", "p90", "p99", "e2e mean", "e2e p50", "e2e p90"),
         *("e2e p99", "in time", "hits", "spread", "errors before / in answers", "late ms"),
         "busy cores",
     )
@@ -224,6 +229,47 @@ def _fleet(suite: Mapping[str, Any], section: Section) -> None:
         }[fault]
         title = f"Fault: {what} ({rows[0]['workload']}, {rows[0]['load']:.0%})"
         section.tables.append(Table(title, heads, _fleet_lines(rows)))
+        if any("phase" in row for row in rows):
+            title = f"The same, requests from the fault on ({fault})"
+            section.tables.append(Table(title, _PHASE_HEADS, _phase_lines(rows)))
+
+
+_PHASE_HEADS = ("contender", "runs", "TTFT mean", "p50", "p99", "e2e mean", "p99", "in time")
+
+
+def _phase_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    lines = []
+    for (name,), all_runs in grouped(rows, "contender").items():
+        runs = [run for run in all_runs if "phase" in run]
+        in_time = median_of(runs, "phase", "goodput")
+        lines.append(
+            (
+                name,
+                str(len(runs)),
+                *(span(median_of(runs, "phase", "ttft", key)) for key in ("mean", "p50", "p99")),
+                *(span(median_of(runs, "phase", "e2e", key)) for key in ("mean", "p99")),
+                UNKNOWN if in_time is None else f"{in_time['median']:.1%}",
+            )
+        )
+    return lines
+
+
+def _runs(suite: Mapping[str, Any], section: Section) -> None:
+    """Say how many runs there are, of when and of which commit, and which are missing."""
+    rows = suite["rows"]
+    commits = {row["commit"]: None for row in rows if "commit" in row}
+    if commits:
+        dates = sorted(row["date"] for row in rows)
+        took = sum(row["took_s"] for row in rows) / 60
+        same = ", whose code is the same" if len(commits) > 1 else ""
+        section.text.append(
+            f"{len(rows)} runs, {took:.0f} minutes in all, {dates[0]} to {dates[-1]}, at"
+            f" {', '.join(commits)}{same}; the same command goes on where it stopped"
+            f" ({suite['journal']})."
+        )
+    if suite.get("left"):
+        section.text.append(f"{suite['left']} runs are still to be made.")
+    section.text.extend(f"FAILED: {each}" for each in suite.get("broken", ()))
 
 
 def _fleet_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -236,6 +282,7 @@ def _fleet_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         lines.append(
             (
                 name,
+                str(len(runs)),
                 *(span(median_of(runs, "ttft", key)) for key in ("mean", "p50", "p90", "p99")),
                 *(span(median_of(runs, "e2e", key)) for key in ("mean", "p50", "p90", "p99")),
                 UNKNOWN if in_time is None else f"{in_time['median']:.1%}",

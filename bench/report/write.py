@@ -25,6 +25,11 @@ img { max-width: 100%; display: inline-block; margin: .5rem }
 .missed { background: #fbe9e7 } .reached { background: #e8f5e9 }
 main { overflow-x: auto }
 """
+_READING: Final = (
+    "Medians over runs, in brackets their range. `-`: not known. What is compared run by run is"
+    " judged by the 95 % interval over seeds or rounds (Student's t of the paired differences):"
+    " undecided where it crosses the bound."
+)
 _TITLE: Final = "Tidegate beside its peers"
 BEGIN: Final = "<!-- bench: begin -->"
 END: Final = "<!-- bench: end -->"
@@ -125,7 +130,7 @@ def about(results: Mapping[str, Any]) -> list[str]:
     return [
         where,
         ", ".join(f"{name} {version}" for name, version in versions.items()) + ".",
-        "Medians over runs, in brackets their range. `-`: not known.",
+        _READING,
     ]
 
 

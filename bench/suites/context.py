@@ -31,6 +31,14 @@ class Context:
     """The peers."""
     say: Callable[[str], None]
     """Tells what is being done."""
+    out: Path = Path()
+    """The folder of the results."""
+    fresh: bool = False
+    """Do not go on where an earlier call stopped."""
+    save: Callable[[dict[str, Any]], None] = lambda _: None
+    """Writes what a suite has so far, in the form in which it returns it."""
+    began: float = 0.0
+    """When the suite began, by ``time.monotonic``."""
     seeds: int = 1
     contenders: Sequence[str] = ()
     """Only these, where any are named."""

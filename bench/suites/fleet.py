@@ -3,33 +3,37 @@
 Rules:
 
 1. All contenders meet the same requests at the same times on the same replicas, whose caches and
-   counters are emptied before; each contender is started fresh. Per seed they run one after the
-   other, in an order that turns with the seed, so that a slow moment of the machine does not always
-   hit the same one.
+   counters are emptied before; each contender is started fresh. ``fleet_plan.py`` says which runs
+   there are.
 2. Arrivals are fixed before; times count from them. The first share of each run fills caches and is
    not measured. Times are emulated seconds: wall time times the workload's scale.
 3. Tidegate alone is also met in Triton's words: ``generate_stream`` instead of chats, and Triton's
    metrics page instead of vLLM's. That row is named ``tidegate-generate``.
 4. Tidegate's pool says what the replicas are: room for long prompts (``peek_bytes``) and as much
    index as a replica has cache. Nothing else is told to anybody.
+5. A finished run is kept at once (``bench/journal.py``): a second start makes only what is
+   missing and shows all that is there. A run that fails is named and left out; three in a row end
+   the suite.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.emulator.fleet import EmulatedFleet
 from bench.emulator.text import BLOCK_CHARS
+from bench.journal import Journal, code_digest
 from bench.load.plan import Plan
 from bench.load.process import run_load
 from bench.peers import contenders
 from bench.suites import workloads
-from bench.suites.context import busy_seconds
-from bench.suites.summary import caches, served
+from bench.suites.context import busy_seconds, machine
+from bench.suites.fleet_plan import KEYS, Cell, available, cells, estimate_s, ordered, run_s
+from bench.suites.summary import caches, served, since
 from tidegate.simulate.engine import Engine
 
 if TYPE_CHECKING:
@@ -41,128 +45,128 @@ if TYPE_CHECKING:
 REPLICAS: Final = 8
 WARMUP: Final = 0.25
 TIMEOUT_S: Final = 40.0
-QUICK: Final = (
-    "tidegate",
-    "vllm-cache_aware",
-    "sglang-cache_aware",
-    "sglang-power_of_two",
-    "envoy-least-request",
-)
 POOL_BLOCK_CHARS: Final = 256
 ROUTING: Final = {
     "peek_bytes": 2**20,
     "index_blocks": Engine().cache_blocks * BLOCK_CHARS // POOL_BLOCK_CHARS,
 }
-NATIVE: Final = ("conversation", 0.9)
-"""Where Tidegate is met in Triton's words as well."""
 PAGES: Final = {"chat": "vllm", "generate": "triton"}
 ENDS: Final = {"chat": "[DONE]", "generate": ""}
-FAULTS: Final = ("kill", "slow", "hang")
-FAULTY: Final = "conversation"
-"""The workload of the fault phases."""
 VICTIM: Final = "e2"
+FAULT_AT: Final = 0.4
+"""When a fault begins, as a share of the run."""
 DOWN_S: Final = 4.0
 SLOW_SPEED: Final = 0.25
 MAX_JOBS: Final = 4_000
+GIVE_UP: Final = 3
+"""So many failed runs in a row end the suite."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One run."""
-
-    workload: str
-    load: float
-    seed: int
-    contender: str
-    fault: str = ""
-    api: str = "chat"
-
-    @property
-    def label(self) -> str:
-        """Return what the row is called."""
-        return self.contender if self.api == "chat" else f"{self.contender}-{self.api}"
-
-
-def available(context: Context) -> tuple[str, ...]:
-    """Return who takes part: those asked for, less those that could not be installed."""
-    wanted = context.contenders or context.pick(QUICK, contenders.NAMES)
-    missing = context.environment.missing
-    return tuple(name for name in wanted if contenders.PACKAGE_OF.get(name) not in missing)
-
-
-def cells(context: Context, names: Sequence[str]) -> list[Cell]:
-    """Return all runs in their order."""
-    wanted = context.workloads or tuple(workloads.KINDS)
-    grid: list[tuple[str, float]] = context.pick(
-        [("sessions", 0.65), ("conversation", 0.9), ("nothing-shared", 0.65)],
-        [(name, load) for name in workloads.KINDS for load in (0.65, 0.9)],
-    )
-    grid = [(name, load) for name, load in grid if name in wanted]
-    made = []
-    for workload, load in grid:
-        for seed in range(context.seeds):
-            turn = seed % len(names)
-            made += [Cell(workload, load, seed, name) for name in (*names[turn:], *names[:turn])]
-    if contenders.TIDEGATE in names and NATIVE in grid:
-        made += [
-            Cell(*NATIVE, seed, contenders.TIDEGATE, api="generate")
-            for seed in range(context.seeds)
-        ]
-    few = context.pick(QUICK[:2], (*QUICK[:3], "envoy-least-request"))
-    faulty = [name for name in names if name in few]
-    for fault in FAULTS if FAULTY in wanted else ():
-        for seed in range(context.seeds):
-            made += [Cell(FAULTY, 0.65, seed, name, fault) for name in faulty]
-    return made
+class FleetError(RuntimeError):
+    """Runs fail one after the other; the text says how the last one did."""
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Run everything; returns rows and what they were run on."""
+    """Make the runs that are missing; returns all that are there and what they were run on.
+
+    Raises:
+        FleetError: Several runs failed in a row.
+    """
     names = available(context)
-    seconds = context.seconds or context.pick(10.0, 30.0)
+    seconds = run_s(context)
     plan = cells(context, names)
-    prepared: dict[str, Prepared] = {}
-    rows: list[dict[str, Any]] = []
-    for (workload, api), group in groupby(
-        enumerate(plan, 1), key=lambda one: (one[1].workload, one[1].api)
-    ):
-        if workload not in prepared:
-            context.say(f"fleet: what {REPLICAS} replicas sustain of {workload}")
-            prepared[workload] = workloads.prepare(workload, REPLICAS, MAX_JOBS, context.scale)
-        scale = prepared[workload].kind.scale
-        async with EmulatedFleet(REPLICAS, scale=scale, page=PAGES[api]) as fleet:
-            for number, cell in group:
-                what = f"{cell.workload} {cell.load:.0%} {cell.label} {cell.fault}"
-                context.say(f"fleet {number}/{len(plan)}: {what}")
-                rows.append(await _run_cell(context, cell, prepared[workload], fleet, seconds))
-    return {
+    journal = Journal(
+        context.out, "fleet", _conditions(context, seconds), KEYS, fresh=context.fresh
+    )
+    todo = [cell for cell in plan if cell.key not in journal]
+    _announce(context, journal, plan, todo, seconds)
+    failed: list[str] = []
+    about = {
         "replicas": REPLICAS,
         "seconds": seconds,
         "warmup": WARMUP,
         "routing": ROUTING,
-        "contenders": names,
         "missing": context.environment.missing,
-        "workloads": {
-            name: {
-                "saturation": one.saturation,
-                "slo_s": one.slo_s,
-                "scale": one.kind.scale,
-                "cache_rich": one.kind.cache_rich,
-            }
-            for name, one in prepared.items()
-        },
-        "rows": rows,
+        "journal": journal.path.name,
     }
+
+    def found() -> dict[str, Any]:
+        rows = ordered(journal.rows)
+        left = [cell for cell in plan if cell.key not in journal]
+        return {
+            **about,
+            "workloads": {row["workload"]: row["about"] for row in rows},
+            "left": len(left),
+            "broken": failed,
+            "rows": rows,
+        }
+
+    in_a_row = 0
+    done = len(plan) - len(todo)
+    known: dict[str, Prepared] = {}
+    for (workload, api), group in groupby(todo, key=lambda one: (one.workload, one.api)):
+        if workload not in known:
+            context.say(f"fleet: what {REPLICAS} replicas sustain of {workload}")
+            known[workload] = workloads.prepare(workload, REPLICAS, MAX_JOBS, context.scale)
+        prepared = known[workload]
+        scale = prepared.kind.scale
+        async with EmulatedFleet(REPLICAS, scale=scale, page=PAGES[api]) as fleet:
+            for cell in group:
+                done += 1
+                what = f"{cell.workload} {cell.load:.0%} {cell.label} {cell.fault}".rstrip()
+                context.say(f"fleet {done}/{len(plan)}: {what}, seed {cell.seed}")
+                try:
+                    journal.add(await _run_cell(context, cell, prepared, fleet, seconds))
+                except Exception as error:  # a finding; the next run may do
+                    failed.append(f"{what}, seed {cell.seed}: {type(error).__name__}: {error}")
+                    context.say(f"fleet FAILED: {failed[-1]}")
+                    in_a_row += 1
+                    if in_a_row >= GIVE_UP:
+                        raise FleetError(failed[-1]) from error
+                else:
+                    in_a_row = 0
+                context.save(found())
+    return found()
+
+
+def _conditions(context: Context, seconds: float) -> dict[str, Any]:
+    about = machine()
+    return {
+        "code": code_digest(),
+        "machine": {key: about[key] for key in ("cpu", "cores", "python", "versions")},
+        "seconds": seconds,
+        "scale": context.scale,
+    }
+
+
+def _announce(
+    context: Context, journal: Journal, plan: Sequence[Cell], todo: Sequence[Cell], seconds: float
+) -> None:
+    if len(todo) < len(plan):
+        there = f"{len(plan) - len(todo)} of {len(plan)} runs are there already"
+        context.say(f"fleet: {there} ({journal.path.name}); --fresh begins anew")
+    if journal.others:
+        count = len(journal.others)
+        context.say(
+            f"fleet: {count} other journal{'s' * (count > 1)} in {context.out}, of other code,"
+            " packages or parameters: kept and not shown"
+        )
+    took = [row["took_s"] for row in journal.rows]
+    if todo:
+        minutes = estimate_s(todo, seconds, took) / 60
+        context.say(f"fleet: {len(todo)} runs of {seconds:g} s, about {minutes:.0f} minutes")
 
 
 async def _run_cell(
     context: Context, cell: Cell, prepared: Prepared, fleet: EmulatedFleet, seconds: float
 ) -> dict[str, Any]:
+    began = time.monotonic()
     scale = prepared.kind.scale
     at = workloads.times(prepared, cell.load, seconds, cell.seed)
     sent = workloads.requests(prepared.workload.jobs[: len(at)], f"seed {cell.seed}", cell.api)
     # Before the contender looks at them: counters that fall are a restart to who watches.
     await fleet.reset()
+    broke_at: list[float] = []
     async with contenders.start(
         cell.contender, fleet.places, context.environment, ROUTING
     ) as running:
@@ -176,11 +180,11 @@ async def _run_cell(
         )
         before, busy, begin = running.cpu(), busy_seconds(), time.monotonic()
         results = await run_load(
-            load, (lambda: _fault(fleet, cell.fault, seconds)) if cell.fault else None
+            load, (lambda: _fault(fleet, cell.fault, seconds, broke_at)) if cell.fault else None
         )
         spent, busy, took = running.cpu(), busy_seconds() - busy, time.monotonic() - begin
         stats = await fleet.stats()
-    return {
+    row = {
         "workload": cell.workload,
         "load": cell.load,
         "seed": cell.seed,
@@ -191,12 +195,24 @@ async def _run_cell(
         **caches(stats),
         "cpu_us": {name: (spent[name] - before[name]) / max(1, len(sent)) * 1e6 for name in spent},
         "busy_cores": busy / took,
+        "about": {
+            "saturation": prepared.saturation,
+            "slo_s": prepared.slo_s,
+            "scale": scale,
+            "cache_rich": prepared.kind.cache_rich,
+        },
+        "commit": machine()["commit"],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    if broke_at:
+        row["phase"] = since(results, broke_at[0] - results.began, scale, prepared.slo_s)
+    return {**row, "took_s": round(time.monotonic() - began, 1)}
 
 
-async def _fault(fleet: EmulatedFleet, fault: str, seconds: float) -> None:
+async def _fault(fleet: EmulatedFleet, fault: str, seconds: float, broke_at: list[float]) -> None:
     """Break one replica in the middle of a run, and mend it, also where the run ends before."""
-    await asyncio.sleep(1.0 + seconds * 0.4)
+    await asyncio.sleep(1.0 + seconds * FAULT_AT)
+    broke_at.append(time.perf_counter())
     if fault == "kill":
         await fleet.kill(VICTIM)
         try:

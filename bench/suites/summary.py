@@ -32,10 +32,6 @@ def served(results: Results, warmup: float, scale: float, slo_s: float) -> dict[
     ``goodput`` counts failed requests as late. A request failed *before* its answer where none of
     it had come: another replica could have served it. One cut in its answer is *begun*.
     """
-    skip = int(len(results.intended) * warmup)
-    first = results.first_bytes(skip)
-    kept = len(results.intended) - skip
-    in_time = sum(1 for value in first if value * scale <= slo_s)
     failed = [
         begun is not None
         for outcome, begun in zip(results.outcome, results.first, strict=True)
@@ -43,15 +39,33 @@ def served(results: Results, warmup: float, scale: float, slo_s: float) -> dict[
     ]
     return {
         "requests": len(results.intended),
-        "measured": kept,
-        "ttft": distribution(first, scale),
-        "e2e": distribution(results.latencies(skip), scale),
-        "goodput": in_time / kept if kept else None,
+        **_numbers(results, int(len(results.intended) * warmup), scale, slo_s),
         "errors": results.errors,
         "failed_before": failed.count(False),
         "failed_begun": failed.count(True),
         "lag_p99_ms": results.lag() * 1000,
         "client_cpu_s": results.cpu_s,
+    }
+
+
+def since(results: Results, at: float, scale: float, slo_s: float) -> dict[str, Any]:
+    """Return the numbers of the requests that were due ``at`` seconds into the run or later.
+
+    In emulated seconds, as ``served`` has them.
+    """
+    skip = sum(1 for intended in results.intended if intended < at)
+    return _numbers(results, skip, scale, slo_s)
+
+
+def _numbers(results: Results, skip: int, scale: float, slo_s: float) -> dict[str, Any]:
+    first = results.first_bytes(skip)
+    kept = len(results.intended) - skip
+    in_time = sum(1 for value in first if value * scale <= slo_s)
+    return {
+        "measured": kept,
+        "ttft": distribution(first, scale),
+        "e2e": distribution(results.latencies(skip), scale),
+        "goodput": in_time / kept if kept else None,
     }
 
 

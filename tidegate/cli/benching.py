@@ -32,7 +32,7 @@ def bench(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option("--seeds", min=1, max=100, help="Runs of each cell; 1, long form 3."),
+        typer.Option("--seeds", min=1, max=100, help="Seeds 0 to N-1; default 1, long form 3."),
     ] = None,
     contenders: Annotated[
         str, typer.Option("--contenders", metavar="A,B,...", help="Only these routers.")
@@ -41,12 +41,15 @@ def bench(
         str, typer.Option("--workloads", metavar="A,B,...", help="Only these of the suite fleet.")
     ] = "",
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=5, help="Length of a run of the suite fleet.")
+        float | None, typer.Option("--seconds", min=2, help="Length of a run of the suite fleet.")
     ] = None,
     scale: Annotated[
         float | None,
         typer.Option("--scale", min=0.1, max=100, help="Emulated seconds per second, same suite."),
     ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Drop runs of the suite fleet that are there already.")
+    ] = False,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Write the report of earlier results anew.")
     ] = False,
@@ -67,6 +70,7 @@ def bench(
             workloads=_names(workloads),
             seconds=seconds,
             scale=scale,
+            fresh=fresh,
             report_only=report_only,
             docs=docs,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import orjson
@@ -10,8 +12,8 @@ import pytest
 from bench.emulator.fleet import Place
 from bench.peers import contenders, envoys
 from bench.peers.environment import Environment
-from bench.run import LIMITS, Options, UsageError
-from bench.suites import fleet, workloads
+from bench.run import LIMITS, Options, UsageError, limit_s, usual_s
+from bench.suites import fleet_plan, workloads
 from bench.suites.context import Context
 from bench.suites.overhead import poisson
 from tidegate.simulate.workload import Job, Workload
@@ -40,19 +42,57 @@ def test_an_envoy_has_every_replica_and_its_policy(policy: str) -> None:
 def test_a_missing_peer_is_left_out() -> None:
     """The contenders of a package that could not be installed do not take part."""
     missing = Environment(Path(), missing={"vllm-router": "no wheel"})
-    names = fleet.available(context(environment=missing))
+    names = fleet_plan.available(context(environment=missing))
     assert not set(names) & set(contenders.VLLM)
     assert contenders.TIDEGATE in names
 
 
-def test_every_contender_meets_every_workload_load_and_seed() -> None:
-    """The grid is whole and the order of contenders turns with the seed."""
-    made = fleet.cells(context(full=True, seeds=3), contenders.NAMES)
+def test_the_long_form_has_every_contender_on_every_workload_and_load() -> None:
+    """The main ones under three seeds, the rest under one; the order turns with the seed."""
+    made = fleet_plan.cells(context(full=True, seeds=3), contenders.NAMES)
+    assert len({cell.key for cell in made}) == len(made)
     plain = [cell for cell in made if not cell.fault and cell.api == "chat"]
-    cells = len(workloads.KINDS) * 2 * 3 * len(contenders.NAMES)
-    assert len(plain) == len(set(plain)) == cells
-    first = [cell.contender for cell in plain[:: len(contenders.NAMES)]][:3]
-    assert first == list(contenders.NAMES[:3])
+    runs = Counter((cell.contender, cell.workload, cell.load) for cell in plain)
+    for name in contenders.NAMES:
+        wanted = 3 if name in fleet_plan.MAIN else 1
+        for kind in workloads.KINDS:
+            assert [runs[name, kind, load] for load in (0.65, 0.9)] == [wanted, wanted]
+    first = [cell for cell in plain if (cell.workload, cell.load) == ("conversation", 0.65)]
+    heads = [next(cell.contender for cell in first if cell.seed == seed) for seed in range(3)]
+    assert len(set(heads)) == 3
+
+
+def test_every_main_contender_meets_every_fault_under_every_seed() -> None:
+    """Faults are where chance weighs most."""
+    made = fleet_plan.cells(context(full=True, seeds=3), contenders.NAMES)
+    faulty = [(cell.fault, cell.contender, cell.seed) for cell in made if cell.fault]
+    wanted = product(fleet_plan.FAULTS, fleet_plan.MAIN, range(3))
+    assert sorted(faulty) == sorted(wanted)
+
+
+def test_who_is_named_has_all_seeds() -> None:
+    """So runs of a contender that had one can be added."""
+    named = context(full=True, seeds=3, contenders=("vllm-round_robin",))
+    plain = [cell for cell in fleet_plan.cells(named, named.contenders) if not cell.fault]
+    assert len(plain) == len(workloads.KINDS) * 2 * 3
+
+
+def test_the_forms_are_bounded() -> None:
+    """The short form of everything is done in 13 minutes, the long form of the fleet in 80."""
+    short = context()
+    assert sum(usual_s(name, short) for name in LIMITS) < 13 * 60
+    assert usual_s("fleet", context(full=True, seeds=3)) < 80 * 60
+    for form in (short, context(full=True, seeds=3), context(seeds=50)):
+        assert all(usual_s(name, form) < limit_s(name, form) for name in LIMITS)
+
+
+def test_what_runs_took_refines_the_estimate() -> None:
+    """Without any, a run takes its length and what is around it."""
+    todo = [fleet_plan.Cell("sessions", 0.65, seed, "tidegate") for seed in range(3)]
+    found = fleet_plan.estimate_s(todo, 10.0)
+    assert found == 3 * (10.0 + fleet_plan.AROUND_S) + fleet_plan.CALIBRATE_S
+    assert fleet_plan.estimate_s(todo, 10.0, [20.0, 22.0]) == 63.0 + fleet_plan.CALIBRATE_S
+    assert fleet_plan.estimate_s([], 10.0) == 0
 
 
 def test_triton_s_words_carry_the_same_prompts() -> None:

@@ -1,0 +1,166 @@
+"""Aims of the suite ``fleet``: Tidegate beside each peer, seed by seed. Pure.
+
+An aim is reached where the interval against every peer lies on the good side of the bound, missed
+where that against any peer lies on the other, and undecided where one crosses it. A peer with one
+seed has no interval: it cannot make an aim reached or missed, but one that looks better leaves it
+undecided.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.report.aim import NOTHING, REPORTED, Aim
+from bench.report.paired import Compared, by_seed, difference, ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+TIDEGATE: Final = "tidegate"
+NO_WORSE: Final = 0.02
+"""Where prompts share nothing: so much worse than the best peer counts as no worse."""
+IN_TIME: Final = ("goodput",)
+_NUMBERS: Final = (
+    ("TTFT mean", ("ttft", "mean")),
+    ("TTFT p99", ("ttft", "p99")),
+    ("e2e mean", ("e2e", "mean")),
+    ("in time", IN_TIME),
+)
+_SLOWED: Final = (
+    ("TTFT mean", ("phase", "ttft", "mean")),
+    ("TTFT p99", ("phase", "ttft", "p99")),
+    ("e2e mean", ("phase", "e2e", "mean")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """Tidegate beside one peer; ``compared`` is lower where Tidegate is better."""
+
+    peer: str
+    ours: float
+    theirs: float
+    compared: Compared
+    better: bool | None
+    """``None`` = the interval crosses the bound, or there is none."""
+    looks_better: bool
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Return how bad it is for Tidegate."""
+        blocks = 2 if self.better is False else self.better is None and not self.looks_better
+        return (int(blocks), self.compared.mean)
+
+
+def fleet_aims(suite: Mapping[str, Any] | None) -> list[Aim]:
+    """Return the aims of every workload and load, of the faults last."""
+    if not suite:
+        name = "fleet: better than every peer"
+        return [Aim(name, "TTFT mean and p99, e2e and in time", NOTHING, None), _lost(())]
+    made = []
+    cells: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+    for row in suite["rows"]:
+        if not row["fault"]:
+            cells.setdefault((row["workload"], row["load"]), []).append(row)
+    for (workload, load), rows in cells.items():
+        rich = suite["workloads"][workload]["cache_rich"]
+        wanted = "better than every peer" if rich else f"within {NO_WORSE:.0%} of the best peer"
+        for label, path in _NUMBERS:
+            name = f"{workload} at {load:.0%}: {label}"
+            made.append(_aim(name, wanted, _besides(rows, path, rich=rich), path))
+    faulty = [row for row in suite["rows"] if row["fault"]]
+    slowed = [row for row in faulty if row["fault"] == "slow" and "phase" in row]
+    for label, path in _SLOWED if slowed else ():
+        name = f"a replica slowed, requests from then on: {label}"
+        made.append(_aim(name, REPORTED, _besides(slowed, path, rich=True), path))
+    return [*made, _lost([row for row in faulty if row["contender"] == TIDEGATE])]
+
+
+def _besides(
+    rows: Sequence[Mapping[str, Any]], path: tuple[str, ...], *, rich: bool
+) -> list[_Beside]:
+    values = {}
+    for contender in {row["contender"]: None for row in rows}:
+        if contender.startswith(f"{TIDEGATE}-"):
+            continue  # Tidegate in another form is no peer
+        values[contender] = by_seed([row for row in rows if row["contender"] == contender], *path)
+    ours = values.pop(TIDEGATE, {})
+    made = []
+    for peer, theirs in values.items():
+        if path == IN_TIME:
+            compared, bound = difference(theirs, ours), 0.0 if rich else NO_WORSE
+        else:
+            compared, bound = ratio(ours, theirs), 1.0 if rich else 1.0 + NO_WORSE
+        if compared is None:
+            continue
+        # All requests in time is as good as it gets.
+        perfect = path == IN_TIME and {*ours.values(), *theirs.values()} == {1.0}
+        several = compared.seeds > 1
+        made.append(
+            _Beside(
+                peer,
+                statistics.median(ours.values()),
+                statistics.median(theirs.values()),
+                compared,
+                (perfect or compared.below(bound)) if several else None,
+                perfect or compared.mean < bound,
+            )
+        )
+    return made
+
+
+def _aim(name: str, wanted: str, besides: Sequence[_Beside], path: tuple[str, ...]) -> Aim:
+    if not besides:
+        return Aim(name, wanted, NOTHING, None)
+    worst = max(besides, key=lambda each: each.rank)
+    several = [each for each in besides if each.compared.seeds > 1]
+    if any(each.better is False for each in several):
+        return Aim(name, wanted, _told(worst, path), False, f"{worst.peer} is ahead")
+    if not several:
+        return Aim(name, wanted, _told(worst, path), None, "one seed: no interval")
+    if any(each.better is None for each in several):
+        return Aim(name, wanted, _told(worst, path), None, "the interval crosses the bound")
+    if not all(each.looks_better for each in besides):
+        why = f"{worst.peer} has one seed only and looks better"
+        return Aim(name, wanted, _told(worst, path), None, why)
+    return Aim(name, wanted, _told(worst, path), True)
+
+
+def _told(beside: _Beside, path: tuple[str, ...]) -> str:
+    found = beside.compared
+    seeds = f"{found.seeds} seed{'s' * (found.seeds > 1)}"
+    if path == IN_TIME:  # told as ours less theirs
+        interval = (
+            ""
+            if found.low is None or found.high is None
+            else f", {-100 * found.high:+.1f} to {-100 * found.low:+.1f}"
+        )
+        return (
+            f"{beside.ours:.1%}; {beside.peer} {beside.theirs:.1%}"
+            f" ({-100 * found.mean:+.1f} points{interval}; {seeds})"
+        )
+    interval = (
+        ""
+        if found.low is None or found.high is None
+        else f", {found.low - 1:+.0%} to {found.high - 1:+.0%}"
+    )
+    return (
+        f"{beside.ours:.3g} s; {beside.peer} {beside.theirs:.3g} s"
+        f" ({found.mean - 1:+.1%}{interval}; {seeds})"
+    )
+
+
+def _lost(rows: Sequence[Mapping[str, Any]]) -> Aim:
+    name, wanted = "fault phases: requests lost whose answer had not begun", "0"
+    if not rows:
+        return Aim(name, wanted, NOTHING, None)
+    lost = sum(row["failed_before"] for row in rows)
+    begun = sum(row["failed_begun"] for row in rows)
+    got = f"{lost} of {sum(row['requests'] for row in rows)}; {begun} cut in their answer"
+    return Aim(name, wanted, got, lost == 0, "" if lost == 0 else _kinds(rows))
+
+
+def _kinds(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "; ".join(f"{row['fault']}: {row['errors']}" for row in rows if row["errors"])

@@ -1,0 +1,153 @@
+"""Which runs the suite ``fleet`` makes, and how long that takes. Pure.
+
+Rules:
+
+1. A run is known by its workload, load, seed, contender and fault. Seeds are 0, 1, 2 and so on, so
+   more of them, or more contenders, add to the runs that are there.
+2. Per seed contenders run one after the other, in an order that turns with the seed.
+3. In the long form the main contenders have all seeds and the rest one. Who is named by hand has
+   all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.peers import contenders
+from bench.suites import workloads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from bench.suites.context import Context
+
+MAIN: Final = (
+    "tidegate",
+    "vllm-cache_aware",
+    "sglang-cache_aware",
+    "envoy-least-request",
+    "envoy-ring-hash",
+)
+"""Those that answer for their kind: all loads and seeds, and the faults."""
+QUICK: Final = (
+    "tidegate",
+    "vllm-cache_aware",
+    "sglang-cache_aware",
+    "sglang-power_of_two",
+    "envoy-least-request",
+)
+LOADS: Final = (0.65, 0.9)
+QUICK_GRID: Final = (("sessions", 0.65), ("conversation", 0.9), ("nothing-shared", 0.65))
+NATIVE: Final = ("conversation", 0.9)
+"""Where Tidegate is met in Triton's words as well."""
+FAULTS: Final = ("kill", "slow", "hang")
+FAULTY: Final = ("conversation", 0.65)
+"""Where replicas fail."""
+QUICK_FAULTY: Final = QUICK[:2]
+KEYS: Final = ("workload", "load", "seed", "contender", "fault")
+"""The columns of a row that name its run."""
+SECONDS: Final = (10.0, 12.0)
+"""Length of a run in the short and in the long form."""
+AROUND_S: Final = 4.5
+"""What a run takes beside its own length: starting, the last answers, stopping."""
+CALIBRATE_S: Final = 4.0
+"""What finding a workload's saturation takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run."""
+
+    workload: str
+    load: float
+    seed: int
+    contender: str
+    fault: str = ""
+    api: str = "chat"
+
+    @property
+    def label(self) -> str:
+        """Return what the row is called."""
+        return self.contender if self.api == "chat" else f"{self.contender}-{self.api}"
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Return what names the run: the values of ``KEYS``."""
+        return (self.workload, self.load, self.seed, self.label, self.fault)
+
+
+def available(context: Context) -> tuple[str, ...]:
+    """Return who takes part: those asked for, less those that could not be installed."""
+    wanted = context.contenders or context.pick(QUICK, contenders.NAMES)
+    missing = context.environment.missing
+    return tuple(name for name in wanted if contenders.PACKAGE_OF.get(name) not in missing)
+
+
+def cells(context: Context, names: Sequence[str]) -> list[Cell]:
+    """Return all runs in their order."""
+    wanted = context.workloads or tuple(workloads.KINDS)
+    grid: Sequence[tuple[str, float]] = context.pick(
+        QUICK_GRID, tuple((name, load) for name in workloads.KINDS for load in LOADS)
+    )
+    grid = [(name, load) for name, load in grid if name in wanted]
+    made = []
+    for workload, load in grid:
+        for seed in range(context.seeds):
+            turning = [name for name in names if seed < _seeds(context, name)]
+            made += [Cell(workload, load, seed, name) for name in _turned(turning, seed)]
+    if contenders.TIDEGATE in names and NATIVE in grid:
+        made += [
+            Cell(*NATIVE, seed, contenders.TIDEGATE, api="generate")
+            for seed in range(context.seeds)
+        ]
+    few = context.contenders or context.pick(QUICK_FAULTY, MAIN)
+    faulty = [name for name in names if name in few]
+    for fault in FAULTS if FAULTY[0] in wanted else ():
+        for seed in range(context.seeds):
+            made += [Cell(*FAULTY, seed, name, fault) for name in _turned(faulty, seed)]
+    return made
+
+
+def ordered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows as tables show them: by workload, load, contender and seed, faults last."""
+    kinds, names = list(workloads.KINDS), list(contenders.NAMES)
+
+    def place(row: dict[str, Any]) -> tuple[Any, ...]:
+        label = row["contender"]
+        own = names.index(label) if label in names else len(names)
+        fault = (FAULTS.index(row["fault"]) + 1) if row["fault"] else 0
+        return (fault, kinds.index(row["workload"]), row["load"], own, label, row["seed"])
+
+    return sorted(rows, key=place)
+
+
+def run_s(context: Context) -> float:
+    """Return the length of a run in seconds."""
+    return context.seconds or context.pick(*SECONDS)
+
+
+def usual_s(context: Context) -> float:
+    """Return about how many seconds all runs take that are asked for."""
+    return estimate_s(cells(context, available(context)), run_s(context))
+
+
+def estimate_s(todo: Sequence[Cell], seconds: float, taken: Sequence[float] = ()) -> float:
+    """Return about how many seconds some runs take.
+
+    Args:
+        todo: The runs.
+        seconds: The length of a run.
+        taken: What runs of that length took so far, where some did.
+    """
+    each = sum(taken) / len(taken) if taken else seconds + AROUND_S
+    return len(todo) * each + CALIBRATE_S * len({cell.workload for cell in todo})
+
+
+def _seeds(context: Context, name: str) -> int:
+    return context.seeds if name in MAIN or context.contenders or not context.full else 1
+
+
+def _turned(names: Sequence[str], seed: int) -> Sequence[str]:
+    turn = seed % len(names) if names else 0
+    return (*names[turn:], *names[:turn])

@@ -12,7 +12,9 @@ import argparse
 import asyncio
 import itertools
 import multiprocessing
+import os
 import statistics
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ import grpc
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from ext_proc import transport
 from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Reading, Variant
 from ext_proc.telemetry.dialects import read_all
 from ext_proc.telemetry.hub import Hub
@@ -100,8 +103,8 @@ def serve_pages(pipe: Connection, *, idle: bool) -> None:
     numbers = itertools.cycle(range(1000, 10_000))
 
     class Replica(asyncio.Protocol):
-        def connection_made(self, transport: Any) -> None:
-            self.transport = transport
+        def connection_made(self, made: Any) -> None:
+            self.transport = made
 
         def data_received(self, data: bytes) -> None:
             if data.endswith(b"\r\n\r\n"):
@@ -214,6 +217,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     seconds = parser.parse_args().seconds
+    if transport.VARIABLE not in os.environ:
+        # As pickers do, before gRPC is loaded: so from the beginning.
+        transport.choose(os.environ)
+        again = [sys.executable, "-m", "bench.telemetry", *sys.argv[1:]]
+        os.execv(sys.executable, again)  # noqa: S606 - ourselves
     text = page()
     begin, rounds = time.process_time(), 500
     for _ in range(rounds):

@@ -265,9 +265,12 @@ class Request:
     """Request headers by lower-case name; a variant's header pins are read from them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reading:
-    """What one endpoint said about itself (for one model where ``model`` is set)."""
+    """What one endpoint said about itself (for one model where ``model`` is set).
+
+    Nobody changes one once it is made. It is not ``frozen`` for the same reason as `Features`.
+    """
 
     at: float
     """When it was read, seconds on the monotonic clock."""

@@ -92,7 +92,7 @@ def read(data: bytes, now: float) -> News:
 
 
 def _reading(message: Any, at: float) -> Reading:
-    values: dict[str, Any] = {"at": at}
+    values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
         name = descriptor.name
         field = _BY_NAME.get(name)
@@ -107,7 +107,7 @@ def _reading(message: Any, at: float) -> Reading:
             values[name] = value
         elif name == "adapters":
             values[name] = _adapters(value.names)
-    return Reading(**values)
+    return Reading(at, **values)
 
 
 def _adapters(names: Collection[str]) -> frozenset[str]:

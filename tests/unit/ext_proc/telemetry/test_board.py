@@ -31,7 +31,10 @@ def test_models_and_the_endpoint_stay_apart():
     made = board()
     made.put("r", "gpu", [Reading(1.0, gpu_used=0.5)], 1.0)
     merged = made.put("r", "page", [Reading(1.1, "m", "1", queued=1)], 1.1)
-    assert set(merged) == {Reading(1.0, gpu_used=0.5), Reading(1.1, "m", "1", queued=1)}
+    assert sorted(merged, key=lambda each: each.at) == [
+        Reading(1.0, gpu_used=0.5),
+        Reading(1.1, "m", "1", queued=1),
+    ]
 
 
 def test_a_source_that_is_too_old_adds_nothing():

@@ -6,13 +6,16 @@ A test that kills or restarts a shared Triton must leave it ready again (``Trito
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
 import pytest
 
+from support.replicas import PATIENT
 from tidegate.stack.assets import DemoExtraMissingError
 from tidegate.stack.envoy import envoy_binary
+from tidegate.stack.fleet import FleetChange, apply_change
 from tidegate.stack.local import LocalStack
 from tidegate.stack.triton import find_triton
 from tidegate.stack.tritons import Tritons
@@ -22,6 +25,14 @@ if TYPE_CHECKING:
 
 TIME_SCALE = 0.1
 """The language model is ten times faster here than by default."""
+
+
+def patient(fleet: dict[str, Any], change: FleetChange | None) -> dict[str, Any]:
+    """Return a fleet in which what is slow is not yet broken, with a test's own changes."""
+    fleet["pickers"]["timeout"] = PATIENT
+    for pool in fleet["pools"]:
+        pool["health"]["timeout"] = PATIENT
+    return apply_change(fleet, change)
 
 
 class StackFactory(Protocol):
@@ -89,4 +100,5 @@ class _factory:  # noqa: N801 - used as a function
     async def _start(self, **options: Any) -> LocalStack:
         if "replicas" not in options:
             options.setdefault("tritons", self._tritons)
+        options["fleet"] = partial(patient, change=options.get("fleet"))
         return await self._exit.enter_async_context(LocalStack(**options))

@@ -18,6 +18,7 @@ import aiohttp
 import orjson
 from prometheus_client import CollectorRegistry
 
+from support.replicas import PATIENT
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
 from tidegate.stack.local import service_environment
 from tidegate.stack.ports import HeldPorts
@@ -64,7 +65,7 @@ class House:
             self.listener, self.picker, self.envoy_admin = (ports.address() for _ in range(3))
             self.ads_address, self.ads_outside, picker_page = (ports.address() for _ in range(3))
             self.http = await exit_.enter_async_context(
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10))
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
             )
             exit_.push_async_callback(self.stop_control)
             await self.start_control()
@@ -99,7 +100,7 @@ class House:
         """Return one pool with two stable replicas and a canary."""
         return {
             "listener": {"address": self.listener},
-            "pickers": {"addresses": [self.picker]},
+            "pickers": {"addresses": [self.picker], "timeout": PATIENT},
             "pools": [
                 {
                     "name": "llm",
@@ -111,7 +112,7 @@ class House:
                         self.endpoint(1, "stable"),
                         self.endpoint(2, "c0"),
                     ],
-                    "health": {"interval": "1s"},
+                    "health": {"interval": "1s", "timeout": PATIENT},
                 }
             ],
         }
@@ -214,7 +215,7 @@ class Flow:
                     reader, writer = await asyncio.open_connection(host, int(port))
                     exit_.callback(writer.close)
                 writer.write(_request(f"s{number}-{turn % 17}", ab=turn % 5 == 0))
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     head = await reader.readuntil(b"\r\n\r\n")
                     length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
                     body = await reader.readexactly(length)

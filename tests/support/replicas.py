@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 
 _NOWHERE = "127.0.0.1:1"
+PATIENT = "20s"
+"""How long Envoy waits for a picker, and for an answer to a health check. Tests judge what is
+decided: on a busy machine a process may not run for seconds, and is well all the same."""
 
 
 @dataclass
@@ -35,6 +38,8 @@ class Replica:
     most_at_once: int = 0
     hold_s: float = 0.0
     """How long an inference takes."""
+    gate: asyncio.Event | None = None
+    """If given, an inference is answered only once it is set."""
     status: int = 200
     """Of the answers to inferences."""
     closes: bool = False
@@ -85,6 +90,8 @@ class Replica:
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             await asyncio.sleep(self.hold_s)
+            if self.gate is not None:
+                await self.gate.wait()
             if self.closes and request.transport is not None:
                 request.transport.abort()
             if not sent.startswith(b"{"):  # Triton calls malformed JSON its own error
@@ -125,8 +132,9 @@ async def stack_over(
             (pool,) = fleet["pools"]
             pool["endpoints"] = [replica.endpoint() for replica in replicas]
             pool["slow_start"] = {"window": 0}
-            pool["health"] = {"interval": "300ms", "timeout": "2s", "unhealthy_after": 1}
+            pool["health"] = {"interval": "300ms", "timeout": PATIENT, "unhealthy_after": 1}
             pool.update(more or {})
+            fleet["pickers"]["timeout"] = PATIENT
 
         known = [
             TritonReplica(

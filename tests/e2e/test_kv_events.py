@@ -96,6 +96,7 @@ async def test_prompts_go_where_their_blocks_are(http, stack, replicas):
         return [(await known(http, stack, each.name))[0] for each in replicas] == [True, False]
 
     assert await eventually(both_known)
+    await second.engine.subscribed()
     prompts = [fresh_prompt() for _ in range(4)]
     for prompt in prompts[:2]:
         second.engine.cache.run(prompt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from protos.names import SERVED_BY_HEADER
-from support.traffic import VISION, eventually, vision_body
+from support.traffic import VISION, eventually, metric, vision_body
 
 
 def needing(device: str, *, required: bool):
@@ -47,4 +47,9 @@ async def test_a_device_is_required_then_preferred(http, new_stack):
         return len(await served(http, stack, 24)) > 1
 
     assert await eventually(spilled)
+
+    async def idle() -> bool:
+        return await metric(http, stack.picker_metrics, "tidegate_picker_in_flight") == 0
+
+    assert await eventually(idle)
     assert await served(http, stack, 1) == {first.http}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
 
 import pytest
+import tritonclient.grpc.aio as triton_grpc
 
 from protos.names import SERVED_BY_HEADER
-from support.traffic import GENERATE, GENERATE_STREAM, eventually, fresh_prompt, picker_state
+from support.traffic import GENERATE, eventually, fresh_prompt, llm_inputs, picker_state
 
 
 @pytest.fixture
@@ -58,11 +60,21 @@ async def test_a_new_policy_finds_ledger_and_index(http, stack):
     prompt = fresh_prompt(6000)
     home, cached = await ask(http, stack, prompt)
     assert cached == 0
-    long = {"text_input": fresh_prompt(), "max_tokens": 3000, "stream": True}
-    url = stack.http_url + GENERATE_STREAM
-    async with http.post(url, json=long) as first, http.post(url, json=long) as second:
-        for answer in (first, second):
-            await answer.content.readline()
+    close = asyncio.Event()
+
+    async def requests() -> AsyncIterator[dict[str, object]]:
+        yield {"model_name": "toy-llm", "inputs": llm_inputs(fresh_prompt(), 2)}
+        await close.wait()
+
+    async def two_in_flight() -> bool:
+        pool = await llm(http, stack)
+        return sum(each["in_flight"] for each in pool["endpoints"].values()) == 2
+
+    async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
+        streams = [client.stream_infer(requests()) for _ in range(2)]
+        for answers in streams:
+            await answers.__anext__()
+        assert await eventually(two_in_flight)
         before = await llm(http, stack)
         assert before["policy"] == "round-robin"
         fleet = stack.read_fleet()
@@ -83,6 +95,9 @@ async def test_a_new_policy_finds_ledger_and_index(http, stack):
             served, cached = await ask(http, stack, prompt)
             assert served == home
             assert cached > 0
+        close.set()
+        for answers in streams:
+            assert [error async for _, error in answers] == [None]
     (sample,) = await explained(stack, "--not", "r3")
     assert sample["policy"] == "round-robin"
     assert sample["why_not"]["answer"].startswith("it belongs to another variant")

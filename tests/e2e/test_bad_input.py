@@ -28,7 +28,7 @@ async def unary(stack, message: bytes, method: str = "ModelInfer") -> bytes:
     """Send raw bytes as a gRPC message."""
     async with grpc.aio.insecure_channel(stack.grpc_address) as channel:
         call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
-        return await call(message, timeout=10)
+        return await call(message, timeout=60)
 
 
 @pytest.mark.parametrize(

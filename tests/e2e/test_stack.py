@@ -81,7 +81,7 @@ async def test_a_crash_is_told_with_its_log(new_stack):
     stack = await new_stack()
     await stack.kill_picker()
     os.kill(stack._supervisor.pid(ENVOY), signal.SIGKILL)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         crash = await stack.crashed()
     assert (crash.name, crash.code) == (ENVOY, -signal.SIGKILL)
     assert crash.log.parent == stack.run.logs

@@ -68,8 +68,12 @@ async def test_readings_are_what_the_server_does(http, stack, tritons, pushed):
         )
 
     try:
-        async with requests_on(http, replica, 3):
-            assert await eventually(lambda: shows(3))
+        for _ in range(4):  # a busy machine may look too late: they last two seconds or more
+            async with requests_on(http, replica, 3):
+                seen = await eventually(lambda: shows(3), 3)
+            if seen:
+                break
+        assert seen
         assert await eventually(lambda: shows(0))
         if pushed:
             telemetry = (await picker_state(http, stack))["telemetry"]
@@ -98,18 +102,25 @@ async def test_counts_are_exact_and_each_model_has_its_own(http, new_stack):
             async with http.post(replica.http_url + VISION, json=vision_body()) as answer:
                 return answer.status
 
-        async with requests_on(http, replica, 3):
-            first = asyncio.create_task(infer())
-            await asyncio.sleep(0.2)  # it is a batch of its own
-            others = [asyncio.create_task(infer()) for _ in range(11)]
+        async def seen() -> bool:
             expected = {"vision": (11, None), "toy-llm": (0, 3)}
-            assert await eventually(lambda: shows(**expected), 1.7)
-            assert await first == 200
-            # Of those that waited the next batch takes eight.
-            assert await eventually(lambda: shows(**{**expected, "vision": (3, None)}), 2.0)
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+            async with requests_on(http, replica, 3):
+                first = asyncio.create_task(infer())
+                await asyncio.sleep(0.2)  # it is a batch of its own
+                others = [asyncio.create_task(infer()) for _ in range(11)]
+                waiting = await eventually(lambda: shows(**expected), 1.7)
+                assert await first == 200
+                # Of those that waited the next batch takes eight.
+                expected["vision"] = (3, None)
+                fewer = waiting and await eventually(lambda: shows(**expected), 2.0)
+            if fewer:
+                for task in others:
+                    task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            return fewer
+
+        # A busy machine may look too late, or send what waits together in two batches.
+        assert await seen() or await seen() or await seen()
 
 
 async def test_without_any_telemetry_routing_goes_on(http, new_stack):

@@ -1,8 +1,10 @@
 """Who is compared: Tidegate, Envoy alone and the routers of other projects, each as a process.
 
 Each is started fresh for a run on the same replicas, and speaks OpenAI's API to the same clients.
-Peers run with their own defaults, which is what their READMEs start them with: only the policy, the
-replicas and the ports are given.
+Peers run with their own defaults, which is what their READMEs start them with: policy, replicas and
+ports are given, and a log level at which a request writes nothing, as with Tidegate. Where replicas
+are to fail they get Envoy's health checks too: by default they look once a minute and believe the
+third failure, so no fault of these runs would ever be seen.
 """
 
 from __future__ import annotations
@@ -41,6 +43,16 @@ WORKERS: Final = "tidegate-2-workers"
 """The same with two processes of the picker."""
 ENVOYS: Final = ("envoy-least-request", "envoy-round-robin", "envoy-ring-hash")
 _POLICIES: Final = ("cache_aware", "power_of_two", "round_robin")
+_ROUTERS: Final = {
+    # peer: module, and its word for a quiet log
+    "vllm": ("vllm_router.launch_router", "warning"),
+    "sglang": ("sglang_router.launch_router", "warn"),
+}
+CHECKS: Final = (
+    *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "1"),
+    *("--health-failure-threshold", "2", "--health-success-threshold", "1"),
+)
+"""Health checks as ``envoys.py`` has them."""
 VLLM: Final = tuple(f"vllm-{policy}" for policy in _POLICIES)
 SGLANG: Final = tuple(f"sglang-{policy}" for policy in _POLICIES)
 NAMES: Final = (TIDEGATE, WORKERS, *VLLM, *SGLANG, *ENVOYS)
@@ -76,6 +88,7 @@ def start(
     routing: Mapping[str, Any],
     *,
     concurrency: int = 1,
+    checks: bool = False,
 ) -> AbstractAsyncContextManager[Running]:
     """Start a contender.
 
@@ -85,6 +98,7 @@ def start(
         environment: Where peers are installed.
         routing: What Tidegate's pool is to set in ``routing``.
         concurrency: Envoy's worker threads, Tidegate's Envoy included.
+        checks: Peers check health as often as Envoy does; otherwise as often as they do by default.
 
     Raises:
         ValueError: There is no such contender.
@@ -93,13 +107,39 @@ def start(
         return _tidegate(name, places, routing, concurrency)
     if name in ENVOYS:
         return envoy(name, places, concurrency)
-    if name in VLLM:
-        policy = name.removeprefix("vllm-")
-        return _router(name, "vllm_router.launch_router", policy, places, environment)
-    if name in SGLANG:
-        policy = name.removeprefix("sglang-")
-        return _router(name, "sglang_router.launch_router", policy, places, environment)
+    if name in PACKAGE_OF:
+        return _router(name, places, environment, checks=checks)
     raise ValueError(f"no contender {name!r}; there are {', '.join(NAMES)}")
+
+
+def router_command(
+    name: str,
+    python: str,
+    address: str,
+    metrics: str,
+    places: Sequence[Place],
+    *,
+    checks: bool = False,
+) -> tuple[str, ...]:
+    """Return the command line of a peer.
+
+    Args:
+        name: A key of ``PACKAGE_OF``.
+        python: The peers' interpreter.
+        address: ``ip:port`` to serve on.
+        metrics: ``ip:port`` of its own metrics.
+        places: The replicas.
+        checks: With ``CHECKS``.
+    """
+    peer, _, policy = name.partition("-")
+    module, quiet = _ROUTERS[peer]
+    host, _, port = address.rpartition(":")
+    return (
+        *(python, "-m", module, "--host", host, "--port", port, "--policy", policy),
+        *("--worker-urls", *(f"http://{place.http}" for place in places)),
+        *("--prometheus-port", metrics.rpartition(":")[2], "--log-level", quiet),
+        *(CHECKS if checks else ()),
+    )
 
 
 @asynccontextmanager
@@ -171,18 +211,13 @@ async def envoy(
 
 @asynccontextmanager
 async def _router(
-    name: str, module: str, policy: str, places: Sequence[Place], environment: Environment
+    name: str, places: Sequence[Place], environment: Environment, *, checks: bool
 ) -> AsyncIterator[Running]:
     with RunFolder.create() as run, HeldPorts() as ports:
         address, metrics = ports.address(), ports.address()
-        host, _, port = address.rpartition(":")
         supervisor = Supervisor(run.logs)
-        command = (
-            str(environment.python),
-            *("-m", module, "--host", host, "--port", port, "--policy", policy),
-            *("--prometheus-port", metrics.rpartition(":")[2]),
-            *("--worker-urls", *(f"http://{place.http}" for place in places)),
-        )
+        python = str(environment.python)
+        command = router_command(name, python, address, metrics, places, checks=checks)
         try:
             await supervisor.start("router", command, dict(os.environ))
             await _answers(address, name, supervisor)

@@ -168,7 +168,7 @@ async def _run_cell(
     await fleet.reset()
     broke_at: list[float] = []
     async with contenders.start(
-        cell.contender, fleet.places, context.environment, ROUTING
+        cell.contender, fleet.places, context.environment, ROUTING, checks=bool(cell.fault)
     ) as running:
         load = Plan(
             running.address,

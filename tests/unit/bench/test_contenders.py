@@ -39,6 +39,35 @@ def test_an_envoy_has_every_replica_and_its_policy(policy: str) -> None:
     assert ("hash_policy" in str(made)) == (policy == "ring-hash")
 
 
+def test_a_peer_gets_what_its_readme_gives_it() -> None:
+    """Policy, replicas and ports; a quiet log in its own word; all else is its default."""
+    made = {
+        name: contenders.router_command(name, "python", "127.0.0.1:9", "127.0.0.1:8", PLACES)
+        for name in contenders.PACKAGE_OF
+    }
+    assert " ".join(made["vllm-power_of_two"]) == (
+        "python -m vllm_router.launch_router --host 127.0.0.1 --port 9 --policy power_of_two"
+        " --worker-urls http://127.0.0.1:1 http://127.0.0.1:2"
+        " --prometheus-port 8 --log-level warning"
+    )
+    assert made["sglang-cache_aware"][-2:] == ("--log-level", "warn")
+    assert "cache_aware" in made["sglang-cache_aware"]
+
+
+def test_where_replicas_fail_peers_check_health_like_envoy() -> None:
+    """Interval, timeout and thresholds are those of the Envoys' clusters."""
+    command = contenders.router_command(
+        "vllm-cache_aware", "python", "127.0.0.1:9", "127.0.0.1:8", PLACES, checks=True
+    )
+    told = dict(zip(command[-8::2], command[-7::2], strict=True))
+    made = envoys.bootstrap("round-robin", "127.0.0.1:80", "127.0.0.1:81", PLACES)
+    (check,) = made["static_resources"]["clusters"][0]["health_checks"]
+    assert check["interval"] == f"{told['--health-check-interval-secs']}s"
+    assert check["timeout"] == f"{told['--health-check-timeout-secs']}s"
+    assert str(check["unhealthy_threshold"]) == told["--health-failure-threshold"]
+    assert str(check["healthy_threshold"]) == told["--health-success-threshold"]
+
+
 def test_a_missing_peer_is_left_out() -> None:
     """The contenders of a package that could not be installed do not take part."""
     missing = Environment(Path(), missing={"vllm-router": "no wheel"})

@@ -1,12 +1,12 @@
 """What a second worker costs: one picker process against several, in one run.
 
-    python -m bench.workers [--workers 2] [--seconds 3] [--rounds 4] [--connections 8] [--body 2048]
+    python -m bench.workers [--workers 2 4] [--seconds 3] [--rounds 4] [--connections 8]
 
-Starts two real stacks (control server, picker, Envoy with one thread) over instant upstreams, one
-with a picker of one process and one with several workers, and sends HTTP requests with changing
-prompts to both in turn, so that both meet the same moods of the machine. Prints requests/s,
-latency, CPU per request of Envoy and of all picker processes together, and the ratio of the latter:
-what sharing costs. ``--pace`` sets a rate (open loop) in place of the closed loop.
+Starts real stacks (control server, picker, Envoy with one thread) over instant upstreams, one with
+a picker of one process and one for each number of workers, and sends HTTP requests with changing
+prompts to all in turn, so that all meet the same moods of the machine. Prints requests/s, latency,
+CPU per request of Envoy and of all picker processes together, and the ratio of the latter to one
+process: what sharing costs. ``--pace`` sets a rate (open loop) in place of the closed loop.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import random
 import statistics
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import orjson
@@ -108,13 +109,15 @@ async def run(args: argparse.Namespace) -> None:
     options = {"fleet": change, "concurrency": 1, "models": ("toy-llm",)}
     async with instant_upstreams(2 * UPSTREAMS) as addresses:
         each = replicas(addresses)
-        async with (
-            LocalStack(replicas=each, **options) as alone,
-            LocalStack(replicas=each, workers=args.workers, **options) as crew,
-        ):
-            stacks = {1: alone, args.workers: crew}
+        async with AsyncExitStack() as running:
+            stacks = {
+                count: await running.enter_async_context(
+                    LocalStack(replicas=each, workers=count, **options)
+                )
+                for count in (1, *args.workers)
+            }
             samples = {count: Sample() for count in stacks}
-            ratios = []
+            ratios: dict[int, list[float]] = {count: [] for count in args.workers}
             for stack in stacks.values():
                 await measure(stack, every, args, 1.0, Sample())
             for turn in range(args.rounds):
@@ -124,15 +127,17 @@ async def run(args: argparse.Namespace) -> None:
                     await measure(stacks[count], every, args, args.seconds, one)
                     costs[count] = one.cpu_us(PICKER)
                     _add(samples[count], one)
-                ratios.append(costs[args.workers] / costs[1])
+                for count, found in ratios.items():
+                    found.append(costs[count] / costs[1])
     if args.json:
         print(json.dumps(summary(samples, ratios, args)))
         return
     Console().print(table(samples, args))
-    Console().print(
-        f"picker CPU per request, {args.workers} workers against one: median of {len(ratios)}"
-        f" rounds {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-    )
+    for count, found in ratios.items():
+        Console().print(
+            f"picker CPU per request, {count} workers against one: median of {len(found)}"
+            f" rounds {statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})"
+        )
 
 
 def _add(total: Sample, one: Sample) -> None:
@@ -143,15 +148,15 @@ def _add(total: Sample, one: Sample) -> None:
 
 
 def summary(
-    samples: dict[int, Sample], ratios: list[float], args: argparse.Namespace
+    samples: dict[int, Sample], ratios: dict[int, list[float]], args: argparse.Namespace
 ) -> dict[str, object]:
     """Return the figures, ready for JSON."""
     return {
         "connections": args.connections,
         "body_bytes": args.body,
         "pace": args.pace,
-        "cpu_ratio": statistics.median(ratios),
-        "cpu_ratios": ratios,
+        "cpu_ratio": statistics.median(ratios[args.workers[0]]),
+        "cpu_ratios": ratios[args.workers[0]],
         "by_workers": {
             str(count): {
                 "requests_per_s": len(sample.latencies) / sample.seconds,
@@ -186,7 +191,7 @@ def table(samples: dict[int, Sample], args: argparse.Namespace) -> Table:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, nargs="+", default=[2], help="more than one each")
     parser.add_argument("--seconds", type=float, default=3.0, help="per stack and round")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--connections", type=int, default=8)

@@ -135,5 +135,7 @@ def _scale(suite: Mapping[str, Any] | None) -> list[Aim]:
     why = f"µs by endpoints: {', '.join(f'{size:g}: {cost:.0f}' for size, cost in ends.items())}"
     return [
         below(flat, ends[1_000] / ends[8], FLAT, "x", why),
-        below(f"{streams}, {most['size']:,} of them", most["cost"], STREAM_KB, " kB"),
+        below(
+            f"{streams}, {most['size']:,} of them", most["cost"] / most["size"], STREAM_KB, " kB"
+        ),
     ]

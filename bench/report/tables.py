@@ -325,15 +325,27 @@ def _control(suite: Mapping[str, Any], section: Section) -> None:
 
 
 def _scale(suite: Mapping[str, Any], section: Section) -> None:
-    section.text.append("Growth: cost = a * size^b; b = 0 is flat, 1 linear.")
+    section.text.append(
+        "Growth: cost = a * size^b; b = 0 is flat, 1 linear. r² is of the logarithms, and low where"
+        " cost is flat."
+    )
     lines = []
     for name, rows in suite["axes"].items():
-        fit = suite["growth"][name]
-        cells = ", ".join(f"{row['size']:g}: {row['cost']:.1f}" for row in rows)
+        fit = suite["growth"][name] or {}
+        cells = ", ".join(f"{row['size']:g}: {row['cost']:,.1f}" for row in rows)
         unit = suite["units"][name]
-        lines.append((name, unit, cells, UNKNOWN if fit is None else f"{fit['b']:.2f}"))
-        section.plots.append(Curve(f"{unit} against {name}", name, unit, rows, fit))
-    section.tables.append(Table("Cost against size", ("size", "cost", "measured", "b"), lines))
+        lines.append((name, unit, cells, number(fit.get("b")), number(fit.get("r2"), 3)))
+        section.plots.append(
+            Curve(f"{unit} against {name}", name, unit, rows, suite["growth"][name])
+        )
+    heads = ("size", "cost", "measured", "b", "r²")
+    section.tables.append(Table("Cost against size", heads, lines))
+    for name, fit in suite.get("line", {}).items():
+        if fit is not None:
+            section.text.append(
+                f"Straight line through {name}: {fit['each']:.1f} kB each and {fit['base']:,.0f} kB"
+                f" at none, r² {number(fit['r2'], 4)}."
+            )
 
 
 def _missing(suite: Mapping[str, Any], section: Section) -> None:

@@ -1,9 +1,11 @@
 """Suite ``scale``: what grows with what.
 
 CPU per decision against endpoints, prefix blocks and pools; CPU per exchange against prompt size;
-resident memory per open stream; CPU of the control server per change against the Envoys that follow
-it; in the long form, CPU of telemetry per endpoint too. Growth is fitted as ``a * size ** b`` by
-least squares on logarithms: b = 0 is flat, 1 is linear.
+resident memory of open streams; CPU of the pickers per request against their number; CPU of the
+control server per change against the Envoys that follow it; in the long form, CPU of telemetry per
+endpoint too. Growth is fitted as ``a * size ** b`` by least squares on logarithms: b = 0 is flat,
+1 is linear; ``r2`` says how much of the variation of the logarithms that explains. Memory of
+streams is fitted by a straight line as well.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import asyncio
 import random
 import time
 from math import exp, log
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.control import many
@@ -21,7 +24,7 @@ from ext_proc.routing.router import Router
 from ext_proc.routing.types import Decision, Endpoint, EndpointKey, Outcome, Pool, Request, Variant
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from bench.suites.context import Context
 
@@ -47,12 +50,15 @@ async def run(context: Context) -> dict[str, Any]:
         for row in await json_lines("exchange.py", "--modes", "peek", "--body", f"{size}", *few):
             axes["prompt_bytes"].append({"size": size, "cost": row["picker_us"]})
     axes["streams"] = []
-    for wanted in context.pick((100, 1_000, 4_000), (10, 100, 1_000, 10_000)):
+    for wanted in context.pick((100, 1_000, 10_000), (10, 100, 1_000, 4_000, 10_000)):
         context.say(f"scale: {wanted} open streams")
         for row in await json_lines("exchange.py", "--modes", "peek", "--streams", f"{wanted}"):
-            axes["streams"].append({"size": wanted, "cost": row["picker_kb"]})
+            axes["streams"].append({"size": wanted, "cost": row["picker_kb"] * wanted})
+    context.say("scale: pickers")
+    pickers = await _pickers(context)
+    axes |= pickers
     axes["envoys"] = []
-    for count in context.pick((5, 50), (10, 100, 1_000)):
+    for count in context.pick((5, 20, 80), (10, 100, 1_000)):
         context.say(f"scale: {count} Envoys")
         cells = await many(count, 10, 100, 4)
         axes["envoys"].append({"size": count, "cost": float(cells[CPU_COLUMN])})
@@ -65,27 +71,62 @@ async def run(context: Context) -> dict[str, Any]:
             "blocks": "µs per decision",
             "pools": "µs per decision",
             "prompt_bytes": "µs per exchange",
-            "streams": "kB per open stream",
+            "streams": "kB of all open streams",
+            "pickers": "µs of all pickers per request",
+            "pickers, requests": "requests/s of one Envoy thread",
             "envoys": "ms of CPU per endpoint change",
             "endpoints scraped": "µs of CPU per endpoint and second",
             "endpoints pushed": "µs of CPU per endpoint and second",
         },
         "axes": axes,
         "growth": {name: growth(rows) for name, rows in axes.items()},
+        "line": {"streams": line(axes["streams"])},
     }
 
 
-def growth(rows: Sequence[dict[str, float]]) -> dict[str, float] | None:
-    """Return ``a`` and ``b`` of ``cost = a * size ** b``; ``None`` of fewer than two sizes."""
+async def _pickers(context: Context) -> dict[str, list[dict[str, float]]]:
+    """Return CPU and throughput against processes of the picker, each with a port of its own."""
+    rounds, seconds = context.pick("2", "5"), context.pick("1", "3")
+    few = ("--json", "--workers", "2", "4", "--rounds", rounds, "--seconds", seconds)
+    (found,) = await json_lines("workers.py", *few)
+    by_count = {int(count): row for count, row in found["by_workers"].items()}
+    return {
+        name: [{"size": count, "cost": row[key]} for count, row in by_count.items()]
+        for name, key in (("pickers", "picker_us"), ("pickers, requests", "requests_per_s"))
+    }
+
+
+def growth(rows: Sequence[Mapping[str, float]]) -> dict[str, float | None] | None:
+    """Return ``a`` and ``b`` of ``cost = a * size ** b``, and ``r2`` of the logarithms.
+
+    ``None`` of fewer than two sizes; ``r2`` is ``None`` of two, which any power fits.
+    """
     points = [(log(row["size"]), log(row["cost"])) for row in rows if row["cost"] > 0]
-    if len({x for x, _ in points}) < 2:
+    fitted = _fit(points)
+    if fitted is None:
         return None
-    middle_x = sum(x for x, _ in points) / len(points)
-    middle_y = sum(y for _, y in points) / len(points)
-    slope = sum((x - middle_x) * (y - middle_y) for x, y in points) / sum(
-        (x - middle_x) ** 2 for x, _ in points
-    )
-    return {"a": exp(middle_y - slope * middle_x), "b": slope}
+    intercept, slope, r2 = fitted
+    return {"a": exp(intercept), "b": slope, "r2": r2}
+
+
+def line(rows: Sequence[Mapping[str, float]]) -> dict[str, float | None] | None:
+    """Return ``each`` and ``base`` of ``cost = base + each * size``, and ``r2``; as ``growth``."""
+    fitted = _fit([(row["size"], row["cost"]) for row in rows])
+    return None if fitted is None else dict(zip(("base", "each", "r2"), fitted, strict=True))
+
+
+def _fit(points: Sequence[tuple[float, float]]) -> tuple[float, float, float | None] | None:
+    """Return intercept, slope and ``r2`` of least squares."""
+    sizes = {x for x, _ in points}
+    if len(sizes) < 2:
+        return None
+    middle_x = fmean(x for x, _ in points)
+    middle_y = fmean(y for _, y in points)
+    across = sum((x - middle_x) ** 2 for x, _ in points)
+    both = sum((x - middle_x) * (y - middle_y) for x, y in points)
+    up = sum((y - middle_y) ** 2 for _, y in points)
+    r2 = None if len(sizes) < 3 or up == 0 else both**2 / (across * up)
+    return middle_y - both / across * middle_x, both / across, r2
 
 
 def telemetry_axes(text: str) -> dict[str, list[dict[str, float]]]:

@@ -12,7 +12,7 @@ from bench.report.aim import below
 from bench.report.aims import aims
 from bench.report.tables import grouped, number, sections, span
 from bench.report.write import BEGIN, END, fill, write_report
-from bench.suites.scale import growth, telemetry_axes
+from bench.suites.scale import growth, line, telemetry_axes
 from bench.suites.summary import caches, distribution, median_of, served, since
 
 if TYPE_CHECKING:
@@ -294,8 +294,41 @@ def test_growth_is_the_power_that_made_it() -> None:
     rows = [{"size": size, "cost": 3.0 * size**0.5} for size in (1.0, 4.0, 100.0)]
     fit = growth(rows)
     assert fit is not None
-    assert (fit["a"], fit["b"]) == (pytest.approx(3.0), pytest.approx(0.5))
+    assert fit == {"a": pytest.approx(3.0), "b": pytest.approx(0.5), "r2": pytest.approx(1.0)}
     assert growth(rows[:1]) is None
+    two = growth(rows[:2])
+    assert two is not None
+    assert two["r2"] is None
+
+
+def test_r2_says_how_much_a_power_explains() -> None:
+    """Of logarithms 0, 1, 2 against 0, 2, 1 a line explains a quarter."""
+    rows = [{"size": 10.0**x, "cost": 10.0**y} for x, y in ((0, 0), (1, 2), (2, 1))]
+    fit = growth(rows)
+    assert fit is not None
+    assert (fit["b"], fit["r2"]) == (pytest.approx(0.5), pytest.approx(0.25))
+
+
+def test_a_line_has_a_base_and_a_cost_of_each() -> None:
+    """Memory of streams: 24 kB each on top of 100."""
+    fit = line([{"size": size, "cost": 100.0 + 24.0 * size} for size in (10, 100, 10_000)])
+    assert fit == {"base": pytest.approx(100.0), "each": pytest.approx(24.0), "r2": 1.0}
+    assert line([]) is None
+
+
+def test_memory_is_judged_by_the_stream() -> None:
+    """Measured is the memory of all; the aim is of one, at the largest number."""
+    axes = {
+        "endpoints": [{"size": 8, "cost": 1.0}, {"size": 1_000, "cost": 1.5}],
+        "streams": [{"size": 10, "cost": 900.0}, {"size": 10_000, "cost": 250_000.0}],
+    }
+    suite = {**ABOUT, "axes": axes, "growth": {name: growth(rows) for name, rows in axes.items()}}
+    suite |= {"units": dict.fromkeys(axes, "kB"), "line": {"streams": line(axes["streams"])}}
+    results = {"suites": {"scale": suite}}
+    aim = aims(results)[-1]
+    assert (aim.name, aim.got) == ("memory of an open stream, 10,000 of them", "25 kB")
+    (section,) = sections(results)
+    assert any(text.startswith("Straight line through streams: 24.9 kB") for text in section.text)
 
 
 def test_telemetry_rows_are_read() -> None:

@@ -244,7 +244,7 @@ class Exchange:
             found = self._find_pool(known)
             if isinstance(found, Refusal):
                 return (self._refuse(known, found),)
-            readable = body_tells_more(head, known.features.form, known.pool)
+            readable = body_tells_more(head, known.features.form, found)
         if readable:
             self.state = State.WAITING
             self._waiting = known

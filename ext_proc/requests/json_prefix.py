@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from ext_proc.requests.cut_text import CutText
 from ext_proc.requests.errors import BadRequest
-from ext_proc.requests.values import CutText
 
 MAX_JSON_BYTES: Final = 4 * 2**20
 """Whole JSON beyond this is read as a cut one."""

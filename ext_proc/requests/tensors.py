@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
+from ext_proc.requests.cut_text import CutText
 from ext_proc.requests.errors import BadRequest
-from ext_proc.requests.values import MAX_PROMPT_BYTES, CutText, label, positive
+from ext_proc.requests.values import MAX_PROMPT_BYTES, label, positive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

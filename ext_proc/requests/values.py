@@ -11,6 +11,7 @@ from typing import Final
 
 import xxhash
 
+from ext_proc.requests.cut_text import CutText
 from ext_proc.requests.errors import BadRequest
 
 MAX_NAME_CHARS: Final = 256
@@ -23,12 +24,6 @@ MAX_PROMPT_BYTES: Final = 2**20
 """Bound of the prompt that is kept; more is cut and marked partial."""
 
 _INT64 = 2**63
-
-
-class CutText(str):
-    """A text whose end lies beyond the part of the body that was read."""
-
-    __slots__ = ()
 
 
 def name(value: object, place: str) -> str | None:

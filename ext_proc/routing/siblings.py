@@ -16,7 +16,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ext_proc.routing.leases import Leased, Released
 from ext_proc.routing.ledger import MAX_TICKETS, Charged, Settled
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.roster import Replica
     from ext_proc.routing.types import EndpointKey, Ticket
 
-    Event = LedgerEvent | IndexEvent | LeaseEvent
+    Event: TypeAlias = LedgerEvent | IndexEvent | LeaseEvent
 
 
 class Siblings:

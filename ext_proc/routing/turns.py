@@ -58,7 +58,7 @@ def _called(offer: Offer, ramp: Sequence[float], rng: Rng) -> int:
             continue
         left -= strength
         if left < 0.0:
-            mean = sum(offer.pending) / sum(offer.strength)
+            mean = sum(offer.pending, 0.0) / sum(offer.strength, 0.0)
             busy = offer.pending[index] / offer.strength[index] > mean
             return -1 if busy else index
     return -1

@@ -81,7 +81,7 @@ def utilisation(offer: Offer) -> float:
     """
     now, pace, seats = offer.now, offer.pace, offer.seats
     if offer.tokens is None:
-        waiting = sum(offer.pending) / sum(offer.strength)
+        waiting = sum(offer.pending, 0.0) / sum(offer.strength, 0.0)
         busy = waiting / (waiting + 1.0)
     else:
         per_token = pace.seconds_per_token

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.requests import json_prefix
+from ext_proc.requests.cut_text import CutText
 from ext_proc.requests.errors import BadRequest
 from ext_proc.requests.json_prefix import MAX_DEPTH, read_object
-from ext_proc.requests.values import CutText
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ext_proc.requests.cut_text import CutText
 from ext_proc.requests.errors import BadRequest
 from ext_proc.requests.tensors import (
     MAX_ELEMENTS,
@@ -18,7 +19,7 @@ from ext_proc.requests.tensors import (
     read_tensors,
     sampling_parameters,
 )
-from ext_proc.requests.values import MAX_PROMPT_BYTES, CutText
+from ext_proc.requests.values import MAX_PROMPT_BYTES
 
 
 def said(tensors: list[Tensor]):

@@ -11,6 +11,7 @@ Laws:
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -116,11 +117,11 @@ def _private(parent: Path) -> Path:
 
 
 def _prune(base: Path) -> None:
-    runs = sorted(
-        (path for path in base.glob("run-*") if path.is_dir()),
-        key=lambda path: path.stat().st_mtime,
-        reverse=True,
-    )
-    for path in runs[KEEP - 1 :]:
+    found = []
+    for path in base.glob("run-*"):
+        # A run that begins at the same time may have removed it.
+        with contextlib.suppress(FileNotFoundError):
+            found.append((path.stat().st_mtime, path))
+    for _, path in sorted(found, reverse=True)[KEEP - 1 :]:
         if not is_live(path):
             shutil.rmtree(path, ignore_errors=True)

@@ -6,6 +6,7 @@ The server comes from the ``nvidia-pytriton`` wheel, used as a supplier of binar
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -125,8 +126,10 @@ def sweep_shared_memory(runs: Path, folder: Path = SHARED_MEMORY) -> None:
     ours = _shm_of(runs)
     for region in folder.glob(f"{ours}run-*.*"):
         run = runs / region.name.removeprefix(ours).partition(".")[0]
-        if region.stat().st_uid == os.getuid() and not is_live(run):
-            region.unlink(missing_ok=True)
+        # A replica that ends, or a set that starts at the same time, may have removed it.
+        with contextlib.suppress(FileNotFoundError):
+            if region.stat().st_uid == os.getuid() and not is_live(run):
+                region.unlink(missing_ok=True)
 
 
 def prepare_backends(run: RunFolder, installation: TritonInstallation) -> Path:

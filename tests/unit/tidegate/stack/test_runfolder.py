@@ -82,6 +82,13 @@ def test_old_run_folders_go(tmp_path):
     assert sorted((tmp_path / "runs").iterdir()) == sorted(folders[-KEEP:])
 
 
+def test_a_folder_that_is_just_removed_is_no_error(tmp_path):
+    """Runs that begin at the same time remove the same old folders; a dead link looks like that."""
+    (tmp_path / "runs").mkdir(mode=0o700)
+    (tmp_path / "runs" / "run-1").symlink_to(tmp_path / "gone")
+    RunFolder.create(tmp_path / "runs").close()
+
+
 def test_a_living_run_keeps_its_folder(tmp_path):
     """However old it is."""
     with RunFolder.create(tmp_path / "runs") as living:

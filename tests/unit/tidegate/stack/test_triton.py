@@ -92,6 +92,14 @@ def test_regions_of_dead_runs_are_swept(run, tmp_path):
     assert (left.exists(), living.exists(), foreign.exists()) == (False, True, True)
 
 
+def test_a_region_that_is_just_removed_is_no_error(run, tmp_path):
+    """Its replica removes it at the same time; a dead link looks like that."""
+    region = tmp_path / f"{triton.shared_memory_prefix(run, 'r1')}abc"
+    region.symlink_to(tmp_path / "gone")
+    triton.sweep_shared_memory(run.path.parent, tmp_path)
+    assert region.is_symlink()
+
+
 def test_all_ports_are_on_their_given_address(run):
     """Nothing listens beyond loopback."""
     command = triton.triton_command(INSTALLATION, replica(), run.path, run.path, "p")

@@ -78,6 +78,10 @@ def simulate(
     fail_at: Annotated[
         float | None, typer.Option("--fail-at", help="A replica dies for 60 s, at this second.")
     ] = None,
+    brake_at: Annotated[
+        float | None,
+        typer.Option("--brake-at", help="A replica has a quarter of its speed for 60 s."),
+    ] = None,
     slow_start: Annotated[
         float, typer.Option("--slow-start", min=0, help="Ramp window, seconds.")
     ] = 0.0,
@@ -129,6 +133,7 @@ def simulate(
             capacities_known=not slow_unknown,
             join_at_s=join_at,
             fail_at_s=fail_at,
+            brake_at_s=brake_at,
             telemetry_s=telemetry,
             telemetry_delay_s=telemetry_delay,
             slow_start_s=slow_start,

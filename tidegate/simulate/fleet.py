@@ -10,7 +10,8 @@ Rules:
 4. A job whose replica dies before the first token goes on at once to the next fallback that is
    alive, as the proxy's retry does; the chooser hears of it.
 5. The chooser hears of a death one telemetry interval later, as a failed scrape tells it.
-6. While telemetry is frozen, readings go on to come with new times and old numbers: the harder
+6. A replica that brakes works slower from its next step on, and tells nobody.
+7. While telemetry is frozen, readings go on to come with new times and old numbers: the harder
    case, as nobody can see that they are stale.
 """
 
@@ -108,6 +109,9 @@ class Fleet:
             self._later(scenario.join_at_s, _TROUBLE, self._join)
         if scenario.fail_at_s is not None:
             self._later(scenario.fail_at_s, _TROUBLE, self._fail)
+        if scenario.brake_at_s is not None:
+            self._later(scenario.brake_at_s, _TROUBLE, self._brake)
+            self._later(scenario.brake_at_s + scenario.brake_s, _TROUBLE, self._release)
         if scenario.telemetry_s > 0:
             self._later(scenario.telemetry_s, _TELEMETRY, self._measure)
         for number, (job, now) in enumerate(zip(jobs, times, strict=True)):
@@ -226,6 +230,16 @@ class Fleet:
         if index is not None:
             self._dead.discard(index)
             self._chooser.membership(index, "restarted", now)
+
+    def _brake(self, now: float) -> None:  # noqa: ARG002 - an event hears its time
+        index = self._scenario.braked
+        if index is not None:  # from its next step on
+            self._replicas[index].speed = self._scenario.speed(index) * self._scenario.brake_speed
+
+    def _release(self, now: float) -> None:  # noqa: ARG002 - an event hears its time
+        index = self._scenario.braked
+        if index is not None:
+            self._replicas[index].speed = self._scenario.speed(index)
 
     def _measure(self, now: float) -> None:
         frozen = self._scenario.frozen(now)

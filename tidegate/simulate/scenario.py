@@ -40,6 +40,11 @@ class Scenario:
     """When the second replica dies; ``None`` = never."""
     down_s: float = 60.0
     """How long it is gone; it returns with an empty cache."""
+    brake_at_s: float | None = None
+    """When the second replica suddenly works at ``brake_speed``, unsaid; ``None`` = never."""
+    brake_s: float = 60.0
+    """How long it does."""
+    brake_speed: float = 0.25
     telemetry_s: float = 1.0
     """Seconds between two readings of a replica; 0 = none at all."""
     telemetry_delay_s: float = 0.1
@@ -71,6 +76,10 @@ class Scenario:
             (self.join_at_s is None or self.replicas > 1, "a fleet of one cannot start empty"),
             (self.fail_at_s is None or self.replicas > 1, "a fleet of one cannot lose a replica"),
             (self.down_s > 0, "the time down must be above 0"),
+            (self.brake_at_s is None or self.brake_at_s > 0, "the brake must begin above 0"),
+            (self.brake_s > 0, "the time of braking must be above 0"),
+            (0 < self.brake_speed <= 1, "the braked speed must lie above 0 and be at most 1"),
+            (self.brake_at_s is None or self.replicas > 1, "a fleet of one cannot brake one"),
             (self.telemetry_s >= 0 and self.telemetry_delay_s >= 0, "telemetry times are negative"),
             (self.freeze_at_s is None or self.freeze_at_s > 0, "the freeze must begin above 0"),
             (self.freeze_s > 0, "the time frozen must be above 0"),
@@ -94,6 +103,11 @@ class Scenario:
     def victim(self) -> int | None:
         """Return which replica fails."""
         return None if self.fail_at_s is None else 1
+
+    @property
+    def braked(self) -> int | None:
+        """Return which replica is suddenly slow for a while."""
+        return None if self.brake_at_s is None else 1
 
     def frozen(self, now: float) -> bool:
         """Tell whether readings stand still."""

@@ -97,6 +97,16 @@ def test_a_death_retries_what_had_not_begun() -> None:
     assert ("silent", 1, 1.3) in chooser.heard
 
 
+def test_a_brake_slows_one_replica_for_a_while() -> None:
+    """Between begin and end it works at a quarter of its speed, the others as before."""
+    scenario = Scenario(replicas=2, engine=ENGINE, brake_at_s=1.0, brake_s=10.0, telemetry_s=0)
+    arrivals = [0.0, 2.0, 20.0]
+    for replica, seconds in ((1, [0.5, 2.0, 0.5]), (0, [0.5, 0.5, 0.5])):
+        jobs = [job(number, at, output=1) for number, at in enumerate(arrivals)]
+        records = run(scenario, Scripted(replica), jobs)
+        assert [each.ttft_s for each in records] == pytest.approx(seconds)
+
+
 def test_a_dead_pick_is_passed_over() -> None:
     """A job sent to a dead replica goes to the next one at once."""
     scenario = Scenario(replicas=3, engine=ENGINE, fail_at_s=0.5)

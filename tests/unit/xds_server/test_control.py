@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import closing
 
 import pytest
@@ -13,6 +14,7 @@ from xds_server import control as control_module
 from xds_server import rollout
 from xds_server.fleet.change import UnknownName
 from xds_server.fleet.load import FleetError
+from xds_server.fleet.revision import State
 from xds_server.fleet.store import Store, StoreError, UnknownRevision
 from xds_server.operation import Busy, Options
 
@@ -243,13 +245,23 @@ async def test_waiting_changes_are_bounded(world: World, monkeypatch: pytest.Mon
     assert [isinstance(result, Busy) for result in results] == [False, False, True]
 
 
-async def test_a_change_is_finished_without_its_caller(world: World) -> None:
+async def test_a_change_is_finished_without_its_caller(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that hangs up leaves no half of a revision."""
+    hung_up, append = threading.Event(), world.store.append
+
+    def append_then(state: State) -> None:
+        assert hung_up.wait(60)
+        append(state)
+
+    monkeypatch.setattr(world.store, "append", append_then)
     task = asyncio.create_task(world.control.set_weights("llm", {"canary": 30}, Options()))
     await settle()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    hung_up.set()
     await world.control.set_weights("llm", {"stable": 70}, Options())
     assert world.control.revision == 3
     assert weight(world.control) == 30

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, PICKER_CLUSTER, ROUTE_TYPE
-from support.controls import WAIT, World, settle, weight
+from support.controls import WAIT, World, weight
 from support.fleets import fleet, pool
 from xds_server.operation import Options
 
@@ -22,13 +22,13 @@ def reachable(world: World) -> set[str]:
 async def test_what_is_superseded_may_still_be_used(world: World) -> None:
     """Until a publication runs to its end, earlier pools stay reachable."""
     world.publisher.at_once = False
-    await settle()
+    await world.quiet()
     await world.control.apply(fleet(pool("b")), Options())
     await world.control.apply(fleet(pool("c")), Options())
-    await settle()
+    await world.quiet()
     assert reachable(world) == {"llm", "b", "c"}
     world.publisher.published[-1].end()
-    await settle()
+    await world.quiet()
     assert reachable(world) == {"c"}
 
 

@@ -53,6 +53,8 @@ MAX_OUTBOX: Final = 64
 MAX_RECEIVE_BYTES: Final = 8 * 2**20
 MAX_SEND_BYTES: Final = 64 * 2**20
 FIRST_REQUEST_S: Final = 30.0
+ENDING_S: Final = 1.0
+"""How long a stop waits for handlers that gRPC has ended."""
 """A stream without a request for so long is closed."""
 
 SERVER_OPTIONS: Final = (
@@ -98,6 +100,7 @@ class AdsServer:
         self._server: grpc.aio.Server | None = None
         self._health: Any = None
         self._closing = asyncio.Event()
+        self._serving: set[asyncio.Task[Any]] = set()
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -137,6 +140,9 @@ class AdsServer:
             await self._health.enter_graceful_shutdown()
             await self._server.stop(grace)
             self._server = None
+        if self._serving:
+            # gRPC does not wait for the handlers; a loop that ended under them would log each.
+            await asyncio.wait(self._serving, timeout=ENDING_S)
 
     # --- publishing -----------------------------------------------------------------------------
 
@@ -268,6 +274,9 @@ class AdsServer:
     async def _serve(
         self, context: Any, number: int, variant: Variant, stream: SotwStream | DeltaStream
     ) -> None:
+        if (serving := asyncio.current_task()) is not None:
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
         if self._closing.is_set():
             await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
         if len(self._connections) >= MAX_STREAMS:

@@ -239,6 +239,21 @@ async def test_stopping_ends_streams_with_unavailable() -> None:
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_a_stop_waits_for_what_serves_the_streams() -> None:
+    """Nothing of them is left in the loop, which may end at once, also where none may linger."""
+
+    def serving() -> int:
+        return sum(task.get_name() == "rpc_task" for task in asyncio.all_tasks())
+
+    async with rig() as r:
+        for number in range(3):
+            await r.peer("delta", f"gw-{number}").ask(LISTENER_TYPE)
+        await r.until(lambda: len(r.server.clients()) == 3)
+        assert serving() == 3
+        await r.server.stop(grace=0)
+        assert serving() == 0
+
+
 async def test_a_silent_stream_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without a first request costs a place only for a while."""
     monkeypatch.setattr(service, "FIRST_REQUEST_S", 0.02)

@@ -70,8 +70,8 @@ SERVER_OPTIONS: Final = (
 
 LOOK_S: Final = 0.05
 """Time between two looks, while stopping, for exchanges that are still open."""
-ENDING_S: Final = 0.25
-"""So close to the end of the grace gRPC's server is left to end by itself."""
+NEVER_S: Final = 3600.0
+"""Longer than a stop can take once it was cut short."""
 
 _REPLIES: Final = (ReplyHead, ReplyBody)
 _NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
@@ -174,23 +174,18 @@ class PickerServer:
         self.set_ready(ready=False)
         if self._server is None:
             return
-        cut = asyncio.get_running_loop().call_later(grace_s, setattr, self, "_cutting", True)
-        if grace_s <= 0:
-            self._cutting = True
-            await self._server.stop(0)
-            return
+        # gRPC's server lets go of itself where one stop of it meets another at the end of a grace,
+        # and crashes the process. So its own grace never ends: it is cut short by `None`.
         ends = time.monotonic() + grace_s
-        stopped = asyncio.create_task(self._server.stop(grace_s))
-        await asyncio.wait({stopped}, timeout=LOOK_S)
-        while not stopped.done() and self._tools.metrics.streams:
-            await asyncio.wait({stopped}, timeout=LOOK_S)
-        if not stopped.done() and time.monotonic() < ends - ENDING_S:
-            # Sooner than was said: what is left now is no exchange. `None`, since gRPC's server
-            # lets go of itself where two stops of it meet at the end of a grace, or of one of 0,
-            # and crashes the process.
+        stopped = asyncio.create_task(self._server.stop(grace_s + NEVER_S))
+        while not stopped.done() and (left_s := ends - time.monotonic()) > 0:
+            await asyncio.wait({stopped}, timeout=min(LOOK_S, left_s))
+            if not self._tools.metrics.streams:
+                break
+        if not stopped.done():
+            self._cutting = True
             await self._server.stop(None)
         await stopped
-        cut.cancel()
 
     async def process(self, _: Any, context: Any) -> None:
         """Handle one stream of Envoy; the wire messages are bytes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from ext_proc.observability import Metrics
 from ext_proc.routing.types import Outcome
-from ext_proc.service import MAX_MESSAGE_BYTES, AddressError, PickerServer
+from ext_proc.service import MAX_MESSAGE_BYTES, NEVER_S, AddressError, PickerServer
 from ext_proc.wire import SERVICE
 from protos.names import LOAD_HEADER
 from support.peer import Peer
@@ -189,6 +190,25 @@ async def test_a_stop_waits_for_exchanges_only():
         assert await peer.finish(call) is grpc.StatusCode.OK
         async with asyncio.timeout(60):
             await stopping
+        watch.cancel()
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 0.02, 60.0])
+async def test_no_grace_of_grpc_ever_ends(monkeypatch, grace_s):
+    """Its server crashes where a second stop meets the end of a grace: only ``None`` cuts it."""
+    async with Peer(router(llm())) as peer:
+        watch = health_pb2_grpc.HealthStub(peer.channel).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        stop, given = peer.server._server.stop, []
+
+        def noted(grace):
+            given.append(grace)
+            return stop(grace)
+
+        monkeypatch.setattr(peer.server, "_server", SimpleNamespace(stop=noted))
+        async with asyncio.timeout(60):
+            await peer.server.stop(grace_s)
+        assert sorted(given, key=lambda grace: grace is not None) == [None, grace_s + NEVER_S]
         watch.cancel()
 
 

@@ -5,10 +5,10 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 ARGS   ?=
 
-.PHONY: help demo test check lint format protos bench clean
+.PHONY: help demo test check lint format protos bench compiled test-compiled clean
 
 help: ## what can be made
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,14 @@ protos: $(VENV)/.dev ## regenerate the committed protobuf code
 
 bench: $(VENV)/.bench ## Tidegate beside its peers, the short form (ARGS="fleet --full")
 	$(PY) -m tidegate bench $(ARGS)
+
+compiled: $(VENV)/.demo ## everything with the picker compiled, in build/compiled; needs a C compiler
+	rm -rf build/compiled
+	TIDEGATE_COMPILE=1 $(PY) -m pip install -q --no-deps --target build/compiled .
+
+test-compiled: $(VENV)/.dev compiled ## unit tests of the picker against build/compiled
+	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled TIDEGATE_COMPILED=1 $(PY) -m pytest -q \
+		tests/unit/ext_proc tests/unit/tidegate/test_compiling.py $(ARGS)
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache

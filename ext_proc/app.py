@@ -20,6 +20,7 @@ import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from ext_proc.compiled import compiled
 from ext_proc.feedback.fold import Feedback
 from ext_proc.feedback.metrics import FeedbackMetrics
 from ext_proc.feedback.probe import Prober, targets_of
@@ -232,7 +233,14 @@ class Picker:
             findings=self._router.conditions.findings,
             group=_group(settings.id, self._place),
         )
-        _log.info("picker_started", id=settings.id, listen=bound, metrics=page, xds=settings.xds)
+        _log.info(
+            "picker_started",
+            id=settings.id,
+            listen=bound,
+            metrics=page,
+            xds=settings.xds,
+            compiled=compiled(),
+        )
 
     def _connected(self, connected: bool) -> None:
         self._metrics.connected.set(connected)
@@ -253,6 +261,7 @@ class Picker:
         return {
             "picker": self._settings.id,
             "ready": self._ready,
+            "compiled": compiled(),
             "router": self._router.state(time.monotonic()),
             "telemetry": self._telemetry.state(),
             "feedback": self._feedback.state(),

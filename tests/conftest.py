@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import HealthCheck, settings
+
+from ext_proc.compiled import compiled
+
+if TYPE_CHECKING:
+    import pytest
 
 # The same examples in every run; a search for new ones is a run of its own:
 # `pytest --hypothesis-profile=search`. Neither a deadline nor a check of how long examples take to
@@ -11,3 +18,15 @@ UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("repeatable", derandomize=True, **UNTIMED)
 settings.register_profile("search", max_examples=2000, **UNTIMED)
 settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, where the picker is compiled, tests that replace something of ours.
+
+    Compiled code does not look its own constants and methods up.
+    """
+    if not compiled():
+        return
+    replacing = [item for item in items if "monkeypatch" in getattr(item, "fixturenames", ())]
+    config.hook.pytest_deselected(items=replacing)
+    items[:] = [item for item in items if item not in replacing]

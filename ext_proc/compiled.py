@@ -1,0 +1,11 @@
+"""Whether this picker runs compiled (``tidegate/compiling.py``)."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+
+def compiled() -> bool:
+    """Tell whether the modules that a request passes are compiled, by one of them."""
+    found = find_spec("ext_proc.wire")
+    return found is not None and not str(found.origin).endswith(".py")

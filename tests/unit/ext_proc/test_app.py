@@ -35,14 +35,16 @@ def settings(**changes):
 
 
 async def started(*changes):
-    """Start a picker process; return it with its log's first line."""
+    """Start a picker process; return it with its log's first line (gRPC may write others)."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "ext_proc", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"),
         *("--xds", NOBODY, "--id", "picker-1", "--log-format", "json", *changes),
         stderr=asyncio.subprocess.PIPE,
     )
-    return process, json.loads(await process.stderr.readline())
+    while (line := await process.stderr.readline()) and not line.startswith(b"{"):
+        pass
+    return process, json.loads(line)
 
 
 async def test_starts_shows_itself_and_stops_on_sigterm():

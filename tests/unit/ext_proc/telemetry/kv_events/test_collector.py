@@ -6,7 +6,7 @@ import asyncio
 import builtins
 import socket
 import struct
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 import structlog
@@ -27,6 +27,7 @@ from ext_proc.routing.types import (
 from ext_proc.telemetry.kv_events import subscribe
 from ext_proc.telemetry.kv_events.collector import KvCollector
 from support.kv_engine import KvCache, KvEngine
+from tidegate.stack.ports import HeldPorts
 
 R1 = EndpointKey("r1", 1)
 SIZE = 4
@@ -86,13 +87,19 @@ class Made:
         return self.registry.get_sample_value("tidegate_picker_kv_endpoints", {"state": state})
 
 
+@contextmanager
 def pair_of_ports():
-    """Return a port that is free, and so is the next one."""
+    """Hold a port and the next one; return the first."""
     while True:
-        with socket.create_server(("127.0.0.1", 0)) as one:
-            port = one.getsockname()[1]
-            with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
-                return port
+        with HeldPorts() as ports, socket.socket() as other:
+            port = ports.take()
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                other.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            yield port
+            return
 
 
 @pytest.fixture
@@ -184,6 +191,7 @@ async def test_a_replay_that_nobody_answers_purges(made, monkeypatch):
     cache = KvCache(SIZE)
     async with KvEngine(cache, replay=None) as engine:
         made.follow(KvEvents(engine.address, "tcp://127.0.0.1:9", model="m"))
+        await engine.subscribed()
         await made.until(lambda: made.count("unanswered") == 1)
         cache.run(A)
         await engine.publish(lose=True)
@@ -195,36 +203,37 @@ async def test_a_replay_that_nobody_answers_purges(made, monkeypatch):
 
 async def test_a_restarted_engine_begins_anew(made):
     """A connection that ends forgets all; the new process tells what it holds."""
-    cache = KvCache(SIZE)
-    async with following(made, cache) as engine:
-        cache.run(A)
-        await engine.publish()
-        await made.until(lambda: made.depth(A) == 2)
-        ports = [int(each.rpartition(":")[2]) for each in (engine.address, engine.replay)]
-    await made.until(lambda: made.depth(A) == 0)
-    assert made.sink.index.is_exact(R1) is False
-    fresh = KvCache(SIZE)
-    async with KvEngine(fresh, *ports) as engine:
-        fresh.run(B)
-        await engine.publish()
-        await made.until(lambda: made.depth(B) == 2)
-        assert made.depth(A) == 0
-        assert made.sink.index.is_exact(R1)
+    cache, fresh = KvCache(SIZE), KvCache(SIZE)
+    with HeldPorts() as ports:
+        events, replay = ports.take(), ports.take()
+        async with following(made, cache, events=events, replay=replay) as engine:
+            cache.run(A)
+            await engine.publish()
+            await made.until(lambda: made.depth(A) == 2)
+        await made.until(lambda: made.depth(A) == 0)
+        assert made.sink.index.is_exact(R1) is False
+        async with KvEngine(fresh, events, replay) as engine:
+            fresh.run(B)
+            await engine.publish()
+            await made.until(lambda: made.depth(B) == 2)
+            assert made.depth(A) == 0
+            assert made.sink.index.is_exact(R1)
 
 
 async def test_engines_of_one_endpoint_are_one_cache(made):
     """Data-parallel engines publish on consecutive ports; each is followed by itself."""
     first, second = KvCache(SIZE), KvCache(SIZE, maps=False, as_bytes=True)
-    events, replay = pair_of_ports(), pair_of_ports()
-    async with KvEngine(first, events, replay) as one:
-        async with KvEngine(second, events + 1, replay + 1):
-            made.follow(KvEvents(one.address, one.replay, 2, "kv@", "m"))
-            await made.until(lambda: made.sink.index.is_exact(R1))
-            first.run(A)
-            await one.publish()
-            await made.until(lambda: made.depth(A) == 2)
-        await made.until(lambda: made.sink.index.is_exact(R1) is False)
-        assert made.depth(A) == 2
+    with pair_of_ports() as events, pair_of_ports() as replay:
+        async with KvEngine(first, events, replay) as one:
+            async with KvEngine(second, events + 1, replay + 1):
+                made.follow(KvEvents(one.address, one.replay, 2, "kv@", "m"))
+                await one.subscribed()
+                await made.until(lambda: made.sink.index.is_exact(R1))
+                first.run(A)
+                await one.publish()
+                await made.until(lambda: made.depth(A) == 2)
+            await made.until(lambda: made.sink.index.is_exact(R1) is False)
+            assert made.depth(A) == 2
 
 
 async def test_nonsense_costs_what_was_known_and_nothing_else(made):

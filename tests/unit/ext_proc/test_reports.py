@@ -44,7 +44,7 @@ async def test_reports_follow_changes_and_survive_the_server():
     await server.start()
     counts, taken = {"r1": 0}, ["1-1"]
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(60),
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         reporter = Reporter(
@@ -78,7 +78,7 @@ async def test_a_lost_stream_is_opened_at_once_when_the_server_is_there(monkeypa
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(60),
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         numbers = itertools.count()

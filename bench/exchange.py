@@ -8,6 +8,9 @@ it back. ``bare`` is what ``grpc.aio`` costs for the same messages (``bare_picke
 take turns, and each figure is the least of ``--rounds``, as noise only adds. ``ours`` is the part
 that is our own Python: the same messages without gRPC, in this process. Numbers of a busy machine
 are ratios, not absolutes. ``--streams`` measures the memory of open streams instead.
+
+The compiled picker (``make compiled``) is measured with ``PYTHONSAFEPATH=1
+PYTHONPATH=build/compiled``; each line says which it was.
 """
 
 from __future__ import annotations
@@ -29,11 +32,13 @@ import grpc
 import uvloop
 from prometheus_client import CollectorRegistry
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+# Behind PYTHONPATH, which says whether the picker is the checkout's or the compiled one.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from bench.bare_picker import BODIES, SENDING, BarePicker, Scripted, messages, script
 from ext_proc import transport
+from ext_proc.compiled import compiled
 from ext_proc.observability import Metrics
 from ext_proc.service import PickerServer
 from ext_proc.wire import METHOD, SERVICE
@@ -188,6 +193,7 @@ def measure(mode: str, args: argparse.Namespace) -> dict[str, Any]:
     picker, least = min(spent[False]), min(spent[True])
     return {
         "mode": mode,
+        "compiled": compiled(),
         "exchanges": args.count * args.rounds,
         "picker_us": round(picker, 1),
         "bare_us": round(least, 1),

@@ -86,7 +86,7 @@ def envoy_command(binary: Path, bootstrap: Path, concurrency: int = 2) -> tuple[
         *("--config-path", str(bootstrap)),
         *("--concurrency", str(concurrency)),
         *("--log-level", "warning"),
-        "--use-dynamic-base-id",
+        "--disable-hot-restart",  # which would leave a region in shared memory for each Envoy
     )
 
 

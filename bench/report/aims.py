@@ -7,6 +7,7 @@ show about it. What is compared run by run has an interval; the rest is one numb
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.report.aim import NOTHING, REPORTED, Aim, below
@@ -31,6 +32,7 @@ def aims(results: Mapping[str, Any]) -> list[Aim]:
     suites = {name: suite for name, suite in results["suites"].items() if "failed" not in suite}
     return [
         *_picker(suites.get("picker")),
+        *(_behind_envoy(suites.get("overhead"), mode) for mode in ("none", "peek")),
         _added_p99(suites.get("overhead")),
         _throughput(suites.get("throughput"), "vllm-cache_aware", 32_768, THROUGHPUT_RATIO),
         _throughput(suites.get("throughput"), "vllm-cache_aware", 2_048, None),
@@ -66,6 +68,27 @@ def _picker(suite: Mapping[str, Any] | None) -> list[Aim]:
     ratio = workers["cpu_ratio"] if workers else None
     made.append(below("picker CPU per request, two workers over one", ratio, WORKERS_RATIO, "x"))
     return made
+
+
+def _behind_envoy(suite: Mapping[str, Any] | None, mode: str) -> Aim:
+    name = f"picker CPU over a bare picker's, both behind Envoy, 2 KB, `{mode}`"
+    spent = {
+        target: by_seed(
+            [
+                row
+                for row in (suite or {}).get("closed", ())
+                if row["target"] == target and row["bytes"] == 2_048
+            ],
+            *("cpu_us", "picker"),
+            seed="round",
+        )
+        for target in (mode, f"bare {mode}")
+    }
+    found = ratio(spent[mode], spent[f"bare {mode}"])
+    if found is None:
+        return Aim(name, REPORTED, NOTHING, None)
+    ours, bare = (fmean(each.values()) for each in spent.values())
+    return Aim(name, REPORTED, f"{found.mean:.2f}x: {ours:.0f} µs against {bare:.0f}", True)
 
 
 def _added_p99(suite: Mapping[str, Any] | None) -> Aim:

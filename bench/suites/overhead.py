@@ -1,8 +1,11 @@
 """Suite ``overhead``: what the picker adds to Envoy, per body size and body mode.
 
-Three instant upstreams behind one Envoy; a route without a picker is the yardstick. The closed loop
-gives requests/s, CPU per request and memory. The open loop then sends at half of what ``peek`` took
-of that size, to every route at the same times: added latency at 50 % load.
+Three instant upstreams behind one Envoy; a route without a picker is the yardstick. ``bare none``
+and ``bare peek`` are the same routes of an Envoy of the same configuration whose picker decides
+nothing (``bare.py``): what the picker costs above those is its own doing. The closed loop gives
+requests/s, CPU per request and memory. The open loop then sends at half of what ``peek`` took of
+that size, to every route at the same times: added latency at 50 % load. In the short form it
+leaves the bare ones out.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from bench.overhead import (
     request_bytes,
     rss_mb,
 )
+from bench.suites.bare import MODES, bare_stack
 from bench.suites.grpc_overhead import grpc_rows
 from bench.suites.summary import distribution
 from tidegate.stack.local import CONTROL_SERVER, ENVOY, PICKER, LocalStack
@@ -30,12 +34,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bench.load.plan import Results
+    from bench.suites.bare import BareStack
     from bench.suites.context import Context
 
 SIZES: Final = (2_048, 32_768, 262_144)
 CONNECTIONS: Final = 8
 LOAD: Final = 0.5
 ALONE: Final = "envoy alone"
+Route = tuple["LocalStack | BareStack", str]
+"""Behind which Envoy, and the path."""
 LOAD_OF: Final = "peek"
 """The route whose throughput sets the rate of the open loop."""
 
@@ -53,21 +60,24 @@ async def run(context: Context) -> dict[str, Any]:
     async with (
         instant_upstreams(2 * UPSTREAMS) as addresses,
         LocalStack(replicas=replicas(addresses), fleet=change, concurrency=1) as stack,
+        bare_stack(addresses) as bare,
     ):
+        routes: dict[str, Route] = {name: (stack, path) for name, path in TARGETS.items()}
+        bares: dict[str, Route] = {f"bare {mode}": (bare, TARGETS[mode]) for mode in MODES}
         for size in SIZES:
             context.say(f"overhead: {size // 1024} KB, closed loop")
             rows = [
-                await _closed(stack, name, size, seconds, turn)
+                await _closed(name, route, size, seconds, turn)
                 for turn in range(rounds)
-                for name in TARGETS
+                for name, route in (routes | bares).items()
             ]
             closed += rows
             rate = LOAD * _mean([row["per_s"] for row in rows if row["target"] == LOAD_OF])
             context.say(f"overhead: {size // 1024} KB, open loop at {rate:.0f}/s")
             opened += [
-                await _open(stack, name, size, rate, 2 * seconds, turn)
+                await _open(name, route, size, rate, 2 * seconds, turn)
                 for turn in range(rounds)
-                for name in TARGETS
+                for name, route in (routes | context.pick({}, bares)).items()
             ]
         context.say("overhead: gRPC")
         grpc = [
@@ -88,28 +98,28 @@ async def run(context: Context) -> dict[str, Any]:
     }
 
 
-async def _closed(
-    stack: LocalStack, name: str, size: int, seconds: float, turn: int
-) -> dict[str, Any]:
+async def _closed(name: str, route: Route, size: int, seconds: float, turn: int) -> dict[str, Any]:
+    stack, path = route
     plan = Plan(
         stack.http_address,
         which=(0,),
         connections=CONNECTIONS,
         seconds=seconds,
-        requests=[request_bytes(TARGETS[name], size)],
+        requests=[request_bytes(path, size)],
     )
     return {"target": name, "bytes": size, "round": turn, **await _measured(stack, plan)}
 
 
 async def _open(
-    stack: LocalStack, name: str, size: int, rate: float, seconds: float, turn: int
+    name: str, route: Route, size: int, rate: float, seconds: float, turn: int
 ) -> dict[str, Any]:
+    stack, path = route
     at = poisson(rate, seconds, turn)
     plan = Plan(
         stack.http_address,
         which=[0] * len(at),
         at=at,
-        requests=[request_bytes(TARGETS[name], size)],
+        requests=[request_bytes(path, size)],
     )
     return {"target": name, "bytes": size, "round": turn, **await _measured(stack, plan)}
 
@@ -124,7 +134,7 @@ def poisson(rate: float, seconds: float, seed: int) -> list[float]:
     return made
 
 
-async def _measured(stack: LocalStack, plan: Plan) -> dict[str, Any]:
+async def _measured(stack: LocalStack | BareStack, plan: Plan) -> dict[str, Any]:
     pids = {name: stack.pid(name) for name in (ENVOY, PICKER)}
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     results = await run_load(plan)

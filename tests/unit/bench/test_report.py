@@ -338,3 +338,16 @@ def test_telemetry_rows_are_read() -> None:
         "endpoints scraped": [{"size": 8.0, "cost": 360.0}],
         "endpoints pushed": [{"size": 8.0, "cost": 55.0}],
     }
+
+
+def test_the_picker_behind_envoy_is_told_beside_a_bare_one() -> None:
+    """CPU of the two, round by round; only reported."""
+    rows = [
+        {"target": target, "bytes": 2_048, "round": turn, "cpu_us": {"picker": cost + turn}}
+        for turn in range(2)
+        for target, cost in (("none", 300.0), ("bare none", 150.0))
+    ]
+    suite = {**ABOUT, "closed": rows, "open": []}
+    found = {aim.name: aim for aim in aims({"suites": {"overhead": suite}})}
+    aim = found["picker CPU over a bare picker's, both behind Envoy, 2 KB, `none`"]
+    assert (aim.verdict, aim.got) == ("reported", "2.00x: 300 µs against 150")

@@ -1,0 +1,79 @@
+"""A stack whose picker is a bare one (``bench/bare_picker.py``): the least that asking can cost.
+
+Control server and Envoy are Tidegate's own and configured as beside the real picker. That one is
+killed and a bare one takes its address: it answers with recorded replies and decides nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from bench.overhead import POOL_MODES, UPSTREAMS, replicas
+from ext_proc import transport
+from tidegate.stack.local import ENVOY, PICKER, LocalStack, service_environment
+from tidegate.stack.probes import picker_healthy
+from tidegate.stack.processes import Supervisor
+from tidegate.stack.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+MODES: Final = ("none", "peek")
+"""Those that are measured: what ``full`` adds is Envoy's buffering."""
+READY_S: Final = 30.0
+_SCRIPT: Final = Path(__file__).resolve().parents[1] / "bare_picker.py"
+
+
+class BareStack:
+    """Where a running one listens."""
+
+    def __init__(self, stack: LocalStack, supervisor: Supervisor) -> None:
+        self.http_address = stack.http_address
+        self._pids = {ENVOY: stack.pid(ENVOY), PICKER: supervisor.pid(PICKER)}
+
+    def pid(self, service: str) -> int:
+        """Return the process id of ``ENVOY`` or of the bare ``PICKER``."""
+        return self._pids[service]
+
+
+@asynccontextmanager
+async def bare_stack(addresses: Sequence[str]) -> AsyncIterator[BareStack]:
+    """Start one over instant upstreams; returns when Envoy asks the bare picker.
+
+    Args:
+        addresses: As ``bench.overhead.replicas`` takes them.
+    """
+    routing = {name: {"routing": {"body": mode}} for name, mode in POOL_MODES.items()}
+    async with (
+        LocalStack(
+            replicas=replicas(list(addresses)), fleet={"pools": routing}, concurrency=1
+        ) as stack,
+        aiohttp.ClientSession() as session,
+    ):
+
+        async def healthy() -> str | None:
+            return await picker_healthy(session, stack.envoy_admin, 1)
+
+        async def gone() -> str | None:
+            return "still healthy to Envoy" if await healthy() is None else None
+
+        supervisor = Supervisor(stack.run.logs)
+        environment = service_environment()
+        transport.choose(environment)
+        await stack.kill_picker()
+        await wait_until(gone, "the killed picker", timeout_s=READY_S)
+        upstreams = addresses[:UPSTREAMS]
+        command = (sys.executable, str(_SCRIPT), "--listen", stack.addresses.picker)
+        try:
+            await supervisor.start(PICKER, (*command, "--upstreams", *upstreams), environment)
+            await wait_until(
+                healthy, "the bare picker", timeout_s=READY_S, supervisors=(supervisor,)
+            )
+            yield BareStack(stack, supervisor)
+        finally:
+            await supervisor.stop()

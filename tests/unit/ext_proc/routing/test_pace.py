@@ -59,6 +59,14 @@ def test_a_wrong_speed_is_learned_within_200_requests(
     assert 1 / 1.6 < 8000.0 * fleet.seconds_per_token < 1.6
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_fleet_ten_times_as_fast_is_known_after_60_first_bytes(seed: int) -> None:
+    """The default is left as soon as first bytes tell of more."""
+    fleet = FleetPace(800.0)
+    serve(fleet, [Pace(fleet, 1.0) for _ in range(8)], [1.0] * 8, 60, seed=seed, heard=True)
+    assert 1 / 1.6 < 8000.0 * fleet.seconds_per_token < 1.6
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("heard", "requests"), [(True, 800), (False, 4000)])
 def test_slow_replicas_are_told_apart(seed: int, requests: int, *, heard: bool) -> None:

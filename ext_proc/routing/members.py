@@ -231,6 +231,7 @@ class Members:
         for replica in self._by_id.get(endpoint_id, ()):
             replica.restarted_unix_s = unix_now
             replica.busy_until = float("-inf")
+            replica.awaited.clear()
             self.conditions.restarted(replica.key)
             for served in replica.served.values():
                 served.clear()

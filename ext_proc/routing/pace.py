@@ -90,6 +90,7 @@ class FleetPace:
         "_service",
         "_unheard",
         "_usual",
+        "heard_to",
         "seconds_per_token",
         "service_s",
     )
@@ -104,6 +105,8 @@ class FleetPace:
         self._seen = 0
         self._heard = 0
         self._unheard = 0
+        self.heard_to = float("-inf")
+        """When the latest request was sent whose answer's beginning is known, monotonic seconds."""
         self.seconds_per_token = 1.0 / tokens_per_s
         """Seconds of prefill per uncached token."""
         self.service_s = service_s
@@ -158,6 +161,10 @@ class FleetPace:
             return None
         self.seconds_per_token = self._answers.b
         return self._against_usual(sample, self._heard)
+
+    def heard(self, sent_at: float) -> None:
+        """Note that a request's first byte is known, and when the request was sent."""
+        self.heard_to = max(self.heard_to, sent_at)
 
     def _against_usual(self, sample: Sample, number: int) -> Sample | None:
         """Take out what all replicas have in common, e.g. a fit that is still on its way."""

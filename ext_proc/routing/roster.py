@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.awaited import Awaited
 from ext_proc.routing.estimates import Served
 from ext_proc.routing.pace import Pace
 from ext_proc.routing.types import Form, Refusal, RefusalKind
@@ -37,6 +38,7 @@ class Replica:
     """What the router knows about one endpoint identity beside its membership."""
 
     __slots__ = (
+        "awaited",
         "busy_until",
         "heard",
         "key",
@@ -55,6 +57,8 @@ class Replica:
     def __init__(self, key: EndpointKey, load: Load) -> None:
         self.key = key
         self.load = load
+        self.awaited = Awaited()
+        """Requests whose answers have not begun, as far as is known."""
         self.busy_until = float("-inf")
         """The virtual clock: when the prefill that we sent will be done, monotonic seconds."""
         self.paces: dict[str, Pace] = {}

@@ -176,6 +176,7 @@ class Router(Members):
             self._credit.note(ticket.id, offer.request.blocks)
         if prompted and offer.request.features.streaming:
             self._unanswered.note(ticket)
+            replica.awaited.note(ticket, drain + work * per_token)
         if prompted:
             replica.busy_until = now + drain + work * per_token
         return ticket
@@ -225,6 +226,7 @@ class Router(Members):
             return ticket
         if not self._settled(ticket.id, Outcome.MOVED):
             return ticket
+        self._replicas[ticket.endpoint].awaited.gone(ticket.id)
         self._last_ticket += 1
         moved = Ticket(self._last_ticket, found, ticket.pool, ticket.work, now)
         self._charged(moved)
@@ -256,7 +258,10 @@ class Router(Members):
             return
         replica = self._replicas.get(endpoint)
         pace = None if replica is None else replica.paces.get(ticket.pool)
-        if pace is not None:
+        fleet = self._paces.get(ticket.pool)
+        if replica is not None and pace is not None and fleet is not None:
+            replica.awaited.answered(ticket_id)
+            fleet.heard(ticket.at)
             pace.answered(ticket.work, ticket.drain_s, seconds)
 
     def told(self, ticket_id: int, address: str, now: float) -> bool:
@@ -292,7 +297,12 @@ class Router(Members):
             return False
         for policy in self._learners.get(ticket.pool, ()):
             policy.settled(ticket, outcome, now)
-        if outcome is Outcome.DONE:
+        done = outcome is Outcome.DONE
+        if ticket.prompted:
+            awaited = self._replicas[ticket.endpoint].awaited
+            if awaited.work:
+                awaited.answered(ticket.id) if done else awaited.gone(ticket.id)
+        if done:
             self._teach(ticket, now)
         return True
 

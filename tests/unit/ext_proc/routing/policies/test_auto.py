@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.policies.auto import ALPHA, Auto, barrier_s
-from ext_proc.routing.types import Reading
+from ext_proc.routing.awaited import GRACE_S
+from ext_proc.routing.policies.auto import ALPHA, BETA, Auto, barrier_s
+from ext_proc.routing.types import Reading, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ext_proc.routing.policies import Offer
+    from ext_proc.routing.roster import Seat
 
 PER_TOKEN = 1 / 8000
 
@@ -100,13 +102,53 @@ def test_the_queue_of_others_costs_their_work(offer: Callable[..., Offer]) -> No
     made = offer(2, tokens=8.0, pending=[3.0, 0.0])
     made.pace.learn(1.0, 800.0, 0.0, 0, 1.0)
     prices = Auto().prices(made)
-    expected = 3 * (800 * made.pace.seconds_per_token + made.pace.delta_s)
+    stalled = BETA * 2.0 * 8.0 * made.pace.seconds_per_token  # twice the mean of pending
+    expected = 3 * (800 * made.pace.seconds_per_token + made.pace.delta_s) + stalled
     assert prices[0] - prices[1] == pytest.approx(expected)
+
+
+def unanswered(seat: Seat, work: float, expected_s: float = 0.0) -> None:
+    """Let a replica have a request since second 0 that it has not answered."""
+    seat.replica.awaited.note(Ticket(1, seat.key, "llm", work, 0.0), expected_s)
+
+
+def test_a_long_prompt_avoids_those_who_answer_many(offer: Callable[..., Offer]) -> None:
+    """It takes some waiting to hold up fewer answers; a short one does not."""
+    for tokens, first in ((64_000.0, 1), (64.0, 0)):
+        made = offer(2, tokens=tokens, pending=[16.0, 2.0], work=[1e9, 1e9])
+        for seat, drain in zip(made.seats, (0.0, 0.5), strict=True):
+            seat.load.in_flight, seat.load.work = 16, 1e9
+            seat.replica.busy_until = drain
+        prices = Auto().prices(made)
+        assert prices.index(min(prices)) == first
+
+
+def test_who_is_late_costs_what_its_silence_says(offer: Callable[..., Offer]) -> None:
+    """What it has not answered stands before a request, at the speed that silence allows."""
+    made = offer(2, tokens=8000.0, now=11.5)
+    made.pace.heard(1.0)
+    unanswered(made.seats[0], 16_000.0, expected_s=2.0)
+    late, other = Auto().prices(made)
+    factor = (11.5 - GRACE_S) / 2.0
+    assert late == pytest.approx(factor * (other + 2.0))
+
+
+def test_silence_counts_only_where_others_are_heard(offer: Callable[..., Offer]) -> None:
+    """While nothing is heard of anybody nobody is late."""
+    made = offer(2, tokens=8000.0, now=100.0)
+    unanswered(made.seats[0], 16_000.0)
+    late, other = Auto().prices(made)
+    assert late == other
 
 
 SEATS = st.lists(
     st.tuples(
-        st.integers(0, 20), st.floats(0, 60), st.integers(0, 8), st.floats(0.1, 10), st.floats(0, 1)
+        st.integers(0, 20),
+        st.floats(0, 60),
+        st.integers(0, 8),
+        st.floats(0.1, 10),
+        st.floats(0, 1),
+        st.none() | st.floats(0, 100),
     ),
     min_size=1,
     max_size=6,
@@ -121,7 +163,7 @@ SEATS = st.lists(
 )
 def test_the_parts_make_the_price(
     offer: Callable[..., Offer],
-    rows: list[tuple[int, float, int, float, float]],
+    rows: list[tuple[int, float, int, float, float, float | None]],
     tokens: float | None,
     shared: int,
     branched: int,
@@ -135,13 +177,16 @@ def test_the_parts_make_the_price(
         branched=branched,
         matched=[row[2] for row in rows],
         pending=[float(row[0]) for row in rows],
-        now=1.0,
+        now=20.0,
     )
+    made.pace.heard(1.0)
     for seat, row in zip(made.seats, rows, strict=True):
-        seat.replica.busy_until = row[1]
+        if row[5] is not None:
+            unanswered(seat, 1e3 * row[5], row[5])
+        seat.replica.busy_until = 19.0 + row[1]
         seat.load.work = 1e4 * row[0]
         seat.pace.slowness = row[3]
-        seat.replica.observe([Reading(at=0.5, kv_used=row[4])])
+        seat.replica.observe([Reading(at=19.5, kv_used=row[4])])
     for index, price in enumerate(Auto().prices(made)):
         parts = Auto().parts(made, index)
         assert price > 0

@@ -138,6 +138,7 @@ class Picker:
             tokenizers=self._tokenizers.ready,
             on_loads=self._telemetry.reported,
             tracing=self._tracing,
+            refresh=None if place is None else self._refresh,
         )
         self._prober = Prober(
             lambda *found: self._probed(Probed(*found)),
@@ -163,6 +164,10 @@ class Picker:
     def _catch_up(self) -> None:
         if self._bus is not None:
             self._bus.catch_up()
+
+    def _refresh(self) -> None:
+        if self._bus is not None:
+            self._bus.refresh()
 
     def _probed(self, found: Probed | Indexed) -> None:
         found.take(self._router.conditions)

@@ -98,6 +98,7 @@ class PickerServer:
         tokenizers: Those at hand, by the path that pools name.
         on_loads: Takes a replica's id and the headers in which it told its load.
         tracing: Makes spans; ``None`` = nobody is traced.
+        refresh: Called before a message that may be decided on; ``None`` where nothing needs it.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -114,6 +115,7 @@ class PickerServer:
         tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS,
         on_loads: Callable[[str, Loads], None] = lambda *_: None,
         tracing: Tracing | None = None,
+        refresh: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -124,6 +126,7 @@ class PickerServer:
             metrics,
             on_loads,
             tracing,
+            refresh,
             clock,
             wall_clock,
         )
@@ -221,6 +224,7 @@ class _Tools:
     metrics: Metrics
     on_loads: Callable[[str, Loads], None]
     tracing: Tracing | None
+    refresh: Callable[[], None] | None
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     holds: Holds = field(default_factory=Holds)
@@ -274,6 +278,8 @@ class _Stream:
         begin = tools.clock()
         event = event_of(parse_request(data))
         undecided = exchange.state is not State.DECIDED
+        if undecided and tools.refresh is not None:
+            tools.refresh()
         if tools.tracing is not None and isinstance(event, Head):
             self._span = tools.tracing.begin(event.headers)
         actions = exchange.on(event, begin, tools.wall_clock())

@@ -2,10 +2,13 @@
 
 Laws:
 
-1. Charges go out within ``SOON_S``, settles within ``LATER_S`` or with the next charge; a new lease
-   goes out before the decision that granted it returns.
+1. A charge goes out at once where nothing has for ``SOON_S``, else with the first event after that;
+   everything goes out within ``LATER_S``. A new lease goes out before the decision that granted it
+   returns.
 2. Before a request of a sequence is decided, all that siblings have sent is read. The next request
-   of a sequence comes after the answer to the one before, and so after its lease.
+   of a sequence comes after the answer to the one before, and so after its lease. Before any other
+   decision it is read where the last look is ``LOOK_S`` old, and each ``POLL_S`` without one: what
+   siblings send wakes nobody, as waking up costs several times what is read.
 3. What a sibling has in flight counts as long as its connection lasts. One that says nothing for
    ``SILENT_S`` is as good as gone.
 4. The live worker with the lowest number leads: it alone reads pages and probes replicas, and all
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
 SOON_S: Final = 0.005
 LATER_S: Final = 0.02
+LOOK_S: Final = 0.002
+POLL_S: Final = 0.05
 TICK_S: Final = 0.25
 SILENT_S: Final = 2.0
 GRACE_S: Final = 1.0
@@ -119,6 +124,10 @@ class Bus:
         """Somebody was met or lost."""
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
+        """The batch goes out in this turn of the loop."""
+        self._charged = False
+        """The batch has a charge."""
+        self._looked_at = float("-inf")
         self._sent_at = float("-inf")
         self._began = clock()
         self._fresh = True
@@ -154,9 +163,15 @@ class Bus:
 
     async def run(self) -> None:
         """Keep the connections until cancelled."""
+        ticked = self._loop.time()
         while True:
-            await asyncio.sleep(TICK_S)
-            self.tick()
+            await asyncio.sleep(POLL_S)
+            now = self._loop.time()
+            if now - ticked >= TICK_S:
+                ticked = now
+                self.tick()
+            if now - self._looked_at >= POLL_S:
+                self.catch_up()
 
     async def meet(self) -> None:
         """Dial all siblings and wait for what they say first, at most ``GRACE_S``."""
@@ -206,20 +221,21 @@ class Bus:
         kind = type(event)
         if (kind is Leased and event.fresh) or kind is Released or len(encoder.batch) >= FULL_BYTES:  # type: ignore[union-attr]  # a Leased
             self.flush()
-        elif not self._soon and (kind is Charged or self._timer is None):
-            self._arm(soon=kind is Charged)
+            return
+        self._charged = self._charged or kind is Charged
+        if self._charged and not self._soon and self._loop.time() - self._sent_at >= SOON_S:
+            self._soon = True
+            self._loop.call_soon(self.flush)  # with what else this decision tells
+        elif self._timer is None:
+            self._timer = self._loop.call_later(LATER_S, self._late)
 
-    def _arm(self, *, soon: bool) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._soon = soon
-        self._timer = self._loop.call_later(SOON_S if soon else LATER_S, self.flush)
+    def _late(self) -> None:
+        self._timer = None
+        self.flush()
 
     def flush(self) -> None:
         """Send what is due now."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer, self._soon = None, False
+        self._soon = self._charged = False
         batch = self._encoder.batch
         if batch:
             frame = framed(batch)
@@ -258,8 +274,14 @@ class Bus:
 
     # --- Following ------------------------------------------------------------------------------
 
+    def refresh(self) -> None:
+        """Read what siblings have sent, where that was not done just now."""
+        if self._loop.time() - self._looked_at >= LOOK_S:
+            self.catch_up()
+
     def catch_up(self) -> None:
         """Read all that siblings have sent."""
+        self._looked_at = self._loop.time()
         for inlet in self._inlets.values():
             inlet.read()
 
@@ -272,6 +294,7 @@ class Bus:
         elif isinstance(word, Begun):
             self._met.add(sibling)
             self._changed.set()
+            self._inlets[sibling].rest()
         elif isinstance(word, (Probed, Indexed)):
             word.take(self._router.conditions)
         elif isinstance(word, (Heard, Failed, Restarted, PushEnded)):

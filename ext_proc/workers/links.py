@@ -216,6 +216,8 @@ class _Reader:
 class Inlet:
     """What one sibling does.
 
+    It is read as it comes, until ``rest``.
+
     Args:
         path: Where it listens.
         on_word: Called with each event and its time.
@@ -260,6 +262,11 @@ class Inlet:
         self.heard_at = self._loop.time()
         self._loop.add_reader(sock, self.read)
         return True
+
+    def rest(self) -> None:
+        """Wake nobody any more: from now on it is read when somebody asks."""
+        if self._sock is not None:
+            self._loop.remove_reader(self._sock)
 
     def read(self) -> None:
         """Take what is there, without waiting."""

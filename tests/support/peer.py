@@ -32,12 +32,18 @@ class Peer:
         chooser: Router,
         on_loads: Callable[..., None] = lambda *_: None,
         tracing: Tracing | None = None,
+        refresh: Callable[[], None] | None = None,
     ) -> None:
         self.router = chooser
         self.registry = CollectorRegistry()
         metrics = Metrics(self.registry)
         self.server = PickerServer(
-            chooser, picker="picker-1", metrics=metrics, on_loads=on_loads, tracing=tracing
+            chooser,
+            picker="picker-1",
+            metrics=metrics,
+            on_loads=on_loads,
+            tracing=tracing,
+            refresh=refresh,
         )
 
     async def __aenter__(self) -> Self:

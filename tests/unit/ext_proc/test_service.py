@@ -48,6 +48,16 @@ async def test_a_peeked_request():
         assert peer.counted("picks_total", pool="llm", variant="stable", reason="least") == 1
 
 
+async def test_what_others_did_is_read_before_a_decision():
+    """Before each message that may be decided on, and not after the pick."""
+    chooser, seen = router(llm()), []
+    async with Peer(chooser, refresh=lambda: seen.append(chooser.in_flight())) as peer:
+        call, _ = await peer.talk(Messages().head().body(PROMPT).response())
+        assert len(seen) == 2
+        assert not any(sum(counts.values()) for counts in seen)
+        await peer.finish(call)
+
+
 async def test_round_robin_alternates():
     """V14: of two endpoints the second request gets the other and the third the first."""
     chooser = router(llm(policy="round-robin", endpoints=replicas(2), body="none"))

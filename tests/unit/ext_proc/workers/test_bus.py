@@ -112,8 +112,48 @@ async def test_events_go_out_by_themselves(tmp_path):
         first, other = crew.workers.values()
         decide(first.router, 100.0)
         async with asyncio.timeout(60):
-            while not len(other.router.siblings):  # noqa: ASYNC110 - two sockets bring it
+            while not len(other.router.siblings):
                 await asyncio.sleep(0)
+                other.bus.refresh()
+
+
+async def test_what_siblings_send_is_read_when_asked_for(tmp_path, monkeypatch):
+    """It wakes nobody; asked for, it is read where the last look is old enough."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, other = crew.workers.values()
+        decide(first.router, 100.0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        first.bus.flush()
+        await asyncio.sleep(0)
+        assert len(other.router.siblings) == 0
+        monkeypatch.setattr(module, "LOOK_S", 60.0)
+        other.bus.refresh()
+        assert len(other.router.siblings) == 0
+        monkeypatch.setattr(module, "LOOK_S", 0.0)
+        other.bus.refresh()
+        assert len(other.router.siblings) == 1
+
+
+async def test_charges_go_out_at_once_and_then_together(tmp_path, monkeypatch):
+    """The first after a pause in its own turn of the loop; what follows soon waits for company."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, _ = crew.workers.values()
+        sent = []
+        monkeypatch.setattr(first.bus._outlet, "send", sent.append)
+        monkeypatch.setattr(module, "SOON_S", 0.0)
+        decide(first.router, 100.0, (1, 2, 3))
+        assert not sent
+        await asyncio.sleep(0)
+        assert len(sent) == 1
+        monkeypatch.setattr(module, "SOON_S", 60.0)
+        for _ in range(3):
+            decide(first.router, 100.0)
+            await asyncio.sleep(0)
+        assert len(sent) == 1
+        first.bus._timer.cancel()
+        first.bus._late()
+        assert len(sent) == 2
 
 
 async def test_a_dead_worker_leaves_no_charges(tmp_path):
@@ -124,8 +164,7 @@ async def test_a_dead_worker_leaves_no_charges(tmp_path):
         await crew.settle()
         assert len(other.router.siblings) == 1
         first.bus.close()
-        for _ in range(20):
-            await asyncio.sleep(0)
+        other.bus.catch_up()
         assert len(other.router.siblings) == 0
         assert set(loads(other.router).values()) == {(0, 0.0)}
 
@@ -183,6 +222,7 @@ async def test_an_index_of_many_parts_arrives_whole(tmp_path, monkeypatch):
             while again.router.index.blocks < 1200:
                 decide(first.router, 100.0, (1, 2, 3))
                 await asyncio.sleep(0.001)
+                again.bus.refresh()
         await crew.settle()
         assert again.router.index.blocks == first.router.index.blocks
 
@@ -208,8 +248,8 @@ async def test_the_lowest_live_worker_leads(tmp_path):
         await crew.settle()
         assert [w.bus.leading for w in crew.workers.values()] == [True, False, False]
         crew.workers[0].bus.close()
-        for _ in range(20):
-            await asyncio.sleep(0)
+        for worker in crew.workers.values():
+            worker.bus.catch_up()
         assert [w.bus.leading for n, w in crew.workers.items() if n] == [True, False]
         crew.start(0)
         await crew.settle()
@@ -253,8 +293,7 @@ async def test_a_push_ends_with_the_worker_that_had_it(tmp_path):
         first.bus.tell(Heard("r0", "push", (), 99.0))
         await crew.settle()
         first.bus.close()
-        for _ in range(20):
-            await asyncio.sleep(0)
+        other.bus.catch_up()
         assert other.news[-1] == PushEnded("r0")
 
 

@@ -51,7 +51,7 @@ SECONDS: Final = (10.0, 12.0)
 """Length of a run in the short and in the long form."""
 AROUND_S: Final = 4.5
 """What a run takes beside its own length: starting, the last answers, stopping."""
-CALIBRATE_S: Final = 4.0
+CALIBRATE_S: Final = 8.0
 """What finding a workload's saturation takes."""
 
 

@@ -18,6 +18,7 @@ import importlib
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -176,9 +177,9 @@ def limit_s(name: str, context: Context) -> float:
 def _announce(names: Sequence[str], context: Context, console: Console) -> None:
     each = {name: usual_s(name, context) / 60 for name in names}
     most = sum(limit_s(name, context) for name in names) / 60
-    parts = ", ".join(f"{name} {minutes:.0f}" for name, minutes in each.items())
+    parts = ", ".join(f"{name} {ceil(minutes)}" for name, minutes in each.items())
     console.print(
-        f"about {sum(each.values()):.0f} minutes, {most:.0f} at most: {parts}", markup=False
+        f"about {ceil(sum(each.values()))} minutes, {ceil(most)} at most: {parts}", markup=False
     )
 
 

@@ -23,8 +23,8 @@ import uvloop
 from grpc_health.v1 import health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from ext_proc.health import Health
 from ext_proc.observability import Metrics

@@ -19,6 +19,7 @@ import statistics
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import orjson
 from rich.console import Console
@@ -106,7 +107,7 @@ async def run(args: argparse.Namespace) -> None:
     """Measure and print."""
     every = requests(args.body, random.Random(1))  # noqa: S311 - repeats
     change = {"pools": {"llm": {"routing": {"body": "peek"}}}}
-    options = {"fleet": change, "concurrency": 1, "models": ("toy-llm",)}
+    options: dict[str, Any] = {"fleet": change, "concurrency": 1, "models": ("toy-llm",)}
     async with instant_upstreams(2 * UPSTREAMS) as addresses:
         each = replicas(addresses)
         async with AsyncExitStack() as running:

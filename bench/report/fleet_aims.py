@@ -22,13 +22,13 @@ TIDEGATE: Final = "tidegate"
 NO_WORSE: Final = 0.02
 """Where prompts share nothing: so much worse than the best peer counts as no worse."""
 IN_TIME: Final = ("goodput",)
-_NUMBERS: Final = (
+_NUMBERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("TTFT mean", ("ttft", "mean")),
     ("TTFT p99", ("ttft", "p99")),
     ("e2e mean", ("e2e", "mean")),
     ("in time", IN_TIME),
 )
-_SLOWED: Final = (
+_SLOWED: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("TTFT mean", ("phase", "ttft", "mean")),
     ("TTFT p99", ("phase", "ttft", "p99")),
     ("e2e mean", ("phase", "e2e", "mean")),

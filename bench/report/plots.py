@@ -63,7 +63,8 @@ def _curve(plot: Curve) -> Figure:
     if plot.fit is not None:
         fit = plot.fit
         fitted = [fit["a"] * size ** fit["b"] for size in sizes]
-        axes.loglog(sizes, fitted, "--", color="#888888", label=f"size^{fit['b']:.2f}")
+        known = f", r² {fit['r2']:.2f}" if fit.get("r2") is not None else ""
+        axes.loglog(sizes, fitted, "--", color="#888888", label=f"size^{fit['b']:.2f}{known}")
         axes.legend(fontsize=8)
     costs = [point["cost"] for point in plot.points]
     axes.set_ylim(min(costs) / _ROOM, max(costs) * _ROOM)

@@ -40,7 +40,8 @@ class Curve:
     across: str
     unit: str
     points: Sequence[Mapping[str, float]]
-    fit: Mapping[str, float] | None
+    fit: Mapping[str, Any] | None
+    """``a``, ``b`` and ``r2`` of ``a * size ** b``; ``r2`` may be ``None``."""
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ def bench(
         ),
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full/--quick", help="The long form: hours, not minutes.")
+        bool, typer.Option("--full/--quick", help="The long form: two hours, not minutes.")
     ] = False,
     out: Annotated[
         Path | None,

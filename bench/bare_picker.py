@@ -4,7 +4,7 @@
 
 It reads the messages of a stream and writes what it was given for each, without parsing one. The
 replies are ours, recorded, so their number and size are the same. It is the yardstick of
-``bench/exchange.py`` and of ``bench/overhead.py --bare``: what our picker costs above it is our own
+``bench/exchange.py`` and of the suite ``overhead``: what our picker costs above it is our own
 doing, and what it costs is grpcio's. As a program it serves behind an Envoy, with the health and
 the access-log service that Envoy expects at a picker's address. Start it with the environment that
 ``ext_proc.transport`` makes, as pickers have.

@@ -22,7 +22,7 @@ table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric:
 th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #ddd; font-size: 13px }
 th:first-child, td:first-child { text-align: left }
 img { max-width: 100%; display: inline-block; margin: .5rem }
-.missed { background: #fbe9e7 } .reached { background: #e8f5e9 }
+.missed { background: #fbe9e7 } .undecided { background: #fff8e1 } .reached { background: #e8f5e9 }
 main { overflow-x: auto }
 """
 _READING: Final = (
@@ -30,6 +30,7 @@ _READING: Final = (
     " judged by the 95 % interval over seeds or rounds (Student's t of the paired differences):"
     " undecided where it crosses the bound."
 )
+_VERDICTS: Final = ("reached", "missed", "undecided")
 _TITLE: Final = "Tidegate beside its peers"
 BEGIN: Final = "<!-- bench: begin -->"
 END: Final = "<!-- bench: end -->"
@@ -193,7 +194,7 @@ def _html_table(table: Table) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in table.heads)
     body = []
     for row in table.rows:
-        kind = next((value for value in row if value in ("reached", "missed")), "")
+        kind = next((value for value in row if value in _VERDICTS), "")
         cells = "".join(f"<td>{escape(value)}</td>" for value in row)
         body.append(f"<tr class='{kind}'>{cells}</tr>")
     return f"<h3>{escape(table.title)}</h3><table><tr>{head}</tr>{''.join(body)}</table>"

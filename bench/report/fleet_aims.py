@@ -135,11 +135,11 @@ def _told(beside: _Beside, path: tuple[str, ...]) -> str:
         interval = (
             ""
             if found.low is None or found.high is None
-            else f", {-100 * found.high:+.1f} to {-100 * found.low:+.1f}"
+            else f", {_points(found.high)} to {_points(found.low)}"
         )
         return (
             f"{beside.ours:.1%}; {beside.peer} {beside.theirs:.1%}"
-            f" ({-100 * found.mean:+.1f} points{interval}; {seeds})"
+            f" ({_points(found.mean)} points{interval}; {seeds})"
         )
     interval = (
         ""
@@ -150,6 +150,11 @@ def _told(beside: _Beside, path: tuple[str, ...]) -> str:
         f"{beside.ours:.3g} s; {beside.peer} {beside.theirs:.3g} s"
         f" ({found.mean - 1:+.1%}{interval}; {seeds})"
     )
+
+
+def _points(share: float) -> str:
+    """Write theirs less ours as ours less theirs, in percentage points; zero has no sign of it."""
+    return f"{-100 * share + 0.0:+.1f}"
 
 
 def _lost(rows: Sequence[Mapping[str, Any]]) -> Aim:

@@ -11,7 +11,7 @@ import uvloop
 from pydantic import ValidationError
 
 from ext_proc import transport
-from ext_proc.settings import EXIT_USAGE, Settings
+from ext_proc.settings import EXIT_USAGE, MissingExtraError, Settings
 from ext_proc.workers.parent import run_workers
 from ext_proc.workers.plan import PlanError, plan
 
@@ -40,8 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     transport.choose(os.environ)
     try:
+        # Once for all workers.
+        settings = settings.model_copy(update={"transport": transport.named(settings.transport)})
         plans = plan(settings)
-    except PlanError as error:
+    except (PlanError, MissingExtraError) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_USAGE
     if len(plans) > 1:

@@ -31,9 +31,10 @@ from ext_proc.replica_metrics import ReplicaMetrics
 from ext_proc.reports import Reporter
 from ext_proc.routing.router import Router
 from ext_proc.service import AddressError, PickerServer
-from ext_proc.settings import EXIT_USAGE
+from ext_proc.settings import EXIT_USAGE, MissingExtraError
 from ext_proc.telemetry.hub import Hub
 from ext_proc.tokenizer_files import TokenizerFiles
+from ext_proc.transport import named
 from ext_proc.workers.bus import Bus
 from ext_proc.workers.news import Indexed, Probed
 from tidegate import logs
@@ -51,10 +52,6 @@ SWEEP_S: Final = 1.0
 """Time between two looks for replicas that stand still."""
 
 _log = structlog.stdlib.get_logger("ext_proc")
-
-
-class MissingExtraError(RuntimeError):
-    """A setting needs an extra that is not installed; the text says which."""
 
 
 async def run_picker(settings: Settings, place: Place | None = None) -> int:
@@ -84,10 +81,14 @@ class Picker:
     Args:
         settings: How it runs.
         place: Where it stands among the workers of one picker, if it is one of several.
+
+    Raises:
+        MissingExtraError: A setting needs what is not installed.
     """
 
     def __init__(self, settings: Settings, place: Place | None = None) -> None:
         self._settings = settings
+        self._transport = named(settings.transport)
         self._place = place
         self._bus: Bus | None = None
         self._announced = False
@@ -139,6 +140,7 @@ class Picker:
             on_loads=self._telemetry.reported,
             tracing=self._tracing,
             refresh=None if place is None else self._refresh,
+            transport=self._transport,
         )
         self._prober = Prober(
             lambda *found: self._probed(Probed(*found)),
@@ -244,6 +246,7 @@ class Picker:
             listen=bound,
             metrics=page,
             xds=settings.xds,
+            transport=self._transport,
             compiled=compiled(),
         )
 
@@ -266,6 +269,7 @@ class Picker:
         return {
             "picker": self._settings.id,
             "ready": self._ready,
+            "transport": self._transport,
             "compiled": compiled(),
             "router": self._router.state(time.monotonic()),
             "telemetry": self._telemetry.state(),

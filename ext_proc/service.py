@@ -38,6 +38,7 @@ from ext_proc.exchange import (
 from ext_proc.health import Health
 from ext_proc.holds import Holds
 from ext_proc.routing.policies.base import HELD
+from ext_proc.transport import server as server_over
 from ext_proc.wire import METHOD, SERVICE, WireError, Writer, event_of, parse_request
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from ext_proc.exchange import Action, Chooser
     from ext_proc.observability import Metrics
     from ext_proc.requests import Tokenizer
+    from ext_proc.settings import Transport
     from ext_proc.tracing import Tracing
 
     Loads = Sequence[tuple[str, str]]
@@ -99,6 +101,7 @@ class PickerServer:
         on_loads: Takes a replica's id and the headers in which it told its load.
         tracing: Makes spans; ``None`` = nobody is traced.
         refresh: Called before a message that may be decided on; ``None`` where nothing needs it.
+        transport: What carries gRPC.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -116,6 +119,7 @@ class PickerServer:
         on_loads: Callable[[str, Loads], None] = lambda *_: None,
         tracing: Tracing | None = None,
         refresh: Callable[[], None] | None = None,
+        transport: Transport = "grpc",
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -131,11 +135,13 @@ class PickerServer:
             wall_clock,
         )
         self._handlers = tuple(handlers)
+        self._transport = transport
         self._stopping = False
         self._cutting = False
         """The grace is over: a stream that ends now is one that we cut (gRPC does not tell)."""
         self._health = Health()
-        self._server: grpc.aio.Server | None = None
+        self._server: Any = None
+        """gRPC's, or what serves the same handlers."""
 
     async def start(self, address: str) -> str:
         """Listen on ``ip:port`` (port 0 = a free one) and return the bound address.
@@ -143,7 +149,7 @@ class PickerServer:
         Raises:
             AddressError: The address is taken or is none of this machine's.
         """
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = server_over(self._transport, limit=MAX_MESSAGE_BYTES, options=SERVER_OPTIONS)
         handler: Any = grpc.stream_stream_rpc_method_handler(self.process)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}), *self._handlers)

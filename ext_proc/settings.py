@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 EXIT_USAGE: Final = 2
 
+Transport = Literal["auto", "grpc", "nghttp2"]
+
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")]
 """``host:port``, IPv6 in brackets."""
 
@@ -17,6 +19,10 @@ Addresses = Annotated[str, Field(pattern=rf"^{_ONE}(,{_ONE})*$")]
 """One or more of them, separated by commas."""
 
 MAX_WORKERS: Final = 64
+
+
+class MissingExtraError(RuntimeError):
+    """A setting needs an extra that is not installed; the text says which."""
 
 
 def _default_id() -> str:
@@ -46,6 +52,9 @@ class Settings(BaseModel):
     """Name of this picker, unique among the pickers."""
     zone: Annotated[str, Field(max_length=128)] = ""
     """Where this picker stands; pools with `prefer_zone` prefer replicas of this `zone`."""
+    transport: Transport = "auto"
+    """What carries gRPC: `grpc` (grpc.aio), or `nghttp2`, which takes a quarter of the CPU and
+    needs the extra `fast`. `auto` is `nghttp2` where that is installed."""
     scrape_interval: Annotated[float, Field(ge=0.05, le=60)] = 0.25
     """Seconds between two scrapes of a replica."""
     otlp: Address | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.router import Router
     from ext_proc.routing.types import Outcome
+    from ext_proc.settings import Transport
     from ext_proc.tracing import Tracing
 
 PATIENCE_S = 60.0
@@ -26,6 +27,9 @@ PATIENCE_S = 60.0
 
 class Peer:
     """Envoy's side: a picker and a channel to it."""
+
+    transport: ClassVar[Transport] = "grpc"
+    """What carries the picker's gRPC; what holds for each is tried over each by setting it."""
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class Peer:
             on_loads=on_loads,
             tracing=tracing,
             refresh=refresh,
+            transport=self.transport,
         )
 
     async def __aenter__(self) -> Self:

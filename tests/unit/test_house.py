@@ -90,6 +90,10 @@ FORBIDDEN = (
     ("ext_proc.exchange", "ext_proc.wire"),
     ("ext_proc.exchange", "ext_proc.service"),
     ("ext_proc.wire", "ext_proc.service"),
+    ("ext_proc.h2", "ext_proc.service"),
+    ("ext_proc.h2", "ext_proc.wire"),
+    ("ext_proc.h2", "ext_proc.exchange"),
+    ("ext_proc.h2", "ext_proc.routing"),
     ("ext_proc.telemetry.dialects", "ext_proc.telemetry.scrape"),
     ("xds_server.fleet", "xds_server.resources"),
     ("xds_server.fleet", "xds_server.protocol"),
@@ -111,6 +115,7 @@ ONLY_IN = {
     "envoy.service.discovery": ("xds_server.protocol.wire", "ext_proc.fleet_client"),
     # An extra: nothing else may load it.
     "opentelemetry": ("ext_proc.tracing", "ext_proc.otlp", "ext_proc.service"),
+    "ngh2": ("ext_proc.h2", "ext_proc.transport"),
     "zmq": ("ext_proc.telemetry.kv_events",),
     "tritonclient": ("tidegate.demo", "tidegate.stack"),
     "envoy_data_plane": ("xds_server.resources",),

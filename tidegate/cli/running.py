@@ -22,6 +22,14 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+class Transport(StrEnum):
+    """What carries the picker's gRPC."""
+
+    AUTO = "auto"
+    GRPC = "grpc"
+    NGHTTP2 = "nghttp2"
+
+
 class LogLevel(StrEnum):
     """The least level that is logged."""
 
@@ -170,6 +178,14 @@ def picker(
             help="Where this picker stands, for pools that prefer their own zone.",
         ),
     ] = "",
+    transport: Annotated[
+        Transport,
+        typer.Option(
+            "--transport",
+            help="What carries gRPC: grpc (grpc.aio), or nghttp2, which costs a quarter of its CPU"
+            " and needs tidegate[fast]; auto is nghttp2 where that is installed.",
+        ),
+    ] = Transport.AUTO,
     scrape_interval: Annotated[
         float,
         typer.Option(
@@ -202,6 +218,7 @@ def picker(
         *("--metrics", metrics),
         *(("--id", name) if name else ()),
         *(("--zone", zone) if zone else ()),
+        *("--transport", transport.value),
         *("--scrape-interval", str(scrape_interval)),
         *(("--otlp", otlp) if otlp else ()),
         *("--drain", str(drain)),

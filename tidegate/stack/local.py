@@ -72,6 +72,7 @@ class LocalStack:
         state: folder for the control server's revisions; one in the run folder by default.
         concurrency: Envoy's worker threads.
         workers: processes of the picker, where no ``addresses`` say it.
+        transport: what carries the picker's gRPC: ``auto``, ``grpc`` or ``nghttp2``.
         on_progress: told ``(step, detail)`` while the parts become ready.
     """
 
@@ -91,6 +92,7 @@ class LocalStack:
         state: Path | None = None,
         concurrency: int = 2,
         workers: int = 1,
+        transport: str = "auto",
         on_progress: Callable[[str, str], None] | None = None,
     ) -> None:
         unknown = [model for model in models if model not in POOL_OF]
@@ -108,6 +110,7 @@ class LocalStack:
         self._state = state
         self._concurrency = concurrency
         self._workers = workers
+        self._transport = transport
         self._on_progress = on_progress
         self._exit = AsyncExitStack()
         self._replicas: tuple[TritonReplica, ...] = ()
@@ -311,6 +314,7 @@ class LocalStack:
             *("--metrics", ",".join(addresses.picker_pages)),
             *("--id", PICKER_ID),
             *("--workers", str(len(addresses.pickers))),
+            *("--transport", self._transport),
             group=len(addresses.pickers) > 1,
         )
 

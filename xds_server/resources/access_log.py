@@ -69,7 +69,10 @@ def _sink(cluster: str, value: ValueMatcher) -> AccessLog:
         common_config=CommonGrpcAccessLogConfig(
             log_name="tidegate",
             transport_api_version=ApiVersion.V3,
-            grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=cluster)),
+            # Else it is the cluster's name, whose slash is no part of an authority.
+            grpc_service=GrpcService(
+                envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=cluster, authority=PICKER_CLUSTER)
+            ),
             buffer_flush_interval=FLUSH,
         ),
         additional_response_headers_to_log=[_GRPC_STATUS],

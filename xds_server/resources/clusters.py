@@ -255,7 +255,9 @@ def picker_cluster(name: str = PICKER_CLUSTER) -> bytes:
                 unhealthy_interval=timedelta(milliseconds=250),
                 unhealthy_threshold=2,
                 healthy_threshold=1,
-                grpc_health_check=HealthCheckGrpcHealthCheck(),
+                # Else it is the cluster's name: that of a log cluster has a slash, which is no part
+                # of an authority.
+                grpc_health_check=HealthCheckGrpcHealthCheck(authority=PICKER_CLUSTER),
             )
         ],
         circuit_breakers=CircuitBreakers(

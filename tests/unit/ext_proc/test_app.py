@@ -18,6 +18,7 @@ from tokenizers import models, pre_tokenizers
 from ext_proc.app import Picker, run_picker
 from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.settings import EXIT_USAGE, Settings
+from tidegate import logs
 
 NOBODY = "127.0.0.1:1"
 
@@ -134,3 +135,24 @@ async def test_spans_without_the_extra_are_one_clear_error(monkeypatch, capsys):
     assert await run_picker(settings(otlp="127.0.0.1:4317")) == EXIT_USAGE
     said = capsys.readouterr()
     assert "pip install 'tidegate[otel]'" in said.out + said.err
+
+
+@pytest.mark.parametrize("transport", ["grpc", "nghttp2"])
+async def test_it_says_over_what_it_serves(transport, capsys):
+    """The start's log line and the state page name it, whatever was left to it."""
+    logs.configure("json", "info")
+    async with Picker(settings(transport=transport)) as picker:
+        assert picker._state()["transport"] == transport
+        assert type(picker._server._server).__module__.startswith(
+            "grpc.aio" if transport == "grpc" else "ext_proc.h2"
+        )
+    said = capsys.readouterr()
+    assert f'"transport": "{transport}"' in said.out + said.err
+
+
+async def test_a_transport_without_its_extra_is_one_clear_error(monkeypatch, capsys):
+    """The option says what to install; nothing is started."""
+    monkeypatch.setitem(sys.modules, "ngh2", None)
+    assert await run_picker(settings(transport="nghttp2")) == EXIT_USAGE
+    said = capsys.readouterr()
+    assert "pip install 'tidegate[fast]'" in said.out + said.err

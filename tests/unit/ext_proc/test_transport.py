@@ -6,7 +6,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from ext_proc import transport
+from ext_proc.__main__ import main
+from ext_proc.settings import EXIT_USAGE, MissingExtraError
 
 
 def test_the_cheaper_listener_is_named():
@@ -42,3 +46,38 @@ def test_it_is_chosen_in_time():
     look = "import sys, ext_proc.__main__; print('grpc' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"
+
+
+@pytest.mark.parametrize(("wanted", "meant"), [("auto", "nghttp2"), ("nghttp2", "nghttp2")])
+def test_the_fast_one_is_taken_where_it_is_installed(wanted, meant):
+    """It is the default then; who asks for gRPC's own gets that."""
+    assert transport.named(wanted) == meant
+    assert transport.named("grpc") == "grpc"
+
+
+def test_without_the_extra_the_default_is_grpc(monkeypatch):
+    """Nothing needs the extra unless it is asked for by name."""
+    monkeypatch.setitem(sys.modules, "ngh2", None)
+    assert transport.named("auto") == "grpc"
+    with pytest.raises(MissingExtraError, match=r"--transport nghttp2 .*'tidegate\[fast\]'"):
+        transport.named("nghttp2")
+
+
+def test_the_command_says_once_what_is_missing(monkeypatch, capsys):
+    """Before any worker starts, and with the code of a usage error."""
+    monkeypatch.setitem(sys.modules, "ngh2", None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert main(["--transport", "nghttp2", "--workers", "2"]) == EXIT_USAGE
+    assert capsys.readouterr().err.count("pip install 'tidegate[fast]'") == 1
+
+
+def test_the_picker_runs_without_the_extra():
+    """All of the picker is loaded and a server made where it is not installed."""
+    look = (
+        "import sys; sys.modules['ngh2'] = None; import asyncio, ext_proc.app, ext_proc.service\n"
+        "from ext_proc.transport import server\n"
+        "async def made(): return type(server('auto', limit=1, options=())).__module__\n"
+        "print(asyncio.run(made()))"
+    )
+    run = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("grpc.aio")

@@ -1,0 +1,203 @@
+"""A gRPC server with the part of ``grpc.aio.Server`` that the picker uses.
+
+It takes gRPC's own handlers, so that services do not know over what they are served.
+
+Law:
+
+1. Handlers are those of ``grpc``'s generic handlers, and get a ``Stream`` for their context:
+   ``read``, ``write``, ``abort`` and iteration. Handlers that yield are not offered.
+2. Messages are not compressed, and deadlines are the callers' (``Connection``, law 6).
+3. At most ``MAX_CONNECTIONS`` at one time; a further one is closed at once. One whose peer is gone
+   without a word, or reads nothing, is closed after ``DEAD_S`` by the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import socket
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import structlog
+
+from ext_proc.h2.connection import Connection
+from ext_proc.h2.stream import Parts
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from ext_proc.h2.stream import Stream
+
+    Call = Callable[[Stream], Awaitable[None]]
+
+MAX_CONNECTIONS: Final = 4096
+"""Each Envoy has one for each of its threads, and one for health checks."""
+UNFINISHED: Final = 4
+"""So many messages of the largest size may be on their way, in all."""
+DEAD_S: Final = 60
+PROBES: Final = 3
+ROUND_TRIP_S: Final = 0.02
+"""Between the two words that a peer shall open no more streams: what it had sent before the first
+arrives."""
+BACKLOG: Final = 1024
+
+_log = structlog.stdlib.get_logger("ext_proc.h2")
+
+
+class _Details(grpc.HandlerCallDetails):
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.invocation_metadata = ()
+
+
+class Http2Server:
+    """Serves gRPC's handlers.
+
+    Args:
+        limit: Most bytes of a message.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.parts = Parts(UNFINISHED * limit)
+        self.connections: set[Connection] = set()
+        self._handlers: list[grpc.GenericRpcHandler] = []
+        self._calls: dict[str, Call] = {}
+        self._sockets: list[socket.socket] = []
+        self._servers: list[asyncio.Server] = []
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """Serve these too."""
+        self._handlers.extend(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
+        """Do nothing: generated code calls it beside the generic one."""
+
+    def add_insecure_port(self, address: str) -> int:
+        """Take an address, and return its port.
+
+        Raises:
+            RuntimeError: It is taken or none of this machine's, as with gRPC's own.
+        """
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        both = host == "::" and socket.has_dualstack_ipv6()
+        try:
+            bound = socket.create_server(
+                (host, int(port)), family=family, backlog=BACKLOG, dualstack_ipv6=both
+            )
+        except (OSError, OverflowError) as error:
+            raise RuntimeError(str(error)) from error
+        _watch(bound)
+        self._sockets.append(bound)
+        return int(bound.getsockname()[1])
+
+    async def start(self) -> None:
+        """Begin to accept."""
+        loop = asyncio.get_running_loop()
+        for bound in self._sockets:
+            server = await loop.create_server(lambda: Connection(self), sock=bound, backlog=BACKLOG)
+            self._servers.append(server)
+
+    async def stop(self, grace: float | None) -> None:
+        """Take no new streams; after ``grace`` seconds (``None`` = at once) end those open."""
+        for server in self._servers:
+            server.close()
+        for bound in self._sockets:
+            bound.close()
+        if grace:
+            for connection in list(self.connections):
+                connection.announce_end()
+            await asyncio.sleep(min(ROUND_TRIP_S, grace))
+            for connection in list(self.connections):
+                connection.leave()
+            if tasks := self._tasks():
+                await asyncio.wait(tasks, timeout=grace)
+        if tasks := self._tasks():
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        for connection in list(self.connections):
+            connection.leave()
+            connection.cut()
+
+    # --- The connections' side --------------------------------------------------------------------
+
+    def joined(self, connection: Connection) -> bool:
+        """Take a connection; return whether there is room for it."""
+        if len(self.connections) >= MAX_CONNECTIONS:
+            _log.warning("too_many_connections", most=MAX_CONNECTIONS)
+            return False
+        self.connections.add(connection)
+        return True
+
+    def left(self, connection: Connection) -> None:
+        """Take that a connection is gone."""
+        self.connections.discard(connection)
+
+    def method(self, path: str) -> Call | None:
+        """Return what runs a call of a method, ``None`` for an unknown one."""
+        if (known := self._calls.get(path)) is not None:
+            return known
+        details = _Details(path)
+        for handler in self._handlers:
+            found = handler.service(details)
+            if found is not None:
+                self._calls[path] = call = _call(found)
+                return call
+        return None
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [
+            stream.task
+            for connection in self.connections
+            for stream in connection.streams.values()
+            if stream.task is not None and not stream.task.done()
+        ]
+
+
+def _watch(listener: socket.socket) -> None:
+    """Let the kernel close connections whose peer is gone; those accepted inherit it."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    each = DEAD_S // (PROBES + 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", each),
+        ("TCP_KEEPINTVL", each),
+        ("TCP_KEEPCNT", PROBES),
+        ("TCP_USER_TIMEOUT", DEAD_S * 1000),
+    ):
+        if hasattr(socket, name):  # not each system has each
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _call(method: Any) -> Call:
+    """Return what runs a method's handler on a stream."""
+    run = next(
+        behaviour
+        for behaviour in (
+            method.stream_stream,
+            method.stream_unary,
+            method.unary_stream,
+            method.unary_unary,
+        )
+        if behaviour is not None
+    )
+    if inspect.isasyncgenfunction(run):
+        raise TypeError("handlers that yield are not served: write to the context")
+    read, write = method.request_deserializer, method.response_serializer
+    takes_stream, answers_stream = method.request_streaming, method.response_streaming
+
+    async def call(stream: Stream) -> None:
+        stream.typed(read, write)
+        request: Any = stream
+        if not takes_stream:
+            request = await stream.read()
+            if request is grpc.aio.EOF:
+                await stream.abort(grpc.StatusCode.UNIMPLEMENTED, "no message")
+        answer = await run(request, stream)
+        if not answers_stream:
+            await stream.write(answer)
+
+    return call

@@ -1,0 +1,224 @@
+"""One gRPC call, as handlers see it: what they use of ``grpc.aio``'s context.
+
+Law:
+
+1. What was received and not read keeps its bytes of the windows: a peer that sends faster than is
+   read stops. A message that is not whole yet gives them back at once, since nobody can read it
+   before its end; how long it may be is bounded, and how much waits so in all (``Parts``).
+2. Each byte that was received is given back once: when its message is read, or when the stream
+   closes.
+3. A handler that writes waits while more than ``HIGH`` bytes of its stream have not gone out, so
+   that a peer that does not read is not read either.
+4. Nothing is written once the stream is closed: whoever writes then is told. What was not read by
+   then is dropped, and the handler is cancelled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import grpc
+
+from ext_proc.h2.frames import Deframer, TooLargeError, framed
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from ext_proc.h2.connection import Connection
+
+HIGH: Final = 2**16
+"""Bytes of a stream that wait to be sent before its writer does."""
+
+
+class AbortError(grpc.aio.BaseError):
+    """A handler ends its call with a status of its own."""
+
+
+class GoneError(grpc.aio.BaseError):
+    """The stream is closed: nothing can be written."""
+
+
+class Parts:
+    """Bytes of messages that are not whole yet, over all streams of a server.
+
+    Args:
+        limit: Most of them. A stream that would exceed it fails, and no other.
+    """
+
+    __slots__ = ("held", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+
+    def change(self, by: int) -> None:
+        """Take more, or give back.
+
+        Raises:
+            TooLargeError: It would be too many; they are not taken.
+        """
+        if by > 0 and self.held + by > self.limit:
+            raise TooLargeError(f"{self.limit} bytes of unfinished messages wait already")
+        self.held += by
+
+
+class Stream:
+    """A call that the peer has opened.
+
+    Args:
+        connection: Of which it is a stream.
+        number: Its HTTP/2 id.
+        limit: Most bytes of a message.
+        parts: Where unfinished messages are counted.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_counted",
+        "_deframer",
+        "_owed",
+        "_parts",
+        "_read",
+        "_unread",
+        "_waiter",
+        "_write",
+        "closed",
+        "details",
+        "ended",
+        "headed",
+        "number",
+        "status",
+        "task",
+    )
+
+    def __init__(self, connection: Connection, number: int, limit: int, parts: Parts) -> None:
+        self.number = number
+        self.task: asyncio.Task[None] | None = None
+        self.headed = False
+        """The answer's headers are under way."""
+        self.ended = False
+        """The peer has sent all it will."""
+        self.closed = False
+        self.status = grpc.StatusCode.OK
+        self.details = ""
+        self._connection = connection
+        self._deframer = Deframer(limit)
+        self._parts = parts
+        self._counted = 0
+        """What of `parts` is this stream's."""
+        self._unread: deque[tuple[bytes, int]] = deque()
+        """Messages, and how much of the windows each still holds."""
+        self._owed = 0
+        """Bytes received and not given back."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._read: Callable[[bytes], Any] | None = None
+        self._write: Callable[[Any], bytes] | None = None
+
+    # --- What handlers use ------------------------------------------------------------------------
+
+    def typed(
+        self, read: Callable[[bytes], Any] | None, write: Callable[[Any], bytes] | None
+    ) -> None:
+        """Set what messages are parsed and serialized by; ``None`` = they are bytes."""
+        self._read, self._write = read, write
+
+    async def read(self) -> Any:
+        """Return the next message, or ``grpc.aio.EOF`` after the last.
+
+        Raises:
+            AbortError: It cannot be parsed; the call ends with INTERNAL.
+        """
+        while not self._unread:
+            if self.ended or self.closed:
+                return grpc.aio.EOF
+            self._waiter = self._connection.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        message, size = self._unread.popleft()
+        self._give_back(size)
+        if self._read is None:
+            return message
+        try:
+            return self._read(message)
+        except Exception:  # noqa: BLE001 - whatever a parser raises, the bytes are the peer's
+            return await self.abort(grpc.StatusCode.INTERNAL, "the message cannot be parsed")
+
+    async def write(self, message: Any) -> None:
+        """Hand a message over; wait while too much of what was written has not gone out.
+
+        Raises:
+            GoneError: The stream is closed.
+        """
+        if self.closed:
+            raise GoneError("the peer has left")
+        data: bytes = message if self._write is None else self._write(message)
+        if self._connection.send(self, framed(data)):
+            await self._connection.drained(self)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
+        """End the call with a status.
+
+        Raises:
+            AbortError: Always.
+        """
+        self.status, self.details = code, details
+        raise AbortError(details)
+
+    def __aiter__(self) -> Self:
+        """Iterate over the messages."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """Return the next message."""
+        message = await self.read()
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return message
+
+    # --- What the connection uses -----------------------------------------------------------------
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes that came.
+
+        Raises:
+            CompressedError: A message is compressed.
+            TooLargeError: A message is too large, or too much is unfinished.
+        """
+        self._owed += len(data)
+        found = self._deframer.feed(data)
+        self._count(self._deframer.waiting)
+        self._unread.extend(found)
+        self._give_back(len(data) - sum(size for _, size in found))
+        self._wake()
+
+    def end(self) -> None:
+        """Take the end of what the peer sends."""
+        self.ended = True
+        self._wake()
+
+    def close(self) -> None:
+        """Take that the stream is gone; its handler is cancelled."""
+        self.closed = True
+        self._unread.clear()
+        self._count(0)
+        self._give_back(self._owed)
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+
+    def _give_back(self, size: int) -> None:
+        if size:
+            self._owed -= size
+            self._connection.consumed(self.number, size)
+
+    def _count(self, waiting: int) -> None:
+        if waiting != self._counted:
+            self._parts.change(waiting - self._counted)
+            self._counted = waiting
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -39,7 +39,7 @@ MAX_STREAMS: Final = 100_000
 needs more; a peer that opens more all the same is refused by the library."""
 STREAM_WINDOW: Final = 2**18
 CONNECTION_WINDOW: Final = 2**24
-"""Most bytes that are received on one connection and not read."""
+"""Most bytes that are received on one connection and not read, beside long messages (`Stream`)."""
 UNSENT: Final = 2**24
 """Bytes of all streams that wait for the peer's windows before every writer waits."""
 MAX_DETAILS: Final = 500
@@ -212,7 +212,7 @@ class Connection(asyncio.Protocol):
 
     def _take(self, number: int, data: bytes, *, end: bool) -> None:
         stream = self.streams.get(number)
-        if stream is None:  # answered already
+        if stream is None or stream.answered:
             self.consumed(number, len(data))
             return
         if data:
@@ -232,9 +232,8 @@ class Connection(asyncio.Protocol):
             else grpc.StatusCode.RESOURCE_EXHAUSTED
         )
         stream.details = str(error)
-        del self.streams[stream.number]
-        self._finish(stream)
         stream.close()
+        self._finish(stream)
 
     def _open(self, number: int, headers: tuple[tuple[bytes, bytes], ...], *, end: bool) -> None:
         named = dict(headers)
@@ -245,7 +244,7 @@ class Connection(asyncio.Protocol):
                 self._early.add(number)
             return
         server = self._server
-        stream = self.streams[number] = Stream(self, number, server.limit, server.parts)
+        stream = self.streams[number] = Stream(self, number, server.limit, server.beyond)
         if end:
             stream.end()
         path = named.get(b":path", b"").decode("latin-1")
@@ -275,6 +274,7 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, stream: Stream) -> None:
         """Send a stream's status."""
+        stream.answered = True
         trailers: tuple[tuple[bytes, bytes], ...] = _OK
         if stream.status is not grpc.StatusCode.OK:
             details = quote(stream.details[:MAX_DETAILS], safe=_PLAIN, errors="replace")

@@ -42,8 +42,8 @@ class Deframer:
         """Bytes of a message that is not whole yet."""
         return 0 if self._tail is None else len(self._tail)
 
-    def feed(self, data: bytes) -> list[tuple[bytes, int]]:
-        """Return the messages that are whole now, each with how many bytes of ``data`` it took.
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the messages that are whole now.
 
         What ``data`` has beyond them is ``waiting``. After an error nothing more may be fed.
 
@@ -54,10 +54,9 @@ class Deframer:
         tail = self._tail
         if tail is None:
             if len(data) >= PREFIX and self._size(data, 0) == len(data):
-                return [(data[PREFIX:], len(data))]
-            tail, before = bytearray(data), 0
+                return [data[PREFIX:]]
+            tail = bytearray(data)
         else:
-            before = len(tail)
             tail += data
         found = []
         begin = 0
@@ -65,9 +64,8 @@ class Deframer:
             size = self._size(tail, begin)
             if len(tail) - begin < size:
                 break
-            message = bytes(memoryview(tail)[begin + PREFIX : begin + size])
-            found.append((message, size - before))
-            begin, before = begin + size, 0
+            found.append(bytes(memoryview(tail)[begin + PREFIX : begin + size]))
+            begin += size
         del tail[:begin]
         self._tail = tail or None
         return found

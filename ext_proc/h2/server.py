@@ -22,7 +22,7 @@ import grpc
 import structlog
 
 from ext_proc.h2.connection import Connection
-from ext_proc.h2.stream import Parts
+from ext_proc.h2.stream import Beyond
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS: Final = 4096
 """Each Envoy has one for each of its threads, and one for health checks."""
-UNFINISHED: Final = 4
-"""So many messages of the largest size may be on their way, in all."""
+LONG: Final = 4
+"""So many messages of the largest size may be held in all, beside what the windows count."""
 DEAD_S: Final = 60
 PROBES: Final = 3
 ROUND_TRIP_S: Final = 0.02
 """Between the two words that a peer shall open no more streams: what it had sent before the first
 arrives."""
 BACKLOG: Final = 1024
+MAX_PORT: Final = 65_535
 
 _log = structlog.stdlib.get_logger("ext_proc.h2")
 
@@ -60,7 +61,7 @@ class Http2Server:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.parts = Parts(UNFINISHED * limit)
+        self.beyond = Beyond(LONG * limit)
         self.connections: set[Connection] = set()
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._calls: dict[str, Call] = {}
@@ -84,13 +85,15 @@ class Http2Server:
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         both = host == "::" and socket.has_dualstack_ipv6()
+        if int(port) > MAX_PORT:
+            raise RuntimeError(f"no port {port}")
         try:
             bound = socket.create_server(
                 (host, int(port)), family=family, backlog=BACKLOG, dualstack_ipv6=both
             )
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             raise RuntimeError(str(error)) from error
-        _watch(bound)
+        _set_up(bound)
         self._sockets.append(bound)
         return int(bound.getsockname()[1])
 
@@ -158,8 +161,9 @@ class Http2Server:
         ]
 
 
-def _watch(listener: socket.socket) -> None:
-    """Let the kernel close connections whose peer is gone; those accepted inherit it."""
+def _set_up(listener: socket.socket) -> None:
+    """Let the kernel send at once and close connections whose peer is gone: they inherit it."""
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     each = DEAD_S // (PROBES + 1)
     for name, value in (

@@ -3,10 +3,11 @@
 Law:
 
 1. What was received and not read keeps its bytes of the windows: a peer that sends faster than is
-   read stops. A message that is not whole yet gives them back at once, since nobody can read it
-   before its end; how long it may be is bounded, and how much waits so in all (``Parts``).
-2. Each byte that was received is given back once: when its message is read, or when the stream
-   closes.
+   read stops. Only where no whole message waits are the bytes of an unfinished one given back at
+   once, since nobody can read it before its end: one message is beyond the windows at most. How
+   long it may be is bounded, and so is what all streams have beyond theirs (``Beyond``).
+2. Each byte that was received is given back once: as above, when its message is read, or when the
+   stream closes.
 3. A handler that writes waits while more than ``HIGH`` bytes of its stream have not gone out, so
    that a peer that does not read is not read either.
 4. Nothing is written once the stream is closed: whoever writes then is told. What was not read by
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-from ext_proc.h2.frames import Deframer, TooLargeError, framed
+from ext_proc.h2.frames import PREFIX, Deframer, TooLargeError, framed
 
 if TYPE_CHECKING:
     import asyncio
@@ -40,8 +41,8 @@ class GoneError(grpc.aio.BaseError):
     """The stream is closed: nothing can be written."""
 
 
-class Parts:
-    """Bytes of messages that are not whole yet, over all streams of a server.
+class Beyond:
+    """Bytes that are held and no window counts, over all streams of a server.
 
     Args:
         limit: Most of them. A stream that would exceed it fails, and no other.
@@ -60,7 +61,7 @@ class Parts:
             TooLargeError: It would be too many; they are not taken.
         """
         if by > 0 and self.held + by > self.limit:
-            raise TooLargeError(f"{self.limit} bytes of unfinished messages wait already")
+            raise TooLargeError(f"more than {self.limit} bytes of long messages would wait")
         self.held += by
 
 
@@ -71,19 +72,20 @@ class Stream:
         connection: Of which it is a stream.
         number: Its HTTP/2 id.
         limit: Most bytes of a message.
-        parts: Where unfinished messages are counted.
+        beyond: Where all streams' are counted.
     """
 
     __slots__ = (
+        "_beyond",
         "_connection",
-        "_counted",
         "_deframer",
         "_owed",
-        "_parts",
         "_read",
+        "_total",
         "_unread",
         "_waiter",
         "_write",
+        "answered",
         "closed",
         "details",
         "ended",
@@ -93,25 +95,26 @@ class Stream:
         "task",
     )
 
-    def __init__(self, connection: Connection, number: int, limit: int, parts: Parts) -> None:
+    def __init__(self, connection: Connection, number: int, limit: int, beyond: Beyond) -> None:
         self.number = number
         self.task: asyncio.Task[None] | None = None
         self.headed = False
         """The answer's headers are under way."""
         self.ended = False
         """The peer has sent all it will."""
+        self.answered = False
+        """The status is under way: nothing of what comes counts."""
         self.closed = False
         self.status = grpc.StatusCode.OK
         self.details = ""
         self._connection = connection
         self._deframer = Deframer(limit)
-        self._parts = parts
-        self._counted = 0
-        """What of `parts` is this stream's."""
-        self._unread: deque[tuple[bytes, int]] = deque()
-        """Messages, and how much of the windows each still holds."""
+        self._unread: deque[bytes] = deque()
         self._owed = 0
-        """Bytes received and not given back."""
+        """Bytes held that the windows count."""
+        self._beyond = 0
+        """Bytes held that they do not: the first of them."""
+        self._total = beyond
         self._waiter: asyncio.Future[None] | None = None
         self._read: Callable[[bytes], Any] | None = None
         self._write: Callable[[Any], bytes] | None = None
@@ -128,7 +131,7 @@ class Stream:
         """Return the next message, or ``grpc.aio.EOF`` after the last.
 
         Raises:
-            AbortError: It cannot be parsed; the call ends with INTERNAL.
+            AbortError: It cannot be parsed, or what follows cannot be taken.
         """
         while not self._unread:
             if self.ended or self.closed:
@@ -138,8 +141,11 @@ class Stream:
                 await self._waiter
             finally:
                 self._waiter = None
-        message, size = self._unread.popleft()
-        self._give_back(size)
+        message = self._unread.popleft()
+        try:
+            self._took(PREFIX + len(message))
+        except TooLargeError as error:
+            await self.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         if self._read is None:
             return message
         try:
@@ -186,14 +192,14 @@ class Stream:
 
         Raises:
             CompressedError: A message is compressed.
-            TooLargeError: A message is too large, or too much is unfinished.
+            TooLargeError: A message is too large, or too much is held.
         """
         self._owed += len(data)
-        found = self._deframer.feed(data)
-        self._count(self._deframer.waiting)
-        self._unread.extend(found)
-        self._give_back(len(data) - sum(size for _, size in found))
-        self._wake()
+        self._unread.extend(self._deframer.feed(data))
+        if self._unread:
+            self._wake()
+        else:
+            self._let_on()
 
     def end(self) -> None:
         """Take the end of what the peer sends."""
@@ -204,20 +210,33 @@ class Stream:
         """Take that the stream is gone; its handler is cancelled."""
         self.closed = True
         self._unread.clear()
-        self._count(0)
+        self._total.change(-self._beyond)
+        self._beyond = 0
         self._give_back(self._owed)
         if self.task is not None and not self.task.done():
             self.task.cancel()
+
+    def _took(self, size: int) -> None:
+        """Take that so many bytes are held no longer."""
+        if self._beyond:
+            first = min(size, self._beyond)
+            self._beyond -= first
+            self._total.change(-first)
+            size -= first
+        self._give_back(size)
+        if self._owed and not self._unread:
+            self._let_on()
+
+    def _let_on(self) -> None:
+        """Let the peer send the rest of a message, of which all that is held is the beginning."""
+        self._total.change(self._owed)
+        self._beyond += self._owed
+        self._give_back(self._owed)
 
     def _give_back(self, size: int) -> None:
         if size:
             self._owed -= size
             self._connection.consumed(self.number, size)
-
-    def _count(self, waiting: int) -> None:
-        if waiting != self._counted:
-            self._parts.change(waiting - self._counted)
-            self._counted = waiting
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

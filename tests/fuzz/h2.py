@@ -1,0 +1,46 @@
+"""Bytes of a peer into a connection of the server over libnghttp2.
+
+The first byte says how the rest is cut, and whether a proper greeting and a call come before it.
+Whatever comes: nothing is raised, no handler outlives the connection, and every byte that counts
+against a window is given back or held by an open stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+import ngh2
+from structlog.testing import capture_logs
+
+from ext_proc.h2.connection import CONNECTION_WINDOW, STREAM_WINDOW
+from support.h2peer import H2Peer, settle
+
+CUTS: Final = (0, 1, 7, 100)
+
+
+def one_connection(data: bytes) -> None:
+    """Feed the bytes to a new connection; end it after them."""
+    if data:
+        with capture_logs():
+            asyncio.run(_connection(data[0], data[1:]))
+
+
+async def _connection(how: int, data: bytes) -> None:
+    async with H2Peer() as peer:  # its end looks for handlers that are left
+        if how & 4:
+            peer.open("echo", b"before")
+            await peer.turn()
+        cut = CUTS[how % 4] or len(data) or 1
+        for at in range(0, len(data), cut):
+            peer.connection.data_received(data[at : at + cut])
+            await settle()
+        peer.calls.go.set()
+        await settle()
+        streams = peer.connection.streams.values()
+        assert all(0 <= stream._owed <= STREAM_WINDOW for stream in streams)
+        assert sum(stream._owed for stream in streams) <= CONNECTION_WINDOW
+        assert peer.server.beyond.held == sum(stream._beyond for stream in streams)
+        with suppress(ngh2.NGH2Error):  # what the client makes of it is not at stake
+            peer.client.receive_data(bytes(peer.pipe.written))

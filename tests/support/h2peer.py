@@ -1,0 +1,234 @@
+"""An HTTP/2 peer of the picker's server without sockets: bytes are carried over by the test.
+
+The client's side is ngh2's too, so that a test can send what it likes, cut as it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Self
+
+import grpc
+import ngh2
+
+from ext_proc.h2.connection import Connection
+from ext_proc.h2.frames import Deframer, framed
+from ext_proc.h2.server import Http2Server
+
+LIMIT = 2**20
+"""Most bytes of a message."""
+HEADERS = (
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":authority", b"picker"),
+    (b"content-type", b"application/grpc"),
+    (b"te", b"trailers"),
+)
+
+
+class Pipe:
+    """The transport of a connection: keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.closing = False
+
+    def write(self, data: bytes) -> None:
+        """Keep bytes."""
+        assert not self.closing
+        self.written += data
+
+    def is_closing(self) -> bool:
+        """Return whether either side closed it."""
+        return self.closing
+
+    def close(self) -> None:
+        """Close it."""
+        self.closing = True
+
+    abort = close
+
+
+class Calls:
+    """Handlers to be called, and what they saw."""
+
+    def __init__(self) -> None:
+        self.read: list[bytes] = []
+        self.cancelled = 0
+        self.go = asyncio.Event()
+        """Set by the test: `Held` goes on."""
+
+    async def echo(self, _: Any, context: Any) -> None:
+        """Answer each message with itself."""
+        while (message := await context.read()) is not grpc.aio.EOF:
+            self.read.append(message)
+            await context.write(message)
+
+    async def held(self, _: Any, context: Any) -> None:
+        """Read nothing until told."""
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        await self.echo(_, context)
+
+    async def early(self, _: Any, context: Any) -> None:
+        """Answer the first message and return."""
+        await context.write(b"answer to " + await context.read())
+
+    async def fails(self, _: Any, context: Any) -> None:
+        """Raise what nobody expects."""
+        await context.read()
+        raise ZeroDivisionError
+
+    async def aborts(self, _: Any, context: Any) -> None:
+        """End with a status of its own."""
+        await context.abort(grpc.StatusCode.NOT_FOUND, "50 % älter: 潮\n")
+
+    async def pours(self, _: Any, context: Any) -> None:
+        """Write small messages without end."""
+        try:
+            while True:
+                await context.write(b"x" * 1000)
+                self.read.append(b"")
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def collect(self, messages: Any, _: Any) -> bytes:
+        """Take a stream of messages; answer with their lengths."""
+        return b",".join([str(len(message)).encode() async for message in messages])
+
+    async def once(self, message: bytes, _: Any) -> bytes:
+        """Answer one message with one."""
+        return message[::-1]
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return them as gRPC's."""
+        both: Any = grpc.stream_stream_rpc_method_handler
+        names = ("echo", "held", "early", "fails", "aborts", "pours")
+        methods = {name: both(getattr(self, name)) for name in names}
+        methods["collect"] = grpc.stream_unary_rpc_method_handler(self.collect)  # type: ignore[arg-type]  # asyncio's
+        methods["once"] = grpc.unary_unary_rpc_method_handler(self.once)  # type: ignore[arg-type]  # asyncio's
+        return grpc.method_handlers_generic_handler("test.T", methods)
+
+
+class Call:
+    """What a peer knows of one of its calls."""
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+        self.headers: dict[bytes, bytes] = {}
+        self.closed: int | None = None
+        """The error code with which the stream ended."""
+        self.data = 0
+        """Bytes of it."""
+        self._deframer = Deframer(2**30)
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the answer."""
+        self.data += len(data)
+        self.messages += self._deframer.feed(data)
+
+    @property
+    def status(self) -> int | None:
+        """The gRPC status, if it came."""
+        found = self.headers.get(b"grpc-status")
+        return None if found is None else int(found)
+
+
+class H2Peer:
+    """A server's connection, and its client; an async context manager.
+
+    Args:
+        limit: Most bytes of a message.
+        settings: The client's.
+        reads: Whether the client opens its windows again.
+    """
+
+    def __init__(
+        self, limit: int = LIMIT, settings: dict[int, int] | None = None, *, reads: bool = True
+    ) -> None:
+        self.calls = Calls()
+        self.server = Http2Server(limit)
+        self.server.add_generic_rpc_handlers((self.calls.handler(),))
+        self.pipe = Pipe()
+        self.client = ngh2.Connection(
+            ngh2.Role.CLIENT, ngh2.Configuration(auto_window_update=reads)
+        )
+        self.client.initiate_connection(settings or {})
+        self.found: dict[int, Call] = {}
+        self.gone = False
+        """The server said that it goes."""
+
+    async def __aenter__(self) -> Self:
+        self.connection = Connection(self.server)
+        self.connection.connection_made(self.pipe)
+        await self.turn()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = self.tasks()
+        self.pipe.closing = True
+        self.connection.connection_lost(None)
+        await settle()
+        assert all(task.done() for task in tasks)
+        assert not self.connection.streams
+        assert not self.server.connections
+        assert not self.server.beyond.held
+
+    def tasks(self) -> list[Any]:
+        """Return those of open streams."""
+        return [stream.task for stream in self.connection.streams.values() if stream.task]
+
+    def open(self, method: str, *messages: bytes, end: bool = False) -> int:
+        """Begin a call with some messages; return its stream's number."""
+        number = self.client.send_request(((b":path", b"/test.T/" + method.encode()), *HEADERS))
+        self.found[number] = Call()
+        for message in messages:
+            self.client.send_data(number, framed(message))
+        if end:
+            self.client.end_stream(number)
+        return number
+
+    async def turn(self, cut: int | None = None) -> None:
+        """Carry bytes to and fro until nobody has more; ``cut`` = in pieces of so many."""
+        for _ in range(100):
+            out = self.client.data_to_send()
+            for at in range(0, len(out), cut or len(out) or 1):
+                if not self.pipe.closing:
+                    self.connection.data_received(out[at : at + (cut or len(out))])
+                    if cut:
+                        await asyncio.sleep(0)
+            await settle()
+            back, self.pipe.written = bytes(self.pipe.written), bytearray()
+            if back:
+                self.client.receive_data(back)
+                self.take()
+            if not out and not back:
+                return
+        raise AssertionError("they never come to rest")
+
+    def take(self) -> None:
+        """Take what the server said."""
+        for event in self.client.events():
+            match event:
+                case ngh2.DataReceived(number, data, _):
+                    self.found[number].feed(data)
+                case ngh2.ResponseReceived(number, headers, _) | ngh2.TrailersReceived(
+                    number, headers
+                ):
+                    self.found[number].headers.update(headers)
+                case ngh2.StreamClosed(number, code, _):
+                    self.found[number].closed = code
+                case ngh2.GoAwayReceived():
+                    self.gone = True
+                case _:
+                    pass
+
+
+async def settle() -> None:
+    """Let all that is ready run."""
+    for _ in range(8):
+        await asyncio.sleep(0)

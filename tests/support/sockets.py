@@ -75,10 +75,12 @@ async def h2_request(
     pieces: Iterable[bytes],
     trailers: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
+    pause_s: float | None = None,
 ) -> H2Answer:
     """Send one request over cleartext HTTP/2, with trailers if given; return its answer.
 
-    The pieces together must fit into the first window of 65,535 bytes.
+    The pieces together must fit into the first window of 65,535 bytes. All is sent at once, or with
+    a pause before the end.
     """
     connection = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
     connection.initiate_connection()
@@ -86,7 +88,9 @@ async def h2_request(
     connection.send_headers(1, [*pseudo, *(headers or {}).items()])
     for piece in pieces:
         connection.send_data(1, piece)
+    if pause_s is not None:
         await raw.send(connection.data_to_send())
+        await asyncio.sleep(pause_s)
     if trailers:
         connection.send_headers(1, list(trailers.items()), end_stream=True)
     else:

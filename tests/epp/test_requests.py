@@ -13,6 +13,7 @@ import pytest
 
 from ext_proc.routing.types import Outcome, Reading
 from support.epp import ANNOUNCED, MODES, POOL_BODY, SEEING, Proxy
+from support.peer import Peer
 from support.streams import (
     CHAT_PATH,
     GRPC_INFER,
@@ -46,6 +47,12 @@ def queued(chooser, *queues, running=None, at=None):
     at = time.monotonic() if at is None else at
     for number, waiting in enumerate(queues, 1):
         chooser.observe(f"r{number}", [Reading(at=at, queued=waiting, running=running)])
+
+
+@pytest.fixture(params=["grpc", "nghttp2"], autouse=True)
+def _over(request, monkeypatch):
+    """Each transport."""
+    monkeypatch.setattr(Peer, "transport", request.param)
 
 
 @pytest.fixture(params=MODES)

@@ -111,5 +111,7 @@ class _factory:  # noqa: N801 - used as a function
     async def _start(self, **options: Any) -> LocalStack:
         if "replicas" not in options:
             options.setdefault("tritons", self._tritons)
+        # What is told to be served over the other one is told by its module.
+        options.setdefault("transport", "grpc")
         options["fleet"] = partial(patient, change=options.get("fleet"))
         return await self._exit.enter_async_context(LocalStack(**options))

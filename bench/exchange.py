@@ -4,10 +4,13 @@ Both serve loopback gRPC in child processes; their CPU time is read from the ker
 generator's own does not count. A closed loop keeps ``--concurrency`` streams busy; each stream is
 one request: opened, answered, ended. ``none`` decides at the head, the others on a body of
 ``--body`` characters of prompt: ``peek`` asks for it, ``buffered`` waits for it, ``duplex`` hands
-it back. ``bare`` is what ``grpc.aio`` costs for the same messages (``bare_picker.py``): the two
-take turns, and each figure is the least of ``--rounds``, as noise only adds. ``ours`` is the part
+it back. ``bare`` is what ``grpc.aio`` costs for the same messages (``bare_picker.py``): all take
+turns, and each figure is the least of ``--rounds``, as noise only adds. ``ours`` is the part
 that is our own Python: the same messages without gRPC, in this process. Numbers of a busy machine
 are ratios, not absolutes. ``--streams`` measures the memory of open streams instead.
+
+``--transport grpc nghttp2`` measures the picker over both in the same turns, a line for each;
+without it the one that pickers take by default is measured.
 
 The compiled picker (``make compiled``) is measured with ``PYTHONSAFEPATH=1
 PYTHONPATH=build/compiled``; each line says which it was.
@@ -26,7 +29,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import grpc
 import uvloop
@@ -45,11 +48,17 @@ from ext_proc.wire import METHOD, SERVICE
 from support.streams import llm, replicas, router
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
     from ext_proc.routing.types import Pool
+    from ext_proc.settings import Transport
 
+    Kind = Transport | Literal["bare"]
+
+BARE: Final = "bare"
+"""A picker that is not ours, over ``grpc.aio``."""
 DIFFERENT = 64
 """Different requests of one run."""
 
@@ -66,22 +75,27 @@ def _usage() -> tuple[float, int]:
     return usage.ru_utime + usage.ru_stime, pages * resource.getpagesize()
 
 
-def _serve(pipe: Connection, mode: str, endpoints: int, *, bare: bool) -> None:
+def _serve(pipe: Connection, mode: str, endpoints: int, kind: Kind) -> None:
     """Serve in the child; each message through the pipe is answered with CPU seconds and RSS."""
     pool = pool_of(mode, endpoints)
-    scripts = {b"": script(mode, pool, "word " * 400)} if bare else {}
+    scripts = {b"": script(mode, pool, "word " * 400)} if kind == BARE else {}
 
     async def serve() -> None:
         server: Any = (
             BarePicker(scripts)
-            if bare
-            else PickerServer(router(pool), picker="bench", metrics=Metrics(CollectorRegistry()))
+            if kind == BARE
+            else PickerServer(
+                router(pool),
+                picker="bench",
+                metrics=Metrics(CollectorRegistry()),
+                transport=kind,
+            )
         )
         pipe.send(await server.start("127.0.0.1:0"))
         loop = asyncio.get_running_loop()
         while await loop.run_in_executor(None, pipe.recv):
             pipe.send(_usage())
-        await (server.stop() if bare else server.stop(0))
+        await (server.stop() if kind == BARE else server.stop(0))
 
     uvloop.run(serve())
 
@@ -95,13 +109,11 @@ class Child:
     address: str
 
     @classmethod
-    def start(cls, mode: str, endpoints: int, *, bare: bool) -> Child:
+    def start(cls, mode: str, endpoints: int, kind: Kind) -> Child:
         """Start one and wait until it serves."""
         context = multiprocessing.get_context("spawn")
         pipe, theirs = context.Pipe()
-        process = context.Process(
-            target=_serve, args=(theirs, mode, endpoints), kwargs={"bare": bare}, daemon=True
-        )
+        process = context.Process(target=_serve, args=(theirs, mode, endpoints, kind), daemon=True)
         process.start()
         return cls(process, pipe, pipe.recv())
 
@@ -173,34 +185,37 @@ async def drive(
         return time.perf_counter() - begin
 
 
-def measure(mode: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one mode: our picker and a bare one, in turn."""
-    children = {bare: Child.start(mode, args.endpoints, bare=bare) for bare in (False, True)}
+def measure(mode: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure one mode: our picker over each transport and a bare one, in turn."""
+    children = {kind: Child.start(mode, args.endpoints, kind) for kind in (*args.transport, BARE)}
     streams = streams_of(mode, args.body)
-    spent: dict[bool, list[float]] = {False: [], True: []}
-    took: dict[bool, list[float]] = {False: [], True: []}
+    spent: dict[str, list[float]] = {kind: [] for kind in children}
+    took: dict[str, list[float]] = {kind: [] for kind in children}
     for number in range(args.rounds + 1):
-        for bare, child in children.items():
+        for kind, child in children.items():
             before, _ = child.usage()
             duplex = SENDING[mode] == SENDING["duplex"]
             load = drive(child.address, streams, args.count, args.concurrency, duplex=duplex)
             seconds = uvloop.run(load)
             if number:  # the first round warms up
-                spent[bare].append((child.usage()[0] - before) / args.count * 1e6)
-                took[bare].append(seconds)
+                spent[kind].append((child.usage()[0] - before) / args.count * 1e6)
+                took[kind].append(seconds)
     for child in children.values():
         child.stop()
-    picker, least = min(spent[False]), min(spent[True])
-    return {
-        "mode": mode,
-        "compiled": compiled(),
-        "exchanges": args.count * args.rounds,
-        "picker_us": round(picker, 1),
-        "bare_us": round(least, 1),
-        "ratio": round(picker / least, 2),
-        "ours_us": round(ours(mode, args), 1),
-        "exchanges_per_s": round(args.count / min(took[False])),
-    }
+    least, own = min(spent[BARE]), ours(mode, args)
+    for kind in args.transport:
+        picker = min(spent[kind])
+        yield {
+            "mode": mode,
+            "transport": kind,
+            "compiled": compiled(),
+            "exchanges": args.count * args.rounds,
+            "picker_us": round(picker, 1),
+            "bare_us": round(least, 1),
+            "ratio": round(picker / least, 2),
+            "ours_us": round(own, 1),
+            "exchanges_per_s": round(args.count / min(took[kind])),
+        }
 
 
 async def _held_open(child: Child, wanted: int, sent: list[bytes]) -> float:
@@ -218,20 +233,27 @@ async def _held_open(child: Child, wanted: int, sent: list[bytes]) -> float:
         return (child.usage()[1] - before) / wanted
 
 
-def memory(mode: str, wanted: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure what an open stream costs, in a fresh picker and in a fresh bare one."""
+def memory(mode: str, wanted: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure what an open stream costs, in fresh pickers and in a fresh bare one."""
     found = {}
-    for name, bare in (("picker", False), ("bare", True)):
-        child = Child.start(mode, args.endpoints, bare=bare)
+    for kind in (*args.transport, BARE):
+        child = Child.start(mode, args.endpoints, kind)
         sent = streams_of(mode, args.body)[0]
         uvloop.run(drive(child.address, [sent], 100, 4, duplex=False))  # what comes with the first
-        found[name] = round(uvloop.run(_held_open(child, wanted, sent)) / 1000, 1)
+        found[kind] = round(uvloop.run(_held_open(child, wanted, sent)) / 1000, 1)
         child.stop()
-    return {"mode": mode, "open": wanted, **{f"{name}_kb": kb for name, kb in found.items()}}
+    for kind in args.transport:
+        yield {
+            "mode": mode,
+            "transport": kind,
+            "open": wanted,
+            "picker_kb": found[kind],
+            "bare_kb": found[BARE],
+        }
 
 
 def main() -> None:
-    """Print one line of JSON per mode."""
+    """Print one line of JSON per mode and transport."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--modes", nargs="+", choices=list(BODIES), default=list(BODIES))
     parser.add_argument("--count", type=int, default=2_000, help="exchanges per round")
@@ -240,14 +262,23 @@ def main() -> None:
     parser.add_argument("--endpoints", type=int, default=8)
     parser.add_argument("--body", type=int, default=2048, help="characters of prompt")
     parser.add_argument("--streams", type=int, nargs="+", help="open so many; print kB for each")
+    parser.add_argument(
+        "--transport",
+        nargs="+",
+        choices=("grpc", "nghttp2"),
+        default=[transport.named("auto")],
+        help="what carries the picker's gRPC",
+    )
     args = parser.parse_args()
     transport.choose(os.environ)  # the children read it when they load gRPC
     for mode in args.modes:
         if args.streams:
             for wanted in args.streams:
-                print(json.dumps(memory(mode, wanted, args)))
+                for row in memory(mode, wanted, args):
+                    print(json.dumps(row))
         else:
-            print(json.dumps(measure(mode, args)))
+            for row in measure(mode, args):
+                print(json.dumps(row))
 
 
 if __name__ == "__main__":

@@ -25,10 +25,12 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 DUPLEX = {"routing": {"first_message": "duplex"}}
 
 
-@pytest.fixture(scope="module")
-async def stack(new_module_stack):
-    """One stack whose pools all read the first message."""
-    return await new_module_stack(fleet={"pools": {"llm": DUPLEX, "counter": DUPLEX}})
+@pytest.fixture(scope="module", params=["grpc", "nghttp2"])
+async def stack(request, new_module_stack):
+    """One stack per transport, whose pools all read the first message."""
+    return await new_module_stack(
+        fleet={"pools": {"llm": DUPLEX, "counter": DUPLEX}}, transport=request.param
+    )
 
 
 async def quiet(http, stack) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 import tritonclient.grpc.aio as triton_grpc
 
 from protos.names import REASON_HEADER, SERVED_BY_HEADER
@@ -32,7 +33,8 @@ async def test_no_picker_and_fail_closed(http, new_stack):
     assert await eventually(served)
 
 
-async def test_the_replica_that_served_is_credited(http, new_stack):
+@pytest.mark.parametrize("transport", ["grpc", "nghttp2"])
+async def test_the_replica_that_served_is_credited(http, new_stack, transport):
     """V7, V115: the pick refuses connections, the fallback serves, and the picker is told who."""
     with HeldPorts() as ports:
         nobody = ports.address()
@@ -45,7 +47,7 @@ async def test_the_replica_that_served_is_credited(http, new_stack):
             pool["endpoints"][0]["id"] = "dead"
             del pool["endpoints"][0]["http"], pool["endpoints"][0]["metrics"]
 
-        stack = await new_stack(fleet=first_is_dead)
+        stack = await new_stack(fleet=first_is_dead, transport=transport)
         async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
             results = await asyncio.gather(
                 *(client.infer("vision", vision_inputs()) for _ in range(12))

@@ -145,9 +145,10 @@ async def test_a_drain_fails_no_request(http, new_stack):
     assert not traffic.failures
 
 
-async def test_a_drain_waits_for_work_in_flight(http, new_stack):
+@pytest.mark.parametrize("transport", ["grpc", "nghttp2"])
+async def test_a_drain_waits_for_work_in_flight(http, new_stack, transport):
     """The drain is reported done only when the replica's last request has ended."""
-    stack = await new_stack()
+    stack = await new_stack(transport=transport)
     body = {"text_input": fresh_prompt(64), "max_tokens": 1500, "stream": True}
     url = stack.http_url + "/v2/models/toy-llm/generate_stream"
     async with admin(stack) as operator:

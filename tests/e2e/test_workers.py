@@ -231,6 +231,18 @@ async def test_a_sequence_outlives_the_worker_that_began_it(http, crew):
 
 async def test_a_stop_lets_requests_end(http, crew):
     """SIGTERM: what is open ends as it should, all workers end with 0, and nothing stays behind."""
+    await lets_requests_end(http, crew)
+
+
+async def test_a_stop_over_the_fast_transport(http, new_stack):
+    """The same where each worker serves over libnghttp2, after requests beside each other."""
+    crew = await new_stack(workers=2, transport="nghttp2")
+    assert [state["transport"] for state in await states(http, crew)] == ["nghttp2"] * 2
+    await lets_requests_end(http, crew)
+
+
+async def lets_requests_end(http, crew):
+    """Stop a picker while requests are open."""
     body = {"text_input": fresh_prompt(), "max_tokens": 1500, "stream": True}
     answers = [await http.post(crew.http_url + GENERATE_STREAM, json=body) for _ in range(4)]
     assert await together(http, crew, 4)

@@ -123,6 +123,8 @@ async def stack_over(
         more: Further fields of the pool.
         options: Those of ``LocalStack``.
     """
+    # The stacks over Tritons are served by gRPC's own transport, unless they say otherwise.
+    options.setdefault("transport", "nghttp2")
     async with AsyncExitStack() as exit_:
         for replica in replicas:
             if not replica.address:

@@ -2,9 +2,10 @@
 
 Time is noise where others use the machine; what the interpreter executes is not. So the picker's
 own Python is counted, in bytecodes, while it reads requests, decides, and runs whole exchanges
-from the first message to the last reply, without gRPC. Each count is compared with its budget in
-``bench/guard.json`` and may be at most a tenth above it. C code is not counted in this way: parsing
-the messages is timed against a loop of fixed work, in turns, the best of many.
+from the first message to the last reply, without gRPC; and one more over a connection of the fast
+transport, in memory, where the extra ``fast`` is installed. Each count is compared with its budget
+in ``bench/guard.json`` and may be at most a tenth above it. C code is not counted in this way:
+parsing the messages is timed against a loop of fixed work, in turns, the best of many.
 
 Counts hold for one minor version of Python, so there is a budget for each that was measured;
 elsewhere nothing is compared, and that is said. Who makes the picker dearer on purpose, or cheaper,
@@ -32,6 +33,7 @@ from ext_proc.observability import Metrics
 from ext_proc.requests import prompt_blocks, read_body, read_head
 from ext_proc.routing.types import Decision, Features, Form, Outcome, Request
 from ext_proc.service import PickerServer
+from ext_proc.transport import named
 from ext_proc.wire import event_of, parse_request
 from support.streams import CHAT_PATH, INFER_PATH, llm, replicas, router
 
@@ -151,6 +153,29 @@ def exchanging() -> dict[str, int]:
     return found
 
 
+def carrying() -> dict[str, int]:
+    """Count a whole exchange that comes and goes over a connection of the fast transport."""
+    if named("auto") != "nghttp2":
+        return {}
+    from bench.in_memory import Carried  # noqa: PLC0415 - an extra
+
+    pool = llm(body=BODIES["peek"], endpoints=replicas(ENDPOINTS))
+    server = PickerServer(
+        router(pool),
+        picker="guard",
+        metrics=Metrics(CollectorRegistry()),
+        clock=iter(range(10**9)).__next__,
+        wall_clock=lambda: 0.0,
+    )
+    streams = [messages("peek", _text(number)) for number in range(8)]
+    loop = asyncio.new_event_loop()
+    carried = loop.run_until_complete(Carried.begin(server.process))
+    found = counted(lambda number: loop.run_until_complete(carried.exchange(streams[number % 8])))
+    loop.run_until_complete(carried.end())
+    loop.close()
+    return {"carried peek": found}
+
+
 def parsing(rounds: int = 60, calls: int = 200) -> float:
     """Return what parsing and translating a head costs, in units of a loop of fixed work."""
     data = messages("none", "")[0]
@@ -174,7 +199,13 @@ def parsing(rounds: int = 60, calls: int = 200) -> float:
 
 def measure() -> dict[str, float]:
     """Return all counts, and the ratio."""
-    return {**reading(), **deciding(), **exchanging(), "parse ratio": round(parsing(), 2)}
+    return {
+        **reading(),
+        **deciding(),
+        **exchanging(),
+        **carrying(),
+        "parse ratio": round(parsing(), 2),
+    }
 
 
 @dataclass(frozen=True)

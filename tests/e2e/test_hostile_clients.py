@@ -23,20 +23,24 @@ from support.traffic import (
     vision_body,
 )
 
-BODY_MODES = ("none", "peek", "full")
+SERVED = (("none", "grpc"), ("peek", "grpc"), ("full", "grpc"), ("full", "nghttp2"))
+"""Body mode and transport of each stack."""
 RSS_TOLERANCE = 24 * 2**20
 """Bytes that the picker may be larger afterwards: arenas that gRPC and Python keep for reuse."""
 
 
-@pytest.fixture(scope="module", params=BODY_MODES)
+@pytest.fixture(scope="module", params=SERVED, ids="-".join)
 async def mode_stack(request, new_module_stack):
-    """One stack per body mode, with short timeouts."""
+    """One stack per body mode, with short timeouts; and one over the fast transport."""
+    mode, transport = request.param
     routing = {"max_body": 1_000_000}
     pools = {name: {"routing": routing, "timeouts": {"idle": "3s"}} for name in ("llm", "vision")}
     stack = await new_module_stack(
-        body=request.param, fleet={"pools": pools, "listener": {"headers_timeout": "1s"}}
+        body=mode,
+        transport=transport,
+        fleet={"pools": pools, "listener": {"headers_timeout": "1s"}},
     )
-    stack.mode = request.param
+    stack.mode = mode
     return stack
 
 

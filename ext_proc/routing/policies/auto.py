@@ -41,7 +41,7 @@ piling up where prefixes are. What delays a first token is in ``drain``.
 
 Inputs: prefix index; own ledger; first bytes and durations of own requests; fresh readings of queue
 and KV cache. A reading that is stale or missing takes its term away and nothing else.
-Defaults: ``ALPHA`` 4; ``BETA`` 1/2; ``LAMBDA`` 0.15 s (that of SMG's least_load, but from half
+Defaults: ``ALPHA`` 4; ``BETA`` 1/4; ``LAMBDA`` 0.15 s (that of SMG's least_load, but from half
 full on, as a cache that is half empty preempts nobody); 8,000 tokens/s until learned.
 Use it for: everything; with equal replicas and no prompts it is least-in-flight.
 Not for: pickers that must agree without talking (consistent-hash-bounded).
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.roster import Seat
 
 ALPHA: Final = 4.0
-BETA: Final = 0.5
+BETA: Final = 0.25
 LAMBDA_S: Final = 0.15
 FULL: Final = 0.999
 """A cache is never priced fuller than this: the barrier is high, not infinite."""

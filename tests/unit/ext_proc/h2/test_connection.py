@@ -295,13 +295,23 @@ async def test_a_peers_goodbye():
 
 
 async def test_streams_above_the_limit(monkeypatch):
-    """They are refused before anything runs."""
+    """They are refused before anything runs, also where the peer has not heard of the limit."""
     monkeypatch.setitem(h2.SETTINGS, ngh2.Setting.MAX_CONCURRENT_STREAMS, 3)
     async with H2Peer() as peer:
-        for _ in range(5):
-            peer.open("held")
-        await peer.turn()
-        assert len(peer.connection.streams) == 3
+        hasty, pipe = ngh2.Connection(ngh2.Role.CLIENT), Pipe()
+        hasty.initiate_connection()
+        path = (b":path", b"/test.T/held")
+        numbers = [hasty.send_request((path, *HEADERS)) for _ in range(5)]
+        connection = h2.Connection(peer.server)
+        connection.connection_made(pipe)
+        connection.data_received(hasty.data_to_send())
+        await settle()
+        assert list(connection.streams) == numbers[:3]
+        hasty.receive_data(bytes(pipe.written))
+        refused = [event for event in hasty.events() if isinstance(event, ngh2.StreamReset)]
+        assert [event.stream_id for event in refused] == numbers[3:]
+        assert {event.error_code for event in refused} == {ngh2.ErrorCode.REFUSED_STREAM}
+        connection.connection_lost(None)
 
 
 async def test_a_flood_of_resets(monkeypatch):

@@ -53,7 +53,7 @@ class Settings(BaseModel):
     zone: Annotated[str, Field(max_length=128)] = ""
     """Where this picker stands; pools with `prefer_zone` prefer replicas of this `zone`."""
     transport: Transport = "auto"
-    """What carries gRPC: `grpc` (grpc.aio), or `nghttp2`, which takes a quarter of the CPU and
+    """What carries gRPC: `grpc` (grpc.aio), or `nghttp2`, which takes a third of the CPU and
     needs the extra `fast`. `auto` is `nghttp2` where that is installed."""
     scrape_interval: Annotated[float, Field(ge=0.05, le=60)] = 0.25
     """Seconds between two scrapes of a replica."""

@@ -63,6 +63,8 @@ class Http2Server:
         self.limit = limit
         self.beyond = Beyond(LONG * limit)
         self.connections: set[Connection] = set()
+        self._full = False
+        """A connection was turned away, and none taken since."""
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._calls: dict[str, Call] = {}
         self._sockets: list[socket.socket] = []
@@ -131,8 +133,11 @@ class Http2Server:
     def joined(self, connection: Connection) -> bool:
         """Take a connection; return whether there is room for it."""
         if len(self.connections) >= MAX_CONNECTIONS:
-            _log.warning("too_many_connections", most=MAX_CONNECTIONS)
+            if not self._full:  # once, or whoever connects fills the log
+                _log.warning("too_many_connections", most=MAX_CONNECTIONS)
+            self._full = True
             return False
+        self._full = False
         self.connections.add(connection)
         return True
 

@@ -182,7 +182,7 @@ def picker(
         Transport,
         typer.Option(
             "--transport",
-            help="What carries gRPC: grpc (grpc.aio), or nghttp2, which costs a quarter of its CPU"
+            help="What carries gRPC: grpc (grpc.aio), or nghttp2, which costs a third of its CPU"
             " and needs tidegate[fast]; auto is nghttp2 where that is installed.",
         ),
     ] = Transport.AUTO,

@@ -341,16 +341,17 @@ async def test_who_says_nothing_is_cut(monkeypatch):
         silent.connection_lost(None)
 
 
-async def test_too_many_connections(monkeypatch):
-    """A further one is closed at once, and those there stay."""
+async def test_too_many_connections(monkeypatch, logged):
+    """A further one is closed at once, which is said once, and those there stay."""
     monkeypatch.setattr("ext_proc.h2.server.MAX_CONNECTIONS", 1)
     async with H2Peer() as peer:
-        other = h2.Connection(peer.server)
-        pipe = Pipe()
-        other.connection_made(pipe)
-        assert pipe.closing
-        assert not pipe.written
-        other.connection_lost(None)
+        for _ in range(3):
+            other, pipe = h2.Connection(peer.server), Pipe()
+            other.connection_made(pipe)
+            assert pipe.closing
+            assert not pipe.written
+            other.connection_lost(None)
+        assert [entry["event"] for entry in logged] == ["too_many_connections"]
         assert peer.server.connections == {peer.connection}
 
 

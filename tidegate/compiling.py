@@ -136,6 +136,15 @@ def compile_picker(root: Path, work: Path) -> dict[str, str]:
     return {str(path): path.relative_to(made).as_posix() for path in sorted(made.rglob("*.so"))}
 
 
+def is_current(root: Path, folder: Path) -> bool:
+    """Tell whether ``folder`` (``build/compiled``) was made of what now is in the checkout."""
+    return bool(list(folder.glob(f"{GROUP}*.so"))) and all(
+        (folder / each).is_file() and (folder / each).read_bytes() == (root / each).read_bytes()
+        for package in PACKAGES
+        for each in (path.relative_to(root) for path in (root / package).rglob("*.py"))
+    )
+
+
 def main(arguments: Sequence[str]) -> None:
     """Compile modules in the current folder: where to, then their paths."""
     from mypyc.build import mypycify  # noqa: PLC0415 - only who compiles has it

@@ -47,23 +47,19 @@ def aims(results: Mapping[str, Any]) -> list[Aim]:
 
 
 def _picker(suite: Mapping[str, Any] | None) -> list[Aim]:
-    rows = {row["mode"]: row for row in suite["rows"]} if suite else {}
+    cost, logic = "picker CPU over a bare `grpc.aio` picker's", "own logic per exchange"
     made = []
-    for mode in rows or ("none", "peek"):
-        row = rows.get(mode)
-        why = ""
-        if row:
-            extra = row["picker_us"] - row["bare_us"]
-            why = (
-                f"{extra:.0f} µs above the bare picker's {row['bare_us']:g},"
-                f" of which own Python {row['ours_us']:g}"
-            )
-        ratio = row["ratio"] if row else None
-        own = row["ours_us"] if row else None
-        made.append(
-            below(f"picker CPU over a bare picker's, `{mode}`", ratio, BARE_RATIO, "x", why)
-        )
-        made.append(below(f"own logic per exchange, `{mode}`", own, OWN_US, " µs"))
+    for row in suite["rows"] if suite else ():
+        what = f"`{row['mode']}`, {row['transport']}{', compiled' if row['compiled'] else ''}"
+        why = f"{row['picker_us']:g} µs against {row['bare_us']:g}; own Python {row['ours_us']:g}"
+        made.append(below(f"{cost}, {what}", row["ratio"], BARE_RATIO, "x", why))
+    # What carries the messages does not change what is decided: one row for each build.
+    builds = {(row["mode"], row["compiled"]): row for row in (suite["rows"] if suite else ())}
+    for (mode, compiled), row in builds.items():
+        name = f"{logic}, `{mode}`{', compiled' if compiled else ''}"
+        made.append(below(name, row["ours_us"], OWN_US, " µs"))
+    if not made:
+        made += [below(cost, None, BARE_RATIO, "x"), below(logic, None, OWN_US, " µs")]
     workers = (suite or {}).get("workers")
     ratio = workers["cpu_ratio"] if workers else None
     made.append(below("picker CPU per request, two workers over one", ratio, WORKERS_RATIO, "x"))

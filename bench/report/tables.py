@@ -176,10 +176,17 @@ def _overhead(suite: Mapping[str, Any], section: Section) -> None:
 
 
 def _picker(suite: Mapping[str, Any], section: Section) -> None:
-    heads = ("mode", "picker µs", "bare µs", "ratio", "own Python µs", "exchanges/s")
+    heads = ("mode", "transport", "compiled", "picker µs", "bare µs", "ratio", "own Python µs")
     keys = ("picker_us", "bare_us", "ratio", "ours_us", "exchanges_per_s")
-    lines = [(row["mode"], *(f"{row[key]:g}" for key in keys)) for row in suite["rows"]]
-    section.tables.append(Table("CPU of one exchange beside a bare picker", heads, lines))
+    lines = [
+        (
+            *(row["mode"], row["transport"], "yes" if row["compiled"] else "no"),
+            *(f"{row[key]:g}" for key in keys),
+        )
+        for row in suite["rows"]
+    ]
+    title = "CPU of one exchange beside a bare `grpc.aio` picker"
+    section.tables.append(Table(title, (*heads, "exchanges/s"), lines))
     if "workers" not in suite:
         return
     heads = ("workers", "req/s", "p50 ms", "p99 ms", "Envoy µs", "pickers µs")

@@ -1,29 +1,41 @@
 """Suite ``picker``: CPU of one exchange beside a bare ``grpc.aio`` picker with the same messages.
 
-It is ``bench/exchange.py``: both in turn, the least of several rounds, no Envoy.
+It is ``bench/exchange.py``: all in turn, the least of several rounds, no Envoy; over each transport
+that is installed, and once more compiled where ``build/compiled`` holds this very source.
 ``bench/workers.py`` adds what a second worker costs, behind a real Envoy.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from bench.suites.script import json_lines
+from bench.suites.script import ROOT, json_lines
+from ext_proc import transport
+from tidegate.compiling import is_current
 
 if TYPE_CHECKING:
     from bench.suites.context import Context
+
+COMPILED: Final = ROOT / "build" / "compiled"
 
 
 async def run(context: Context) -> dict[str, Any]:
     """Measure each body mode."""
     modes = context.pick(("none", "peek"), ("none", "peek", "buffered", "duplex"))
     rounds, count = context.pick("3", "8"), context.pick("1500", "3000")
+    over = ("grpc", *(["nghttp2"] if transport.named("auto") == "nghttp2" else []))
+    builds = {"": {}}
+    if is_current(ROOT, COMPILED):
+        builds[", compiled"] = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(COMPILED)}
     rows = []
     for mode in modes:
-        context.say(f"picker: {mode}")
-        rows += await json_lines(
-            "exchange.py", "--modes", mode, "--rounds", rounds, "--count", count
-        )
+        for build, environment in builds.items():
+            context.say(f"picker: {mode}{build}")
+            rows += await json_lines(
+                *("exchange.py", "--modes", mode, "--rounds", rounds, "--count", count),
+                *("--transport", *over),
+                environment=environment,
+            )
     context.say("picker: two workers")
     rounds, seconds = context.pick("3", "6"), context.pick("1.5", "3")
     (workers,) = await json_lines("workers.py", "--json", "--rounds", rounds, "--seconds", seconds)

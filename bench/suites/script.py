@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from tidegate.stack.local import service_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -18,15 +21,20 @@ class ScriptError(RuntimeError):
     """A script failed; the text is its name and the end of what it said."""
 
 
-async def output(script: str, *arguments: str) -> str:
+async def output(script: str, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
     """Run ``bench/SCRIPT`` and return what it prints.
+
+    Args:
+        script: Its name.
+        arguments: What it is told.
+        environment: More variables.
 
     Raises:
         ScriptError: It failed.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(ROOT / "bench" / script), *arguments),
-        env=service_environment(),
+        env={**service_environment(), **(environment or {})},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -42,11 +50,13 @@ async def output(script: str, *arguments: str) -> str:
     return stdout.decode()
 
 
-async def json_lines(script: str, *arguments: str) -> list[dict[str, Any]]:
-    """Run ``bench/SCRIPT`` and return the JSON objects that it prints, one per line.
+async def json_lines(
+    script: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Run ``bench/SCRIPT`` (see `output`) and return the JSON objects it prints, one per line.
 
     Raises:
         ScriptError: It failed.
     """
-    text = await output(script, *arguments)
+    text = await output(script, *arguments, environment=environment)
     return [orjson.loads(line) for line in text.splitlines() if line.startswith("{")]

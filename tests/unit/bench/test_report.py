@@ -351,3 +351,37 @@ def test_the_picker_behind_envoy_is_told_beside_a_bare_one() -> None:
     found = {aim.name: aim for aim in aims({"suites": {"overhead": suite}})}
     aim = found["picker CPU over a bare picker's, both behind Envoy, 2 KB, `none`"]
     assert (aim.verdict, aim.got) == ("reported", "2.00x: 300 µs against 150")
+
+
+def test_each_form_of_the_picker_has_its_verdict() -> None:
+    """Over each transport and compiled; own logic, which no transport changes, once a build."""
+    rows = [
+        {
+            "mode": "none",
+            "transport": transport,
+            "compiled": compiled,
+            "picker_us": picker,
+            "bare_us": 200.0,
+            "ratio": picker / 200,
+            "ours_us": 30.0 if compiled else 60.0,
+            "exchanges_per_s": 5000,
+        }
+        for transport, compiled, picker in (
+            ("grpc", False, 400.0),
+            ("nghttp2", False, 100.0),
+            ("nghttp2", True, 70.0),
+        )
+    ]
+    results = {"suites": {"picker": {**ABOUT, "rows": rows}}}
+    verdicts = {aim.name: aim.verdict for aim in aims(results)}
+    cost = "picker CPU over a bare `grpc.aio` picker's, `none`, "
+    assert [verdicts[cost + form] for form in ("grpc", "nghttp2", "nghttp2, compiled")] == [
+        "missed",
+        "reached",
+        "reached",
+    ]
+    own = [name for name in verdicts if name.startswith("own logic")]
+    assert own == ["own logic per exchange, `none`", "own logic per exchange, `none`, compiled"]
+    assert [verdicts[name] for name in own] == ["missed", "reached"]
+    (table,) = next(iter(sections(results))).tables
+    assert [line[:3] for line in table.rows][-1] == ("none", "nghttp2", "yes")

@@ -11,7 +11,7 @@ import pytest
 
 from ext_proc.compiled import compiled
 from ext_proc.exchange import machine
-from tidegate.compiling import LEFT_OUT, chosen, prepare, quoted
+from tidegate.compiling import GROUP, LEFT_OUT, PACKAGES, chosen, is_current, prepare, quoted
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -79,3 +79,20 @@ def test_the_checkout_is_only_read(tmp_path):
             if isinstance(node, ast.AnnAssign) and isinstance(node.annotation, ast.Constant):
                 node.annotation = ast.parse(str(node.annotation.value), mode="eval").body
         assert ast.dump(copy) == ast.dump(source), name
+
+
+def test_a_build_of_other_source_is_not_current(tmp_path):
+    """It must not be measured as if it were this picker."""
+    root, folder = tmp_path / "root", tmp_path / "build"
+    for base in (root, folder):
+        for package in PACKAGES:
+            (base / package).mkdir(parents=True)
+            (base / package / "a.py").write_text("A = 1\n")
+    assert not is_current(root, folder)
+    (folder / f"{GROUP}__mypyc.so").touch()
+    assert is_current(root, folder)
+    (root / PACKAGES[0] / "a.py").write_text("A = 2\n")
+    assert not is_current(root, folder)
+    (root / PACKAGES[0] / "a.py").write_text("A = 1\n")
+    (root / PACKAGES[0] / "b.py").touch()
+    assert not is_current(root, folder)

@@ -41,6 +41,8 @@ READY_S: Final = 60.0
 TIDEGATE: Final = "tidegate"
 WORKERS: Final = "tidegate-2-workers"
 """The same with two processes of the picker."""
+GRPC: Final = "tidegate-grpc"
+"""The same with grpcio instead of what pickers take by default where it is installed."""
 ENVOYS: Final = ("envoy-least-request", "envoy-round-robin", "envoy-ring-hash")
 _POLICIES: Final = ("cache_aware", "power_of_two", "round_robin")
 _ROUTERS: Final = {
@@ -55,7 +57,7 @@ CHECKS: Final = (
 """Health checks as ``envoys.py`` has them."""
 VLLM: Final = tuple(f"vllm-{policy}" for policy in _POLICIES)
 SGLANG: Final = tuple(f"sglang-{policy}" for policy in _POLICIES)
-NAMES: Final = (TIDEGATE, WORKERS, *VLLM, *SGLANG, *ENVOYS)
+NAMES: Final = (TIDEGATE, WORKERS, GRPC, *VLLM, *SGLANG, *ENVOYS)
 PACKAGE_OF: Final = {
     **dict.fromkeys(VLLM, "vllm-router"),
     **dict.fromkeys(SGLANG, "sglang-router"),
@@ -103,7 +105,7 @@ def start(
     Raises:
         ValueError: There is no such contender.
     """
-    if name in (TIDEGATE, WORKERS):
+    if name in (TIDEGATE, WORKERS, GRPC):
         return _tidegate(name, places, routing, concurrency)
     if name in ENVOYS:
         return envoy(name, places, concurrency)
@@ -162,6 +164,7 @@ async def _tidegate(
         fleet=_fleet(routing),
         concurrency=concurrency,
         workers=2 if name == WORKERS else 1,
+        transport="grpc" if name == GRPC else "auto",
     ) as stack:
         pids = {ENVOY: stack.pid(ENVOY), PICKER: stack.pid(PICKER)}
         yield Running(name, stack.http_address, pids)

@@ -26,7 +26,13 @@ UPSTREAMS: Final = 8
 SIZES: Final = (2_048, 32_768)
 CONNECTIONS: Final = 16
 PROMPTS: Final = 512
-QUICK: Final = ("tidegate", "vllm-cache_aware", "sglang-cache_aware", "envoy-least-request")
+QUICK: Final = (
+    "tidegate",
+    "tidegate-grpc",
+    "vllm-cache_aware",
+    "sglang-cache_aware",
+    "envoy-least-request",
+)
 
 
 def prompts(size: int, seed: int) -> list[bytes]:

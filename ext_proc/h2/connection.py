@@ -239,9 +239,7 @@ class Connection(asyncio.Protocol):
         named = dict(headers)
         kind = named.get(b"content-type", b"")
         if kind != _GRPC and not kind.startswith((_GRPC + b"+", _GRPC + b";")):
-            self._h2.send_response(number, _NO_GRPC, end_stream=True)
-            if not end:
-                self._early.add(number)
+            self._answer(number, _NO_GRPC, ended=end)
             return
         server = self._server
         stream = self.streams[number] = Stream(self, number, server.limit, server.beyond)
@@ -282,12 +280,25 @@ class Connection(asyncio.Protocol):
                 (b"grpc-status", str(stream.status.value[0]).encode()),
                 (b"grpc-message", details.encode()),
             )
-        if stream.headed:
+        if not stream.headed:
+            self._answer(stream.number, _HEAD + trailers, ended=stream.ended)
+            return
+        with contextlib.suppress(ngh2.StreamProtocolError):  # see `_answer`
             self._h2.send_trailers(stream.number, trailers)
-        else:
-            self._h2.send_response(stream.number, _HEAD + trailers, end_stream=True)
-        if not stream.ended:
-            self._early.add(stream.number)
+        self._answered(stream.number, ended=stream.ended)
+
+    def _answer(
+        self, number: int, headers: tuple[tuple[bytes, bytes], ...], *, ended: bool
+    ) -> None:
+        """Answer by headers alone."""
+        # The peer may have reset the stream by what came in the same piece: that event follows.
+        with contextlib.suppress(ngh2.StreamProtocolError):
+            self._h2.send_response(number, headers, end_stream=True)
+        self._answered(number, ended=ended)
+
+    def _answered(self, number: int, *, ended: bool) -> None:
+        if not ended:
+            self._early.add(number)
         self._flush_soon()
 
     def _close(self, number: int) -> None:

@@ -183,7 +183,7 @@ def picker(
         typer.Option(
             "--transport",
             help="What carries gRPC: grpc (grpc.aio), or nghttp2, which costs a third of its CPU"
-            " and needs tidegate[fast]; auto is nghttp2 where that is installed.",
+            " and needs tidegate\\[fast]; auto is nghttp2 where that is installed.",
         ),
     ] = Transport.AUTO,
     scrape_interval: Annotated[
@@ -198,7 +198,7 @@ def picker(
             "--otlp",
             metavar="HOST:PORT",
             help="OpenTelemetry collector (OTLP/HTTP, usually port 4318) for spans of decisions;"
-            " needs tidegate[otel].",
+            " needs tidegate\\[otel].",
         ),
     ] = None,
     drain: Annotated[

@@ -91,6 +91,26 @@ async def test_many_streams_at_once():
         assert {call.status for call in peer.found.values()} == {0}
 
 
+@pytest.mark.parametrize(
+    ("method", "before"), [("echo", True), ("echo", False), ("nothing", False)]
+)
+async def test_a_reset_that_comes_with_bad_bytes(method, before):
+    """The answer to them has no stream to go out on any more, and that is all."""
+    async with H2Peer() as peer:
+        number = peer.open(method, *([b"x"] if before else []))
+        if before:
+            await peer.turn()
+        peer.client.send_data(number, b"\1\0\0\0\1x")
+        out = peer.client.data_to_send()
+        peer.client.reset_stream(number)
+        peer.connection.data_received(out + peer.client.data_to_send())
+        await peer.turn()
+        assert not peer.connection.streams
+        assert not peer.connection._early
+        assert not peer.pipe.closing
+        await owes_nothing(peer)
+
+
 async def test_a_reset_in_the_middle_of_a_message():
     """The handler is cancelled, and what was received is given back."""
     async with H2Peer() as peer:

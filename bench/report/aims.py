@@ -50,7 +50,8 @@ def _picker(suite: Mapping[str, Any] | None) -> list[Aim]:
     cost, logic = "picker CPU over a bare `grpc.aio` picker's", "own logic per exchange"
     made = []
     for row in suite["rows"] if suite else ():
-        what = f"`{row['mode']}`, {row['transport']}{', compiled' if row['compiled'] else ''}"
+        form = row["transport"] + (", compiled" if row["compiled"] else "")
+        what = f"`{row['mode']}`, {form}"
         why = f"{row['picker_us']:g} µs against {row['bare_us']:g}; own Python {row['ours_us']:g}"
         made.append(below(f"{cost}, {what}", row["ratio"], BARE_RATIO, "x", why))
     # What carries the messages does not change what is decided: one row for each build.

@@ -41,7 +41,7 @@ def test_a_report_is_written_of_earlier_results(
     """``--report-only`` measures nothing."""
     row = {"mode": "none", "picker_us": 2, "bare_us": 1, "ratio": 2.0, "ours_us": 1}
     suite = {"command": "c", "date": "d", "took_s": 1, "form": "quick", "rows": []}
-    suite["rows"] = [{**row, "exchanges_per_s": 5}]
+    suite["rows"] = [{**row, "transport": "grpc", "compiled": False, "exchanges_per_s": 5}]
     (tmp_path / "results.json").write_bytes(orjson.dumps({"suites": {"picker": suite}}))
     code, err = run(capsys, "--report-only", "--out", str(tmp_path))
     assert code == 0

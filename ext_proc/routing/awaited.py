@@ -10,7 +10,8 @@ Rules:
    least as long as it has needed by now. It counts as slowness from ``TOLERANCE`` times of what was
    expected on.
 3. Silence is held against a replica only where requests of its pool that were sent later have been
-   heard of, so that a log which stands still or is missing slows down nobody.
+   heard of, so that a log which stands still or is missing slows down nobody; and no longer than up
+   to ``HORIZON_S`` after the latest of these was sent, so that neither does a log that lags.
 4. At most the ledger's open tickets are noted: a settled one is out.
 """
 
@@ -22,8 +23,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ext_proc.routing.types import Ticket
 
-GRACE_S: Final = 1.5
-"""The access log tells of a first byte up to a second later, and comes in batches."""
+GRACE_S: Final = 2.0
+"""The access log tells of a first byte up to a second later, comes in batches, and may lag."""
+HORIZON_S: Final = 1.2
+"""In which a log that does not lag tells of a first byte."""
 TOLERANCE: Final = 2.0
 """Clocks and estimates err; from here on it is the replica."""
 MOST: Final = 20.0
@@ -96,10 +99,11 @@ class Awaited:
             now: Monotonic seconds.
             heard_to: When the latest request was sent that was heard of in the pool.
         """
-        if now <= self.due:
+        known = min(now, heard_to + HORIZON_S)
+        if known <= self.due:
             return 1.0
         for at, expected_s, _ in self._sent.values():
             if at >= heard_to:
                 break
-            return min((now - at - GRACE_S) / max(expected_s, LEAST_S), MOST)
+            return min((known - at - GRACE_S) / max(expected_s, LEAST_S), MOST)
         return 1.0

@@ -34,7 +34,15 @@ def test_only_later_requests_that_were_heard_of_prove_silence() -> None:
     awaited = Awaited()
     awaited.note(sent(1, at=10.0), 0.1)
     assert awaited.lateness(100.0, 10.0) == 1.0
-    assert awaited.lateness(100.0, 10.5) == MOST
+    assert awaited.lateness(100.0, 99.0) == MOST
+
+
+def test_a_log_that_lags_makes_nobody_late() -> None:
+    """What is known ends a while after the latest request that was heard of."""
+    awaited = Awaited()
+    awaited.note(sent(1, at=10.0), 0.1)
+    assert awaited.lateness(13.0, 10.2) == 1.0
+    assert awaited.lateness(13.0, 12.0) == pytest.approx(10.0)
 
 
 def test_an_answer_takes_out_what_was_sent_before_it() -> None:

@@ -126,7 +126,7 @@ def test_a_long_prompt_avoids_those_who_answer_many(offer: Callable[..., Offer])
 def test_who_is_late_costs_what_its_silence_says(offer: Callable[..., Offer]) -> None:
     """What it has not answered stands before a request, at the speed that silence allows."""
     made = offer(2, tokens=8000.0, now=11.5)
-    made.pace.heard(1.0)
+    made.pace.heard(11.0)
     unanswered(made.seats[0], 16_000.0, expected_s=2.0)
     late, other = Auto().prices(made)
     factor = (11.5 - GRACE_S) / 2.0

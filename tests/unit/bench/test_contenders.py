@@ -145,7 +145,7 @@ def test_unknown_names_are_usage_errors() -> None:
         Options(suites=("all",))
     with pytest.raises(UsageError, match="no contender 'nginx'"):
         Options(contenders=("nginx",))
-    assert sum(quick for quick, _ in LIMITS.values()) < 22 * 60
+    assert sum(quick for quick, _ in LIMITS.values()) < 24 * 60
 
 
 def test_a_page_without_markers_is_refused_at_once(tmp_path: Path) -> None:

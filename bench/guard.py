@@ -130,19 +130,23 @@ def deciding() -> dict[str, int]:
     return found
 
 
+def _server(mode: str) -> PickerServer:
+    """Return a picker whose clocks count alike in every run."""
+    return PickerServer(
+        router(llm(body=BODIES[mode], endpoints=replicas(ENDPOINTS))),
+        picker="guard",
+        metrics=Metrics(CollectorRegistry()),
+        clock=iter(range(10**9)).__next__,
+        wall_clock=lambda: 0.0,
+    )
+
+
 def exchanging() -> dict[str, int]:
     """Count whole exchanges, by body mode."""
     loop = asyncio.new_event_loop()
     found = {}
-    for mode, body in BODIES.items():
-        pool = llm(body=body, endpoints=replicas(ENDPOINTS))
-        server = PickerServer(
-            router(pool),
-            picker="guard",
-            metrics=Metrics(CollectorRegistry()),
-            clock=iter(range(10**9)).__next__,
-            wall_clock=lambda: 0.0,
-        )
+    for mode in BODIES:
+        server = _server(mode)
         streams = [messages(mode, _text(number)) for number in range(8)]
 
         def exchange(number: int, server: Any = server, streams: Any = streams) -> None:
@@ -159,14 +163,7 @@ def carrying() -> dict[str, int]:
         return {}
     from bench.in_memory import Carried  # noqa: PLC0415 - an extra
 
-    pool = llm(body=BODIES["peek"], endpoints=replicas(ENDPOINTS))
-    server = PickerServer(
-        router(pool),
-        picker="guard",
-        metrics=Metrics(CollectorRegistry()),
-        clock=iter(range(10**9)).__next__,
-        wall_clock=lambda: 0.0,
-    )
+    server = _server("peek")
     streams = [messages("peek", _text(number)) for number in range(8)]
     loop = asyncio.new_event_loop()
     carried = loop.run_until_complete(Carried.begin(server.process))

@@ -131,25 +131,16 @@ def _aim(name: str, wanted: str, besides: Sequence[_Beside], path: tuple[str, ..
 def _told(beside: _Beside, path: tuple[str, ...]) -> str:
     found = beside.compared
     seeds = f"{found.seeds} seed{'s' * (found.seeds > 1)}"
+    interval = ""
     if path == IN_TIME:  # told as ours less theirs
-        interval = (
-            ""
-            if found.low is None or found.high is None
-            else f", {_points(found.high)} to {_points(found.low)}"
-        )
-        return (
-            f"{beside.ours:.1%}; {beside.peer} {beside.theirs:.1%}"
-            f" ({_points(found.mean)} points{interval}; {seeds})"
-        )
-    interval = (
-        ""
-        if found.low is None or found.high is None
-        else f", {found.low - 1:+.0%} to {found.high - 1:+.0%}"
-    )
-    return (
-        f"{beside.ours:.3g} s; {beside.peer} {beside.theirs:.3g} s"
-        f" ({found.mean - 1:+.1%}{interval}; {seeds})"
-    )
+        if found.low is not None and found.high is not None:
+            interval = f", {_points(found.high)} to {_points(found.low)}"
+        values = f"{beside.ours:.1%}; {beside.peer} {beside.theirs:.1%}"
+        return f"{values} ({_points(found.mean)} points{interval}; {seeds})"
+    if found.low is not None and found.high is not None:
+        interval = f", {found.low - 1:+.0%} to {found.high - 1:+.0%}"
+    values = f"{beside.ours:.3g} s; {beside.peer} {beside.theirs:.3g} s"
+    return f"{values} ({found.mean - 1:+.1%}{interval}; {seeds})"
 
 
 def _points(share: float) -> str:

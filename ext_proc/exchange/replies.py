@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 MAX_ECHO_BYTES: Final = 62_000
 """Most bytes of one echoed chunk; Envoy advises to stay below 64 KiB."""
 
+EMPTY_HEAD: Final = ReplyHead()
+EMPTY_TRAILERS: Final = ReplyTrailers()
+_ASK_FIRST_PART: Final = ReplyHead(ask=Ask.FIRST_PART)
+_ASK_FIRST_PART_AND_LOADS: Final = ReplyHead(ask=Ask.FIRST_PART_AND_LOADS)
+_EMPTY_BODY: Final = ReplyBody()
+_EMPTY_RESPONSE: Final = {part: ReplyResponse(part) for part in ResponsePart}
+
 
 def write_pick(decision: Decision, ref: ClusterRef, features: Features, blocks: Blocks) -> Pick:
     """Write a decision for a request whose route leads to ``ref``.
@@ -78,14 +85,6 @@ def echoes(event: Body | Response) -> list[Echo]:
         )
         for at in starts
     ]
-
-
-EMPTY_HEAD: Final = ReplyHead()
-EMPTY_TRAILERS: Final = ReplyTrailers()
-_ASK_FIRST_PART: Final = ReplyHead(ask=Ask.FIRST_PART)
-_ASK_FIRST_PART_AND_LOADS: Final = ReplyHead(ask=Ask.FIRST_PART_AND_LOADS)
-_EMPTY_BODY: Final = ReplyBody()
-_EMPTY_RESPONSE: Final = {part: ReplyResponse(part) for part in ResponsePart}
 
 
 def ask_for_body(head: Head, *, loads: bool) -> ReplyHead:

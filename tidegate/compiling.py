@@ -44,8 +44,6 @@ ON_THE_WAY: Final = (
 
 LEFT_OUT: Final = frozenset(
     {
-        "ext_proc/exchange/actions.py",  # rule 2
-        "ext_proc/exchange/events.py",  # rule 2
         "ext_proc/requests/cut_text.py",  # a kind of str, which mypyc does not make
         "ext_proc/routing/constraints.py",  # rule 2
         "ext_proc/routing/pool_settings.py",  # rule 2

@@ -1,40 +1,70 @@
 """What an exchange asks of its shell: the replies, in our own words.
 
-Nobody changes an action once it is made; why they are not ``frozen``: see ``events``.
+Nobody changes an action once it is made.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from ext_proc.routing.plain import Plain
 
 if TYPE_CHECKING:
     from ext_proc.exchange.events import ResponsePart
     from ext_proc.routing.types import Decision
 
 
-@dataclass(slots=True)
-class Pick:
-    """Where the request goes."""
+class Pick(Plain):
+    """Where the request goes.
 
-    destination: str
-    """``ip:port[,ip:port...]``: the pick and its fallbacks."""
-    headers: tuple[tuple[str, str], ...]
-    """Request headers to set, the destination included."""
-    clear_route_cache: bool
-    """True where pool or variant differ from the route's, and only there: clearing draws anew."""
-    ticket: str | None
-    """Names the charge in access logs."""
-    decision: Decision
-    prompt_blocks: int
-    """Full blocks of the prompt, as far as it was read."""
-    prompt_tokens: int | None
-    """Estimate from the prompt's bytes; ``None`` where no prompt was read."""
-    matched_tokens: int
-    """Estimate of how many of them the replica holds."""
-    unreadable: bool = False
-    """The body was no request of its form, so an error of the replica may be the caller's."""
+    Args:
+        destination: ``ip:port[,ip:port...]``: the pick and its fallbacks.
+        headers: Request headers to set, the destination included.
+        clear_route_cache: True where pool or variant differ from the route's, and only there:
+            clearing draws anew.
+        ticket: Names the charge in access logs.
+        decision: What it was made of.
+        prompt_blocks: Full blocks of the prompt, as far as it was read.
+        prompt_tokens: Estimate from the prompt's bytes; ``None`` where no prompt was read.
+        matched_tokens: Estimate of how many of them the replica holds.
+        unreadable: The body was no request of its form, so an error of the replica may be the
+            caller's.
+    """
+
+    __slots__ = (
+        "clear_route_cache",
+        "decision",
+        "destination",
+        "headers",
+        "matched_tokens",
+        "prompt_blocks",
+        "prompt_tokens",
+        "ticket",
+        "unreadable",
+    )
+
+    def __init__(
+        self,
+        destination: str,
+        headers: tuple[tuple[str, str], ...],
+        clear_route_cache: bool,
+        ticket: str | None,
+        decision: Decision,
+        prompt_blocks: int,
+        prompt_tokens: int | None,
+        matched_tokens: int,
+        unreadable: bool = False,
+    ) -> None:
+        self.destination = destination
+        self.headers = headers
+        self.clear_route_cache = clear_route_cache
+        self.ticket = ticket
+        self.decision = decision
+        self.prompt_blocks = prompt_blocks
+        self.prompt_tokens = prompt_tokens
+        self.matched_tokens = matched_tokens
+        self.unreadable = unreadable
 
 
 class Ask(Enum):
@@ -50,55 +80,78 @@ class Ask(Enum):
     """Nothing of it, and later the answer's headers."""
 
 
-@dataclass(slots=True)
-class Echo:
+class Echo(Plain):
     """A chunk handed back; in duplex only this lets it go on."""
 
-    chunk: bytes
-    end_of_stream: bool
+    __slots__ = ("chunk", "end_of_stream")
+
+    def __init__(self, chunk: bytes, end_of_stream: bool) -> None:
+        self.chunk = chunk
+        self.end_of_stream = end_of_stream
 
 
-@dataclass(slots=True)
-class ReplyHead:
+class ReplyHead(Plain):
     """Go on after the head."""
 
-    pick: Pick | None = None
-    ask: Ask | None = None
+    __slots__ = ("ask", "pick")
+
+    def __init__(self, pick: Pick | None = None, ask: Ask | None = None) -> None:
+        self.pick = pick
+        self.ask = ask
 
 
-@dataclass(slots=True)
-class ReplyBody:
+class ReplyBody(Plain):
     """Go on after a part of the body."""
 
-    pick: Pick | None = None
-    echo: Echo | None = None
+    __slots__ = ("echo", "pick")
+
+    def __init__(self, pick: Pick | None = None, echo: Echo | None = None) -> None:
+        self.pick = pick
+        self.echo = echo
 
 
-@dataclass(slots=True)
-class ReplyTrailers:
+class ReplyTrailers(Plain):
     """Go on after the request's trailers."""
 
+    __slots__ = ()
 
-@dataclass(slots=True)
-class ReplyResponse:
+
+class ReplyResponse(Plain):
     """Go on after a part of the response, unchanged."""
 
-    part: ResponsePart
-    echo: Echo | None = None
+    __slots__ = ("echo", "part")
+
+    def __init__(self, part: ResponsePart, echo: Echo | None = None) -> None:
+        self.part = part
+        self.echo = echo
 
 
-@dataclass(slots=True)
-class Refuse:
-    """Answer the caller ourselves; nothing goes upstream."""
+class Refuse(Plain):
+    """Answer the caller ourselves; nothing goes upstream.
 
-    status: int
-    """HTTP status."""
-    grpc_status: int | None
-    """Set for gRPC callers, whose message is then the body."""
-    reason: str
-    """Machine-readable, out of a fixed set."""
-    body: bytes
-    headers: tuple[tuple[str, str], ...] = ()
+    Args:
+        status: HTTP status.
+        grpc_status: Set for gRPC callers, whose message is then the body.
+        reason: Machine-readable, out of a fixed set.
+        body: What the caller is told.
+        headers: Further headers of the answer.
+    """
+
+    __slots__ = ("body", "grpc_status", "headers", "reason", "status")
+
+    def __init__(
+        self,
+        status: int,
+        grpc_status: int | None,
+        reason: str,
+        body: bytes,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.status = status
+        self.grpc_status = grpc_status
+        self.reason = reason
+        self.body = body
+        self.headers = headers
 
 
 Action = ReplyHead | ReplyBody | ReplyTrailers | ReplyResponse | Refuse

@@ -46,7 +46,6 @@ OVER     illegal                 illegal                   illegal              
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from types import MappingProxyType
@@ -135,16 +134,18 @@ class State(Enum):
     OVER = "over"
 
 
-@dataclass(slots=True)
 class _Known:
     """What is known of a request before the decision."""
 
-    head: Head
-    ref: ClusterRef
-    features: Features
-    pool: Pool | None
-    held: bytearray | None = None
-    """Chunks that wait for the decision; ``None`` where the body does not come in duplex."""
+    __slots__ = ("features", "head", "held", "pool", "ref")
+
+    def __init__(self, head: Head, ref: ClusterRef, features: Features, pool: Pool | None) -> None:
+        self.head = head
+        self.ref = ref
+        self.features = features
+        self.pool = pool
+        self.held: bytearray | None = None
+        """Chunks that wait for the decision; ``None`` where the body does not come in duplex."""
 
 
 class Exchange:
@@ -295,7 +296,7 @@ class Exchange:
         if isinstance(event, Body):
             held += event.chunk
             if event.subset is not None:
-                known.head = replace(known.head, subset=event.subset)
+                known.head = known.head.changed(subset=event.subset)
             if not ended and not enough(held, known.features.form):
                 self._waiting = known
                 return ()
@@ -309,7 +310,7 @@ class Exchange:
         head = ReplyHead(decided)
         if isinstance(event, Trailers):
             # The trailers end the request, so no chunk does.
-            echoed = echoes(replace(body, end_of_stream=False)) if held else []
+            echoed = echoes(body.changed(end_of_stream=False)) if held else []
             return (head, *(ReplyBody(echo=echo) for echo in echoed), EMPTY_TRAILERS)
         return (head, *(ReplyBody(echo=echo) for echo in echoes(body)))
 
@@ -354,7 +355,7 @@ class Exchange:
         features = split_adapter(known.features, pool.models)
         session = session_of(features, head.headers, pool.session_header)
         if session != features.session:
-            features = features.changed(session=session)
+            features.session = session  # ours: what a reader returns is made for this request
         tokenizer = self._tokenizers.get(pool.tokenizer) if pool.tokenizer else None
         blocks = token_blocks(features, pool.block_chars, pool.block_tokens, tokenizer)
         request = Request(

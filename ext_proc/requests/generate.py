@@ -38,13 +38,13 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     sampled = members.get(SAMPLING_INPUT, parameters.get(SAMPLING_INPUT))
     sampling = {} if sampled is None else _sampling(sampled)
     places = [place for place in (members, parameters, sampling) if place]
-    return features.changed(
-        request_id=values.label(members.get("id")) or features.request_id,
-        prompt=prompt,
-        prompt_is_partial=partial,
-        max_tokens=_first_positive(places),
-        adapter=_adapter(places),
-    )
+    made = features.copy()
+    made.request_id = values.label(members.get("id")) or features.request_id
+    made.prompt = prompt
+    made.prompt_is_partial = partial
+    made.max_tokens = _first_positive(places)
+    made.adapter = _adapter(places)
+    return made
 
 
 def _prompt(document: Document, parameters: dict[str, Any]) -> tuple[bytes | None, bool]:

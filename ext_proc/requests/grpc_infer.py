@@ -108,7 +108,10 @@ def read_model_call(
             model = _identifier(scanner, item, "name")
         elif item.number == _CALL_VERSION:
             version = _identifier(scanner, item, "version")
-    return features.changed(model=model or features.model, version=version or features.version)
+    made = features.copy()
+    made.model = model or features.model
+    made.version = version or features.version
+    return made
 
 
 def _open(
@@ -223,21 +226,21 @@ def _describe(features: Features, scanner: Scanner, message: _Message) -> Featur
     timeout_us = values.positive(parameters.get("timeout"))
     timeout_s = None if timeout_us is None else timeout_us * _MICROSECOND_S
     said = read_tensors(_tensors(scanner, message)) if message.inputs else NOTHING
-    return features.changed(
-        model=message.model or features.model,
-        version=message.version or features.version,
-        request_id=values.label(message.id) or features.request_id,
-        sequence_id=features.sequence_id if sequence is None else sequence,
-        sequence_start=parameters.get("sequence_start") is True,
-        sequence_end=parameters.get("sequence_end") is True,
-        priority=values.positive(parameters.get("priority")),
-        timeout_s=values.sooner(features.timeout_s, timeout_s),
-        max_tokens=said.max_tokens or values.positive(parameters.get("max_tokens")),
-        adapter=said.adapter or values.label(parameters.get("lora_name")),
-        prompt=said.prompt,
-        prompt_is_partial=said.partial,
-        token_ids=said.token_ids,
-    )
+    made = features.copy()
+    made.model = message.model or features.model
+    made.version = message.version or features.version
+    made.request_id = values.label(message.id) or features.request_id
+    made.sequence_id = features.sequence_id if sequence is None else sequence
+    made.sequence_start = parameters.get("sequence_start") is True
+    made.sequence_end = parameters.get("sequence_end") is True
+    made.priority = values.positive(parameters.get("priority"))
+    made.timeout_s = values.sooner(features.timeout_s, timeout_s)
+    made.max_tokens = said.max_tokens or values.positive(parameters.get("max_tokens"))
+    made.adapter = said.adapter or values.label(parameters.get("lora_name"))
+    made.prompt = said.prompt
+    made.prompt_is_partial = said.partial
+    made.token_ids = said.token_ids
+    return made
 
 
 def _tensors(scanner: Scanner, message: _Message) -> dict[str, Tensor]:

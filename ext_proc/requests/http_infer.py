@@ -91,19 +91,19 @@ def _describe(features: Features, members: dict[str, Any], said: Said) -> Featur
     sequence = values.sequence_id(parameters.get("sequence_id"), "`parameters.sequence_id`")
     timeout_us = values.positive(parameters.get("timeout"))
     timeout_s = None if timeout_us is None else timeout_us * _MICROSECOND_S
-    return features.changed(
-        request_id=values.label(members.get("id")) or features.request_id,
-        sequence_id=features.sequence_id if sequence is None else sequence,
-        sequence_start=parameters.get("sequence_start") is True,
-        sequence_end=parameters.get("sequence_end") is True,
-        priority=values.positive(parameters.get("priority")),
-        timeout_s=values.sooner(features.timeout_s, timeout_s),
-        max_tokens=said.max_tokens or values.positive(parameters.get("max_tokens")),
-        adapter=said.adapter or values.label(parameters.get("lora_name")),
-        prompt=said.prompt,
-        prompt_is_partial=said.partial,
-        token_ids=said.token_ids,
-    )
+    made = features.copy()
+    made.request_id = values.label(members.get("id")) or features.request_id
+    made.sequence_id = features.sequence_id if sequence is None else sequence
+    made.sequence_start = parameters.get("sequence_start") is True
+    made.sequence_end = parameters.get("sequence_end") is True
+    made.priority = values.positive(parameters.get("priority"))
+    made.timeout_s = values.sooner(features.timeout_s, timeout_s)
+    made.max_tokens = said.max_tokens or values.positive(parameters.get("max_tokens"))
+    made.adapter = said.adapter or values.label(parameters.get("lora_name"))
+    made.prompt = said.prompt
+    made.prompt_is_partial = said.partial
+    made.token_ids = said.token_ids
+    return made
 
 
 def _tensors(

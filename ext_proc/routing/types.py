@@ -6,10 +6,9 @@ monotonic clock unless a name says otherwise; tokens are estimates where no toke
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from operator import attrgetter
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ext_proc.routing.constraints import (
     USUAL_LEARNING,
@@ -26,11 +25,27 @@ from ext_proc.routing.pool_settings import (
     Outlier,
     SlowStart,
 )
+from ext_proc.routing.request import Decision, Features, Form, Request, SequenceKey
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ext_proc.routing.roster import Seat
+__all__ = [
+    "BodyMode",
+    "Decision",
+    "Endpoint",
+    "EndpointKey",
+    "Features",
+    "Form",
+    "KvEvents",
+    "Outcome",
+    "Pool",
+    "Protocol",
+    "Reading",
+    "Refusal",
+    "RefusalKind",
+    "Request",
+    "SequenceKey",
+    "Ticket",
+    "Variant",
+]
 
 Protocol = Literal["http", "grpc"]
 BodyMode = Literal["none", "peek", "full"]
@@ -158,118 +173,12 @@ class Pool:
     """Ask for load reports in answers' headers."""
 
 
-class SequenceKey(NamedTuple):
-    """Identity of a Triton sequence; the integer 1 and the string "1" are different ones."""
-
-    model: str
-    version: str
-    id: int | str
-
-
-class Form(StrEnum):
-    """How the request is spoken."""
-
-    GRPC_INFER = "grpc-infer"
-    GRPC_STREAM = "grpc-stream"
-    HTTP_INFER = "http-infer"
-    GENERATE = "generate"
-    GENERATE_STREAM = "generate-stream"
-    OPENAI = "openai"
-    MODEL_CALL = "model-call"
-    """A gRPC call about one model (ready, metadata, config, statistics): its body names the model;
-    never priced."""
-    OTHER = "other"
-    """Health, metadata and everything else that is not inference; never priced."""
-
-
-_NO_INFERENCE: Final = frozenset({Form.MODEL_CALL, Form.OTHER})
-
-
-@dataclass(slots=True)
-class Features:
-    """What a request says about itself, as far as it was read.
-
-    Nobody changes one once it is made; `changed` makes another. It is not ``frozen``, and neither
-    is `Request`: that makes them three times as expensive, and each request makes some of each.
-    """
-
-    form: Form
-    pool: str | None = None
-    """Named outright by a header."""
-    model: str | None = None
-    version: str | None = None
-    request_id: str | None = None
-    sequence_id: int | str | None = None
-    sequence_start: bool = False
-    sequence_end: bool = False
-    session: str | None = None
-    adapter: str | None = None
-    """The LoRA adapter, by name or number."""
-    salt: str | None = None
-    """Separates the caches of tenants (vLLM's ``cache_salt``)."""
-    priority: int | None = None
-    timeout_s: float | None = None
-    streaming: bool = False
-    max_tokens: int | None = None
-    prompt: bytes | None = None
-    """Canonical prompt bytes (UTF-8 text, or little-endian token ids), maybe only their start."""
-    prompt_is_partial: bool = False
-    token_ids: bool = False
-    """The prompt is token ids of 32 bits each, not text."""
-
-    @property
-    def is_inference(self) -> bool:
-        """Tell whether the request makes the replica work."""
-        return self.form not in _NO_INFERENCE
-
-    @property
-    def sequence(self) -> SequenceKey | None:
-        """Return the sequence's identity, ``None`` for a stateless request."""
-        if self.sequence_id is None:
-            return None
-        return SequenceKey(self.model or "", self.version or "", self.sequence_id)
-
-    def changed(self, **values: object) -> Features:
-        """Return the same but for these fields: ``dataclasses.replace`` at half its price.
-
-        Raises:
-            AttributeError: There is no such field.
-        """
-        made = Features(*_VALUES(self))
-        for name, value in values.items():
-            setattr(made, name, value)
-        return made
-
-
-_VALUES: Final = attrgetter(*[each.name for each in fields(Features)])
-
-
-@dataclass(slots=True)
-class Request:
-    """One decision's input."""
-
-    pool: str
-    variant: str | None
-    """The variant already drawn (by Envoy's route or a pin); ``None`` = the router draws it."""
-    protocol: Protocol
-    features: Features
-    blocks: tuple[int, ...] = ()
-    """Chained hashes of the prompt's full blocks, root first; signed 64-bit integers."""
-    block_tokens: float | None = None
-    """Tokens in one of them; ``None`` = estimated from the pool's ``block_chars``."""
-    tokens: int | None = None
-    """Tokens of the whole prompt; ``None`` = unknown, so estimated from its length."""
-    subset: frozenset[str] | None = None
-    """``ip:port`` or bare ``ip`` entries that limit the choice; ``None`` = no limit."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """Request headers by lower-case name; a variant's header pins are read from them."""
-
-
 @dataclass(slots=True)
 class Reading:
     """What one endpoint said about itself (for one model where ``model`` is set).
 
-    Nobody changes one once it is made. It is not ``frozen`` for the same reason as `Features`.
+    Nobody changes one once it is made. It is not ``frozen``, which would make it three
+    times as expensive.
     """
 
     at: float
@@ -345,31 +254,6 @@ class Ticket(NamedTuple):
     nothing."""
     ahead: int = 0
     """Our requests in flight on the replica when it came."""
-
-
-class Decision(NamedTuple):
-    """An ordered choice with its reason."""
-
-    ticket: Ticket | None
-    """``None`` for requests that are not inference."""
-    addresses: tuple[str, ...]
-    """The pick and then its fallbacks."""
-    pool: str
-    variant: str
-    reason: str
-    """Short label out of a fixed set, e.g. ``prefix``, ``least``, ``sequence``."""
-    retriable: bool = True
-    """False for sequences: their state lives in one replica."""
-    matched_blocks: int = 0
-    seats: Sequence[Seat] = ()
-    """The candidates."""
-    prices: Sequence[float] = ()
-    """Their prices, lower is better."""
-
-    @property
-    def scores(self) -> list[tuple[str, float]]:
-        """Return endpoint id and price of each candidate, for explanations."""
-        return [(seat.key.id, price) for seat, price in zip(self.seats, self.prices, strict=True)]
 
 
 class RefusalKind(StrEnum):

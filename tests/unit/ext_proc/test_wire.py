@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import json_format
@@ -197,7 +195,7 @@ def test_a_pick_in_a_head_reply():
 def test_a_pick_tells_access_logs_where_to_go():
     """The picker's address, tickets of this life, and bodies that may be the caller's fault."""
     writer = Writer("picker-1", "127.0.0.1:18001", "a1-")
-    answer = Answer.of(writer.write(ReplyHead(replace(PICK, unreadable=True))))
+    answer = Answer.of(writer.write(ReplyHead(PICK.changed(unreadable=True))))
     assert dict(answer.message.dynamic_metadata["tidegate"]) == {
         "picker": "picker-1",
         "ticket": "a1-7",
@@ -221,8 +219,7 @@ def test_a_pick_out_of_parts_says_all_of_it(
 ):
     """However long names and tickets are, the parts make the message that was meant."""
     headers = (("x-gateway-destination-endpoint", destination), ("x-envoy-max-retries", "0"))
-    pick = replace(
-        PICK,
+    pick = PICK.changed(
         destination=destination,
         headers=headers,
         clear_route_cache=clear,

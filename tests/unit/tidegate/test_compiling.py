@@ -25,6 +25,7 @@ def test_what_is_said_of_this_run_is_true():
 def test_the_way_of_a_request_is_chosen():
     """The machine and the policies are compiled; gRPC, and all that is left out, is not."""
     names = chosen(ROOT)
+    assert "ext_proc/exchange/events.py" in names
     assert "ext_proc/exchange/machine.py" in names
     assert "ext_proc/routing/policies/auto.py" in names
     assert "ext_proc/service.py" not in names

@@ -172,7 +172,7 @@ def test_a_pool_without_bodies_decides_at_the_head():
 @pytest.mark.parametrize("event", [grpc(GRPC_STREAM), head("/v2/models/toy-llm/config")])
 def test_an_unwanted_buffered_body_is_called_off(event):
     """A buffered body that nobody reads is not waited for: a stream's would never end."""
-    _, reply = run(router(llm(body="full")), replace(event, request_body=BodySending.BUFFERED))
+    _, reply = run(router(llm(body="full")), event.changed(request_body=BodySending.BUFFERED))
     assert reply.pick is not None
     assert reply.ask is Ask.NOTHING
 
@@ -227,7 +227,7 @@ def test_an_unknown_model_is_refused():
 
 def test_a_stream_on_an_unnamed_route_goes_to_the_default_pool():
     """A stream's body cannot be waited for; without a name it is the default pool's."""
-    event = replace(grpc(GRPC_STREAM), route="unnamed/grpc")
+    event = grpc(GRPC_STREAM).changed(route="unnamed/grpc")
     _, reply = run(router(llm()), event)
     assert reply.pick.decision.pool == "llm"
 
@@ -271,7 +271,7 @@ def test_a_leased_sequence_leaves_the_drawn_variant():
     """The lease beats Envoy's draw: the reply names the lease's variant and clears the route."""
     chooser = router(llm())
     event = grpc(GRPC_STREAM, headers={"tidegate-sequence-id": "7"})
-    run(chooser, replace(event, cluster="llm/canary/grpc"))
+    run(chooser, event.changed(cluster="llm/canary/grpc"))
     _, reply = run(chooser, event)
     assert reply.pick.destination == "10.0.0.9:8081"
     assert dict(reply.pick.headers)["x-tidegate-variant"] == "canary"
@@ -301,7 +301,7 @@ def test_the_subset_of_the_last_message_counts():
     body = Body(PROMPT, end_of_stream=True, subset=last)
     _, reply = run(router(llm()), head(subset=first), body)
     assert reply.pick.destination == "10.0.0.2:8080"
-    _, kept = run(router(llm()), head(subset=first), replace(body, subset=None))
+    _, kept = run(router(llm()), head(subset=first), body.changed(subset=None))
     assert kept.pick.destination == "10.0.0.1:8080"
 
 
@@ -430,7 +430,7 @@ def test_duplex_chunks_are_echoed():
 def test_a_stream_in_duplex_is_decided_on_its_first_message(cuts):
     """However it is cut: one decision when the first message is whole; nobody half-closed."""
     chooser = router(llm(default_for_grpc=True), vision())
-    event = replace(grpc(GRPC_STREAM, request_body=BodySending.DUPLEX), route="unnamed/stream")
+    event = grpc(GRPC_STREAM, request_body=BodySending.DUPLEX).changed(route="unnamed/stream")
     exchange = Exchange(chooser)
     assert exchange.on(event, 1.0, 1.0) == ()
     message = frame("vision")
@@ -464,7 +464,7 @@ def test_a_sequence_in_duplex_is_read_from_the_first_message():
 def test_a_stream_in_duplex_without_messages_is_routed_by_its_head():
     """A client may half-close at once; that is no bad request."""
     chooser = router(llm())
-    event = replace(grpc(GRPC_STREAM, request_body=BodySending.DUPLEX), route="unnamed/stream")
+    event = grpc(GRPC_STREAM, request_body=BodySending.DUPLEX).changed(route="unnamed/stream")
     for end, last in (
         (Body(b"", end_of_stream=True), ReplyBody(echo=Echo(b"", end_of_stream=True))),
         (Trailers(), ReplyTrailers()),
@@ -503,7 +503,7 @@ def test_what_a_duplex_decision_holds_is_bounded():
 
 def test_a_bad_first_message_in_duplex_is_one_refusal():
     """Only the body names the pool and cannot be read: 400, and nothing was echoed."""
-    event = replace(grpc(GRPC_STREAM, request_body=BodySending.DUPLEX), route="unnamed/stream")
+    event = grpc(GRPC_STREAM, request_body=BodySending.DUPLEX).changed(route="unnamed/stream")
     exchange = Exchange(router(llm()))
     exchange.on(event, 1.0, 1.0)
     (reply,) = exchange.on(Body(b"\x07\0\0\0\x01x", end_of_stream=False), 1.0, 1.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,12 +16,12 @@ STABLE = (-7379436069183963961, -7544060080626200717)
 @pytest.mark.parametrize(("size", "count"), [(0, 0), (15, 0), (16, 1), (31, 1), (32, 2)])
 def test_only_full_blocks_count(size, count):
     """The rest behind the last full block has no hash."""
-    assert len(prompt_blocks(replace(BASE, prompt=bytes(size)), 16)) == count
+    assert len(prompt_blocks(BASE.changed(prompt=bytes(size)), 16)) == count
 
 
 def test_no_prompt():
     """An unknown prompt has no blocks."""
-    assert prompt_blocks(replace(BASE, prompt=None), 16) == ()
+    assert prompt_blocks(BASE.changed(prompt=None), 16) == ()
 
 
 def test_limit():
@@ -41,20 +39,20 @@ def test_stable():
 )
 def test_salt(changes):
     """Another model, adapter or cache salt has other blocks, from the root on."""
-    other = prompt_blocks(replace(BASE, **changes), 16)
+    other = prompt_blocks(BASE.changed(**changes), 16)
     assert not set(other) & set(prompt_blocks(BASE, 16))
 
 
 def test_form_does_not_matter():
     """The same prompt for the same model has the same blocks however it came."""
-    assert prompt_blocks(replace(BASE, form=Form.GRPC_INFER), 16) == prompt_blocks(BASE, 16)
+    assert prompt_blocks(BASE.changed(form=Form.GRPC_INFER), 16) == prompt_blocks(BASE, 16)
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200), st.integers(1, 40))
 def test_shared_blocks_are_exactly_the_shared_prefix(one, two, size):
     """Two prompts share their first hashes exactly as far as they share full blocks."""
-    first = prompt_blocks(replace(BASE, prompt=one), size)
-    second = prompt_blocks(replace(BASE, prompt=two), size)
+    first = prompt_blocks(BASE.changed(prompt=one), size)
+    second = prompt_blocks(BASE.changed(prompt=two), size)
     for index, (left, right) in enumerate(zip(first, second, strict=False)):
         end = (index + 1) * size
         assert (left == right) == (one[:end] == two[:end])

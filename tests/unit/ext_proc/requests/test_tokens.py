@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -124,7 +123,7 @@ def test_salt():
     features = ids(range(8))
     plain = token_blocks(features, 16, 4, None).hashes
     for changes in ({"model": "n"}, {"adapter": "a"}, {"salt": "s"}):
-        other = token_blocks(replace(features, **changes), 16, 4, None).hashes
+        other = token_blocks(features.changed(**changes), 16, 4, None).hashes
         assert not set(plain) & set(other)
 
 
@@ -149,7 +148,7 @@ def test_a_cut_prompt_is_a_prefix(words, data):
     cut = prompt[: data.draw(st.integers(0, len(prompt)))]
     features = Features(Form.OPENAI, model="m", prompt=prompt)
     whole = token_blocks(features, 256, 2, BPE).hashes
-    part = token_blocks(replace(features, prompt=cut, prompt_is_partial=True), 256, 2, BPE)
+    part = token_blocks(features.changed(prompt=cut, prompt_is_partial=True), 256, 2, BPE)
     assert part.hashes == whole[: len(part.hashes)]
     assert part.tokens is None
 
@@ -205,5 +204,5 @@ def test_text_that_is_no_utf8():
 
 def test_batch_of_token_ids():
     """A prompt of ids that was cut does not say how many there are."""
-    features = replace(ids(range(10)), prompt_is_partial=True)
+    features = ids(range(10)).changed(prompt_is_partial=True)
     assert token_blocks(features, 256, 4, None).tokens is None

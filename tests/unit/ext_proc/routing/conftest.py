@@ -49,7 +49,7 @@ class Build:
         own = {name: changes.pop(name) for name in names if name in changes}
         features = Features(**{"form": Form.GENERATE, "model": "m", **changes})
         made = Request(pool="llm", variant=None, protocol="http", features=features, blocks=blocks)
-        return replace(made, **own)
+        return made.changed(**own)
 
     @staticmethod
     def router(*pools: Pool, seed: int = 1, **options: Any) -> Router:

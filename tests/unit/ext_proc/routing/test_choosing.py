@@ -38,4 +38,4 @@ def test_asking_throws_no_dice_of_the_router(build: Build) -> None:
         assert isinstance(first, Decision)
         assert isinstance(second, Decision)
         assert first.scores == second.scores
-        assert first._replace(seats=()) == second._replace(seats=())
+        assert first.changed(seats=()) == second.changed(seats=())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,8 +57,8 @@ def test_work_is_the_uncached_part(
 @pytest.mark.parametrize(("count", "matched", "tokens"), [(100, 0, 100.0), (100, 2, 68.0)])
 def test_known_tokens_are_no_estimates(build: Build, count: int, matched: int, tokens: int) -> None:
     """Where token ids are known, prompt and blocks count by them."""
-    known = replace(
-        build.request(tuple(range(4)), prompt=b"x" * 9000), block_tokens=16.0, tokens=count
+    known = build.request(tuple(range(4)), prompt=b"x" * 9000).changed(
+        block_tokens=16.0, tokens=count
     )
     router = build.router(build.pool(1))
     if matched:

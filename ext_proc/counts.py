@@ -1,27 +1,26 @@
 """Counters and timings of an event loop's hot path, read by Prometheus when it asks.
 
-Law: one thread adds and reads, so there are no locks; adding is a dictionary look-up and an
-addition (prometheus-client's own children take a mutex each time, about 0.7 µs). A counter holds
-at most `MAX_SERIES` label sets; what is above counts under ``other``.
+What is added to lies in ``series``, as prometheus-client's own children take a mutex each time,
+about 0.7 µs.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+
+from ext_proc.series import MAX_SERIES, Series, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from prometheus_client import CollectorRegistry
 
-MAX_SERIES: Final = 1_000
-"""Most label sets of one metric."""
+__all__ = ["MAX_SERIES", "Counts", "Timings"]
 
 
 class Counts(Collector):
@@ -47,24 +46,18 @@ class Counts(Collector):
         self._name = name
         self._about = about
         self._labels = tuple(labels)
-        self._other = ("other",) * len(self._labels)
-        self._values: dict[tuple[str, ...], float] = dict.fromkeys(known, 0)
+        self.series = Series(len(self._labels), known)
+        """What is added to."""
         registry.register(self)
 
     def add(self, labels: tuple[str, ...], by: float = 1) -> None:
         """Add to the series of these label values."""
-        values = self._values
-        if labels in values:
-            values[labels] += by
-        elif len(values) < MAX_SERIES:
-            values[labels] = by
-        else:
-            values[self._other] = values.get(self._other, 0) + by
+        self.series.add(labels, by)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Yield the present values, as Prometheus' client asks for them."""
         family = CounterMetricFamily(self._name, self._about, labels=self._labels)
-        for labels, value in self._values.items():
+        for labels, value in self.series.values.items():
             family.add_metric(labels, value)
         yield family
 
@@ -93,21 +86,18 @@ class Timings(Collector):
         self._name = name
         self._about = about
         self._label = label
-        self._bounds = tuple(bounds)
-        self._counts = {part: [0] * (len(self._bounds) + 1) for part in parts}
-        self._sums = dict.fromkeys(parts, 0.0)
+        self._spread = Spread(parts, bounds)
         registry.register(self)
 
     def observe(self, part: str, seconds: float) -> None:
         """Count one duration."""
-        self._counts[part][bisect_left(self._bounds, seconds)] += 1
-        self._sums[part] += seconds
+        self._spread.observe(part, seconds)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Yield the present values, as Prometheus' client asks for them."""
         family = HistogramMetricFamily(self._name, self._about, labels=[self._label])
-        names = [*map(floatToGoString, self._bounds), "+Inf"]
-        for part, counts in self._counts.items():
+        names = [*map(floatToGoString, self._spread.bounds), "+Inf"]
+        for part, counts in self._spread.counts.items():
             buckets = list(zip(names, accumulate(counts), strict=True))
-            family.add_metric([part], buckets, self._sums[part])
+            family.add_metric([part], buckets, self._spread.sums[part])
         yield family

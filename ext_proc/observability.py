@@ -18,14 +18,13 @@ from prometheus_client.registry import Collector
 
 from ext_proc.counts import MAX_SERIES, Counts, Timings
 from ext_proc.exposition import page_of
+from ext_proc.series import ALL, MATCHED, Picks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ext_proc.exchange import Pick
 
-_ALL: Final = ("all",)
-_MATCHED: Final = ("matched",)
 _SECONDS: Final = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0,
 )  # fmt: skip
@@ -92,19 +91,19 @@ class Metrics:
         self.registry = registry
         registry.register(_InFlight(in_flight))
         registry.register(_Reused(reused))
-        self._prompts = Counts(
+        prompts = Counts(
             "tidegate_picker_prefix_prompt_tokens",
             "Estimated prompt tokens of requests that this picker sent to the endpoint.",
             ["endpoint"],
             registry,
         )
-        self._predicted = Counts(
+        predicted = Counts(
             "tidegate_picker_prefix_predicted_tokens",
             "Those of them that the endpoint was predicted to have cached.",
             ["endpoint"],
             registry,
         )
-        self._picks = Counts(
+        picks = Counts(
             "tidegate_picker_picks",
             "Requests for which an endpoint was chosen.",
             ["pool", "variant", "reason"],
@@ -136,19 +135,26 @@ class Metrics:
             _SECONDS,
             registry,
         )
-        self._blocks = Counts(
+        blocks = Counts(
             "tidegate_picker_prompt_blocks",
             "Prompt blocks of picked requests: all, and those the choice was predicted to hold.",
             ["part"],
             registry,
-            known=[_ALL, _MATCHED],
+            known=[ALL, MATCHED],
         )
-        self._tokens = Counts(
+        tokens = Counts(
             "tidegate_picker_prompt_tokens",
             "Estimated prompt tokens of picked requests: all, and those predicted to be cached.",
             ["part"],
             registry,
-            known=[_ALL, _MATCHED],
+            known=[ALL, MATCHED],
+        )
+        self._picked = Picks(
+            picks.series,
+            tokens.series,
+            blocks.series,
+            prompts.series,
+            predicted.series,
         )
         self.streams = 0
         """Open streams of the proxy."""
@@ -181,18 +187,7 @@ class Metrics:
 
     def picked(self, pick: Pick) -> None:
         """Count a pick."""
-        decision = pick.decision
-        self._picks.add((decision.pool, decision.variant, decision.reason))
-        tokens = pick.prompt_tokens
-        if tokens is not None:
-            self._tokens.add(_ALL, tokens)
-            self._tokens.add(_MATCHED, min(pick.matched_tokens, tokens))
-            self._blocks.add(_ALL, pick.prompt_blocks)
-            self._blocks.add(_MATCHED, decision.matched_blocks)
-            if decision.ticket is not None:
-                endpoint = (decision.ticket.endpoint.id,)
-                self._prompts.add(endpoint, tokens)
-                self._predicted.add(endpoint, min(pick.matched_tokens, tokens))
+        self._picked.count(pick)
 
     def refused(self, reason: str) -> None:
         """Count a refusal."""

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -23,30 +21,17 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2_grpc
 
-from ext_proc.exchange import (
-    Exchange,
-    Head,
-    IllegalEventError,
-    Lost,
-    Refuse,
-    ReplyBody,
-    ReplyHead,
-    Response,
-    State,
-    Stopped,
-)
+from ext_proc.exchange import IllegalEventError
 from ext_proc.health import Health
 from ext_proc.holds import Holds
-from ext_proc.routing.policies.base import HELD
+from ext_proc.stream import NO_TOKENIZERS, Stream, Tools
 from ext_proc.transport import server as server_over
-from ext_proc.wire import METHOD, SERVICE, WireError, Writer, event_of, parse_request
+from ext_proc.wire import METHOD, SERVICE, WireError, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from opentelemetry.trace import Span
-
-    from ext_proc.exchange import Action, Chooser
+    from ext_proc.exchange import Chooser
     from ext_proc.observability import Metrics
     from ext_proc.requests import Tokenizer
     from ext_proc.settings import Transport
@@ -75,8 +60,6 @@ LOOK_S: Final = 0.05
 NEVER_S: Final = 3600.0
 """Longer than a stop can take once it was cut short."""
 
-_REPLIES: Final = (ReplyHead, ReplyBody)
-_NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
 _READINESS: Final = ("", "readiness", SERVICE)
 _LIVENESS: Final = "liveness"
 
@@ -115,7 +98,7 @@ class PickerServer:
         at: str = "",
         life: str = "",
         handlers: Sequence[grpc.GenericRpcHandler] = (),
-        tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS,
+        tokenizers: Mapping[str, Tokenizer] = NO_TOKENIZERS,
         on_loads: Callable[[str, Loads], None] = lambda *_: None,
         tracing: Tracing | None = None,
         refresh: Callable[[], None] | None = None,
@@ -123,7 +106,7 @@ class PickerServer:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._tools = _Tools(
+        self._tools = Tools(
             chooser,
             tokenizers,
             Writer(picker, at, life),
@@ -134,6 +117,7 @@ class PickerServer:
             clock,
             wall_clock,
         )
+        self._holds = Holds()
         self._handlers = tuple(handlers)
         self._transport = transport
         self._stopping = False
@@ -199,10 +183,22 @@ class PickerServer:
     async def process(self, _: Any, context: Any) -> None:
         """Handle one stream of Envoy; the wire messages are bytes."""
         metrics = self._tools.metrics
-        stream = _Stream(self._tools, context)
+        stream, reply = Stream(self._tools), b""
+        replies: Sequence[bytes]
         metrics.streams += 1
         try:
-            await stream.pump()
+            while (data := await context.read()) is not grpc.aio.EOF:
+                replies = stream.answer(data)
+                data = b""  # law 4
+                if stream.hold is not None:
+                    await self._holds.wait(*stream.hold)
+                try:
+                    for reply in replies:
+                        await context.write(reply)
+                except Exception as error:
+                    raise _PeerGoneError from error
+                replies, reply = (), b""
+                stream.handed_over()
         except _PeerGoneError:
             metrics.failed("peer-gone")
         except (DecodeError, WireError, IllegalEventError) as error:
@@ -218,131 +214,3 @@ class PickerServer:
 
 class _PeerGoneError(Exception):
     """A reply could not be handed over."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Tools:
-    """What every stream uses."""
-
-    chooser: Chooser
-    tokenizers: Mapping[str, Tokenizer]
-    writer: Writer
-    metrics: Metrics
-    on_loads: Callable[[str, Loads], None]
-    tracing: Tracing | None
-    refresh: Callable[[], None] | None
-    clock: Callable[[], float]
-    wall_clock: Callable[[], float]
-    holds: Holds = field(default_factory=Holds)
-
-
-class _Stream:
-    """One stream: reads, times, writes."""
-
-    __slots__ = (
-        "_context",
-        "_exchange",
-        "_handing_over",
-        "_replied_at",
-        "_span",
-        "_thinking_s",
-        "_tools",
-    )
-
-    def __init__(self, tools: _Tools, context: Any) -> None:
-        self._tools = tools
-        self._context = context
-        self._exchange = Exchange(tools.chooser, tools.tokenizers)
-        self._handing_over = False
-        """A decision is made and its reply is not written yet."""
-        self._replied_at: float | None = None
-        """When the body was asked for."""
-        self._thinking_s = 0.0
-        self._span: Span | None = None
-        """Of the decision, until it is made."""
-
-    async def pump(self) -> None:
-        """Answer message after message until Envoy ends the stream."""
-        context, reply = self._context, b""
-        replies: Sequence[bytes]
-        while (data := await context.read()) is not grpc.aio.EOF:
-            replies, hold = self._answer(data)
-            data = b""  # law 4
-            if hold is not None:
-                await self._tools.holds.wait(*hold)
-            try:
-                for reply in replies:
-                    await context.write(reply)
-            except Exception as error:
-                raise _PeerGoneError from error
-            replies, reply = (), b""
-            self._handing_over = False
-
-    def _answer(self, data: bytes) -> tuple[Sequence[bytes], tuple[tuple[str, str], float] | None]:
-        """Return the replies to a message, and what they wait for."""
-        tools, exchange, hold = self._tools, self._exchange, None
-        begin = tools.clock()
-        event = event_of(parse_request(data))
-        undecided = exchange.state is not State.DECIDED
-        if undecided and tools.refresh is not None:
-            tools.refresh()
-        if tools.tracing is not None and isinstance(event, Head):
-            self._span = tools.tracing.begin(event.headers)
-        actions = exchange.on(event, begin, tools.wall_clock())
-        if undecided:
-            self._handing_over = exchange.state is State.DECIDED
-            self._count(actions, begin)
-            if self._handing_over:
-                hold = self._hold(actions[0])
-        elif isinstance(event, Response) and event.loads and exchange.endpoint is not None:
-            tools.on_loads(exchange.endpoint, event.loads)
-        if len(actions) == 1:
-            return (tools.writer.write(actions[0]),), hold
-        return [tools.writer.write(action) for action in actions], hold
-
-    def _hold(self, action: Action) -> tuple[tuple[str, str], float] | None:
-        """Return with whom a request waits and for how long, ``None`` where it does not."""
-        if not isinstance(action, _REPLIES) or action.pick is None:
-            return None
-        decision = action.pick.decision
-        if decision.reason != HELD:
-            return None
-        pool = self._tools.chooser.pools[decision.pool]
-        return (decision.pool, decision.addresses[0]), pool.co_batch_hold_s
-
-    def end(self, *, stopped: bool) -> None:
-        """Settle, whatever has happened."""
-        tools = self._tools
-        event = Stopped() if stopped else Lost(clean=not self._handing_over)
-        self._exchange.on(event, tools.clock(), tools.wall_clock())
-        if self._exchange.moved:
-            tools.metrics.moved()
-        if self._span is not None:
-            self._span.end()
-
-    def _count(self, actions: tuple[Action, ...], begin: float) -> None:
-        exchange, metrics, now = self._exchange, self._tools.metrics, self._tools.clock()
-        self._thinking_s += now - begin
-        if exchange.state is State.WAITING:
-            if self._replied_at is None:
-                self._replied_at = now
-            return
-        waited = None if self._replied_at is None else begin - self._replied_at
-        metrics.took(self._thinking_s, waited)
-        if exchange.unreadable is not None:
-            metrics.unreadable()
-        action = actions[0]
-        if isinstance(action, Refuse):
-            metrics.refused(action.reason)
-        elif exchange.passed is not None:
-            metrics.passed(exchange.passed)
-        elif isinstance(action, _REPLIES) and action.pick is not None:
-            metrics.picked(action.pick)
-        if self._span is not None:
-            self._trace(self._span, action, waited)
-
-    def _trace(self, span: Span, action: Action, waited_s: float | None) -> None:
-        self._span, tracing = None, self._tools.tracing
-        answer = action if isinstance(action, Refuse) else getattr(action, "pick", None)
-        if tracing is not None:
-            tracing.decided(span, answer, self._exchange.passed, waited_s)

@@ -37,6 +37,8 @@ ON_THE_WAY: Final = (
     "ext_proc/feedback/entries.py",
     "ext_proc/feedback/fold.py",
     "ext_proc/feedback/wire.py",
+    "ext_proc/series.py",
+    "ext_proc/stream.py",
     "ext_proc/wire.py",
     "protos/names.py",
 )

@@ -109,7 +109,7 @@ def test_predicted_and_observed_reuse_by_endpoint(registry):
     for name in ("r1", "r2"):
         sent = pick()
         ticket = Ticket(1, EndpointKey(name, 1), "llm", 60.0, 0.0)
-        sent.decision = sent.decision._replace(ticket=ticket)
+        sent.decision = sent.decision.changed(ticket=ticket)
         metrics.picked(sent)
     for name in ("r1", "r2"):
         assert value(registry, "prefix_prompt_tokens_total", endpoint=name) == 100

@@ -1,0 +1,106 @@
+"""Sums and distributions that the hot path adds to; `counts` shows them to Prometheus. Pure.
+
+Law: one thread adds and reads, so there are no locks; adding is a dictionary look-up and an
+addition. A counter holds at most `MAX_SERIES` label sets; what is above counts under ``other``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.exchange import Pick
+
+MAX_SERIES: Final = 1_000
+"""Most label sets of one metric."""
+ALL: Final = ("all",)
+MATCHED: Final = ("matched",)
+
+
+class Series:
+    """Sums by label values.
+
+    Args:
+        labels: How many labels there are.
+        known: Label sets that are there from the start.
+    """
+
+    __slots__ = ("_other", "values")
+
+    def __init__(self, labels: int, known: Sequence[tuple[str, ...]] = ()) -> None:
+        self._other = ("other",) * labels
+        self.values: dict[tuple[str, ...], float] = dict.fromkeys(known, 0)
+
+    def add(self, labels: tuple[str, ...], by: float = 1) -> None:
+        """Add to the series of these label values."""
+        values = self.values
+        before = values.get(labels)
+        if before is not None:
+            values[labels] = before + by
+        elif len(values) < MAX_SERIES:
+            values[labels] = by
+        else:
+            values[self._other] = values.get(self._other, 0) + by
+
+
+class Spread:
+    """How often which durations came, by part.
+
+    Args:
+        parts: The parts; there are no others.
+        bounds: Upper bounds of the buckets, rising; the last bucket has none.
+    """
+
+    __slots__ = ("bounds", "counts", "sums")
+
+    def __init__(self, parts: Sequence[str], bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = {part: [0] * (len(self.bounds) + 1) for part in parts}
+        self.sums = dict.fromkeys(parts, 0.0)
+
+    def observe(self, part: str, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[part][bisect_left(self.bounds, seconds)] += 1
+        self.sums[part] += seconds
+
+
+class Picks:
+    """What is counted of each pick.
+
+    Args:
+        picks: By pool, variant and reason.
+        tokens: Estimated prompt tokens, `ALL` and `MATCHED`.
+        blocks: Prompt blocks, likewise.
+        prompts: Estimated prompt tokens by endpoint.
+        predicted: Those of them that the endpoint was predicted to have cached.
+    """
+
+    __slots__ = ("_blocks", "_picks", "_predicted", "_prompts", "_tokens")
+
+    def __init__(
+        self, picks: Series, tokens: Series, blocks: Series, prompts: Series, predicted: Series
+    ) -> None:
+        self._picks = picks
+        self._tokens = tokens
+        self._blocks = blocks
+        self._prompts = prompts
+        self._predicted = predicted
+
+    def count(self, pick: Pick) -> None:
+        """Count a pick."""
+        decision, tokens = pick.decision, pick.prompt_tokens
+        self._picks.add((decision.pool, decision.variant, decision.reason))
+        if tokens is None:
+            return
+        matched = min(pick.matched_tokens, tokens)
+        self._tokens.add(ALL, tokens)
+        self._blocks.add(ALL, pick.prompt_blocks)
+        self._tokens.add(MATCHED, matched)
+        self._blocks.add(MATCHED, decision.matched_blocks)
+        if decision.ticket is not None:
+            endpoint = (decision.ticket.endpoint.id,)
+            self._prompts.add(endpoint, tokens)
+            self._predicted.add(endpoint, matched)

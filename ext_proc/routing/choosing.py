@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ext_proc.routing.candidates import SMALL, shortlist
 from ext_proc.routing.draw import draw_variant
@@ -36,17 +36,35 @@ if TYPE_CHECKING:
     from ext_proc.routing.types import Pool, Request
 
 
-class Choice(NamedTuple):
-    """Seats with their prices, before anything has changed."""
+class Choice:
+    """Seats with their prices, before anything has changed.
 
-    policy: Policy
-    offer: Offer
-    prices: Sequence[float]
-    lease_key: LeaseKey | None
-    leased: bool
-    """A live lease left no choice."""
-    sampled: bool
-    """The pool is large: not all were looked at."""
+    Args:
+        policy: Who priced them.
+        offer: The seats.
+        prices: The prices.
+        lease_key: The request's sequence.
+        leased: A live lease left no choice.
+        sampled: The pool is large: not all were looked at.
+    """
+
+    __slots__ = ("lease_key", "leased", "offer", "policy", "prices", "sampled")
+
+    def __init__(
+        self,
+        policy: Policy,
+        offer: Offer,
+        prices: Sequence[float],
+        lease_key: LeaseKey | None,
+        leased: bool,
+        sampled: bool,
+    ) -> None:
+        self.policy = policy
+        self.offer = offer
+        self.prices = prices
+        self.lease_key = lease_key
+        self.leased = leased
+        self.sampled = sampled
 
 
 class Chooser:

@@ -48,13 +48,12 @@ def make_offer(
     """
     pool = roster.pool
     stale = now - FRESH_S
-    pending: list[float] = []
-    work: list[float] = []
-    for seat in seats:
-        load, replica = seat.load, seat.replica
-        known = replica.others_at > stale
-        pending.append(load.in_flight + replica.others if known else load.in_flight)
-        work.append(load.work)
+    pending: list[float] = [
+        seat.load.in_flight + seat.replica.others
+        if seat.replica.others_at > stale
+        else seat.load.in_flight
+        for seat in seats
+    ]
     block_tokens = request.block_tokens or pool.block_chars / CHARS_PER_TOKEN
     tokens: float | None = request.tokens
     if tokens is None:
@@ -68,7 +67,7 @@ def make_offer(
         variant,
         roster.size,
         pending,
-        work,
+        [seat.load.work for seat in seats],
         [seat.capacity for seat in seats],
         matched,
         len(request.blocks),

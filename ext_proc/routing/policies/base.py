@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+
+from ext_proc.routing.plain import Plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,44 +18,93 @@ HELD: Final = "held"
 """The label of a decision whose reply waits for companions (``co_batch``)."""
 
 
-class Offer(NamedTuple):
-    """One request and its eligible seats; the lists run side by side."""
+class Offer(Plain):
+    """One request and its eligible seats; the lists run side by side.
 
-    request: Request
-    seats: Sequence[Seat]
-    """At least one."""
-    variant: str
-    slots: int
-    """Endpoints in the pool, eligible or not; a seat's ``position`` is below it."""
-    pending: Sequence[float]
-    """Requests on each replica: ours in flight, and what others have waiting there if known."""
-    work: Sequence[float]
-    """Uncached input tokens that we have in flight on each replica."""
-    strength: Sequence[float]
-    """Capacity; above 0."""
-    matched: Sequence[int]
-    """Blocks of the prompt that each replica probably holds, contiguous from the root."""
-    blocks: int
-    """Full blocks of the prompt; 0 = unknown or shorter than one."""
-    shared: int
-    """How many of these are common property (``PrefixIndex.shared_depth``)."""
-    load_factor: float
-    tokens: float | None
-    """Estimated tokens of the prompt; ``None`` where there is none to be seen."""
-    block_tokens: float
-    """Estimated tokens of one block."""
-    pace: FleetPace
-    """What the pool's usual replica needs."""
-    now: float
-    """Monotonic seconds."""
-    rng: Rng
-    """Chance."""
-    ramp: Sequence[float] | None = None
-    """Ramp factor of each seat, 1 = warm; ``None`` where all are. The router gives ramping seats
-    their turns (``turns``): policies price them like the others."""
-    branched: int = 0
-    """How many of the blocks belong to several prompts (``PrefixIndex.branched_depth``); 0 where
-    the policy does not ask for it (``Policy.copies``)."""
+    Args:
+        request: The request.
+        seats: At least one.
+        variant: Their variant.
+        slots: Endpoints in the pool, eligible or not; a seat's ``position`` is below it.
+        pending: Requests on each replica: ours in flight, and what others have waiting there if
+            known.
+        work: Uncached input tokens that we have in flight on each replica.
+        strength: Capacity; above 0.
+        matched: Blocks of the prompt that each replica probably holds, contiguous from the root.
+        blocks: Full blocks of the prompt; 0 = unknown or shorter than one.
+        shared: How many of these are common property (``PrefixIndex.shared_depth``).
+        load_factor: The pool's.
+        tokens: Estimated tokens of the prompt; ``None`` where there is none to be seen.
+        block_tokens: Estimated tokens of one block.
+        pace: What the pool's usual replica needs.
+        now: Monotonic seconds.
+        rng: Chance.
+        ramp: Ramp factor of each seat, 1 = warm; ``None`` where all are. The router gives ramping
+            seats their turns (``turns``): policies price them like the others.
+        branched: How many of the blocks belong to several prompts (``PrefixIndex.branched_depth``);
+            0 where the policy does not ask for it (``Policy.copies``).
+    """
+
+    __slots__ = (
+        "block_tokens",
+        "blocks",
+        "branched",
+        "load_factor",
+        "matched",
+        "now",
+        "pace",
+        "pending",
+        "ramp",
+        "request",
+        "rng",
+        "seats",
+        "shared",
+        "slots",
+        "strength",
+        "tokens",
+        "variant",
+        "work",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        seats: Sequence[Seat],
+        variant: str,
+        slots: int,
+        pending: Sequence[float],
+        work: Sequence[float],
+        strength: Sequence[float],
+        matched: Sequence[int],
+        blocks: int,
+        shared: int,
+        load_factor: float,
+        tokens: float | None,
+        block_tokens: float,
+        pace: FleetPace,
+        now: float,
+        rng: Rng,
+        ramp: Sequence[float] | None = None,
+        branched: int = 0,
+    ) -> None:
+        self.request = request
+        self.seats = seats
+        self.variant = variant
+        self.slots = slots
+        self.pending = pending
+        self.work = work
+        self.strength = strength
+        self.matched = matched
+        self.blocks = blocks
+        self.shared = shared
+        self.load_factor = load_factor
+        self.tokens = tokens
+        self.block_tokens = block_tokens
+        self.pace = pace
+        self.now = now
+        self.rng = rng
+        self.ramp = ramp
+        self.branched = branched
 
 
 class Policy(Protocol):

@@ -46,7 +46,7 @@ def offer(ramp: Sequence[float], **changes: Any) -> Offer:
         rng=random.Random(0),
         ramp=ramp,
     )
-    return made._replace(**changes)
+    return made.changed(**changes)
 
 
 def firsts(made: Offer, prices: list[float], draws: int = 4000) -> list[float]:

@@ -42,7 +42,7 @@ def make(count: int, **changes: Any) -> Offer:
         now=0.0,
         rng=random.Random(0),
     )
-    return offer._replace(**changes)
+    return offer.changed(**changes)
 
 
 @pytest.fixture(scope="session")

@@ -72,7 +72,7 @@ def test_a_common_prefix_attracts_nobody(offer: Callable[..., Offer]) -> None:
     """What is common property and at most half of the prompt counts as held by all."""
     made = offer(2, tokens=640.0, blocks=10, shared=5, matched=[5, 0])
     assert len(set(Auto().prices(made))) == 1
-    assert len(set(Auto().prices(made._replace(shared=6, matched=[6, 0])))) == 2
+    assert len(set(Auto().prices(made.changed(shared=6, matched=[6, 0])))) == 2
 
 
 def test_a_copy_of_what_several_prompts_share_costs_its_prefill_only(
@@ -91,7 +91,7 @@ def test_a_full_cache_repels_while_its_reading_is_fresh(offer: Callable[..., Off
     made.seats[0].replica.observe([Reading(at=9.0, kv_used=0.9)])
     prices = Auto().prices(made)
     assert prices[0] - prices[1] == pytest.approx(barrier_s(0.9)) == pytest.approx(0.6)
-    later = made._replace(now=11.0)
+    later = made.changed(now=11.0)
     assert len(set(Auto().prices(later))) == 1
     assert barrier_s(2.0) == pytest.approx(barrier_s(0.9995))
     assert barrier_s(0.5) == 0.0

@@ -31,17 +31,17 @@ def test_a_burst_shares_a_replica(offer: Callable[..., Offer]) -> None:
     """Within the window the group's replica wins although it has more to do."""
     policy, made = CoBatch(), offer(2, pending=[0, 1], request=of("a"))
     assert pick(policy, made) == (0, "least")
-    busier = made._replace(pending=[2, 1])
+    busier = made.changed(pending=[2, 1])
     assert pick(policy, busier) == (0, "batch")
-    assert pick(policy, busier._replace(request=of("b"))) == (1, "least")
-    assert pick(policy, busier._replace(now=2 * WINDOW_S)) == (1, "least")
+    assert pick(policy, busier.changed(request=of("b"))) == (1, "least")
+    assert pick(policy, busier.changed(now=2 * WINDOW_S)) == (1, "least")
 
 
 def test_a_busy_replica_gets_no_more(offer: Callable[..., Offer]) -> None:
     """With enough in flight for a batch the load decides."""
     policy, made = CoBatch(), offer(2, pending=[0, 1], request=of("a"))
     pick(policy, made)
-    assert pick(policy, made._replace(pending=[8, 1])) == (1, "least")
+    assert pick(policy, made.changed(pending=[8, 1])) == (1, "least")
 
 
 @given(gaps=st.lists(st.floats(0, 0.0004), max_size=40))
@@ -59,7 +59,7 @@ def test_groups_are_bounded(offer: Callable[..., Offer]) -> None:
     """Any number of models leaves a bounded number of groups."""
     policy, made = CoBatch(), offer(1)
     for number in range(MAX_GROUPS + 5):
-        pick(policy, made._replace(request=of(f"m{number}")))
+        pick(policy, made.changed(request=of(f"m{number}")))
     assert len(policy._groups) <= MAX_GROUPS
 
 

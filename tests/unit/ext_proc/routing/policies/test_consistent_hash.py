@@ -22,7 +22,7 @@ def request(**values: object) -> Request:
 
 
 def home(made: Offer, session: str) -> str:
-    prices = ConsistentHash().prices(made._replace(request=request(session=session)))
+    prices = ConsistentHash().prices(made.changed(request=request(session=session)))
     return made.seats[list(prices).index(min(prices))].key.id
 
 
@@ -33,7 +33,7 @@ def without(made: Offer, index: int) -> Offer:
         name: [each for place, each in enumerate(getattr(made, name)) if place != index]
         for name in lists
     }
-    return made._replace(**kept)
+    return made.changed(**kept)
 
 
 def test_a_change_of_membership_moves_only_its_own_keys(offer: Callable[..., Offer]) -> None:
@@ -64,7 +64,7 @@ def test_a_prompt_is_hashed_by_its_first_two_blocks(offer: Callable[..., Offer])
     policy, made = ConsistentHash(), offer(8)
 
     def first(*blocks: int) -> int:
-        prices = list(policy.prices(made._replace(request=request(blocks=blocks))))
+        prices = list(policy.prices(made.changed(request=request(blocks=blocks))))
         return prices.index(min(prices))
 
     assert first(1, 2) == first(1, 2, 3) == first(1, 2, 3, 4)
@@ -74,7 +74,7 @@ def test_a_prompt_is_hashed_by_its_first_two_blocks(offer: Callable[..., Offer])
 def test_a_short_prompt_is_hashed_whole_and_nothing_is_drawn(offer: Callable[..., Offer]) -> None:
     """A request without any key leaves the choice to chance, and says so."""
     policy, made = ConsistentHash(), offer(4)
-    short = made._replace(request=request(prompt=b"hi"))
+    short = made.changed(request=request(prompt=b"hi"))
     assert len(set(policy.prices(short))) == 4
     assert policy.picked(short, 0) == "hash"
     assert policy.prices(made) == [0.0] * 4

@@ -67,8 +67,8 @@ def run(
     for number in range(requests):
         now = start + number * 1e-3
         if number % 500 == 0:
-            shown = told(shown._replace(now=now))
-        shown = shown._replace(now=now)
+            shown = told(shown.changed(now=now))
+        shown = shown.changed(now=now)
         prices = policy.prices(shown)
         done = min(range(3), key=prices.__getitem__)
         reason = policy.picked(shown, done)
@@ -168,7 +168,7 @@ def test_it_is_tripped_in_the_dark(offer: Callable[..., Offer]) -> None:
     """Readings that stopped describe another hour."""
     policy = trained(offer)
     assert policy.guard.state(10.0) is State.LIVE
-    shown = told(offer(3, rng=random.Random(1)))._replace(now=100.0)
+    shown = told(offer(3, rng=random.Random(1))).changed(now=100.0)
     prices = policy.prices(shown)
     done = min(range(3), key=prices.__getitem__)
     assert policy.picked(shown, done) == "least"
@@ -187,9 +187,9 @@ def test_nothing_is_tried_when_busy_or_urgent(offer: Callable[..., Offer], reaso
     shown = busy(offer) if reason == "busy" else offer(3)
     if reason == "priority":
         request = Request("llm", "stable", "http", Features(Form.GENERATE, priority=1))
-        shown = shown._replace(request=request)
+        shown = shown.changed(request=request)
     for _ in range(2000):
-        prices = policy.prices(shown._replace(rng=rng))
+        prices = policy.prices(shown.changed(rng=rng))
         assert policy.picked(shown, min(range(3), key=prices.__getitem__)) == "least"
     assert policy.describe(0.0)["explored"] == 0
 

@@ -49,7 +49,7 @@ def test_work_counts_tokens_per_strength(offer: Callable[..., Offer]) -> None:
     """p2c-work compares uncached tokens in flight."""
     made = offer(2, pending=[0, 5], work=[900.0, 100.0], strength=[1.0, 1.0])
     assert pick(PowerOfTwo("work"), made) == 1
-    assert pick(PowerOfTwo("work"), made._replace(strength=[100.0, 1.0])) == 0
+    assert pick(PowerOfTwo("work"), made.changed(strength=[100.0, 1.0])) == 0
 
 
 @pytest.mark.parametrize(("elapsed", "first"), [(0.0, 1), (60.0, 0)])

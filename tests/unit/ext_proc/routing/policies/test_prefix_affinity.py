@@ -64,7 +64,7 @@ def test_the_bound_follows_strength(offer: Callable[..., Offer]) -> None:
     """A replica of twice the strength may hold twice the requests."""
     made = offer(2, matched=[5, 0], blocks=5, pending=[8, 3], strength=[3.0, 1.0])
     assert ranking(made)[0] == 0
-    assert ranking(made._replace(strength=[1.0, 3.0]))[0] == 1
+    assert ranking(made.changed(strength=[1.0, 3.0]))[0] == 1
 
 
 def test_common_property_attracts_nobody(offer: Callable[..., Offer]) -> None:
@@ -72,7 +72,7 @@ def test_common_property_attracts_nobody(offer: Callable[..., Offer]) -> None:
     made = offer(3, matched=[4, 0, 0], blocks=6, shared=4, pending=[1, 0, 0])
     assert ranking(made)[-1] == 0
     assert PrefixAffinity().picked(made, 1) == "least"
-    deeper = made._replace(matched=[5, 4, 0])
+    deeper = made.changed(matched=[5, 4, 0])
     assert ranking(deeper)[0] == 0
 
 
@@ -82,8 +82,8 @@ def test_what_several_conversations_have_attracts_to_idle_replicas_only(
     """A system prompt's holder takes no second request; a conversation's own does."""
     made = offer(3, matched=[4, 0, 0], blocks=6, branched=4, pending=[0, 0, 0])
     assert ranking(made)[0] == 0
-    assert ranking(made._replace(pending=[1, 0, 0]))[-1] == 0
-    assert ranking(made._replace(matched=[5, 0, 0], pending=[1, 0, 0]))[0] == 0
+    assert ranking(made.changed(pending=[1, 0, 0]))[-1] == 0
+    assert ranking(made.changed(matched=[5, 0, 0], pending=[1, 0, 0]))[0] == 0
 
 
 @pytest.mark.parametrize("depth", [1, 4, 8])

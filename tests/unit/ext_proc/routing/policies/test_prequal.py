@@ -24,7 +24,7 @@ def test_hot_ones_come_behind_all_cold_ones(
     """Whatever the latencies: a hot replica is never chosen while there is a cold one."""
     loads = [float(load) for load, _ in rows]
     made = offer(len(rows), tokens=100.0 if prompt else None)
-    made = made._replace(work=loads) if prompt else made._replace(pending=loads)
+    made = made.changed(work=loads) if prompt else made.changed(pending=loads)
     for seat, (_, latency) in zip(made.seats, rows, strict=True):
         seat.pace.latency_s = latency
     prices, threshold = Prequal().prices(made), hot_above(loads)

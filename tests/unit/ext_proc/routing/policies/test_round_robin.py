@@ -43,7 +43,7 @@ def test_an_ineligible_seat_is_skipped(offer: Callable[..., Offer]) -> None:
     """The walk goes on behind the seat that was picked."""
     policy, made = RoundRobin(random.Random(0)), offer(4)
     walk(policy, made, 1)
-    without = made._replace(seats=[made.seats[0], made.seats[1], made.seats[3]])
+    without = made.changed(seats=[made.seats[0], made.seats[1], made.seats[3]])
     order = walk(policy, without, 6)
     assert sorted(order[:3]) == [0, 1, 3]
     assert order[3:] == order[:3]
@@ -53,7 +53,7 @@ def test_variants_have_their_own_cursor(offer: Callable[..., Offer]) -> None:
     """Requests of one variant do not move the other's cursor."""
     policy, made = RoundRobin(random.Random(0)), offer(3)
     first = walk(policy, made, 1)[0]
-    walk(policy, made._replace(variant="canary"), 2)
+    walk(policy, made.changed(variant="canary"), 2)
     assert walk(policy, made, 1) == [(first + 1) % 3]
 
 

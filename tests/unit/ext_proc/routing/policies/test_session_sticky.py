@@ -32,16 +32,16 @@ def test_a_session_stays_whatever_the_load(offer: Callable[..., Offer]) -> None:
     """It goes to the least loaded once, and then where it was."""
     policy, made = SessionSticky(), offer(3, pending=[1, 0, 1], request=keyed("a"))
     assert pick(policy, made) == ("r1", "least")
-    assert pick(policy, made._replace(pending=[0, 90, 0])) == ("r1", "session")
-    assert pick(policy, made._replace(pending=[0, 9, 9], request=keyed("b"))) == ("r0", "least")
-    assert pick(policy, made._replace(pending=[0, 9, 9], request=keyed(None))) == ("r0", "least")
+    assert pick(policy, made.changed(pending=[0, 90, 0])) == ("r1", "session")
+    assert pick(policy, made.changed(pending=[0, 9, 9], request=keyed("b"))) == ("r0", "least")
+    assert pick(policy, made.changed(pending=[0, 9, 9], request=keyed(None))) == ("r0", "least")
 
 
 def test_it_moves_once_its_replica_is_not_eligible(offer: Callable[..., Offer]) -> None:
     """And then stays moved, also when the first one is back."""
     policy, made = SessionSticky(), offer(3, pending=[1, 0, 1], request=keyed("a"))
     pick(policy, made)
-    assert pick(policy, without(made, 1)._replace(pending=[0, 1])) == ("r0", "least")
+    assert pick(policy, without(made, 1).changed(pending=[0, 1])) == ("r0", "least")
     assert pick(policy, made) == ("r0", "session")
 
 
@@ -49,11 +49,11 @@ def test_sessions_are_forgotten(offer: Callable[..., Offer]) -> None:
     """After the idle time, and the least recently used one at the bound."""
     policy, made = SessionSticky(max_sessions=2), offer(2, pending=[1, 0])
     for session in ("a", "b", "a", "c"):
-        pick(policy, made._replace(request=keyed(session)))
+        pick(policy, made.changed(request=keyed(session)))
     assert len(policy) == 2
-    busy = made._replace(pending=[0, 1])
-    assert pick(policy, busy._replace(request=keyed("b"))) == ("r0", "least")
-    late = busy._replace(request=keyed("c"), now=IDLE_S + 1)
+    busy = made.changed(pending=[0, 1])
+    assert pick(policy, busy.changed(request=keyed("b"))) == ("r0", "least")
+    late = busy.changed(request=keyed("c"), now=IDLE_S + 1)
     assert pick(policy, late) == ("r0", "least")
 
 
@@ -76,7 +76,7 @@ def test_only_a_lost_replica_moves_a_session(
         made = offer(4, pending=pending, request=keyed(session))
         for seat in sorted(gone, reverse=True):
             made = without(made, seat)
-        made = made._replace(pending=[each for at, each in enumerate(pending) if at not in gone])
+        made = made.changed(pending=[each for at, each in enumerate(pending) if at not in gone])
         name, reason = pick(policy, made)
         if homes.get(session) in {seat.key.id for seat in made.seats}:
             assert (name, reason) == (homes[session], "session")

@@ -28,7 +28,7 @@ def test_a_pick_takes_the_request_s_seconds(offer: Callable[..., Offer]) -> None
     policy, made = TokenBucket(), offer(1, tokens=800.0, matched=[5], blocks=12)
     assert pick(policy, made) == (0, "least")
     assert policy.level(made.seats[0], 0.0) == pytest.approx(BURST_S - 480 / 8000)
-    pick(policy, made._replace(tokens=None))
+    pick(policy, made.changed(tokens=None))
     assert policy.level(made.seats[0], 0.0) == pytest.approx(BURST_S - 0.06 - 0.02)
     assert policy.level(made.seats[0], 0.05) == pytest.approx(BURST_S - 0.03)
     assert policy.level(made.seats[0], 9.0) == BURST_S
@@ -42,7 +42,7 @@ def test_the_burst_is_bounded(
     policy, made, now, taken, largest = TokenBucket(), offer(2), 0.0, [0.0, 0.0], 0.0
     for gap, tokens in steps:
         now += gap
-        index, label = pick(policy, made._replace(now=now, tokens=tokens))
+        index, label = pick(policy, made.changed(now=now, tokens=tokens))
         largest = max(largest, tokens / 8000)
         if label == "spill":
             return
@@ -54,7 +54,7 @@ def test_an_overdrawn_replica_waits_for_the_others(offer: Callable[..., Offer]) 
     """While another has allowance it is not chosen; where all are spent the least short is."""
     policy, made = TokenBucket(), offer(2, tokens=8000.0)
     first, _ = pick(policy, made)
-    second, label = pick(policy, made._replace(tokens=4000.0))
+    second, label = pick(policy, made.changed(tokens=4000.0))
     assert (first + second, label) == (1, "least")
     assert pick(policy, made) == (second, "spill")
 
@@ -70,7 +70,7 @@ def test_the_queue_moves_the_rate(
     pick(policy, made)
     if queued is not None:
         made.seats[0].replica.observe([Reading(at=1.0, queued=queued)])
-    pick(policy, made._replace(now=1.5))
+    pick(policy, made.changed(now=1.5))
     bucket = policy._buckets[made.seats[0].key]
     assert bucket.rate == pytest.approx(rate)
 

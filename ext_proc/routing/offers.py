@@ -111,16 +111,16 @@ def cheapest(prices: Sequence[float], count: int, rng: Rng) -> list[int]:
     """Return the indices of the ``count`` lowest prices, equal ones in random order."""
     if len(set(prices)) == len(prices):
         return sorted(range(len(prices)), key=prices.__getitem__)[:count]
-    left = list(prices)
+    left, random = list(prices), rng.random
+    wanted = min(count, len(left))
     order: list[int] = []
-    for _ in range(min(count, len(left))):
+    while len(order) < wanted:
         lowest = min(left)
-        chosen = left.index(lowest)
-        if left.count(lowest) > 1:
-            ties = [index for index, price in enumerate(left) if price == lowest]
-            chosen = ties[int(rng.random() * len(ties))]
-        order.append(chosen)
-        left[chosen] = inf
+        ties = [index for index, price in enumerate(left) if price == lowest]
+        while ties and len(order) < wanted:
+            chosen = ties.pop(int(random() * len(ties))) if len(ties) > 1 else ties.pop()
+            left[chosen] = inf
+            order.append(chosen)
     return order
 
 

@@ -144,6 +144,7 @@ class PrefixIndex(PrefixTable):
         """Forget all that an endpoint holds; it counts as empty from now on."""
         holder = self._holders.pop(endpoint, None)
         if holder is not None:
+            del self._bits[endpoint]
             self._live &= ~holder.bit
             self._dead.append(holder)
 
@@ -189,6 +190,7 @@ class PrefixIndex(PrefixTable):
         bit = self._free_bits.pop() if self._free_bits else 1 << len(self._by_bit)
         holder = Holder(endpoint, bit, *self._limits.get(endpoint, self._default))
         self._holders[endpoint] = self._by_bit[bit] = holder
+        self._bits[endpoint] = bit
         self._live |= bit
         return holder
 

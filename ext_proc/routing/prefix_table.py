@@ -40,6 +40,8 @@ class PrefixTable:
         self._table: dict[int, Use | Several] = {}
         self._forks = Forks()
         self._holders: dict[EndpointKey, Holder] = {}
+        self._bits: dict[EndpointKey, int] = {}
+        """Of those who are not purged."""
         self._by_bit: dict[int, Holder] = {}
         self._live = 0
         """The bits of all endpoints that are not purged."""
@@ -71,10 +73,8 @@ class PrefixTable:
             return self._match_long(blocks)
         steps: Steps = []
         alive = self._live
-        find = self._table.get
         depth = 0
-        for block in blocks:
-            entry = find(block)
+        for depth, entry in enumerate(map(self._table.get, blocks)):
             if entry is None:
                 break
             mask = alive & entry.mask
@@ -84,7 +84,8 @@ class PrefixTable:
                 if not mask:
                     return steps
                 alive = mask
-            depth += 1
+        else:
+            depth = len(blocks)
         if depth and alive:
             steps.append((alive, depth))
         return steps
@@ -140,19 +141,26 @@ class PrefixTable:
         return found
 
     def depths(self, steps: Steps, seats: Sequence[Seat]) -> list[int]:
-        """Return how many of the first blocks of a matched prompt each seat's replica holds."""
-        find = self._holders.get
+        """Return how many of the first blocks of a matched prompt each seat's replica holds.
+
+        Args:
+            steps: From ``match``; not empty.
+            seats: Whose.
+        """
+        find = self._bits.get
+        alive, depth = steps[-1]
+        if len(steps) == 1:
+            return [depth if alive & find(seat.key, 0) else 0 for seat in seats]
         depths: list[int] = []
         rising = steps[::-1]
         for seat in seats:
-            holder = find(seat.key)
-            found = 0
-            if holder is not None:
-                for alive, depth in rising:
-                    if alive & holder.bit:
-                        found = depth
-                        break
-            depths.append(found)
+            bit = find(seat.key, 0)
+            for alive, depth in rising:
+                if alive & bit:
+                    depths.append(depth)
+                    break
+            else:
+                depths.append(0)
         return depths
 
     def depth(self, steps: Steps, endpoint: EndpointKey) -> int:

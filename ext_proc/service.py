@@ -121,7 +121,7 @@ class PickerServer:
         self._handlers = tuple(handlers)
         self._transport = transport
         self._stopping = False
-        self._cutting = False
+        self.cutting = False
         """The grace is over: a stream that ends now is one that we cut (gRPC does not tell)."""
         self._health = Health()
         self._server: Any = None
@@ -146,6 +146,9 @@ class PickerServer:
                 f"cannot listen on {address}: it is taken or not an address of this machine;"
                 " choose another with --listen"
             ) from error
+        direct = getattr(server, "direct", None)
+        if direct is not None:  # our own transport needs no task for a stream
+            direct[f"/{SERVICE}/{METHOD}"] = self._answers
         self._health.set(_LIVENESS, serving=True)
         self.set_ready(ready=False)
         await server.start()
@@ -176,7 +179,7 @@ class PickerServer:
             if not self._tools.metrics.streams:
                 break
         if not stopped.done():
-            self._cutting = True
+            self.cutting = True
             await self._server.stop(None)
         await stopped
 
@@ -201,15 +204,68 @@ class PickerServer:
                 stream.handed_over()
         except _PeerGoneError:
             metrics.failed("peer-gone")
-        except (DecodeError, WireError, IllegalEventError) as error:
-            metrics.failed("protocol")
-            _log.warning("stream_protocol_error", error=str(error))
-        except Exception:  # noqa: BLE001 - law 2: Envoy goes on by itself
-            metrics.failed("internal")
-            _log.exception("stream_failed")
+        except Exception as error:  # noqa: BLE001 - law 2: Envoy goes on by itself
+            _failed(metrics, error)
         finally:
             metrics.streams -= 1
-            stream.end(stopped=self._cutting)
+            stream.end(stopped=self.cutting)
+
+    def _answers(self) -> _Answers:
+        """Handle one stream of Envoy where the transport asks for it message by message."""
+        return _Answers(Stream(self._tools), self._tools.metrics, self._holds, self)
+
+
+class _Answers:
+    """One stream, message by message; the same as ``PickerServer.process``."""
+
+    def __init__(
+        self, stream: Stream, metrics: Metrics, holds: Holds, server: PickerServer
+    ) -> None:
+        self._stream = stream
+        self._metrics = metrics
+        self._holds = holds
+        self._server = server
+        metrics.streams += 1
+
+    def answer(self, message: bytes) -> Sequence[bytes] | None:
+        """Return the replies to a message; ``None`` closes the stream with OK (law 2)."""
+        try:
+            return self._stream.answer(message)
+        except Exception as error:  # noqa: BLE001 - law 2: Envoy goes on by itself
+            _failed(self._metrics, error)
+            return None
+
+    def pauses(self) -> bool:
+        """Return whether the replies wait for companions."""
+        return self._stream.hold is not None
+
+    async def pause(self) -> None:
+        """Wait for them."""
+        if self._stream.hold is not None:
+            await self._holds.wait(*self._stream.hold)
+
+    def handed_over(self) -> None:
+        """Note that the replies are on their way."""
+        self._stream.handed_over()
+
+    def lost(self) -> None:
+        """Note that they are not."""
+        self._metrics.failed("peer-gone")
+
+    def end(self) -> None:
+        """Settle."""
+        self._metrics.streams -= 1
+        self._stream.end(stopped=self._server.cutting)
+
+
+def _failed(metrics: Metrics, error: Exception) -> None:
+    """Count a stream that went wrong, and say so."""
+    if isinstance(error, (DecodeError, WireError, IllegalEventError)):
+        metrics.failed("protocol")
+        _log.warning("stream_protocol_error", error=str(error))
+    else:
+        metrics.failed("internal")
+        _log.error("stream_failed", exc_info=error)
 
 
 class _PeerGoneError(Exception):

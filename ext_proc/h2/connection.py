@@ -3,7 +3,8 @@
 Law:
 
 1. All of it runs in the loop's thread: bytes in, events, handlers' tasks, bytes out.
-2. What is to be sent goes out once per turn of the loop, however many streams wrote.
+2. What is to be sent goes out once per turn of the loop, however many streams wrote; what direct
+   streams (``direct``) answered at once goes out with the piece that asked.
 3. A stream's handler runs until it returns, or until the stream or the connection is gone.
 4. Bytes that are no HTTP/2, and more of anything than is allowed here, end this connection, or the
    stream, and nothing else.
@@ -26,6 +27,7 @@ import grpc
 import ngh2
 import structlog
 
+from ext_proc.h2.direct import DirectStream
 from ext_proc.h2.frames import CompressedError
 from ext_proc.h2.stream import HIGH, AbortError, Stream
 
@@ -85,11 +87,15 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: Http2Server) -> None:
         self.loop = asyncio.get_running_loop()
         self.streams: dict[int, Stream] = {}
+        self.ready: list[DirectStream] = []
+        """Something came for them, and they are to look at it."""
         self._server = server
         self._h2 = ngh2.Connection(ngh2.Role.SERVER, CONFIG)
         self._transport: Any = None
         self._paused = False
         self._flushes = False
+        self._taking = False
+        """Bytes that came are looked at, and what is to be sent goes out behind."""
         self._early: set[int] = set()
         """Streams that are answered whole while their peer may still send."""
         self._writers: dict[asyncio.Future[None], Stream] = {}
@@ -124,8 +130,18 @@ class Connection(asyncio.Protocol):
         except ngh2.NGH2Error as error:
             self._broken(error)
             return
+        self._taking = True
         self._take_events()
-        self._flush_soon()
+        answered = bool(self.ready)
+        while self.ready:
+            ready, self.ready = self.ready, []
+            for stream in ready:
+                stream.pump()
+        self._taking = False
+        if answered:
+            self._flush()
+        else:
+            self._flush_soon()
 
     def pause_writing(self) -> None:
         """Hold what is to be sent."""
@@ -233,7 +249,7 @@ class Connection(asyncio.Protocol):
         )
         stream.details = str(error)
         stream.close()
-        self._finish(stream)
+        self.finish(stream)
 
     def _open(self, number: int, headers: tuple[tuple[bytes, bytes], ...], *, end: bool) -> None:
         named = dict(headers)
@@ -242,14 +258,21 @@ class Connection(asyncio.Protocol):
             self._answer(number, _NO_GRPC, ended=end)
             return
         server = self._server
+        path = named.get(b":path", b"").decode("latin-1")
+        stream: Stream
+        if (make := server.direct.get(path)) is not None:
+            stream = DirectStream(self, number, server.limit, server.beyond, make())
+            self.streams[number] = stream
+            if end:
+                stream.end()
+            return
         stream = self.streams[number] = Stream(self, number, server.limit, server.beyond)
         if end:
             stream.end()
-        path = named.get(b":path", b"").decode("latin-1")
         call = server.method(path)
         if call is None:
             stream.status, stream.details = grpc.StatusCode.UNIMPLEMENTED, f"no method {path:.200}"
-            self._finish(stream)
+            self.finish(stream)
             return
         stream.task = self.loop.create_task(self._run(call, stream))
 
@@ -268,10 +291,10 @@ class Connection(asyncio.Protocol):
             stream.status = grpc.StatusCode.UNKNOWN
             _log.exception("handler_failed")
         if not stream.closed:
-            self._finish(stream)
+            self.finish(stream)
 
-    def _finish(self, stream: Stream) -> None:
-        """Send a stream's status."""
+    def finish(self, stream: Stream) -> None:
+        """Send the status of a stream that is open."""
         stream.answered = True
         trailers: tuple[tuple[bytes, bytes], ...] = _OK
         if stream.status is not grpc.StatusCode.OK:
@@ -308,7 +331,7 @@ class Connection(asyncio.Protocol):
             stream.close()
 
     def _flush_soon(self) -> None:
-        if not self._flushes:
+        if not self._flushes and not self._taking:
             self._flushes = True
             self.loop.call_soon(self._flush)
 

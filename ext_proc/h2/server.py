@@ -27,6 +27,7 @@ from ext_proc.h2.stream import Beyond
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from ext_proc.h2.direct import Answers
     from ext_proc.h2.stream import Stream
 
     Call = Callable[[Stream], Awaitable[None]]
@@ -65,6 +66,8 @@ class Http2Server:
         self.connections: set[Connection] = set()
         self._full = False
         """A connection was turned away, and none taken since."""
+        self.direct: dict[str, Callable[[], Answers]] = {}
+        """What makes the answers of a call, by path; other paths have handlers."""
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._calls: dict[str, Call] = {}
         self._sockets: list[socket.socket] = []
@@ -118,12 +121,12 @@ class Http2Server:
             await asyncio.sleep(min(ROUND_TRIP_S, grace))
             for connection in list(self.connections):
                 connection.leave()
-            if tasks := self._tasks():
-                await asyncio.wait(tasks, timeout=grace)
-        if tasks := self._tasks():
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            if under_way := self._under_way():
+                await asyncio.wait([waiter for _, waiter in under_way], timeout=grace)
+        if under_way := self._under_way():
+            for stream, _ in under_way:
+                stream.cut()
+            await asyncio.wait([waiter for _, waiter in under_way])
         for connection in list(self.connections):
             connection.leave()
             connection.cut()
@@ -157,12 +160,12 @@ class Http2Server:
                 return call
         return None
 
-    def _tasks(self) -> list[asyncio.Task[None]]:
+    def _under_way(self) -> list[tuple[Stream, asyncio.Future[None]]]:
         return [
-            stream.task
+            (stream, waiter)
             for connection in self.connections
             for stream in connection.streams.values()
-            if stream.task is not None and not stream.task.done()
+            if (waiter := stream.waiter()) is not None
         ]
 
 

@@ -216,6 +216,15 @@ class Stream:
         if self.task is not None and not self.task.done():
             self.task.cancel()
 
+    def waiter(self) -> asyncio.Future[None] | None:
+        """Return what is done when the call is over, ``None`` where it is."""
+        return None if self.task is None or self.task.done() else self.task
+
+    def cut(self) -> None:
+        """End the call, as the server stops."""
+        if self.task is not None:
+            self.task.cancel()
+
     def _took(self, size: int) -> None:
         """Take that so many bytes are held no longer."""
         if self._beyond:

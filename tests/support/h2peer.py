@@ -6,6 +6,8 @@ The client's side is ngh2's too, so that a test can send what it likes, cut as i
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from functools import partial
 from typing import Any, Self
 
 import grpc
@@ -55,6 +57,8 @@ class Calls:
     def __init__(self) -> None:
         self.read: list[bytes] = []
         self.cancelled = 0
+        self.heard: Counter[str] = Counter()
+        """What direct calls heard."""
         self.go = asyncio.Event()
         """Set by the test: `Held` goes on."""
 
@@ -114,6 +118,49 @@ class Calls:
         return grpc.method_handlers_generic_handler("test.T", methods)
 
 
+class Direct:
+    """Answers of a direct call, by its method's name; ``Calls.heard`` counts what they hear."""
+
+    def __init__(self, calls: Calls, method: str) -> None:
+        self.calls = calls
+        self.method = method
+        calls.heard["begun"] += 1
+
+    def answer(self, message: bytes) -> list[bytes] | None:
+        """Return the message; more of it, nothing or a bug where the method is named so."""
+        self.calls.read.append(message)
+        if self.method == "fails-directly":
+            raise ZeroDivisionError
+        if self.method == "over":
+            return None
+        return [message] * (1000 if self.method == "pours-directly" else 1)
+
+    def pauses(self) -> bool:
+        """Return whether replies wait."""
+        return self.method == "paused"
+
+    async def pause(self) -> None:
+        """Wait until told."""
+        await self.calls.go.wait()
+
+    def handed_over(self) -> None:
+        """Count it."""
+        self.calls.heard["handed over"] += 1
+
+    def lost(self) -> None:
+        """Count it."""
+        self.calls.heard["lost"] += 1
+
+    def end(self) -> None:
+        """Count it."""
+        self.calls.heard["ended"] += 1
+        if self.method == "fails-at-its-end":
+            raise ZeroDivisionError
+
+
+DIRECT = ("direct", "paused", "over", "pours-directly", "fails-directly", "fails-at-its-end")
+
+
 class Call:
     """What a peer knows of one of its calls."""
 
@@ -153,6 +200,8 @@ class H2Peer:
         self.calls = Calls()
         self.server = Http2Server(limit)
         self.server.add_generic_rpc_handlers((self.calls.handler(),))
+        for name in DIRECT:
+            self.server.direct[f"/test.T/{name}"] = partial(Direct, self.calls, name)
         self.pipe = Pipe()
         self.client = ngh2.Connection(
             ngh2.Role.CLIENT, ngh2.Configuration(auto_window_update=reads)
@@ -174,6 +223,7 @@ class H2Peer:
         self.connection.connection_lost(None)
         await settle()
         assert all(task.done() for task in tasks)
+        assert self.calls.heard["ended"] == self.calls.heard["begun"]
         assert not self.connection.streams
         assert not self.server.connections
         assert not self.server.beyond.held

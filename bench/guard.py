@@ -166,7 +166,7 @@ def carrying() -> dict[str, int]:
     server = _server("peek")
     streams = [messages("peek", _text(number)) for number in range(8)]
     loop = asyncio.new_event_loop()
-    carried = loop.run_until_complete(Carried.begin(server.process))
+    carried = loop.run_until_complete(Carried.begin(server))
     found = counted(lambda number: loop.run_until_complete(carried.exchange(streams[number % 8])))
     loop.run_until_complete(carried.end())
     loop.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Self
 
-import grpc
 import ngh2
 
 from ext_proc.h2.connection import Connection
@@ -15,6 +14,8 @@ from ext_proc.wire import METHOD, SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ext_proc.service import PickerServer
 
 HEADERS = (
     (b":method", b"POST"),
@@ -30,15 +31,12 @@ class Carried:
     """A connection and its client; bytes are handed from one to the other.
 
     Args:
-        process: The picker's handler of a stream.
+        picker: The picker.
     """
 
-    def __init__(self, process: Any) -> None:
+    def __init__(self, picker: PickerServer) -> None:
         server = Http2Server(2**24)
-        handler: Any = grpc.stream_stream_rpc_method_handler(process)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
-        )
+        picker.serve_on(server)
         self._closing = False
         self._written = bytearray()
         self._client = ngh2.Connection(ngh2.Role.CLIENT)
@@ -47,9 +45,9 @@ class Carried:
         self._connection.connection_made(self)
 
     @classmethod
-    async def begin(cls, process: Any) -> Self:
+    async def begin(cls, picker: PickerServer) -> Self:
         """Connect, in the loop that runs."""
-        carried = cls(process)
+        carried = cls(picker)
         await carried._carry(lambda: not carried._client.remote_settings)
         return carried
 

@@ -134,10 +134,7 @@ class PickerServer:
             AddressError: The address is taken or is none of this machine's.
         """
         server = server_over(self._transport, limit=MAX_MESSAGE_BYTES, options=SERVER_OPTIONS)
-        handler: Any = grpc.stream_stream_rpc_method_handler(self.process)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}), *self._handlers)
-        )
+        self.serve_on(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         try:
             port = server.add_insecure_port(address)
@@ -146,14 +143,21 @@ class PickerServer:
                 f"cannot listen on {address}: it is taken or not an address of this machine;"
                 " choose another with --listen"
             ) from error
-        direct = getattr(server, "direct", None)
-        if direct is not None:  # our own transport needs no task for a stream
-            direct[f"/{SERVICE}/{METHOD}"] = self._answers
         self._health.set(_LIVENESS, serving=True)
         self.set_ready(ready=False)
         await server.start()
         self._server = server
         return f"{address.rpartition(':')[0]}:{port}"
+
+    def serve_on(self, server: Any) -> None:
+        """Serve by a server of ``ext_proc.transport``, which somebody else starts."""
+        handler: Any = grpc.stream_stream_rpc_method_handler(self.process)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}), *self._handlers)
+        )
+        direct = getattr(server, "direct", None)
+        if direct is not None:  # our own transport needs no task for a stream
+            direct[f"/{SERVICE}/{METHOD}"] = self._answers
 
     def set_ready(self, *, ready: bool) -> None:
         """Say over gRPC health whether requests are decided here; ``liveness`` stays SERVING."""

@@ -31,6 +31,14 @@ from support.streams import (
 PROMPT = {"text_input": "tell me about tides " * 60}
 
 
+@pytest.fixture(autouse=True, params=["grpc", "nghttp2"])
+def transport(request):
+    """All of it holds over both transports."""
+    before, Peer.transport = Peer.transport, request.param
+    yield request.param
+    Peer.transport = before
+
+
 async def test_a_peeked_request():
     """V31: two replies, the pick in the second; the ticket lives until the stream ends."""
     async with Peer(router(llm())) as peer:

@@ -29,7 +29,7 @@ import structlog
 
 from ext_proc.h2.direct import DirectStream
 from ext_proc.h2.frames import CompressedError
-from ext_proc.h2.stream import HIGH, AbortError, Stream
+from ext_proc.h2.stream import HIGH, OK, AbortError, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,18 +67,23 @@ CONFIG: Final = ngh2.Configuration(
 )
 
 _HEAD: Final = ((b":status", b"200"), (b"content-type", b"application/grpc"))
-_OK: Final = ((b"grpc-status", b"0"),)
+_OK_TRAILERS: Final = ((b"grpc-status", b"0"),)
 _NO_GRPC: Final = ((b":status", b"415"),)
 _GRPC: Final = b"application/grpc"
 _NO_ERROR: Final = 0
+_DATA: Final = ngh2.DataReceived
+_REQUEST: Final = ngh2.RequestReceived
+_CLOSED: Final = ngh2.StreamClosed
 _PLAIN: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 """What stays as it is in a status' text, beside letters and digits."""
 
 _log = structlog.stdlib.get_logger("ext_proc.h2")
 
 
-class Connection(asyncio.Protocol):
-    """The loop's protocol of one connection.
+class Connection:
+    """The loop's protocol (``asyncio.Protocol``) of one connection.
+
+    It is no subclass of it, so that it can be compiled: loops only call its methods.
 
     Args:
         server: Whose connection it is.
@@ -142,6 +147,9 @@ class Connection(asyncio.Protocol):
             self._flush()
         else:
             self._flush_soon()
+
+    def eof_received(self) -> None:
+        """Let the transport close: there is nobody to answer."""
 
     def pause_writing(self) -> None:
         """Hold what is to be sent."""
@@ -208,25 +216,25 @@ class Connection(asyncio.Protocol):
     # --- Within -----------------------------------------------------------------------------------
 
     def _take_events(self) -> None:
+        # By identity: nobody makes subclasses of events, and patterns cost twice as much.
         for event in self._h2.events():
-            match event:
-                case ngh2.DataReceived(number, data, end):
-                    self._take(number, data, end=end)
-                case ngh2.RequestReceived(number, headers, end):
-                    self._open(number, headers, end=end)
-                case ngh2.StreamClosed(number, _, _):
-                    self._close(number)
-                case ngh2.TrailersReceived(number, _):
-                    self._take(number, b"", end=True)
-                case ngh2.SettingsReceived():
-                    self._greeted()
-                case ngh2.ConnectionClosed():
-                    self.cut()
-                    return
-                case _:
-                    pass
+            kind: type[Any] = type(event)
+            each: Any = event
+            if kind is _DATA:
+                self._take(each.stream_id, each.data, each.end_stream)
+            elif kind is _REQUEST:
+                self._open(each.stream_id, each.headers, each.end_stream)
+            elif kind is _CLOSED:
+                self._close(each.stream_id)
+            elif kind is ngh2.TrailersReceived:
+                self._take(each.stream_id, b"", True)
+            elif kind is ngh2.SettingsReceived:
+                self._greeted()
+            elif kind is ngh2.ConnectionClosed:
+                self.cut()
+                return
 
-    def _take(self, number: int, data: bytes, *, end: bool) -> None:
+    def _take(self, number: int, data: bytes, end: bool) -> None:
         stream = self.streams.get(number)
         if stream is None or stream.answered:
             self.consumed(number, len(data))
@@ -251,7 +259,7 @@ class Connection(asyncio.Protocol):
         stream.close()
         self.finish(stream)
 
-    def _open(self, number: int, headers: tuple[tuple[bytes, bytes], ...], *, end: bool) -> None:
+    def _open(self, number: int, headers: tuple[tuple[bytes, bytes], ...], end: bool) -> None:
         named = dict(headers)
         kind = named.get(b"content-type", b"")
         if kind != _GRPC and not kind.startswith((_GRPC + b"+", _GRPC + b";")):
@@ -296,8 +304,8 @@ class Connection(asyncio.Protocol):
     def finish(self, stream: Stream) -> None:
         """Send the status of a stream that is open."""
         stream.answered = True
-        trailers: tuple[tuple[bytes, bytes], ...] = _OK
-        if stream.status is not grpc.StatusCode.OK:
+        trailers: tuple[tuple[bytes, bytes], ...] = _OK_TRAILERS
+        if stream.status is not OK:
             details = quote(stream.details[:MAX_DETAILS], safe=_PLAIN, errors="replace")
             trailers = (
                 (b"grpc-status", str(stream.status.value[0]).encode()),
@@ -306,8 +314,10 @@ class Connection(asyncio.Protocol):
         if not stream.headed:
             self._answer(stream.number, _HEAD + trailers, ended=stream.ended)
             return
-        with contextlib.suppress(ngh2.StreamProtocolError):  # see `_answer`
+        try:  # noqa: SIM105 - a context manager costs as much again
             self._h2.send_trailers(stream.number, trailers)
+        except ngh2.StreamProtocolError:  # see `_answer`
+            pass
         self._answered(stream.number, ended=stream.ended)
 
     def _answer(

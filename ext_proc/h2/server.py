@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -106,7 +107,8 @@ class Http2Server:
         """Begin to accept."""
         loop = asyncio.get_running_loop()
         for bound in self._sockets:
-            server = await loop.create_server(lambda: Connection(self), sock=bound, backlog=BACKLOG)
+            made: Any = partial(Connection, self)  # an `asyncio.Protocol` but for its name
+            server = await loop.create_server(made, sock=bound, backlog=BACKLOG)
             self._servers.append(server)
 
     async def stop(self, grace: float | None) -> None:

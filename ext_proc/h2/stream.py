@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ext_proc.h2.connection import Connection
 
+OK: Final = grpc.StatusCode.OK
 HIGH: Final = 2**16
 """Bytes of a stream that wait to be sent before its writer does."""
 
@@ -105,7 +106,7 @@ class Stream:
         self.answered = False
         """The status is under way: nothing of what comes counts."""
         self.closed = False
-        self.status = grpc.StatusCode.OK
+        self.status = OK
         self.details = ""
         self._connection = connection
         self._deframer = Deframer(limit)

@@ -1,5 +1,9 @@
 """Requests of one replica that are not answered yet, and what their silence says of its speed.
 
+While the first of them is not heard of, its silence tells; once it is, when it was answered does
+(``slowdown``). So a replica that turned slow is not asked again as if nothing had been each time it
+has answered what it had.
+
 Rules:
 
 1. Streamed requests with a prompt are noted when they are sent, with the seconds in which their
@@ -20,7 +24,10 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.routing.slowdown import Slowdown
+
 if TYPE_CHECKING:
+    from ext_proc.routing.pace import Pace
     from ext_proc.routing.types import Ticket
 
 GRACE_S: Final = 2.0
@@ -38,72 +45,105 @@ LEAST_S: Final = 0.001
 class Awaited:
     """The unanswered requests of one replica, in the order in which they were sent."""
 
-    __slots__ = ("_sent", "due", "work")
+    __slots__ = ("_last", "_sent", "due", "slowdown", "work")
 
     def __init__(self) -> None:
-        self._sent: dict[int, tuple[float, float, float]] = {}
-        """By ticket: when it was sent, what was expected (both seconds), and its work."""
+        self._sent: dict[int, tuple[float, float, float, float]] = {}
+        """By ticket: when it was sent, what was expected (both seconds), its work, and the seconds
+        that its whole prompt takes."""
+        self._last = -inf
+        """By when the latest of its answers had begun, monotonic seconds."""
+        self.slowdown = Slowdown()
         self.due = inf
-        """When the first one begins to be late, monotonic seconds."""
+        """From when on ``lateness`` may be above 1, monotonic seconds."""
         self.work = 0.0
         """Uncached tokens of all of them."""
 
     def __len__(self) -> int:
         return len(self._sent)
 
-    def note(self, ticket: Ticket, expected_s: float) -> None:
+    def note(self, ticket: Ticket, expected_s: float, cold_s: float) -> None:
         """Note a request that was just sent.
 
         Args:
             ticket: The request.
             expected_s: Seconds from now to its first byte.
+            cold_s: Seconds that its prompt takes with nothing in the cache and nobody before it.
         """
-        if not self._sent:
+        if not self._sent and not self.slowdown.known:
             self.due = ticket.at + GRACE_S + TOLERANCE * expected_s
-        self._sent[ticket.id] = (ticket.at, expected_s, ticket.work)
+        self._sent[ticket.id] = (ticket.at, expected_s, ticket.work, cold_s)
         self.work += ticket.work
 
-    def answered(self, ticket_id: int) -> None:
-        """Forget a request that was answered, and all that were sent before it."""
+    def began(self, ticket: Ticket, at: float, pace: Pace) -> None:
+        """Note when an answer began, and learn from it whether the replica has become slow.
+
+        Only the first of those that are awaited teaches: with others before it nobody knows when
+        its turn came. Nor does it teach of time that others were known to need.
+
+        Args:
+            ticket: The request.
+            at: When its answer began, monotonic seconds.
+            pace: The replica's, in the request's pool.
+        """
+        expected_s = pace.expects(ticket.work)
+        if expected_s is not None and next(iter(self._sent), None) == ticket.id:
+            free_at = max(ticket.at + (ticket.drain_s or 0.0), self._last)
+            cold_s = self._sent[ticket.id][3]
+            took_s = max(at - free_at, 0.0)
+            self.slowdown.add(took_s, expected_s, cold_s=cold_s, noise_s=pace.noise_s, at=at)
+        self.answered(ticket.id, at)
+
+    def answered(self, ticket_id: int, at: float) -> None:
+        """Forget a request whose answer had begun by then, and all that were sent before it."""
         if ticket_id not in self._sent:
             return
         for first in list(self._sent):
             self.work -= self._sent.pop(first)[2]
             if first == ticket_id:
                 break
-        self._look()
+        self._look(at)
 
-    def gone(self, ticket_id: int) -> None:
-        """Forget a request that moved or was lost."""
+    def gone(self, ticket_id: int, at: float) -> None:
+        """Forget a request that moved or was lost, and may have been worked on until then."""
         sent = self._sent.pop(ticket_id, None)
         if sent is not None:
             self.work -= sent[2]
-            self._look()
+            self._look(at)
 
     def clear(self) -> None:
         """Forget all."""
         self._sent.clear()
-        self._look()
+        self.slowdown.clear()
+        self._look(-inf)
 
-    def _look(self) -> None:
-        """Look who is the first now."""
-        for at, expected_s, _ in self._sent.values():
-            self.due = at + GRACE_S + TOLERANCE * expected_s
-            return
-        self.due, self.work = inf, 0.0
+    def _look(self, at: float) -> None:
+        """Look who is the first now, after an answer had begun or could have begun."""
+        self._last = max(self._last, at)
+        self.due = inf
+        for sent_at, expected_s, _, _ in self._sent.values():
+            self.due = sent_at + GRACE_S + TOLERANCE * expected_s
+            break
+        else:
+            self.work = 0.0
+        if self.slowdown.known:
+            self.due = -inf
 
     def lateness(self, now: float, heard_to: float) -> float:
-        """Return how many times slower than thought the replica is at least; 1 = nothing is known.
+        """Return how many times slower than thought the replica is; 1 = nothing is known.
 
         Args:
             now: Monotonic seconds.
             heard_to: When the latest request was sent that was heard of in the pool.
         """
-        known = min(now, heard_to + HORIZON_S)
-        if known <= self.due:
-            return 1.0
-        for at, expected_s, _ in self._sent.values():
-            if at >= heard_to:
+        return max(
+            self.slowdown.factor(now), self._silence(min(now, heard_to + HORIZON_S), heard_to)
+        )
+
+    def _silence(self, known: float, heard_to: float) -> float:
+        """Return how many times slower it is at least, as it did not answer up to some moment."""
+        for at, expected_s, _, _ in self._sent.values():
+            if at >= heard_to or known <= at + GRACE_S + TOLERANCE * expected_s:
                 break
             return min((known - at - GRACE_S) / max(expected_s, LEAST_S), MOST)
         return 1.0

@@ -193,6 +193,7 @@ def _endpoint(
         "in_flight": replica.load.in_flight,
         "work_tokens": replica.load.work,
         "others_queued": replica.others_queued(now),
+        "slowed": round(replica.awaited.slowdown.factor(now), 2),
         "index_blocks": index.held(endpoint.key),
         "readings": [_reading(each, now) for each in replica.readings],
     }

@@ -198,6 +198,15 @@ class FleetPace:
         return self._durations.a
 
     @property
+    def noise_s(self) -> float:
+        """Return by how much first bytes usually miss what is expected of them, seconds."""
+        return self._answers.scale
+
+    def expects(self, tokens: float) -> float | None:
+        """Return what the usual replica needs for a prompt; ``None`` where no first bytes tell."""
+        return self._answers.a + self._answers.b * tokens if self.hears else None
+
+    @property
     def delta_s(self) -> float:
         """Return what one more request in flight costs, seconds."""
         return IN_FLIGHT_TOKENS * self.seconds_per_token
@@ -264,6 +273,16 @@ class Pace:
         self.latency_s = elapsed_s if known is None else known + EWMA_GAIN * (elapsed_s - known)
         self.peak.put(elapsed_s, now)
         self._compare(self._fleet.learn(self._capacity, tokens, drain_s, ahead, elapsed_s))
+
+    @property
+    def noise_s(self) -> float:
+        """Return by how much first bytes usually miss what is expected of them, seconds."""
+        return self._fleet.noise_s * self.slowness
+
+    def expects(self, tokens: float) -> float | None:
+        """Return what it needs for a prompt, seconds; ``None`` where no first bytes tell."""
+        usual = self._fleet.expects(tokens)
+        return None if usual is None else usual * self.slowness
 
     def answered(self, tokens: float, drain_s: float, seconds: float) -> None:
         """Take note of when the streamed answer to a prompt began.

@@ -174,11 +174,12 @@ class Router(Members):
             return None
         if offer.request.blocks:
             self._credit.note(ticket.id, offer.request.blocks)
-        if prompted and offer.request.features.streaming:
-            self._unanswered.note(ticket)
-            replica.awaited.note(ticket, drain + work * per_token)
-        if prompted:
-            replica.busy_until = now + drain + work * per_token
+        if offer.tokens is not None:
+            expected = drain + work * per_token
+            replica.busy_until = now + expected
+            if offer.request.features.streaming:
+                self._unanswered.note(ticket)
+                replica.awaited.note(ticket, expected, offer.tokens * per_token)
         return ticket
 
     def explain(self, request: Request, now: float, unix_now: float) -> dict[str, object]:
@@ -226,7 +227,7 @@ class Router(Members):
             return ticket
         if not self._settled(ticket.id, Outcome.MOVED):
             return ticket
-        self._replicas[ticket.endpoint].awaited.gone(ticket.id)
+        self._replicas[ticket.endpoint].awaited.gone(ticket.id, now)
         self._last_ticket += 1
         moved = Ticket(self._last_ticket, found, ticket.pool, ticket.work, now)
         self._charged(moved)
@@ -260,7 +261,7 @@ class Router(Members):
         pace = None if replica is None else replica.paces.get(ticket.pool)
         fleet = self._paces.get(ticket.pool)
         if replica is not None and pace is not None and fleet is not None:
-            replica.awaited.answered(ticket_id)
+            replica.awaited.began(ticket, ticket.at + seconds, pace)
             fleet.heard(ticket.at)
             pace.answered(ticket.work, ticket.drain_s, seconds)
 
@@ -301,7 +302,7 @@ class Router(Members):
         if ticket.prompted:
             awaited = self._replicas[ticket.endpoint].awaited
             if awaited.work:
-                awaited.answered(ticket.id) if done else awaited.gone(ticket.id)
+                awaited.answered(ticket.id, now) if done else awaited.gone(ticket.id, now)
         if done:
             self._teach(ticket, now)
         return True

@@ -1,4 +1,4 @@
-"""A replica that turns slow is left alone while its requests are unanswered."""
+"""A replica that turns slow is left alone, before and after it has answered."""
 
 from __future__ import annotations
 
@@ -84,3 +84,38 @@ def test_a_restart_ends_it(build: Build) -> None:
     router, silent = one_silent(build)
     router.restarted(silent.endpoint.id, 5.0)
     assert silent.endpoint.id in picks(router, build)
+
+
+def serve(router: Router, build: Build, slow: str | None, times: range) -> list[str]:
+    """Return who got a request each second; one replica takes 3 s, and the log lags by one."""
+    picked = []
+    log: list[tuple[float, Ticket, float]] = []
+    for now in times:
+        for told in [entry for entry in log if entry[0] <= now]:
+            log.remove(told)
+            _, ticket, seconds = told
+            router.began(ticket.id, ticket.endpoint, seconds)
+            router.settle(ticket, Outcome.DONE, float(now))
+        ticket = ask(router, build, float(now))
+        seconds = 3.0 if ticket.endpoint.id == slow else 0.1
+        log.append((now + seconds + 1.0, ticket, seconds))
+        picked.append(ticket.endpoint.id)
+    return picked
+
+
+def test_who_answered_late_is_left_alone_afterwards(build: Build) -> None:
+    """Also when all it had is answered and nothing is late any more; it is tried again in time."""
+    router = build.router(build.pool(2))
+    assert serve(router, build, None, range(60)).count("r0") > 20
+    assert serve(router, build, "r0", range(100, 130)).count("r0") <= 3
+    assert serve(router, build, None, range(300, 360)).count("r0") > 20
+
+
+def test_what_is_known_is_shown(build: Build) -> None:
+    """The state says how many times slower a replica has become."""
+    router = build.router(build.pool(2))
+    serve(router, build, None, range(60))
+    serve(router, build, "r0", range(100, 130))
+    endpoints = router.state(130.0)["pools"]["llm"]["endpoints"]  # type: ignore[index]  # JSON
+    assert endpoints["r0"]["slowed"] > 2.0
+    assert endpoints["r1"]["slowed"] == 1.0

@@ -109,7 +109,7 @@ def test_the_queue_of_others_costs_their_work(offer: Callable[..., Offer]) -> No
 
 def unanswered(seat: Seat, work: float, expected_s: float = 0.0) -> None:
     """Let a replica have a request since second 0 that it has not answered."""
-    seat.replica.awaited.note(Ticket(1, seat.key, "llm", work, 0.0), expected_s)
+    seat.replica.awaited.note(Ticket(1, seat.key, "llm", work, 0.0), expected_s, 0.0)
 
 
 def test_a_long_prompt_avoids_those_who_answer_many(offer: Callable[..., Offer]) -> None:

@@ -213,6 +213,7 @@ _TRACE: Final = Traffic(CONVERSATION, 6_000)
 _LOAD: Final = 0.75
 _AT: Final = 600.0
 _LATER: Final = 900.0
+_BRAKE_S: Final = 120.0
 
 
 def _slow() -> Sequence[Chapter]:
@@ -237,8 +238,8 @@ def _slow() -> Sequence[Chapter]:
 
 
 def _changes() -> Sequence[Chapter]:
-    """Return a replica joining, a replica failing."""
-    window = (_AT, _LATER)
+    """Return a replica joining, a replica failing, a replica that becomes slow."""
+    window, braked = (_AT, _LATER), (_AT, _AT + _BRAKE_S)
     return [
         Chapter(
             "join",
@@ -269,6 +270,18 @@ def _changes() -> Sequence[Chapter]:
             (
                 Arm(TROUBLED, Scenario(fail_at_s=_AT, window_s=window)),
                 Arm((AUTO,), Scenario(window_s=window), "no failure"),
+            ),
+        ),
+        Chapter(
+            "slowed",
+            "A replica becomes slow",
+            "One of eight works at a quarter of its speed from second 600 on, for 120 s, and tells"
+            " nobody; measured are the requests of that time.",
+            _TRACE,
+            (_LOAD,),
+            (
+                Arm(TROUBLED, Scenario(brake_at_s=_AT, brake_s=_BRAKE_S, window_s=braked)),
+                Arm((AUTO,), Scenario(window_s=braked), "none slow"),
             ),
         ),
     ]

@@ -76,6 +76,8 @@ class Slowdown:
             noise_s: By how much first bytes usually miss what is expected of them.
             at: When its first byte came, monotonic seconds.
         """
+        if not self._excess and took_s <= TOLERANCE * expected_s:
+            return  # as nearly always
         took_s = min(took_s, MOST_S)
         self._at = max(self._at, at)
         keep = KEEP if self.known else 1.0

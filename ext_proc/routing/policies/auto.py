@@ -17,9 +17,10 @@ conversation only (``PrefixIndex.branched_depth``). ``busy_until`` is a virtual 
 dispatch moves by its uncached prefill. ``R`` and ``service`` are learned per replica (``pace``);
 ``others / R'`` is what other pickers have waiting there, taken for requests of the usual length.
 
-``R`` is divided by how late the replica's first unanswered request is (``awaited``), once that is
-clear; ``drain`` then is at least what it has not answered. A replica that turns slow is so left
-alone as soon as it is late, not once many answers have come late.
+``R`` is divided by how late the replica's first unanswered request is (``awaited``), or how late
+its latest answers began (``slowdown``), once either is clear; ``drain`` then is at least what it
+has not answered. A replica that turns slow is so left alone as soon as it is late and while it
+stays slow, not once many answers have come late.
 
 So the replica that holds the prompt wins until waiting for it costs more than computing the
 prompt again, counting with ``ALPHA`` what this costs all the others: prefill that is done twice,

@@ -12,7 +12,8 @@ Rules:
 4. The replica is then held for as many times slower as its latest prompts took what was expected,
    until they take what they should. Whom nobody asks cannot show that it is well: of what is known
    half is believed after ``HALF_S`` without an answer.
-5. State is constant, and no prompt counts for more than ``MOST_S``.
+5. State is constant, and no prompt counts for much more than ``MOST`` times of what was expected:
+   a short one that hung for a minute is soon outweighed.
 """
 
 from __future__ import annotations
@@ -27,13 +28,12 @@ DEVIATIONS: Final = 12.0
 """The threshold in usual deviations of first bytes, where that is more: requests of other pickers
 stand between ours, and then a prompt may take anything."""
 WITNESSES: Final = 3
-KEEP: Final = 0.8
+KEEP: Final = 0.7
 """What remains of an earlier prompt's weight after each new one."""
 LEAST: Final = 1.35
 """Nobody is called slow for less."""
 MOST: Final = 20.0
 """Nor held for slower."""
-MOST_S: Final = 60.0
 HALF_S: Final = 30.0
 
 
@@ -78,10 +78,9 @@ class Slowdown:
         """
         if not self._excess and took_s <= TOLERANCE * expected_s:
             return  # as nearly always
-        took_s = min(took_s, MOST_S)
         self._at = max(self._at, at)
         keep = KEEP if self.known else 1.0
-        self._took = self._took * keep + took_s
+        self._took = self._took * keep + min(took_s, MOST * expected_s + THRESHOLD_S)
         self._expected = self._expected * keep + expected_s
         if not self.known:
             beyond = took_s - TOLERANCE * expected_s

@@ -73,6 +73,12 @@ def test_who_works_as_before_is_well_again() -> None:
     assert not fed((8.0, 2.0), *[(2.0, 2.0)] * 12).known
 
 
+def test_a_short_prompt_that_hung_is_soon_outweighed() -> None:
+    """However long it did; it is believed to be slow for the next few prompts."""
+    assert fed((60.0, 0.1)).factor(AT) < 8.0
+    assert not fed((60.0, 0.1), *[(0.5, 0.5)] * 5).known
+
+
 def test_who_gets_faster_is_believed_on_the_way() -> None:
     """The latest prompts weigh most."""
     factors = [fed((8.0, 2.0), *[(4.0, 2.0)] * count).factor(AT) for count in range(6)]

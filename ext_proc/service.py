@@ -17,16 +17,14 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
-import structlog
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2_grpc
 
-from ext_proc.exchange import IllegalEventError
+from ext_proc.answers import Answers, Cut, failed
 from ext_proc.health import Health
 from ext_proc.holds import Holds
 from ext_proc.stream import NO_TOKENIZERS, Stream, Tools
 from ext_proc.transport import server as server_over
-from ext_proc.wire import METHOD, SERVICE, WireError, Writer
+from ext_proc.wire import METHOD, SERVICE, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -62,8 +60,6 @@ NEVER_S: Final = 3600.0
 
 _READINESS: Final = ("", "readiness", SERVICE)
 _LIVENESS: Final = "liveness"
-
-_log = structlog.stdlib.get_logger("ext_proc.service")
 
 
 class AddressError(OSError):
@@ -121,8 +117,7 @@ class PickerServer:
         self._handlers = tuple(handlers)
         self._transport = transport
         self._stopping = False
-        self.cutting = False
-        """The grace is over: a stream that ends now is one that we cut (gRPC does not tell)."""
+        self._cut = Cut()
         self._health = Health()
         self._server: Any = None
         """gRPC's, or what serves the same handlers."""
@@ -183,7 +178,7 @@ class PickerServer:
             if not self._tools.metrics.streams:
                 break
         if not stopped.done():
-            self.cutting = True
+            self._cut.begun = True
             await self._server.stop(None)
         await stopped
 
@@ -209,67 +204,14 @@ class PickerServer:
         except _PeerGoneError:
             metrics.failed("peer-gone")
         except Exception as error:  # noqa: BLE001 - law 2: Envoy goes on by itself
-            _failed(metrics, error)
+            failed(metrics, error)
         finally:
             metrics.streams -= 1
-            stream.end(stopped=self.cutting)
+            stream.end(stopped=self._cut.begun)
 
-    def _answers(self) -> _Answers:
+    def _answers(self) -> Answers:
         """Handle one stream of Envoy where the transport asks for it message by message."""
-        return _Answers(Stream(self._tools), self._tools.metrics, self._holds, self)
-
-
-class _Answers:
-    """One stream, message by message; the same as ``PickerServer.process``."""
-
-    def __init__(
-        self, stream: Stream, metrics: Metrics, holds: Holds, server: PickerServer
-    ) -> None:
-        self._stream = stream
-        self._metrics = metrics
-        self._holds = holds
-        self._server = server
-        metrics.streams += 1
-
-    def answer(self, message: bytes) -> Sequence[bytes] | None:
-        """Return the replies to a message; ``None`` closes the stream with OK (law 2)."""
-        try:
-            return self._stream.answer(message)
-        except Exception as error:  # noqa: BLE001 - law 2: Envoy goes on by itself
-            _failed(self._metrics, error)
-            return None
-
-    def pauses(self) -> bool:
-        """Return whether the replies wait for companions."""
-        return self._stream.hold is not None
-
-    async def pause(self) -> None:
-        """Wait for them."""
-        if self._stream.hold is not None:
-            await self._holds.wait(*self._stream.hold)
-
-    def handed_over(self) -> None:
-        """Note that the replies are on their way."""
-        self._stream.handed_over()
-
-    def lost(self) -> None:
-        """Note that they are not."""
-        self._metrics.failed("peer-gone")
-
-    def end(self) -> None:
-        """Settle."""
-        self._metrics.streams -= 1
-        self._stream.end(stopped=self._server.cutting)
-
-
-def _failed(metrics: Metrics, error: Exception) -> None:
-    """Count a stream that went wrong, and say so."""
-    if isinstance(error, (DecodeError, WireError, IllegalEventError)):
-        metrics.failed("protocol")
-        _log.warning("stream_protocol_error", error=str(error))
-    else:
-        metrics.failed("internal")
-        _log.error("stream_failed", exc_info=error)
+        return Answers(self._tools, self._cut, self._holds)
 
 
 class _PeerGoneError(Exception):

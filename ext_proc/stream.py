@@ -21,9 +21,9 @@ from ext_proc.exchange import (
     ReplyBody,
     ReplyHead,
     Response,
-    State,
     Stopped,
 )
+from ext_proc.exchange.state import DECIDED, WAITING
 from ext_proc.routing.policies.base import HELD
 from ext_proc.wire import event_of, parse_request
 
@@ -123,7 +123,7 @@ class Stream:
         tools, exchange = self._tools, self._exchange
         begin = tools.clock()
         event = event_of(parse_request(data))
-        undecided = exchange.state is not State.DECIDED
+        undecided = exchange.state is not DECIDED
         if undecided and tools.refresh is not None:
             tools.refresh()
         if tools.tracing is not None and isinstance(event, Head):
@@ -158,11 +158,11 @@ class Stream:
         metrics, now = tools.metrics, tools.clock()
         self._thinking_s += now - begin
         state = exchange.state
-        if state is State.WAITING:
+        if state is WAITING:
             if self._asked_at is None:
                 self._asked_at = now
             return
-        self._handing_over = state is State.DECIDED
+        self._handing_over = state is DECIDED
         waited = None if self._asked_at is None else begin - self._asked_at
         metrics.took(self._thinking_s, waited)
         if exchange.unreadable is not None:

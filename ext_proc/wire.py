@@ -31,6 +31,7 @@ from ext_proc.exchange import (
     ResponsePart,
     Trailers,
 )
+from ext_proc.exchange.events import STREAMED
 from protos.names import (
     CLUSTER_ATTRIBUTE,
     DESTINATION_HEADER,
@@ -144,8 +145,8 @@ def _head(message: Any) -> Head:
         cluster=_text(fields, CLUSTER_ATTRIBUTE),
         route=_text(fields, ROUTE_ATTRIBUTE),
         # A mode of a later Envoy shows chunks, if it shows anything: decide at the head.
-        request_body=_SENDING.get(config.request_body_mode, BodySending.STREAMED),
-        response_body=_SENDING.get(config.response_body_mode, BodySending.STREAMED),
+        request_body=_SENDING.get(config.request_body_mode, STREAMED),
+        response_body=_SENDING.get(config.response_body_mode, STREAMED),
         subset=_subset(message),
     )
 

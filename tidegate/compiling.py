@@ -31,12 +31,14 @@ PACKAGES: Final = ("ext_proc", "protos")
 """What is copied: all that the compiled modules import of ours."""
 
 ON_THE_WAY: Final = (
+    "ext_proc/answers.py",
     "ext_proc/routing/**/*.py",
     "ext_proc/exchange/*.py",
     "ext_proc/requests/*.py",
     "ext_proc/feedback/entries.py",
     "ext_proc/feedback/fold.py",
     "ext_proc/feedback/wire.py",
+    "ext_proc/h2/*.py",
     "ext_proc/series.py",
     "ext_proc/stream.py",
     "ext_proc/wire.py",

@@ -27,7 +27,8 @@ from ext_proc.exchange.events import (
     Stopped,
     Trailers,
 )
-from ext_proc.exchange.machine import Exchange, IllegalEventError, State
+from ext_proc.exchange.machine import Exchange, IllegalEventError
+from ext_proc.exchange.state import State
 
 __all__ = [
     "Action",

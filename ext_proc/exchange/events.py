@@ -6,7 +6,7 @@ Nobody changes an event once it is made.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.plain import Plain
 
@@ -25,6 +25,10 @@ class BodySending(Enum):
     """In chunks that wait for nobody's decision."""
     DUPLEX = "duplex"
     """In chunks that go on only as far as the replies hand them back."""
+
+
+STREAMED: Final = BodySending.STREAMED  # see `state`
+DUPLEX: Final = BodySending.DUPLEX
 
 
 class Head(Plain):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.exchange.events import BodySending
+from ext_proc.exchange.events import DUPLEX, STREAMED
 from ext_proc.requests.grpc_infer import FRAME_HEADER_BYTES
-from ext_proc.routing.types import Form
+from ext_proc.routing.request import GRPC_STREAM, MODEL_CALL, Form
 
 if TYPE_CHECKING:
     from ext_proc.exchange.events import Head
@@ -32,12 +32,12 @@ def body_tells_more(head: Head, form: Form, pool: Pool | None) -> bool:
         pool: Its pool; ``None`` = not known yet.
     """
     sent = head.request_body
-    if head.end_of_stream or sent is BodySending.STREAMED:
+    if head.end_of_stream or sent is STREAMED:
         return False
-    if form is Form.GRPC_STREAM:
+    if form is GRPC_STREAM:
         # A stream's route announces duplex only where its pool chose to read the first message.
-        return sent is BodySending.DUPLEX
-    if form is Form.MODEL_CALL:
+        return sent is DUPLEX
+    if form is MODEL_CALL:
         return pool is None
     return form in _UNARY and (pool is None or pool.body != "none")
 

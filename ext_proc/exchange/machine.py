@@ -46,7 +46,6 @@ OVER     illegal                 illegal                   illegal              
 
 from __future__ import annotations
 
-from enum import Enum
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -57,8 +56,8 @@ from ext_proc.exchange.actions import (
     ReplyHead,
 )
 from ext_proc.exchange.events import (
+    DUPLEX,
     Body,
-    BodySending,
     Head,
     Lost,
     Response,
@@ -76,6 +75,7 @@ from ext_proc.exchange.replies import (
     go_on,
     write_pick,
 )
+from ext_proc.exchange.state import DECIDED, NEW, OVER, WAITING, State
 from ext_proc.requests import (
     BadRequest,
     read_body,
@@ -85,10 +85,12 @@ from ext_proc.requests import (
     split_adapter,
     token_blocks,
 )
+from ext_proc.routing.request import GRPC_STREAM
 from ext_proc.routing.types import (
+    ABORTED,
+    DONE,
+    SHUTDOWN,
     Features,
-    Form,
-    Outcome,
     Pool,
     Refusal,
     RefusalKind,
@@ -121,17 +123,6 @@ class IllegalEventError(Exception):
 
 def _illegal(event: Event, state: State) -> IllegalEventError:
     return IllegalEventError(f"{type(event).__name__} in state {state.value}")
-
-
-class State(Enum):
-    """Where the exchange stands."""
-
-    NEW = "new"
-    WAITING = "waiting"
-    """For the body, to decide on it."""
-    DECIDED = "decided"
-    """Picked, refused or passed."""
-    OVER = "over"
 
 
 class _Known:
@@ -179,7 +170,7 @@ class Exchange:
         self._ticket: Ticket | None = None
         self._waiting: _Known | None = None
         """Set exactly in state WAITING."""
-        self.state = State.NEW
+        self.state = NEW
         self.moved = False
         """Another replica than the pick served the request."""
         self.passed: str | None = None
@@ -200,15 +191,15 @@ class Exchange:
         """
         state = self.state
         if isinstance(event, Head):
-            if state is State.NEW:
+            if state is NEW:
                 return self._on_head(event, now, unix_now)
             raise _illegal(event, state)
         if isinstance(event, _ENDS):
-            if state is State.OVER:
+            if state is OVER:
                 raise _illegal(event, state)
             self._settle(event, now)
             return ()
-        if state is State.OVER or state is State.NEW:
+        if state is OVER or state is NEW:
             raise _illegal(event, state)
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
@@ -232,8 +223,8 @@ class Exchange:
 
     def _on_head(self, head: Head, now: float, unix_now: float) -> tuple[Action, ...]:
         sent = head.request_body
-        self._duplex_request = sent is BodySending.DUPLEX
-        self._duplex_response = head.response_body is BodySending.DUPLEX
+        self._duplex_request = sent is DUPLEX
+        self._duplex_response = head.response_body is DUPLEX
         known = self._locate(head)
         if isinstance(known, str):
             return (self._pass(known),)
@@ -247,9 +238,9 @@ class Exchange:
                 return (self._refuse(known, found),)
             readable = body_tells_more(head, known.features.form, found)
         if readable:
-            self.state = State.WAITING
+            self.state = WAITING
             self._waiting = known
-            if sent is BodySending.DUPLEX:
+            if sent is DUPLEX:
                 known.held = bytearray()
                 return ()
             return (ask_for_body(known.head, loads=self._wants_loads(known)),)
@@ -301,7 +292,7 @@ class Exchange:
                 self._waiting = known
                 return ()
         body = Body(bytes(held), ended)
-        if known.features.form is Form.GRPC_STREAM and not held:  # a stream without messages
+        if known.features.form is GRPC_STREAM and not held:  # a stream without messages
             decided = self._decide(known, known.head.subset, now, unix_now)
         else:
             decided = self._on_body(known, body, now, unix_now)
@@ -372,29 +363,28 @@ class Exchange:
         decision = self._chooser.decide(request, now, unix_now)
         if isinstance(decision, Refusal):
             return self._refuse(known, decision)
-        self.state = State.DECIDED
+        self.state = DECIDED
         self._ticket = decision.ticket
         pick = write_pick(decision, ref, features, blocks)
         pick.unreadable = self.unreadable is not None
         return pick
 
     def _refuse(self, known: _Known, refusal: Refusal) -> Refuse:
-        self.state = State.DECIDED
+        self.state = DECIDED
         return refuse(refusal, known.features.form, known.head.headers)
 
     def _pass(self, why: str) -> ReplyHead:
-        self.state = State.DECIDED
+        self.state = DECIDED
         self.passed = why
         return EMPTY_HEAD
 
     def _settle(self, event: Lost | Stopped, now: float) -> None:
-        self.state = State.OVER
+        self.state = OVER
         self._waiting = None
         ticket, self._ticket = self._ticket, None
         if ticket is None:
             return
         if isinstance(event, Stopped):
-            outcome = Outcome.SHUTDOWN
+            self._chooser.settle(ticket, SHUTDOWN, now)
         else:
-            outcome = Outcome.DONE if event.clean else Outcome.ABORTED
-        self._chooser.settle(ticket, outcome, now)
+            self._chooser.settle(ticket, DONE if event.clean else ABORTED, now)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 MAX_ECHO_BYTES: Final = 62_000
 """Most bytes of one echoed chunk; Envoy advises to stay below 64 KiB."""
 
+_NONE: Final = BodySending.NONE  # see `state`
+_BUFFERED: Final = BodySending.BUFFERED
+_BODY: Final = ResponsePart.BODY
 EMPTY_HEAD: Final = ReplyHead()
 EMPTY_TRAILERS: Final = ReplyTrailers()
 _ASK_FIRST_PART: Final = ReplyHead(ask=Ask.FIRST_PART)
@@ -94,14 +97,14 @@ def ask_for_body(head: Head, *, loads: bool) -> ReplyHead:
         head: The head.
         loads: An override must keep the answer's headers coming (ORCA).
     """
-    if head.request_body is not BodySending.NONE:
+    if head.request_body is not _NONE:
         return EMPTY_HEAD
     return _ASK_FIRST_PART_AND_LOADS if loads else _ASK_FIRST_PART
 
 
 def answer_head(head: Head, pick: Pick, *, loads: bool) -> ReplyHead:
     """Return the reply to a head that is decided on; the arguments are ``ask_for_body``'s."""
-    if head.request_body is not BodySending.BUFFERED or head.end_of_stream:
+    if head.request_body is not _BUFFERED or head.end_of_stream:
         return ReplyHead(pick)
     # A buffered body that nobody reads would only delay the request; a stream's never ends.
     return ReplyHead(pick, Ask.NOTHING_AND_LOADS if loads else Ask.NOTHING)
@@ -117,6 +120,6 @@ def go_on(
         return (_EMPTY_BODY,)
     if isinstance(event, Trailers):
         return (EMPTY_TRAILERS,)
-    if duplex_response and event.part is ResponsePart.BODY:
+    if duplex_response and event.part is _BODY:
         return tuple(ReplyResponse(event.part, echo) for echo in echoes(event))
     return (_EMPTY_RESPONSE[event.part],)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.types import Form
+from ext_proc.routing.request import OPENAI
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -48,7 +48,7 @@ def split_adapter(features: Features, models: Container[str]) -> Features:
         The features with both, unchanged where the whole name is served or no part of it is.
     """
     whole = features.model
-    if features.form is not Form.OPENAI or whole is None or whole in models:
+    if features.form is not OPENAI or whole is None or whole in models:
         return features
     for found in reversed(list(_SEPARATOR.finditer(whole))):
         base, adapter = whole[: found.start()], whole[found.end() :]

@@ -10,7 +10,7 @@ from ext_proc.requests.grpc_infer import read_grpc, read_model_call
 from ext_proc.requests.http_infer import read_infer
 from ext_proc.requests.inflate import inflate, is_supported
 from ext_proc.requests.openai import read_openai
-from ext_proc.routing.types import Features, Form
+from ext_proc.routing.request import HTTP_INFER, OPENAI, OTHER, Features, Form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ def read_body(
     Raises:
         BadRequest: The bytes cannot be a request of that form.
     """
-    if features.form is Form.OTHER:
+    if features.form is OTHER:
         return features
     grpc_reader = _GRPC_READERS.get(features.form)
     if grpc_reader is not None:
@@ -55,9 +55,9 @@ def read_body(
             return features
         body, whole = inflate(body, complete=complete, place="the request body")
         complete = complete and whole
-    if features.form is Form.HTTP_INFER:
+    if features.form is HTTP_INFER:
         return read_infer(features, headers, body, complete=complete)
-    if features.form is Form.OPENAI:
+    if features.form is OPENAI:
         return read_openai(features, body, complete=complete)
     return read_generate(features, body, complete=complete)
 

@@ -43,8 +43,11 @@ class Form(StrEnum):
 
 
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
-_MODEL_CALL: Final = Form.MODEL_CALL
-_OTHER: Final = Form.OTHER
+GRPC_STREAM: Final = Form.GRPC_STREAM  # see `ext_proc.exchange.state`
+HTTP_INFER: Final = Form.HTTP_INFER
+MODEL_CALL: Final = Form.MODEL_CALL
+OPENAI: Final = Form.OPENAI
+OTHER: Final = Form.OTHER
 
 
 class Features(Plain):
@@ -120,7 +123,7 @@ class Features(Plain):
     @property
     def is_inference(self) -> bool:
         """Tell whether the request makes the replica work."""
-        return self.form is not _OTHER and self.form is not _MODEL_CALL
+        return self.form is not OTHER and self.form is not MODEL_CALL
 
     @property
     def sequence(self) -> SequenceKey | None:

@@ -26,6 +26,7 @@ from ext_proc.routing.offers import cheapest, work_of
 from ext_proc.routing.prefix_index import Inserted
 from ext_proc.routing.recent import MOST_ENDPOINTS, Recent
 from ext_proc.routing.types import (
+    DONE,
     Decision,
     EndpointKey,
     Outcome,
@@ -298,7 +299,7 @@ class Router(Members):
             return False
         for policy in self._learners.get(ticket.pool, ()):
             policy.settled(ticket, outcome, now)
-        done = outcome is Outcome.DONE
+        done = outcome is DONE
         if ticket.prompted:
             awaited = self._replicas[ticket.endpoint].awaited
             if awaited.work:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from ext_proc.routing.constraints import (
     USUAL_LEARNING,
@@ -28,6 +28,9 @@ from ext_proc.routing.pool_settings import (
 from ext_proc.routing.request import Decision, Features, Form, Request, SequenceKey
 
 __all__ = [
+    "ABORTED",
+    "DONE",
+    "SHUTDOWN",
     "BodyMode",
     "Decision",
     "Endpoint",
@@ -236,6 +239,11 @@ class Outcome(StrEnum):
     REMOVED = "removed"
     """The endpoint left while the request ran."""
     SHUTDOWN = "shutdown"
+
+
+DONE: Final = Outcome.DONE  # see `ext_proc.exchange.state`
+ABORTED: Final = Outcome.ABORTED
+SHUTDOWN: Final = Outcome.SHUTDOWN
 
 
 class Ticket(NamedTuple):

@@ -71,6 +71,7 @@ _TAILS: Final = {
 _ESCAPE_TAIL: Final = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _HIGH_SURROGATE_TAIL: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 _LONGEST_ESCAPE: Final = 6
+_NODES: Final = (dict, list)  # as a union in `isinstance` would be built anew at each call
 _UTF8_LEAD: Final = 0xC0
 _UTF8_CONTINUATION: Final = 0x80
 
@@ -265,6 +266,6 @@ def _mark_last_text(members: dict[str, Any]) -> None:
         if isinstance(value, str):
             node[key] = CutText(value)
             return
-        if not isinstance(value, dict | list):
+        if not isinstance(value, _NODES):
             return
         node = value

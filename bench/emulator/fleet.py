@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
 
-from tidegate.stack.local import service_environment
+from tidegate.stack.environment import service_environment
 from tidegate.stack.ports import HeldPorts
 from tidegate.stack.processes import Supervisor
 from tidegate.stack.runfolder import RunFolder

@@ -19,8 +19,10 @@ import aiohttp
 
 from bench.emulator.dialects import MODEL
 from bench.overhead import cpu_seconds, rss_mb
+from bench.peers.environment import ROOT
 from bench.peers.envoys import bootstrap
 from bench.workers import family
+from tidegate.compiling import is_current
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
 from tidegate.stack.local import ENVOY, PICKER, LocalStack
 from tidegate.stack.ports import HeldPorts
@@ -30,7 +32,7 @@ from tidegate.stack.triton import TritonReplica
 from tidegate.stack.waiting import http_ok, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from bench.emulator.fleet import Place
@@ -38,11 +40,15 @@ if TYPE_CHECKING:
 
 CHAT: Final = "/v1/chat/completions"
 READY_S: Final = 60.0
+BUILD: Final = ROOT / "build" / "compiled"
+"""Where ``make compiled`` puts an installation of the checkout."""
 TIDEGATE: Final = "tidegate"
 WORKERS: Final = "tidegate-2-workers"
 """The same with two processes of the picker."""
 GRPC: Final = "tidegate-grpc"
 """The same with grpcio instead of what pickers take by default where it is installed."""
+COMPILED: Final = "tidegate-compiled"
+"""The same with a picker from ``build/compiled``; takes part where that is of this very source."""
 ENVOYS: Final = ("envoy-least-request", "envoy-round-robin", "envoy-ring-hash")
 _POLICIES: Final = ("cache_aware", "power_of_two", "round_robin")
 _ROUTERS: Final = {
@@ -57,7 +63,7 @@ CHECKS: Final = (
 """Health checks as ``envoys.py`` has them."""
 VLLM: Final = tuple(f"vllm-{policy}" for policy in _POLICIES)
 SGLANG: Final = tuple(f"sglang-{policy}" for policy in _POLICIES)
-NAMES: Final = (TIDEGATE, WORKERS, GRPC, *VLLM, *SGLANG, *ENVOYS)
+NAMES: Final = (TIDEGATE, WORKERS, GRPC, COMPILED, *VLLM, *SGLANG, *ENVOYS)
 PACKAGE_OF: Final = {
     **dict.fromkeys(VLLM, "vllm-router"),
     **dict.fromkeys(SGLANG, "sglang-router"),
@@ -83,6 +89,16 @@ class Running:
         return {name: sum(map(rss_mb, family(pid))) for name, pid in self.pids.items()}
 
 
+def present(names: Iterable[str], environment: Environment) -> tuple[str, ...]:
+    """Return those of ``names`` that can be started here."""
+    without = set() if is_current(ROOT, BUILD) else {COMPILED}
+    return tuple(
+        name
+        for name in names
+        if name not in without and PACKAGE_OF.get(name) not in environment.missing
+    )
+
+
 def start(
     name: str,
     places: Sequence[Place],
@@ -105,7 +121,7 @@ def start(
     Raises:
         ValueError: There is no such contender.
     """
-    if name in (TIDEGATE, WORKERS, GRPC):
+    if name in (TIDEGATE, WORKERS, GRPC, COMPILED):
         return _tidegate(name, places, routing, concurrency)
     if name in ENVOYS:
         return envoy(name, places, concurrency)
@@ -165,6 +181,7 @@ async def _tidegate(
         concurrency=concurrency,
         workers=2 if name == WORKERS else 1,
         transport="grpc" if name == GRPC else "auto",
+        picker_from=BUILD if name == COMPILED else None,
     ) as stack:
         pids = {ENVOY: stack.pid(ENVOY), PICKER: stack.pid(PICKER)}
         yield Running(name, stack.http_address, pids)

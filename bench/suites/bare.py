@@ -15,7 +15,8 @@ import aiohttp
 
 from bench.overhead import POOL_MODES, UPSTREAMS, replicas
 from ext_proc import transport
-from tidegate.stack.local import ENVOY, PICKER, LocalStack, service_environment
+from tidegate.stack.environment import service_environment
+from tidegate.stack.local import ENVOY, PICKER, LocalStack
 from tidegate.stack.probes import picker_healthy
 from tidegate.stack.processes import Supervisor
 from tidegate.stack.waiting import wait_until

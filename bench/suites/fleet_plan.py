@@ -80,8 +80,7 @@ class Cell:
 def available(context: Context) -> tuple[str, ...]:
     """Return who takes part: those asked for, less those that could not be installed."""
     wanted = context.contenders or context.pick(QUICK, contenders.NAMES)
-    missing = context.environment.missing
-    return tuple(name for name in wanted if contenders.PACKAGE_OF.get(name) not in missing)
+    return contenders.present(wanted, context.environment)
 
 
 def cells(context: Context, names: Sequence[str]) -> list[Cell]:

@@ -49,7 +49,7 @@ LOAD_OF: Final = "peek"
 
 async def run(context: Context) -> dict[str, Any]:
     """Run everything; returns the rows of both loops."""
-    rounds, seconds = context.pick(2, 5), context.pick(1.0, 3.0)
+    rounds, seconds = context.pick(3, 5), context.pick(0.7, 3.0)
     change = {
         "pools": {
             name: {"routing": {"body": mode, "policy": "auto"}} for name, mode in POOL_MODES.items()

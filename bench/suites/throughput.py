@@ -29,6 +29,7 @@ PROMPTS: Final = 512
 QUICK: Final = (
     "tidegate",
     "tidegate-grpc",
+    "tidegate-compiled",
     "vllm-cache_aware",
     "sglang-cache_aware",
     "envoy-least-request",
@@ -50,9 +51,8 @@ def prompts(size: int, seed: int) -> list[bytes]:
 async def run(context: Context) -> dict[str, Any]:
     """Run everything; returns one row per contender, size and round."""
     wanted = context.contenders or context.pick(QUICK, contenders.NAMES)
-    missing = context.environment.missing
-    names = [name for name in wanted if contenders.PACKAGE_OF.get(name) not in missing]
-    rounds, seconds = context.pick(2, 5), context.pick(2.0, 6.0)
+    names = contenders.present(wanted, context.environment)
+    rounds, seconds = context.pick(3, 5), context.pick(1.2, 6.0)
     rows = []
     async with instant_upstreams(UPSTREAMS) as addresses:
         places = [
@@ -71,7 +71,7 @@ async def run(context: Context) -> dict[str, Any]:
         "connections": CONNECTIONS,
         "seconds": seconds,
         "rounds": rounds,
-        "missing": missing,
+        "missing": context.environment.missing,
         "rows": rows,
     }
 

@@ -27,7 +27,8 @@ from support.traffic import (
     metric,
     picker_state,
 )
-from tidegate.stack.local import PICKER, service_environment
+from tidegate.stack.environment import service_environment
+from tidegate.stack.local import PICKER
 from tidegate.stack.ports import HeldPorts
 from tidegate.stack.processes import Supervisor
 from tidegate.stack.waiting import http_ok, wait_until

@@ -19,8 +19,8 @@ import orjson
 from prometheus_client import CollectorRegistry
 
 from support.replicas import PATIENT
+from tidegate.stack.environment import service_environment
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
-from tidegate.stack.local import service_environment
 from tidegate.stack.ports import HeldPorts
 from tidegate.stack.probes import picker_healthy
 from tidegate.stack.processes import Supervisor

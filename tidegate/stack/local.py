@@ -13,16 +13,15 @@ Laws:
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 import yaml
 
 from tidegate.stack.addresses import Addresses
+from tidegate.stack.environment import service_environment
 from tidegate.stack.envoy import (
     XdsProtocol,
     envoy_binary,
@@ -41,6 +40,7 @@ from tidegate.stack.waiting import http_ok, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 READY_TIMEOUT_S: Final = 60.0
 """How long each service may take to become ready: seconds, or a multiple on a busy machine."""
@@ -73,6 +73,7 @@ class LocalStack:
         concurrency: Envoy's worker threads.
         workers: processes of the picker, where no ``addresses`` say it.
         transport: what carries the picker's gRPC: ``auto``, ``grpc`` or ``nghttp2``.
+        picker_from: another installation from which the picker runs, such as ``build/compiled``.
         on_progress: told ``(step, detail)`` while the parts become ready.
     """
 
@@ -93,6 +94,7 @@ class LocalStack:
         concurrency: int = 2,
         workers: int = 1,
         transport: str = "auto",
+        picker_from: Path | None = None,
         on_progress: Callable[[str, str], None] | None = None,
     ) -> None:
         unknown = [model for model in models if model not in POOL_OF]
@@ -111,6 +113,7 @@ class LocalStack:
         self._concurrency = concurrency
         self._workers = workers
         self._transport = transport
+        self._picker_from = picker_from
         self._on_progress = on_progress
         self._exit = AsyncExitStack()
         self._replicas: tuple[TritonReplica, ...] = ()
@@ -316,14 +319,19 @@ class LocalStack:
             *("--workers", str(len(addresses.pickers))),
             *("--transport", self._transport),
             group=len(addresses.pickers) > 1,
+            installed=self._picker_from,
         )
 
     async def _launch_service(
-        self, name: str, module: str, *flags: str, group: bool = False
+        self,
+        name: str,
+        module: str,
+        *flags: str,
+        group: bool = False,
+        installed: Path | None = None,
     ) -> None:
-        await self._supervisor.start(
-            name, (sys.executable, "-m", module, *flags), service_environment(), group=group
-        )
+        command = (sys.executable, "-m", module, *flags)
+        await self._supervisor.start(name, command, service_environment(installed), group=group)
 
     async def _launch_envoy(self, binary: Path) -> None:
         bootstrap = render_bootstrap(
@@ -388,10 +396,3 @@ class LocalStack:
     def _progress(self, step: str, detail: str) -> None:
         if self._on_progress is not None:
             self._on_progress(step, detail)
-
-
-def service_environment() -> dict[str, str]:
-    """Return the environment of our services: ours, with our code found from any folder."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}

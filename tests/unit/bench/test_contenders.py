@@ -76,6 +76,17 @@ def test_a_missing_peer_is_left_out() -> None:
     assert contenders.TIDEGATE in names
 
 
+def test_the_compiled_picker_takes_part_where_it_is_of_this_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A build of other source, or none, is left out; all others stay."""
+    monkeypatch.setattr(contenders, "BUILD", tmp_path)
+    wanted = (contenders.TIDEGATE, contenders.COMPILED)
+    assert contenders.present(wanted, Environment(Path())) == (contenders.TIDEGATE,)
+    monkeypatch.setattr(contenders, "is_current", lambda *_: True)
+    assert contenders.present(wanted, Environment(Path())) == wanted
+
+
 def test_the_long_form_has_every_contender_on_every_workload_and_load() -> None:
     """The main ones under three seeds, the rest under one; the order turns with the seed."""
     made = fleet_plan.cells(context(full=True, seeds=3), contenders.NAMES)

@@ -7,8 +7,8 @@ Rules:
    (Lindley 1952). What it waited for others does not enter.
 2. What prompts take beyond ``TOLERANCE`` times of what was expected adds up; what they take less is
    taken off, down to nothing. Above a threshold the replica has become slow (CUSUM; Page 1954).
-3. A prompt that took no longer than it would with nothing in the cache may have found nothing
-   there. One such prompt is no proof, ``WITNESSES`` in a row are.
+3. One prompt is proof where it took ``CLEAR_S`` too long, and twice as long as with an empty
+   cache, as it may have found nothing there. Else it takes ``WITNESSES`` in a row.
 4. The replica is then held for as many times slower as its latest prompts took what was expected,
    until they take what they should. Whom nobody asks cannot show that it is well: of what is known
    half is believed after ``HALF_S`` without an answer.
@@ -27,7 +27,10 @@ THRESHOLD_S: Final = 0.25
 DEVIATIONS: Final = 12.0
 """The threshold in usual deviations of first bytes, where that is more: requests of other pickers
 stand between ours, and then a prompt may take anything."""
-WITNESSES: Final = 3
+CLEAR_S: Final = 0.75
+"""One prompt that took so much too long is proof. Requests of other pickers that stand between ours
+take less, for the most part."""
+WITNESSES: Final = 2
 KEEP: Final = 0.7
 """What remains of an earlier prompt's weight after each new one."""
 LEAST: Final = 1.35
@@ -85,7 +88,7 @@ class Slowdown:
         if not self.known:
             beyond = took_s - TOLERANCE * expected_s
             threshold = max(THRESHOLD_S, DEVIATIONS * noise_s)
-            if took_s <= TOLERANCE * cold_s:
+            if took_s <= TOLERANCE * cold_s or beyond < CLEAR_S:
                 beyond = min(beyond, threshold / WITNESSES)
             self._excess = max(0.0, self._excess + beyond)
             if self._excess == 0.0:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from ext_proc.compiled import compiled
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterator
+
+UNIT = Path(__file__).parent / "unit"
 
 # The same examples in every run; a search for new ones is a run of its own:
 # `pytest --hypothesis-profile=search`. Neither a deadline nor a check of how long examples take to
@@ -21,12 +27,31 @@ settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, where the picker is compiled, tests that replace something of ours.
+    """Keep together what must not meet itself, and leave out what compiled code does not allow.
 
-    Compiled code does not look its own constants and methods up.
+    In two processes the tests that start real Envoys and Tritons all run in one: beside unit tests
+    they have the machine as good as to themselves, beside each other they would not.
+
+    Where the picker is compiled, tests that replace something of ours are left out: compiled code
+    does not look its own constants and methods up.
     """
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if UNIT not in item.path.parents:
+                item.add_marker(pytest.mark.xdist_group("real"))
     if not compiled():
         return
     replacing = [item for item in items if "monkeypatch" in getattr(item, "fixturenames", ())]
     config.hook.pytest_deselected(items=replacing)
     items[:] = [item for item in items if item not in replacing]
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_its_own() -> Iterator[None]:
+    """Leave no logger behind that writes into what a test's end has closed."""
+    root = logging.getLogger()
+    before = (root.level, root.handlers[:])
+    yield
+    structlog.reset_defaults()
+    root.setLevel(before[0])
+    root.handlers[:] = before[1]

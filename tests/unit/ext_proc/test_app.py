@@ -10,7 +10,6 @@ import sys
 import aiohttp
 import grpc
 import pytest
-import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer as HuggingFace
 from tokenizers import models, pre_tokenizers
@@ -21,13 +20,6 @@ from ext_proc.settings import EXIT_USAGE, Settings
 from tidegate import logs
 
 NOBODY = "127.0.0.1:1"
-
-
-@pytest.fixture(autouse=True)
-def own_logging():
-    """Leave the logging of other tests as it was."""
-    yield
-    structlog.reset_defaults()
 
 
 def settings(**changes):

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
-from collections.abc import Iterator
 
 import pytest
 import structlog
 
 from tidegate import logs
-
-
-@pytest.fixture(autouse=True)
-def _own_logging() -> Iterator[None]:
-    """Leave logging as it was."""
-    root = logging.getLogger()
-    before = (root.level, root.handlers[:])
-    yield
-    structlog.reset_defaults()
-    root.setLevel(before[0])
-    root.handlers[:] = before[1]
 
 
 def test_json_is_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:

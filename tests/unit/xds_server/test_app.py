@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import structlog
 
 from support.fleets import fleet
 from xds_server.__main__ import main
 from xds_server.app import EXIT_CANNOT_START, EXIT_OK, run
 from xds_server.settings import Settings
-
-
-@pytest.fixture(autouse=True)
-async def _own_logging() -> AsyncIterator[None]:
-    """Leave logging as it was."""
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

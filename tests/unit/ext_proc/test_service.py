@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from ext_proc.observability import Metrics
+from ext_proc.routing.policies.base import HELD
 from ext_proc.routing.types import Outcome
 from ext_proc.service import MAX_MESSAGE_BYTES, NEVER_S, AddressError, PickerServer
 from ext_proc.wire import SERVICE
@@ -263,6 +264,18 @@ async def test_a_bug_never_escapes(monkeypatch):
         assert answers == []
         assert await call.code() is grpc.StatusCode.OK
         assert peer.counted("errors_total", kind="internal") == 1
+
+
+async def test_a_reply_that_waits_for_companions(monkeypatch):
+    """It is held for the pool's time, and then handed over like any other."""
+    async with Peer(router(llm(body="none", co_batch_hold_s=0.0005))) as peer:
+        decide = peer.router.decide
+        monkeypatch.setattr(peer.router, "decide", lambda *on: decide(*on).changed(reason=HELD))
+        call, (answer,) = await peer.talk(Messages().head())
+        assert answer.picked
+        assert peer.server._holds.held == 1
+        assert await peer.finish(call) is grpc.StatusCode.OK
+        await peer.settled(Outcome.DONE)
 
 
 async def test_a_large_body_crosses():

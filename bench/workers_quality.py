@@ -1,9 +1,9 @@
 """Do workers decide as well as one picker? Simulated time, the routers and events of production.
 
-    python -m bench.workers_quality [--workers 2] [--delay 0.005] [--requests 3000] [--seeds 8]
+    python -m bench.workers_quality [--workers 2] [--delay 0.015] [--requests 3000] [--seeds 8]
 
-Eight simulated replicas and the policy ``auto``: one picker, several workers that hear each other's
-events after the delay, and as many that do not. The jobs are a trace's or those of the ``sessions``
+Eight simulated replicas and the policy ``auto``: one picker, several workers that hear of each
+other after the delay, and as many that do not. The jobs are a trace's or those of the ``sessions``
 generator. Prints time to the first token, end to end, and the share of cached tokens of each, as
 medians over seeds, and the ratio to one picker seed by seed. All of one seed see the same arrivals.
 """
@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 from rich.table import Table
 
+from ext_proc.workers.account import Account
+from ext_proc.workers.bus import LOOK_S, SOON_S
 from tidegate.simulate.choosers.base import World
 from tidegate.simulate.choosers.production import Production
 from tidegate.simulate.choosers.several import Several
@@ -34,38 +36,56 @@ from tidegate.simulate.workload import arrivals
 
 if TYPE_CHECKING:
     from ext_proc.routing.siblings import Event
+    from ext_proc.workers.account import Deed
+    from ext_proc.workers.records import Word
     from tidegate.simulate.choosers.base import Choice
     from tidegate.simulate.workload import Job, Workload
 
+LATE_S = SOON_S + LOOK_S
+"""How long a deed may take to be known where it counts."""
+
 
 class Together(Several):
-    """Workers that hear each other's events after a delay.
+    """Workers that hear of each other after a delay, in the words of production.
+
+    The first deed after a pause begins a batch, which is told when the delay is over.
 
     Args:
         policy: The pool's policy.
         world: The simulation; its scenario says how many workers.
-        delay_s: From an event to its being known by the others.
+        delay_s: From a batch's first deed to its being known by the others.
     """
 
     def __init__(self, policy: str, world: World, delay_s: float) -> None:
         super().__init__(partial(Production, policy), world)
         self._delay_s = delay_s
-        self._under_way: deque[tuple[float, float, int, Event]] = deque()
-        self._now = 0.0
         self._routers = [each._router for each in self._choosers]  # noqa: SLF001 - as the bus does
+        self._accounts = [Account() for _ in self._routers]
+        self._batches: list[list[Word]] = [[] for _ in self._routers]
+        self._due: deque[tuple[float, int]] = deque()
+        self._waiting: set[int] = set()
+        """Workers whose batch has begun."""
+        self._now = 0.0
         for number, router in enumerate(self._routers):
             router._on_event = partial(self._tell, number)  # noqa: SLF001 - likewise
 
-    def _tell(self, number: int, event: Event) -> None:
-        self._under_way.append((self._now + self._delay_s, self._now, number, event))
+    def _tell(self, number: int, event: Deed) -> None:
+        self._batches[number] += self._accounts[number].take(event, self._now)
+        if number not in self._waiting:
+            self._waiting.add(number)
+            self._due.append((self._now + self._delay_s, number))
 
     def _arrive(self, now: float) -> None:
         """Hand on what has arrived by now."""
-        while self._under_way and self._under_way[0][0] <= now:
-            _, at, sender, event = self._under_way.popleft()
+        while self._due and self._due[0][0] <= now:
+            at, sender = self._due.popleft()
+            self._waiting.discard(sender)
+            words = [*self._batches[sender], *self._accounts[sender].sums()]
+            self._batches[sender].clear()
             for number, router in enumerate(self._routers):
                 if number != sender:
-                    router.siblings.follow(sender, event, at)
+                    for word in words:
+                        router.siblings.follow(sender, cast("Event", word), at)
         self._now = now
 
     def choose(self, job: Job, now: float) -> Choice | None:
@@ -124,7 +144,7 @@ def main() -> None:
     """Read the command line, run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--delay", type=float, default=0.005, help="seconds")
+    parser.add_argument("--delay", type=float, default=LATE_S, help="seconds")
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--trace", type=Path, help="in place of the generated sessions")

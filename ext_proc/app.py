@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from ext_proc.routing.types import Pool
     from ext_proc.settings import Settings
     from ext_proc.tracing import Tracing
+    from ext_proc.workers.account import Deed
     from ext_proc.workers.bus import Place
-    from ext_proc.workers.records import Word
 
 SWEEP_S: Final = 1.0
 """Time between two looks for replicas that stand still."""
@@ -159,7 +159,7 @@ class Picker:
 
     # --- Among siblings ---------------------------------------------------------------------------
 
-    def _tell(self, event: Word) -> None:
+    def _tell(self, event: Deed) -> None:
         if self._bus is not None:
             self._bus.tell(event)
 

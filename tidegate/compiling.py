@@ -42,9 +42,12 @@ ON_THE_WAY: Final = (
     "ext_proc/series.py",
     "ext_proc/stream.py",
     "ext_proc/wire.py",
+    "ext_proc/workers/account.py",
+    "ext_proc/workers/decode.py",
+    "ext_proc/workers/encode.py",
     "protos/names.py",
 )
-"""What a request and its log entry pass."""
+"""What a request and its log entry pass, at the worker that has it and at the others."""
 
 LEFT_OUT: Final = frozenset(
     {

@@ -69,7 +69,7 @@ class Verdict(StrEnum):
 
 
 class Judged(NamedTuple):
-    """What a final entry says of one replica, for all workers of a machine."""
+    """What a final entry, or some good ones, say of one replica, for all workers of a machine."""
 
     pool: str
     endpoint: EndpointKey
@@ -80,6 +80,8 @@ class Judged(NamedTuple):
     bytes_per_s: float | None = None
     began: bool = False
     """An answer had begun."""
+    times: int = 1
+    """Good answers that this says of, by their means."""
 
 
 EARLY_EVERY_S: Final = 1.0

@@ -146,9 +146,9 @@ class Feedback:
     def follow(self, judged: Judged, now: float) -> None:
         """Take what an entry says of a replica, be it our own or another worker's."""
         conditions = self._router.conditions
-        pool, key, verdict, first_byte_s, answer_s, bytes_per_s, began = judged
+        pool, key, verdict, first_byte_s, answer_s, bytes_per_s, began, times = judged
         if verdict is Verdict.GOOD:
-            conditions.good(pool, key, first_byte_s, now)
+            conditions.good(pool, key, first_byte_s, now, times)
             self._router.answered(pool, key, answer_s, bytes_per_s, now)
         elif verdict is Verdict.CLIENT:
             conditions.good(pool, key, None, now)

@@ -144,11 +144,13 @@ class Conditions:
 
     # --- What happened --------------------------------------------------------------------------
 
-    def good(self, pool: str, key: EndpointKey, first_byte_s: float | None, now: float) -> None:
+    def good(
+        self, pool: str, key: EndpointKey, first_byte_s: float | None, now: float, times: int = 1
+    ) -> None:
         """Note an answer that is not the replica's failure; see ``Ejection.good``."""
         ejection = self._ejections.get(pool)
         if ejection is not None:
-            ejection.good(key, first_byte_s, now)
+            ejection.good(key, first_byte_s, now, times)
             self.alive(key, now)
 
     def bad(

@@ -116,14 +116,10 @@ class _Record:
         total = self.good + self.bad
         return None if total <= 0.0 else self.bad / total
 
-    def count(self, now: float, window_s: float, *, bad: bool) -> None:
-        """Add a result to the decayed counts."""
+    def count(self, now: float, window_s: float, *, good: int = 0, bad: int = 0) -> None:
+        """Add results to the decayed counts."""
         kept = exp((self.at - now) / window_s) if self.at > _NEVER else 0.0
-        self.good, self.bad, self.at = self.good * kept, self.bad * kept, now
-        if bad:
-            self.bad += 1.0
-        else:
-            self.good += 1.0
+        self.good, self.bad, self.at = self.good * kept + good, self.bad * kept + bad, now
 
 
 class Ejection:
@@ -165,13 +161,16 @@ class Ejection:
 
     # --- What happened --------------------------------------------------------------------------
 
-    def good(self, key: EndpointKey, first_byte_s: float | None, now: float) -> None:
-        """Note an answer that is not the replica's failure.
+    def good(
+        self, key: EndpointKey, first_byte_s: float | None, now: float, times: int = 1
+    ) -> None:
+        """Note an answer that is not the replica's failure, or some at once.
 
         Args:
             key: The replica.
             first_byte_s: From the request's dispatch to the answer's first byte, if known.
             now: Monotonic seconds.
+            times: How many answers; ``first_byte_s`` is then their mean, and counts once.
         """
         record, rules = self._records.get(key), self._rules
         if record is None or rules is None:
@@ -180,13 +179,13 @@ class Ejection:
         if record.phase is Phase.EJECTED:
             return
         if record.phase is Phase.HALF_OPEN:
-            record.good_row += 1
+            record.good_row += times
             record.until = _NEVER
             if record.good_row >= GOOD_TO_CLOSE:
                 self._close(key, record, now)
             return
         record.row = record.refused = 0
-        record.count(now, rules.interval_s, bad=False)
+        record.count(now, rules.interval_s, good=times)
         if first_byte_s is not None:
             self._time(key, record, first_byte_s, now)
 
@@ -210,7 +209,7 @@ class Ejection:
             record.failed_s.put(after_s)
         record.row += 1
         record.refused += not answered
-        record.count(now, rules.interval_s, bad=True)
+        record.count(now, rules.interval_s, bad=1)
         cause = Cause.FAILURES if record.refused else Cause.DEAD_BACKEND
         if record.phase is Phase.HALF_OPEN:
             self._eject(key, record, cause, now)

@@ -12,8 +12,8 @@ Rules:
    ticket settles: no rounding is carried from one busy period to the next.
 5. At most ``max_tickets`` tickets are open. A charge beyond them is refused and counted in
    ``overflowed``; the request is then routed without being counted.
-6. A load also holds what others sent that tell us of it (``add`` and ``drop``, see ``siblings``):
-   it is in ``in_flight`` and ``work``, and ``others`` says how much of it is not ours.
+6. A load also holds what others sent that tell us of it (``shift``, see ``siblings``): it is in
+   ``in_flight`` and ``work``, and ``others`` says how much of it is not ours.
 """
 
 from __future__ import annotations
@@ -151,20 +151,12 @@ class Ledger:
         self.outcomes[outcome] += 1
         return True
 
-    def add(self, key: EndpointKey, work: float) -> None:
-        """Count a request of somebody else."""
+    def shift(self, key: EndpointKey, requests: int, work: float) -> None:
+        """Count so many more requests and so much more work of others; less where below 0."""
         load = self.load(key)
-        load.in_flight += 1
-        load.others += 1
-        load.work += work
-
-    def drop(self, key: EndpointKey, work: float) -> None:
-        """Take a request of somebody else back; of an endpoint that left nothing is counted."""
-        load = self._loads.get(key)
-        if load is not None and load.others:
-            load.in_flight -= 1
-            load.others -= 1
-            load.work = max(load.work - work, 0.0) if load.in_flight else 0.0
+        load.others += requests
+        load.in_flight += requests
+        load.work = max(load.work + work, 0.0) if load.in_flight else 0.0
 
     def _remove(self, key: EndpointKey) -> bool:
         load = self._loads.get(key)

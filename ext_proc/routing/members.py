@@ -268,8 +268,8 @@ class Members:
             tokens = ticket.work if ticket.prompted else None
             pace.learn(tokens, ticket.drain_s, ticket.ahead, now - ticket.at, now)
 
-    def _per_token(self, ticket: Ticket) -> float:
-        """Return the seconds of prefill per token on a ticket's replica, 0 where unknown."""
-        fleet = self._paces.get(ticket.pool)
-        pace = self._replicas[ticket.endpoint].paces.get(ticket.pool)
+    def _per_token(self, pool: str, endpoint: EndpointKey) -> float:
+        """Return the seconds of prefill per token on a pool's replica, 0 where unknown."""
+        fleet = self._paces.get(pool)
+        pace = self._replicas[endpoint].paces.get(pool)
         return 0.0 if fleet is None or pace is None else fleet.seconds_per_token * pace.slowness

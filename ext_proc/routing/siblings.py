@@ -1,40 +1,61 @@
 """What sibling workers did, on the same loads, clocks, index and leases as our own deeds.
 
-Several routers on one machine that hear each other's events decide almost as one would: a
-replica's load is what all of them sent it. What is ours stays apart, for reports and settling.
+Several routers on one machine that hear each other decide almost as one would: a replica's load
+is what all of them sent it. What is ours stays apart, for reports and settling.
 
 Rules:
 
-1. A sibling's ticket counts from its ``Charged`` to its ``Settled``, once. ``lost`` ends all open
-   tickets of a sibling at once: what it had in flight is nobody's any more.
-2. An event about an endpoint that is no member here changes nothing; nor does the settle of a
-   ticket that is not open.
-3. At most ``MAX_TICKETS`` tickets of siblings are open; a charge beyond them is not counted.
-4. What a sibling's request taught is learned here too, so that paces agree.
+1. What a sibling has in flight on a replica is what its last ``Share`` says, whatever it said
+   before: one that is not heard does no lasting harm. ``lost`` ends all of a sibling at once: what
+   it had in flight is nobody's any more.
+2. Words about an endpoint that is no member here change nothing.
+3. Nothing is kept per request: one share for each pool's replica of a sibling.
+4. What a sibling's request taught is learned here too, so that paces agree (``Lesson``).
 5. Following makes no events: nobody hears of a deed twice.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ext_proc.routing.leases import Leased, Released
-from ext_proc.routing.ledger import MAX_TICKETS, Charged, Settled
 from ext_proc.routing.prefix_index import Inserted
-from ext_proc.routing.types import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ext_proc.routing.conditions import Conditions
-    from ext_proc.routing.exact_index import IndexEvent
     from ext_proc.routing.leases import LeaseEvent, Leases
-    from ext_proc.routing.ledger import Ledger, LedgerEvent
+    from ext_proc.routing.ledger import Ledger
     from ext_proc.routing.prefix_index import PrefixIndex
     from ext_proc.routing.roster import Replica
     from ext_proc.routing.types import EndpointKey, Ticket
 
-    Event: TypeAlias = LedgerEvent | IndexEvent | LeaseEvent
+    Event: TypeAlias = "Share | Lesson | Inserted | LeaseEvent"
+    """What is followed."""
+
+
+class Share(NamedTuple):
+    """What one worker has in flight on a replica for a pool."""
+
+    pool: str
+    endpoint: EndpointKey
+    in_flight: int
+    """Requests."""
+    work: float
+    """Estimated uncached input tokens of these requests."""
+    charges: int
+    """Requests since the worker began."""
+    prefilled: float
+    """Work of all prompts since the worker began: what has moved the virtual clock."""
+
+
+class Lesson(NamedTuple):
+    """A request that ended as it should."""
+
+    ticket: Ticket
+    ended: float
+    """Monotonic seconds."""
 
 
 class Siblings:
@@ -46,9 +67,8 @@ class Siblings:
         leases: Where sequences live.
         conditions: Hears of their picks.
         replicas: The members.
-        per_token: Returns the seconds of prefill per token of a ticket's replica and pool.
+        per_token: Returns the seconds of prefill per token on a pool's replica.
         teach: Takes note of how long a ticket that ended well took, given its end.
-        max_tickets: Bound of open tickets, all siblings together.
     """
 
     def __init__(
@@ -58,10 +78,8 @@ class Siblings:
         leases: Leases,
         conditions: Conditions,
         replicas: Mapping[EndpointKey, Replica],
-        per_token: Callable[[Ticket], float],
+        per_token: Callable[[str, EndpointKey], float],
         teach: Callable[[Ticket, float], None],
-        *,
-        max_tickets: int = MAX_TICKETS,
     ) -> None:
         self._ledger = ledger
         self._index = index
@@ -70,76 +88,81 @@ class Siblings:
         self._replicas = replicas
         self._per_token = per_token
         self._teach = teach
-        self._max_tickets = max_tickets
-        self._open: dict[int, dict[int, Ticket]] = {}
-        self._count = 0
+        self._shares: dict[int, dict[tuple[str, EndpointKey], Share]] = {}
 
     def __len__(self) -> int:
-        return self._count
+        return sum(self.open_by().values())
 
     def __repr__(self) -> str:
-        return f"<Siblings {sorted(self._open)} open={self._count}>"
+        return f"<Siblings {sorted(self._shares)} open={len(self)}>"
 
     def open_by(self) -> dict[int, int]:
-        """Return the open tickets of each sibling that has any."""
-        return {sibling: len(tickets) for sibling, tickets in self._open.items() if tickets}
+        """Return the requests in flight of each sibling that has any."""
+        counts = {
+            sibling: sum([share.in_flight for share in shares.values()])
+            for sibling, shares in self._shares.items()
+        }
+        return {sibling: count for sibling, count in counts.items() if count}
 
     def follow(self, sibling: int, event: Event, now: float) -> None:
-        """Fold one event of a sibling.
+        """Fold one word of a sibling.
 
         Args:
             sibling: Its number.
-            event: A charge, settle, insert or lease; other events are each worker's own matter.
-            now: When it happened, monotonic seconds.
+            event: What it says.
+            now: Monotonic seconds.
         """
-        if isinstance(event, Charged):
-            self._charge(sibling, event.ticket, now)
-        elif isinstance(event, Settled):
-            self._settle(sibling, event.ticket_id, event.outcome, now)
+        if isinstance(event, Share):
+            self._share(sibling, event, now)
         elif isinstance(event, Inserted):
             if event.endpoint in self._replicas:
                 self._index.insert(event.endpoint, event.blocks, now)
+        elif isinstance(event, Lesson):
+            if event.ticket.endpoint in self._replicas:
+                self._teach(event.ticket, event.ended)
         elif isinstance(event, Leased):
             self._lease(event, now)
         elif isinstance(event, Released):
             self._leases.release(event.key)
 
     def lost(self, sibling: int) -> int:
-        """End all open tickets of a sibling whose state is unknown now; return how many."""
-        tickets = self._open.pop(sibling, {})
-        for ticket in tickets.values():
-            self._ledger.drop(ticket.endpoint, ticket.work)
-        self._count -= len(tickets)
-        return len(tickets)
+        """Forget what a sibling whose state is unknown now had in flight; return how much."""
+        shares = self._shares.pop(sibling, {})
+        for share in shares.values():
+            self._ledger.shift(share.endpoint, -share.in_flight, -share.work)
+        return sum([share.in_flight for share in shares.values()])
 
     def removed(self, key: EndpointKey) -> None:
-        """End all open tickets on an endpoint that left."""
-        for tickets in self._open.values():
-            for number in [each.id for each in tickets.values() if each.endpoint == key]:
-                del tickets[number]
-                self._count -= 1
+        """Forget what is in flight on an endpoint that left."""
+        for shares in self._shares.values():
+            for which in [each for each in shares if each[1] == key]:
+                del shares[which]
 
-    def _charge(self, sibling: int, ticket: Ticket, now: float) -> None:
-        replica = self._replicas.get(ticket.endpoint)
-        tickets = self._open.setdefault(sibling, {})
-        if replica is None or ticket.id in tickets or self._count >= self._max_tickets:
+    def _share(self, sibling: int, share: Share, now: float) -> None:
+        pool, endpoint, in_flight, work, charges, prefilled = share
+        replica = self._replicas.get(endpoint)
+        if replica is None:
             return
-        if ticket.prompted and ticket.drain_s is not None:
-            per_token = self._per_token(ticket)
-            replica.busy_until = now + replica.drain_s(now, per_token) + ticket.work * per_token
-        tickets[ticket.id] = ticket
-        self._count += 1
-        self._ledger.add(ticket.endpoint, ticket.work)
-        self._conditions.picked(ticket.pool, ticket.endpoint, now)
-
-    def _settle(self, sibling: int, number: int, outcome: Outcome, now: float) -> None:
-        ticket = self._open.get(sibling, {}).pop(number, None)
-        if ticket is None:
-            return
-        self._count -= 1
-        self._ledger.drop(ticket.endpoint, ticket.work)
-        if outcome is Outcome.DONE:
-            self._teach(ticket, now)
+        shares = self._shares.get(sibling)
+        if shares is None:
+            shares = self._shares[sibling] = {}
+        which = (pool, endpoint)
+        known = shares.get(which)
+        shares[which] = share
+        # Of a first word, what is in flight counts: the rest was before we listened.
+        new = min(work, prefilled)
+        picked = in_flight > 0
+        if known is not None:
+            new = prefilled - known.prefilled
+            picked = charges != known.charges
+            in_flight -= known.in_flight
+            work -= known.work
+        if new > 0.0:
+            per_token = self._per_token(pool, endpoint)
+            replica.busy_until = now + replica.drain_s(now, per_token) + new * per_token
+        self._ledger.shift(endpoint, in_flight, work)
+        if picked:
+            self._conditions.picked(pool, endpoint, now)
 
     def _lease(self, event: Leased, now: float) -> None:
         key, lease = event.key, event.lease

@@ -2,13 +2,14 @@
 
 Laws:
 
-1. A charge goes out at once where nothing has for ``SOON_S``, else with the first event after that;
-   everything goes out within ``LATER_S``. A new lease goes out before the decision that granted it
-   returns.
+1. What is in flight goes out as sums (``account``): after a charge at once where nothing has for
+   ``SOON_S``, else with the first event after that; everything goes out within ``LATER_S``. A new
+   lease goes out before the decision that granted it returns. Until then events are only kept:
+   folded together they cost much less than one by one, between other work.
 2. Before a request of a sequence is decided, all that siblings have sent is read. The next request
    of a sequence comes after the answer to the one before, and so after its lease. Before any other
-   decision it is read where the last look is ``LOOK_S`` old, and each ``POLL_S`` without one: what
-   siblings send wakes nobody, as waking up costs several times what is read.
+   decision it is read where the last look is ``LOOK_S`` old, and each ``TICK_S`` without one: what
+   siblings send wakes nobody, as waking up costs many times what is read. Their end does.
 3. What a sibling has in flight counts as long as its connection lasts. One that says nothing for
    ``SILENT_S`` is as good as gone.
 4. The live worker with the lowest number leads: it alone reads pages and probes replicas, and all
@@ -30,10 +31,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.leases import Leased, Released
-from ext_proc.routing.ledger import Charged, Settled
+from ext_proc.routing.ledger import Charged
 from ext_proc.routing.prefix_index import Inserted
+from ext_proc.routing.siblings import Lesson, Share
 from ext_proc.telemetry.hub import PUSH
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
+from ext_proc.workers.account import FOLDED, Account
 from ext_proc.workers.encode import Encoder
 from ext_proc.workers.links import Inlet, Outlet, heartbeat, path_of
 from ext_proc.workers.news import Begun, Indexed, Probed
@@ -46,22 +49,24 @@ if TYPE_CHECKING:
     from ext_proc.routing.router import Router
     from ext_proc.routing.siblings import Event
     from ext_proc.telemetry.news import News
+    from ext_proc.workers.account import Deed
     from ext_proc.workers.records import Word
 
-SOON_S: Final = 0.005
-LATER_S: Final = 0.02
-LOOK_S: Final = 0.002
-POLL_S: Final = 0.05
+SOON_S: Final = 0.01
+LATER_S: Final = 0.05
+LOOK_S: Final = 0.005
 TICK_S: Final = 0.25
 SILENT_S: Final = 2.0
 GRACE_S: Final = 1.0
+MANY: Final = 1024
+"""So many events go out at once."""
 FULL_BYTES: Final = 2**16
-"""A batch of this size goes out at once."""
+"""A frame of this size is full."""
 PART_BYTES: Final = 2**16
 """Size of one part of a snapshot of the index."""
 
 
-_DEEDS: Final = (Charged, Settled, Inserted, Leased, Released)
+_DEEDS: Final = (Share, Inserted, Lesson, Leased, Released)
 """What routers follow."""
 
 
@@ -105,6 +110,9 @@ class Bus:
         self._on_lead = on_lead
         self._clock = clock
         self._loop = asyncio.get_running_loop()
+        self._deeds: list[tuple[Deed, float]] = []
+        """Not told yet, each with its time."""
+        self._account = Account()
         self._encoder = Encoder()
         self._outlet = Outlet(path_of(place.folder, place.number), self._begin, self._index)
         self._inlets = {
@@ -163,14 +171,10 @@ class Bus:
 
     async def run(self) -> None:
         """Keep the connections until cancelled."""
-        ticked = self._loop.time()
         while True:
-            await asyncio.sleep(POLL_S)
-            now = self._loop.time()
-            if now - ticked >= TICK_S:
-                ticked = now
-                self.tick()
-            if now - self._looked_at >= POLL_S:
+            await asyncio.sleep(TICK_S)
+            self.tick()
+            if self._loop.time() - self._looked_at >= TICK_S:
                 self.catch_up()
 
     async def meet(self) -> None:
@@ -210,20 +214,20 @@ class Bus:
 
     # --- Telling --------------------------------------------------------------------------------
 
-    def tell(self, event: Word) -> None:
+    def tell(self, event: Deed) -> None:
         """Tell all siblings of an event here."""
-        if not self._outlet.readers:
-            return
-        encoder = self._encoder
-        if not encoder.put(event, self._clock()):
-            return
-        self.told += 1
         kind = type(event)
-        if (kind is Leased and event.fresh) or kind is Released or len(encoder.batch) >= FULL_BYTES:  # type: ignore[union-attr]  # a Leased
+        if kind not in FOLDED:
+            return
+        self._deeds.append((event, self._clock()))
+        if kind is Charged:
+            self._charged = True
+        elif kind is Released or (isinstance(event, Leased) and event.fresh):
             self.flush()
             return
-        self._charged = self._charged or kind is Charged
-        if self._charged and not self._soon and self._loop.time() - self._sent_at >= SOON_S:
+        if len(self._deeds) >= MANY:
+            self.flush()
+        elif self._charged and not self._soon and self._loop.time() - self._sent_at >= SOON_S:
             self._soon = True
             self._loop.call_soon(self.flush)  # with what else this decision tells
         elif self._timer is None:
@@ -236,27 +240,41 @@ class Bus:
     def flush(self) -> None:
         """Send what is due now."""
         self._soon = self._charged = False
+        account, encoder = self._account, self._encoder
+        deeds, self._deeds = self._deeds, []
+        self.told += len(deeds)
+        for event, when in deeds:
+            for word in account.take(event, when):
+                encoder.put(word)
+                if len(encoder.batch) >= FULL_BYTES:
+                    self._send()
+        for word in account.sums():
+            encoder.put(word)
+            if len(encoder.batch) >= FULL_BYTES:
+                self._send()
+        if encoder.batch:
+            self._send()
+
+    def _send(self) -> None:
         batch = self._encoder.batch
-        if batch:
-            frame = framed(batch)
-            batch.clear()
-            self._sent_at = self._loop.time()
-            self._outlet.send(frame)
+        frame = framed(batch)
+        batch.clear()
+        self._sent_at = self._loop.time()
+        self._outlet.send(frame)
 
     def _begin(self) -> bytes:
         """Return what a new reader must know: names, open tickets, leases."""
         self.flush()  # to those who read already; the new one gets it all from the snapshot
-        now, encoder, out = self._clock(), self._encoder, bytearray()
+        encoder, out = self._encoder, bytearray()
         for event in (*self._snapshot(), Begun()):
             part = bytearray()
-            encoder.put(event, now, part)
+            encoder.put(event, part)
             out += framed(part)
         self.flush()  # the names that are new; the new one gets them first of all
         return encoder.names() + bytes(out)
 
     def _snapshot(self) -> Iterator[Event]:
-        for ticket in self._router.ledger:
-            yield Charged(ticket)
+        yield from self._account.standing()
         for key, lease in self._router.leases.items():
             yield Leased(key, lease, fresh=False)
 
@@ -264,7 +282,7 @@ class Bus:
         """Yield the prefix index in parts."""
         part = bytearray()
         for use in self._router.index.uses():
-            self._encoder.put(use, 0.0, part)
+            self._encoder.put(use, part)
             if len(part) >= PART_BYTES:
                 self.flush()  # names first
                 yield framed(part)
@@ -285,10 +303,10 @@ class Bus:
         for inlet in self._inlets.values():
             inlet.read()
 
-    def _follow(self, sibling: int, word: Word, when: float) -> None:
+    def _follow(self, sibling: int, word: Word) -> None:
         self.followed += 1
         if isinstance(word, _DEEDS):
-            self._router.siblings.follow(sibling, word, when or self._clock())
+            self._router.siblings.follow(sibling, word, self._clock())
         elif isinstance(word, Judged):
             self._on_judged(word, self._clock())
         elif isinstance(word, Begun):

@@ -11,30 +11,30 @@ import orjson
 
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.leases import Lease, Leased, LeaseKey, Released
-from ext_proc.routing.ledger import Charged, Settled
+from ext_proc.routing.ledger import MAX_TICKETS
 from ext_proc.routing.prefix_index import Inserted
+from ext_proc.routing.siblings import Lesson, Share
 from ext_proc.routing.types import EndpointKey, Reading, SequenceKey, Ticket
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
 from ext_proc.workers.news import Begun, Indexed, Probed
 from ext_proc.workers.records import (
     BLOCK_BYTES,
-    CHARGED,
     INSERTED,
     JSON,
     JUDGED,
     LENGTH,
+    LESSON,
     MAX_BLOCKS,
     MAX_FRAME,
     MAX_JSON,
     MAX_NAMES,
-    OUTCOMES,
-    SETTLED,
-    TAG_CHARGED,
+    SHARE,
     TAG_INSERTED,
     TAG_JSON,
     TAG_JUDGED,
+    TAG_LESSON,
     TAG_NAME,
-    TAG_SETTLED,
+    TAG_SHARE,
     VERDICTS,
     GarbledError,
 )
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from ext_proc.workers.records import Word
 
-    _Read = tuple[int, Word | None, float]
-    """Where the next record begins, what this one says, and its time."""
+    _Read = tuple[int, Word | None]
+    """Where the next record begins, and what this one says."""
 
 _SCALARS: Final = (int, float, str, type(None))
 _FAULTS: Final = (
@@ -67,17 +67,15 @@ class Decoder:
         self._names: list[EndpointKey | str] = []
         self._readers: dict[int, Callable[[bytes, int], _Read]] = {
             TAG_NAME: self._name,
-            TAG_CHARGED: self._charged,
-            TAG_SETTLED: self._settled,
+            TAG_SHARE: self._share,
+            TAG_LESSON: self._lesson,
             TAG_INSERTED: self._inserted,
             TAG_JSON: self._worded,
             TAG_JUDGED: self._judged,
         }
 
-    def feed(self, data: bytes) -> Iterator[tuple[Word, float]]:
-        """Take bytes as they come and yield the events that are whole, with their times.
-
-        The time is the settle's own; 0 where the event carries its time or needs none.
+    def feed(self, data: bytes) -> Iterator[Word]:
+        """Take bytes as they come and yield the events that are whole.
 
         Raises:
             GarbledError: The stream is useless from here on.
@@ -99,44 +97,52 @@ class Decoder:
         finally:
             del rest[:at]
 
-    def _frame(self, frame: bytes) -> Iterator[tuple[Word, float]]:
+    def _frame(self, frame: bytes) -> Iterator[Word]:
         at, size, readers = 0, len(frame), self._readers
         while at < size:
             try:
-                at, word, when = readers[frame[at]](frame, at)
+                at, word = readers[frame[at]](frame, at)
             except _FAULTS as error:
                 raise GarbledError(f"a record cannot be read: {error!r}") from error
             if word is not None:
-                yield word, when
+                yield word
 
     def _name(self, frame: bytes, at: int) -> _Read:
         value, end = _value(frame, at)
         if len(self._names) >= MAX_NAMES:
             raise GarbledError(f"more than {MAX_NAMES} names")
         self._names.append(value if isinstance(value, str) else _key(value))
-        return end, None, 0.0
+        return end, None
 
-    def _charged(self, frame: bytes, at: int) -> _Read:
-        _, number, endpoint, pool, work, began, drain, ahead, prompted = CHARGED.unpack_from(
+    def _share(self, frame: bytes, at: int) -> _Read:
+        _, pool, endpoint, in_flight, charges, work, prefilled = SHARE.unpack_from(frame, at)
+        if in_flight > MAX_TICKETS:
+            raise GarbledError(f"{in_flight} requests in flight")
+        share = Share(
+            self._pool(pool),
+            self._endpoint(endpoint),
+            in_flight,
+            _amount(work),
+            charges,
+            _amount(prefilled),
+        )
+        return at + SHARE.size, share
+
+    def _lesson(self, frame: bytes, at: int) -> _Read:
+        _, pool, endpoint, work, began, ended, drain, ahead, prompted = LESSON.unpack_from(
             frame, at
         )
-        if not isfinite(work) or work < 0.0:
-            raise GarbledError(f"{work} where work stands")
         ticket = Ticket(
-            number,
+            0,
             self._endpoint(endpoint),
             self._pool(pool),
-            work,
+            _amount(work),
             _finite(began),
             bool(prompted),
             _known(drain),
             ahead,
         )
-        return at + CHARGED.size, Charged(ticket), 0.0
-
-    def _settled(self, frame: bytes, at: int) -> _Read:
-        _, number, outcome, when = SETTLED.unpack_from(frame, at)
-        return at + SETTLED.size, Settled(number, OUTCOMES[outcome]), _finite(when)
+        return at + LESSON.size, Lesson(ticket, _finite(ended))
 
     def _inserted(self, frame: bytes, at: int) -> _Read:
         _, number, when, count = INSERTED.unpack_from(frame, at)
@@ -145,11 +151,11 @@ class Decoder:
         if count > MAX_BLOCKS or end > len(frame):
             raise GarbledError(f"an insert of {count} blocks")
         blocks = tuple(array("q", frame[at:end]))
-        return end, Inserted(self._endpoint(number), blocks, _finite(when)), 0.0
+        return end, Inserted(self._endpoint(number), blocks, _finite(when))
 
     def _judged(self, frame: bytes, at: int) -> _Read:
-        _, pool, endpoint, verdict, first_byte_s, answer_s, bytes_per_s, began = JUDGED.unpack_from(
-            frame, at
+        _, pool, endpoint, verdict, first_byte_s, answer_s, bytes_per_s, began, times = (
+            JUDGED.unpack_from(frame, at)
         )
         judged = Judged(
             self._pool(pool),
@@ -159,12 +165,13 @@ class Decoder:
             _known(answer_s),
             _known(bytes_per_s),
             bool(began),
+            times,
         )
-        return at + JUDGED.size, judged, 0.0
+        return at + JUDGED.size, judged
 
     def _worded(self, frame: bytes, at: int) -> _Read:
         (kind, *fields), end = _value(frame, at)
-        return end, _WORDS[kind](*fields), 0.0
+        return end, _WORDS[kind](*fields)
 
     def _pool(self, number: int) -> str:
         name = self._names[number]
@@ -190,6 +197,12 @@ def _value(frame: bytes, at: int) -> tuple[Any, int]:
 def _finite(value: float) -> float:
     if not isfinite(value):
         raise GarbledError(f"{value} where a time stands")
+    return value
+
+
+def _amount(value: float) -> float:
+    if not 0.0 <= value < inf:
+        raise GarbledError(f"{value} where work stands")
     return value
 
 

@@ -10,27 +10,26 @@ import orjson
 
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.leases import Leased, Released
-from ext_proc.routing.ledger import Charged, Settled
 from ext_proc.routing.prefix_index import Inserted
+from ext_proc.routing.siblings import Lesson, Share
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
 from ext_proc.workers.news import Begun, Indexed, Probed
 from ext_proc.workers.records import (
-    CHARGED,
     INSERTED,
     JSON,
     JUDGED,
+    LESSON,
     MAX_BLOCKS,
     MAX_FRAME,
     MAX_JSON,
     MAX_NAMES,
-    OUTCOME_NUMBERS,
-    SETTLED,
-    TAG_CHARGED,
+    SHARE,
     TAG_INSERTED,
     TAG_JSON,
     TAG_JUDGED,
+    TAG_LESSON,
     TAG_NAME,
-    TAG_SETTLED,
+    TAG_SHARE,
     VERDICT_NUMBERS,
     framed,
 )
@@ -53,9 +52,9 @@ class Encoder:
         self.batch = bytearray()
         self._numbers: dict[EndpointKey | str, int] = {}
         self._names = bytearray()
-        self._writers: dict[type, Callable[[Any, float, bytearray], None]] = {
-            Charged: self._charged,
-            Settled: self._settled,
+        self._writers: dict[type, Callable[[Any, bytearray], None]] = {
+            Share: self._share,
+            Lesson: self._lesson,
             Inserted: self._inserted,
             Leased: self._leased,
             Released: self._released,
@@ -74,22 +73,14 @@ class Encoder:
         """Tell whether there is no room for further names: begin anew with all streams."""
         return len(self._numbers) >= MAX_NAMES - 2
 
-    def put(self, event: Word, when: float, into: bytearray | None = None) -> bool:
-        """Append an event and tell whether siblings need it.
-
-        They learn by themselves of endpoints that leave, of caches that are purged and of what
-        engines tell of their caches.
+    def put(self, event: Word, into: bytearray | None = None) -> None:
+        """Append an event.
 
         Args:
             event: The event.
-            when: Monotonic seconds.
             into: Where to, in place of ``batch``; new names go to ``batch`` even so.
         """
-        write = self._writers.get(type(event))
-        if write is None:
-            return False
-        write(event, when, self.batch if into is None else into)
-        return True
+        self._writers[type(event)](event, self.batch if into is None else into)
 
     def names(self) -> bytes:
         """Return all names told so far, as frames: the beginning of a stream."""
@@ -114,52 +105,55 @@ class Encoder:
             self.batch += record
         return number
 
-    def _charged(self, event: Charged, _: float, into: bytearray) -> None:
-        number, endpoint, pool, work, at, prompted, drain, ahead = event.ticket
-        into += CHARGED.pack(
-            TAG_CHARGED,
-            number,
-            self._number(endpoint),
+    def _share(self, event: Share, into: bytearray) -> None:
+        pool, endpoint, in_flight, work, charges, prefilled = event
+        number = self._number(endpoint)
+        into += SHARE.pack(
+            TAG_SHARE, self._number(pool), number, in_flight, charges, work, prefilled
+        )
+
+    def _lesson(self, event: Lesson, into: bytearray) -> None:
+        (_, endpoint, pool, work, at, prompted, drain, ahead), ended = event
+        into += LESSON.pack(
+            TAG_LESSON,
             self._number(pool),
+            self._number(endpoint),
             work,
             at,
+            ended,
             nan if drain is None else drain,
             ahead,
             prompted,
         )
 
-    def _settled(self, event: Settled, when: float, into: bytearray) -> None:
-        number, outcome = event
-        into += SETTLED.pack(TAG_SETTLED, number, OUTCOME_NUMBERS[outcome], when)
-
-    def _inserted(self, event: Inserted, _: float, into: bytearray) -> None:
+    def _inserted(self, event: Inserted, into: bytearray) -> None:
         endpoint, blocks, at = event
         blocks = blocks[:MAX_BLOCKS]
         number = self._number(endpoint)
         into += INSERTED.pack(TAG_INSERTED, number, at, len(blocks))
         into += array("q", blocks).tobytes()
 
-    def _leased(self, event: Leased, _: float, into: bytearray) -> None:
+    def _leased(self, event: Leased, into: bytearray) -> None:
         (pool, sequence), (endpoint, variant, expires), fresh = event
         _json(into, ["lease", pool, list(sequence), list(endpoint), variant, expires, fresh])
 
-    def _released(self, event: Released, _: float, into: bytearray) -> None:
+    def _released(self, event: Released, into: bytearray) -> None:
         _json(into, ["release", event.key.pool, list(event.key.sequence)])
 
-    def _heard(self, event: Heard, _: float, into: bytearray) -> None:
+    def _heard(self, event: Heard, into: bytearray) -> None:
         _json(into, ["heard", event.endpoint, event.source, event.at, list(event.readings)])
 
-    def _restarted(self, event: Restarted, _: float, into: bytearray) -> None:
+    def _restarted(self, event: Restarted, into: bytearray) -> None:
         _json(into, ["restarted", event.endpoint])
 
-    def _failed(self, event: Failed, _: float, into: bytearray) -> None:
+    def _failed(self, event: Failed, into: bytearray) -> None:
         _json(into, ["failed", event.endpoint, event.failures])
 
-    def _push_ended(self, event: PushEnded, _: float, into: bytearray) -> None:
+    def _push_ended(self, event: PushEnded, into: bytearray) -> None:
         _json(into, ["push-ended", event.endpoint])
 
-    def _judged(self, event: Judged, _: float, into: bytearray) -> None:
-        pool, endpoint, verdict, first_byte_s, answer_s, bytes_per_s, began = event
+    def _judged(self, event: Judged, into: bytearray) -> None:
+        pool, endpoint, verdict, first_byte_s, answer_s, bytes_per_s, began, times = event
         into += JUDGED.pack(
             TAG_JUDGED,
             self._number(pool),
@@ -169,12 +163,13 @@ class Encoder:
             nan if answer_s is None else answer_s,
             nan if bytes_per_s is None else bytes_per_s,
             began,
+            times,
         )
 
-    def _begun(self, _: Begun, __: float, into: bytearray) -> None:
+    def _begun(self, _: Begun, into: bytearray) -> None:
         _json(into, ["begun"])
 
-    def _probed(self, event: Probed | Indexed, _: float, into: bytearray) -> None:
+    def _probed(self, event: Probed | Indexed, into: bytearray) -> None:
         kind = "probed" if isinstance(event, Probed) else "indexed"
         pool, endpoint, found = event
         _json(into, [kind, pool, list(endpoint), found])

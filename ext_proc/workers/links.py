@@ -19,6 +19,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -216,18 +217,18 @@ class _Reader:
 class Inlet:
     """What one sibling does.
 
-    It is read as it comes, until ``rest``.
+    It is read as it comes, until ``rest``; from then on only its end wakes us.
 
     Args:
         path: Where it listens.
-        on_word: Called with each event and its time.
+        on_word: Called with each event.
         on_lost: Called when the connection has ended.
     """
 
     def __init__(
         self,
         path: Path,
-        on_word: Callable[[Word, float], None],
+        on_word: Callable[[Word], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._path = path
@@ -235,6 +236,8 @@ class Inlet:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._sock: socket.socket | None = None
+        self._end: select.epoll | None = None
+        """Readable when the sibling has gone."""
         self._decoder = Decoder()
         self.heard_at = float("-inf")
         """Loop time of the last bytes."""
@@ -264,9 +267,12 @@ class Inlet:
         return True
 
     def rest(self) -> None:
-        """Wake nobody any more: from now on it is read when somebody asks."""
-        if self._sock is not None:
+        """Let what comes wake nobody any more: from now on it is read when somebody asks."""
+        if self._sock is not None and self._end is None:
             self._loop.remove_reader(self._sock)
+            self._end = select.epoll()
+            self._end.register(self._sock, select.EPOLLRDHUP)
+            self._loop.add_reader(self._end.fileno(), self.read)
 
     def read(self) -> None:
         """Take what is there, without waiting."""
@@ -285,8 +291,8 @@ class Inlet:
                 return
             self.heard_at = self._loop.time()
             try:
-                for word, when in self._decoder.feed(data):
-                    self._on_word(word, when)
+                for word in self._decoder.feed(data):
+                    self._on_word(word)
             except Exception:  # noqa: BLE001 - law 5
                 self.failed += 1
                 _log.exception("sibling_not_understood", path=str(self._path))
@@ -298,6 +304,10 @@ class Inlet:
     def close(self) -> None:
         """End the connection."""
         sock, self._sock = self._sock, None
+        end, self._end = self._end, None
+        if end is not None:
+            self._loop.remove_reader(end.fileno())
+            end.close()
         if sock is not None:
             self._loop.remove_reader(sock)
             sock.close()

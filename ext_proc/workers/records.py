@@ -5,7 +5,7 @@ Rules:
 1. A stream is frames: a length of 4 bytes, then whole records. All numbers are little-endian.
 2. Endpoints and pools are sent by number. A number is told before its first use, and stands for
    the same name as long as the stream lasts.
-3. Charges, settles and inserts are packed, as each request makes them; the rest is JSON.
+3. What requests make is packed, the rest is JSON.
 4. What does not fit the format or its bounds is ``GarbledError``: the reader gives up the stream.
 5. Times are those of the machine's monotonic clock, which all its processes share.
 """
@@ -13,20 +13,19 @@ Rules:
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ext_proc.feedback.entries import Judged, Verdict
-from ext_proc.routing.types import Outcome
 
 if TYPE_CHECKING:
     from ext_proc.routing.siblings import Event
     from ext_proc.telemetry.news import News
     from ext_proc.workers.news import Begun, Indexed, Probed
 
-    Word = Event | News | Judged | Probed | Indexed | Begun
+    Word: TypeAlias = Event | News | Judged | Probed | Indexed | Begun
     """What a record says."""
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_FRAME: Final = 2**20
 """Bytes of a frame."""
 MAX_NAMES: Final = 2**16
@@ -37,17 +36,15 @@ MAX_JSON: Final = 2**18
 """Bytes of one record of JSON."""
 
 LENGTH: Final = struct.Struct("<I")
-CHARGED: Final = struct.Struct("<BQIIdddIB")
-SETTLED: Final = struct.Struct("<BQBd")
+SHARE: Final = struct.Struct("<BIIIQdd")
+LESSON: Final = struct.Struct("<BIIddddIB")
 INSERTED: Final = struct.Struct("<BIdI")
-JUDGED: Final = struct.Struct("<BIIBdddB")
+JUDGED: Final = struct.Struct("<BIIBdddBI")
 JSON: Final = struct.Struct("<BI")
 BLOCK_BYTES: Final = 8
-OUTCOMES: Final = tuple(Outcome)
-OUTCOME_NUMBERS: Final = {outcome: number for number, outcome in enumerate(OUTCOMES)}
 TAG_NAME: Final = 1
-TAG_CHARGED: Final = 2
-TAG_SETTLED: Final = 3
+TAG_SHARE: Final = 2
+TAG_LESSON: Final = 3
 TAG_INSERTED: Final = 4
 TAG_JSON: Final = 5
 TAG_JUDGED: Final = 6

@@ -34,6 +34,7 @@ PURE = (
     "ext_proc.pools",
     "ext_proc.series",
     "ext_proc.stream",
+    "ext_proc.workers.account",
     "ext_proc.workers.records",
     "ext_proc.workers.encode",
     "ext_proc.workers.decode",

@@ -51,6 +51,20 @@ def test_failures_in_a_row_eject_and_a_good_answer_between_them_does_not(build):
     assert case.told == [(key(0), Cause.FAILURES)]
 
 
+def test_good_answers_told_at_once_weigh_as_many(build):
+    """The share of failures counts each of them, and so does the way back."""
+    case = Case(build, rules=Outlier(consecutive_failures=99, failure_percent=50))
+    for now in range(8):
+        case.fail(0, 2, float(now))
+        case.ejection.good(key(0), 0.1, float(now), 4)
+    assert not case.ejection
+    case.fail(0, 40, 10.0)
+    assert case.told == [(key(0), Cause.RATIO)]
+    case.ejection.barred(1e3)
+    case.ejection.good(key(0), 0.1, 1e3, 2)
+    assert case.phase(0) is Phase.CLOSED
+
+
 def test_answers_that_are_all_errors_name_a_dead_backend(build):
     """It answers, so it is not dead; but all it says is 500."""
     case = Case(build)

@@ -73,6 +73,18 @@ def test_open_tickets_are_bounded() -> None:
     assert ledger.apply(Charged(ticket(3)))
 
 
+def test_what_others_have_is_counted_apart() -> None:
+    """It is in the load, and an endpoint with nothing in flight has no work left of it."""
+    ledger = Ledger()
+    ledger.charge(ticket(1, work=0.3))
+    ledger.shift(A, 3, 0.1 + 0.2)
+    load = ledger.load(A)
+    assert (load.in_flight, load.others) == (4, 3)
+    ledger.settle(1, Outcome.DONE)
+    ledger.shift(A, -3, -0.3)
+    assert (load.in_flight, load.others, load.work) == (0, 0, 0.0)
+
+
 def test_repr_says_what_is_open() -> None:
     """The ledger and a load show their numbers."""
     ledger = Ledger()

@@ -169,6 +169,22 @@ async def test_a_dead_worker_leaves_no_charges(tmp_path):
         assert set(loads(other.router).values()) == {(0, 0.0)}
 
 
+async def test_the_end_of_a_sibling_wakes_the_others(tmp_path):
+    """What it sends does not, but that it is gone is known without a look."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, other = crew.workers.values()
+        decide(first.router, 100.0)
+        first.bus.flush()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(other.router.siblings) == 0
+        first.bus.close()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not other.bus.state()["siblings"]["0"]["connected"]
+        assert set(loads(other.router).values()) == {(0, 0.0)}
+
+
 async def test_who_begins_later_learns_what_is_open(tmp_path):
     """Tickets, leases and the prefix index come with the first connection; nothing twice."""
     async with crew_of(tmp_path, 2) as crew:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from ext_proc.feedback.entries import Judged, Verdict
 from ext_proc.routing.leases import Lease, Leased, LeaseKey, Released
-from ext_proc.routing.ledger import Charged, EndpointRemoved, Settled
-from ext_proc.routing.prefix_index import Inserted, Purged
-from ext_proc.routing.types import EndpointKey, Outcome, Reading, SequenceKey, Ticket
+from ext_proc.routing.ledger import MAX_TICKETS
+from ext_proc.routing.prefix_index import Inserted
+from ext_proc.routing.siblings import Lesson, Share
+from ext_proc.routing.types import EndpointKey, Reading, SequenceKey, Ticket
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
 from ext_proc.workers.decode import Decoder
 from ext_proc.workers.encode import Encoder
@@ -23,13 +24,15 @@ from ext_proc.workers.records import (
     INSERTED,
     JSON,
     LENGTH,
+    LESSON,
     MAX_BLOCKS,
     MAX_FRAME,
-    SETTLED,
+    SHARE,
     TAG_INSERTED,
     TAG_JSON,
+    TAG_LESSON,
     TAG_NAME,
-    TAG_SETTLED,
+    TAG_SHARE,
     GarbledError,
     framed,
 )
@@ -55,10 +58,19 @@ readings = st.builds(
 )
 events = st.one_of(
     st.builds(
-        Charged,
+        Share,
+        texts,
+        keys,
+        st.integers(0, MAX_TICKETS),
+        times,
+        st.integers(0, 2**63),
+        times,
+    ),
+    st.builds(
+        Lesson,
         st.builds(
             Ticket,
-            st.integers(0, 2**63),
+            st.just(0),
             keys,
             texts,
             times,
@@ -67,8 +79,8 @@ events = st.one_of(
             maybe,
             st.integers(0, 2**31),
         ),
+        times,
     ),
-    st.builds(Settled, st.integers(0, 2**63), st.sampled_from(Outcome)),
     st.builds(Inserted, keys, blocks, times),
     st.builds(Leased, sequences, st.builds(Lease, keys, texts, times), st.booleans()),
     st.builds(Released, sequences),
@@ -79,7 +91,17 @@ events = st.one_of(
     st.just(Begun()),
     st.builds(Probed, texts, keys, st.booleans()),
     st.builds(Indexed, texts, keys, st.none() | texts),
-    st.builds(Judged, texts, keys, st.sampled_from(Verdict), maybe, maybe, maybe, st.booleans()),
+    st.builds(
+        Judged,
+        texts,
+        keys,
+        st.sampled_from(Verdict),
+        maybe,
+        maybe,
+        maybe,
+        st.booleans(),
+        st.integers(1, 2**31),
+    ),
 )
 
 
@@ -89,7 +111,7 @@ def test_what_was_written_is_read(written, cuts):
     encoder = Encoder()
     stream = bytearray()
     for number, event in enumerate(written):
-        assert encoder.put(event, 5.0)
+        encoder.put(event)
         if number % 3 == 2:
             stream += framed(encoder.batch)
             encoder.batch.clear()
@@ -99,8 +121,7 @@ def test_what_was_written_is_read(written, cuts):
         read += decoder.feed(bytes(stream[:cut]))
         del stream[:cut]
     read += decoder.feed(bytes(stream))
-    assert [event for event, _ in read] == written
-    assert all(when == (5.0 if isinstance(event, Settled) else 0.0) for event, when in read)
+    assert read == written
 
 
 @given(st.lists(events, max_size=10), st.lists(events, max_size=10))
@@ -108,12 +129,12 @@ def test_a_stream_that_begins_later_knows_the_names(before, after):
     """Names told before are told again at the beginning, so that the rest can be read."""
     encoder = Encoder()
     for event in before:
-        encoder.put(event, 0.0)
+        encoder.put(event)
     encoder.batch.clear()
     stream = encoder.names()
     for event in after:
-        encoder.put(event, 0.0)
-    assert [event for event, _ in Decoder().feed(stream + framed(encoder.batch))] == after
+        encoder.put(event)
+    assert list(Decoder().feed(stream + framed(encoder.batch))) == after
 
 
 @given(st.binary(max_size=200), st.booleans())
@@ -128,7 +149,7 @@ def test_bent_streams_are_read_or_refused(written, data):
     """A stream with changed bytes gives events or ``GarbledError``."""
     encoder = Encoder()
     for event in written:
-        encoder.put(event, 0.0)
+        encoder.put(event)
     records = bytearray(encoder.batch)
     for _ in range(data.draw(st.integers(1, 4))):
         records[data.draw(st.integers(0, len(records) - 1))] = data.draw(st.integers(0, 255))
@@ -136,19 +157,11 @@ def test_bent_streams_are_read_or_refused(written, data):
         list(Decoder().feed(framed(records)))
 
 
-def test_what_each_worker_learns_by_itself_is_not_sent():
-    """Membership and purges are nobody's news."""
-    encoder = Encoder()
-    assert not encoder.put(EndpointRemoved(EndpointKey("a", 1)), 0.0)
-    assert not encoder.put(Purged(EndpointKey("a", 1)), 0.0)
-    assert not encoder.batch
-
-
 def test_a_long_insert_keeps_its_root():
     """Of more blocks than a record holds the first ones are sent."""
     encoder = Encoder()
-    encoder.put(Inserted(EndpointKey("a", 1), tuple(range(MAX_BLOCKS + 1)), 0.0), 0.0)
-    ((event, _),) = Decoder().feed(framed(encoder.batch))
+    encoder.put(Inserted(EndpointKey("a", 1), tuple(range(MAX_BLOCKS + 1)), 0.0))
+    (event,) = Decoder().feed(framed(encoder.batch))
     assert event.blocks == tuple(range(MAX_BLOCKS))
 
 
@@ -156,13 +169,20 @@ def name(text: bytes) -> bytes:
     return JSON.pack(TAG_NAME, len(text)) + text
 
 
+NAMES = name(b'"pool"') + name(b'["a", 1]')
+
+
 @pytest.mark.parametrize(
     "records",
     [
         b"\x63",  # no such tag
-        SETTLED.pack(TAG_SETTLED, 1, 99, 0.0),  # no such outcome
-        SETTLED.pack(TAG_SETTLED, 1, 0, float("nan")),
-        SETTLED.pack(TAG_SETTLED, 1, 0, 0.0)[:-1],  # cut
+        SHARE.pack(TAG_SHARE, 0, 0, 1, 1, 1.0, 1.0),  # a number without a name
+        NAMES + SHARE.pack(TAG_SHARE, 0, 1, MAX_TICKETS + 1, 1, 1.0, 1.0),
+        NAMES + SHARE.pack(TAG_SHARE, 0, 1, 1, 1, -1.0, 1.0),
+        NAMES + SHARE.pack(TAG_SHARE, 0, 1, 1, 1, 1.0, float("nan")),
+        NAMES + SHARE.pack(TAG_SHARE, 0, 1, 1, 1, 1.0, 1.0)[:-1],  # cut
+        NAMES + SHARE.pack(TAG_SHARE, 1, 0, 1, 1, 1.0, 1.0),  # a pool for an endpoint
+        NAMES + LESSON.pack(TAG_LESSON, 0, 1, 1.0, 1.0, float("inf"), 0.0, 0, 1),
         INSERTED.pack(TAG_INSERTED, 0, 0.0, 0),  # a number without a name
         name(b'"pool"') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0),  # a pool for an endpoint
         name(b'["a", 1]') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 2) + array("q", [1]).tobytes(),

@@ -6,7 +6,11 @@ Starts real stacks (control server, picker, Envoy with one thread) over instant 
 a picker of one process and one for each number of workers, and sends HTTP requests with changing
 prompts to all in turn, so that all meet the same moods of the machine. Prints requests/s, latency,
 CPU per request of Envoy and of all picker processes together, and the ratio of the latter to one
-process: what sharing costs. ``--pace`` sets a rate (open loop) in place of the closed loop.
+process. ``--pace`` sets a rate (open loop) in place of the closed loop.
+
+``--apart`` adds as many pickers that share nothing: what they cost above one is the price of
+several processes, each of which wakes up for fewer messages at a time; what workers cost above
+them, that of sharing.
 """
 
 from __future__ import annotations
@@ -26,13 +30,40 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.overhead import Sample, cpu_seconds, replicas
-from tidegate.stack.local import ENVOY, PICKER, LocalStack
+from tidegate.stack.local import ENVOY, PICKER, PICKER_ID, LocalStack
 from tidegate.stack.upstream import instant_upstreams
 
 UPSTREAMS = 3
 PROMPTS = 512
 """Different ones; each has a beginning that some others share."""
 PATH = "/v2/models/toy-llm/generate"
+
+Which = tuple[int, bool]
+"""How many processes, and whether they share nothing."""
+ONE: Which = (1, False)
+
+
+class Apart(LocalStack):
+    """A stack with as many pickers as it would have workers."""
+
+    def pids(self) -> list[int]:
+        """Return those of the pickers."""
+        return [self.pid(_name(number)) for number in range(len(self.addresses.pickers))]
+
+    async def _launch_picker(self) -> None:
+        addresses = self.addresses
+        each = zip(addresses.pickers, addresses.picker_pages, strict=True)
+        for number, (listen, page) in enumerate(each):
+            await self._launch_service(
+                _name(number),
+                "ext_proc",
+                *("--listen", listen, "--metrics", page, "--xds", addresses.ads),
+                *("--id", f"{PICKER_ID}-{number}"),
+            )
+
+
+def _name(number: int) -> str:
+    return f"{PICKER}-{number}" if number else PICKER
 
 
 def requests(body_bytes: int, rng: random.Random) -> list[bytes]:
@@ -87,7 +118,8 @@ async def measure(
     stack: LocalStack, every: list[bytes], args: argparse.Namespace, seconds: float, into: Sample
 ) -> None:
     """Load one stack for a while and add to its sample."""
-    pids = {ENVOY: [stack.pid(ENVOY)], PICKER: family(stack.pid(PICKER))}
+    pickers = stack.pids() if isinstance(stack, Apart) else family(stack.pid(PICKER))
+    pids = {ENVOY: [stack.pid(ENVOY)], PICKER: pickers}
     before = {name: sum(map(cpu_seconds, each)) for name, each in pids.items()}
     pause_s = args.connections / args.pace if args.pace else 0.0
     start = time.perf_counter()
@@ -107,38 +139,47 @@ async def run(args: argparse.Namespace) -> None:
     """Measure and print."""
     every = requests(args.body, random.Random(1))  # noqa: S311 - repeats
     change = {"pools": {"llm": {"routing": {"body": "peek"}}}}
+    wanted: list[Which] = [ONE]
+    for count in args.workers:
+        wanted += [(count, False), *([(count, True)] if args.apart else [])]
     options: dict[str, Any] = {"fleet": change, "concurrency": 1, "models": ("toy-llm",)}
     async with instant_upstreams(2 * UPSTREAMS) as addresses:
         each = replicas(addresses)
         async with AsyncExitStack() as running:
             stacks = {
-                count: await running.enter_async_context(
-                    LocalStack(replicas=each, workers=count, **options)
+                (count, apart): await running.enter_async_context(
+                    (Apart if apart else LocalStack)(replicas=each, workers=count, **options)
                 )
-                for count in (1, *args.workers)
+                for count, apart in wanted
             }
-            samples = {count: Sample() for count in stacks}
-            ratios: dict[int, list[float]] = {count: [] for count in args.workers}
+            samples = {which: Sample() for which in stacks}
+            ratios: dict[Which, list[float]] = {which: [] for which in wanted[1:]}
             for stack in stacks.values():
                 await measure(stack, every, args, 1.0, Sample())
             for turn in range(args.rounds):
                 costs = {}
-                for count in sorted(stacks, reverse=bool(turn % 2)):
+                for which in sorted(stacks, reverse=bool(turn % 2)):
                     one = Sample()
-                    await measure(stacks[count], every, args, args.seconds, one)
-                    costs[count] = one.cpu_us(PICKER)
-                    _add(samples[count], one)
-                for count, found in ratios.items():
-                    found.append(costs[count] / costs[1])
+                    await measure(stacks[which], every, args, args.seconds, one)
+                    costs[which] = one.cpu_us(PICKER)
+                    _add(samples[which], one)
+                for which, found in ratios.items():
+                    found.append(costs[which] / costs[ONE])
     if args.json:
         print(json.dumps(summary(samples, ratios, args)))
         return
     Console().print(table(samples, args))
-    for count, found in ratios.items():
+    for which, found in ratios.items():
         Console().print(
-            f"picker CPU per request, {count} workers against one: median of {len(found)}"
+            f"picker CPU per request, {named(which)} against one: median of {len(found)}"
             f" rounds {statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})"
         )
+
+
+def named(which: Which) -> str:
+    """Return what people call it."""
+    count, apart = which
+    return f"{count} pickers apart" if apart else f"{count} workers"
 
 
 def _add(total: Sample, one: Sample) -> None:
@@ -149,15 +190,16 @@ def _add(total: Sample, one: Sample) -> None:
 
 
 def summary(
-    samples: dict[int, Sample], ratios: dict[int, list[float]], args: argparse.Namespace
+    samples: dict[Which, Sample], ratios: dict[Which, list[float]], args: argparse.Namespace
 ) -> dict[str, object]:
     """Return the figures, ready for JSON."""
     return {
         "connections": args.connections,
         "body_bytes": args.body,
         "pace": args.pace,
-        "cpu_ratio": statistics.median(ratios[args.workers[0]]),
-        "cpu_ratios": ratios[args.workers[0]],
+        "cpu_ratio": statistics.median(ratios[args.workers[0], False]),
+        "cpu_ratios": ratios[args.workers[0], False],
+        "cpu_ratios_apart": ratios.get((args.workers[0], True)),
         "by_workers": {
             str(count): {
                 "requests_per_s": len(sample.latencies) / sample.seconds,
@@ -166,20 +208,21 @@ def summary(
                 "envoy_us": sample.cpu_us(ENVOY),
                 "picker_us": sample.cpu_us(PICKER),
             }
-            for count, sample in samples.items()
+            for (count, apart), sample in samples.items()
+            if not apart
         },
     }
 
 
-def table(samples: dict[int, Sample], args: argparse.Namespace) -> Table:
+def table(samples: dict[Which, Sample], args: argparse.Namespace) -> Table:
     """Lay the samples out."""
     loop = f"{args.pace:g} requests/s" if args.pace else "closed loop"
     result = Table(title=f"{args.connections} connections, {args.body} B bodies, peek, {loop}")
-    for column in ("workers", "req/s", "p50 ms", "p99 ms", "Envoy µs", "pickers µs"):
+    for column in ("pickers", "req/s", "p50 ms", "p99 ms", "Envoy µs", "pickers µs"):
         result.add_column(column, justify="right")
-    for count, sample in samples.items():
+    for which, sample in samples.items():
         result.add_row(
-            str(count),
+            "one" if which == ONE else named(which),
             f"{len(sample.latencies) / sample.seconds:.0f}",
             f"{sample.percentile(0.5):.2f}",
             f"{sample.percentile(0.99):.2f}",
@@ -193,6 +236,7 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, nargs="+", default=[2], help="more than one each")
+    parser.add_argument("--apart", action="store_true", help="and as many that share nothing")
     parser.add_argument("--seconds", type=float, default=3.0, help="per stack and round")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--connections", type=int, default=8)

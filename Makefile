@@ -54,7 +54,7 @@ compiled: $(VENV)/.demo ## everything with the picker compiled, in build/compile
 	TIDEGATE_COMPILE=1 $(PY) -m pip install -q --no-deps --target build/compiled .
 
 test-compiled: $(VENV)/.dev compiled ## unit tests of the picker against build/compiled
-	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled TIDEGATE_COMPILED=1 $(PY) -m pytest -q \
+	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. TIDEGATE_COMPILED=1 $(PY) -m pytest -q \
 		tests/unit/ext_proc tests/unit/tidegate/test_compiling.py $(ARGS)
 
 clean: ## remove the virtual environment and caches

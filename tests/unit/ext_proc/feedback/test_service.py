@@ -179,11 +179,15 @@ async def test_a_stream_is_taken_on_the_pickers_own_port(setup):
     assert setup.counted("feedback_streams") == 0
 
 
-async def test_a_long_message_is_taken_in_slices_and_in_order(setup):
+async def test_a_long_message_is_taken_in_slices_and_in_order(setup, monkeypatch):
     """Others have their turn after each slice, and no entry is lost or doubled."""
     setup.clock.times = iter(range(100))
     taken: list[tuple[str, float]] = []
-    setup.feedback.take = lambda entry, now: taken.append((entry.ticket, now))
+
+    def note(entry, now):
+        taken.append((entry.ticket, now))
+
+    monkeypatch.setattr(setup.feedback, "take", note)
     message = als_pb2.StreamAccessLogsMessage()
     for number in range(2 * SLICE + 1):
         entry = logged().http_logs.log_entry[0]

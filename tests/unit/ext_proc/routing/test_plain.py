@@ -23,7 +23,7 @@ def test_a_changed_one_is_another_one():
     second = first.changed(model="n")
     assert (first.model, second.model) == ("m", "n")
     assert second == Features(Form.OPENAI, model="n", token_ids=True)
-    with pytest.raises(TypeError, match="modle"):
+    with pytest.raises(TypeError, match="argument"):  # compiled, it is not named
         first.changed(modle="n")
 
 

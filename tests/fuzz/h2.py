@@ -1,6 +1,6 @@
 """Bytes of a peer into a connection of the server over libnghttp2.
 
-The first byte says how the rest is cut, and whether a proper greeting and a call come before it.
+The first byte says how the rest is cut, and whether a proper greeting and calls come before it.
 Whatever comes: nothing is raised, no handler outlives the connection, and every byte that counts
 against a window is given back or held by an open stream.
 """
@@ -29,9 +29,10 @@ def one_connection(data: bytes) -> None:
 
 async def _connection(how: int, data: bytes) -> None:
     async with H2Peer() as peer:  # its end looks for handlers that are left
-        if how & 4:
-            peer.open("echo", b"before")
-            await peer.turn()
+        for bit, method in ((4, "echo"), (8, "direct"), (16, "paused")):
+            if how & bit:
+                peer.open(method, b"before")
+                await peer.turn()
         cut = CUTS[how % 4] or len(data) or 1
         for at in range(0, len(data), cut):
             peer.connection.data_received(data[at : at + cut])

@@ -27,6 +27,7 @@ def test_the_way_of_a_request_is_chosen():
     names = chosen(ROOT)
     assert "ext_proc/exchange/events.py" in names
     assert "ext_proc/exchange/machine.py" in names
+    assert "ext_proc/h2/connection.py" in names
     assert "ext_proc/routing/policies/auto.py" in names
     assert "ext_proc/service.py" not in names
     assert not LEFT_OUT & set(names)

@@ -29,7 +29,7 @@ demo: $(VENV)/.demo ## the whole system for real on this machine (ARGS="--replic
 	$(PY) -m tidegate demo $(ARGS)
 
 test: $(VENV)/.dev ## all tests, real Envoy and real Triton included (ARGS="-k drain")
-	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev ## format, lint, types, import directions, drift of generated code, cost of a request
 	$(PY) -m ruff format --check .

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,8 +14,6 @@ from ext_proc.compiled import compiled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-UNIT = Path(__file__).parent / "unit"
-
 # The same examples in every run; a search for new ones is a run of its own:
 # `pytest --hypothesis-profile=search`. Neither a deadline nor a check of how long examples take to
 # make: a busy machine is no failure.
@@ -27,18 +24,10 @@ settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep together what must not meet itself, and leave out what compiled code does not allow.
+    """Leave out, where the picker is compiled, tests that replace something of ours.
 
-    In two processes the tests that start real Envoys and Tritons all run in one: beside unit tests
-    they have the machine as good as to themselves, beside each other they would not.
-
-    Where the picker is compiled, tests that replace something of ours are left out: compiled code
-    does not look its own constants and methods up.
+    Compiled code does not look its own constants and methods up.
     """
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if UNIT not in item.path.parents:
-                item.add_marker(pytest.mark.xdist_group("real"))
     if not compiled():
         return
     replacing = [item for item in items if "monkeypatch" in getattr(item, "fixturenames", ())]

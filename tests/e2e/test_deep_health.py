@@ -322,6 +322,7 @@ async def test_a_flapping_replica_is_out_longer_each_time(http, stack, replicas,
 
     async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.01) as load:
         try:
+            assert await eventually(closed)
             before = (await outlier())["ejections"]
             for _ in range(5):
                 spans = await flaps()

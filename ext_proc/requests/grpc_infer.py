@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ext_proc.requests import values
 from ext_proc.requests.errors import BadRequest
+from ext_proc.requests.infer import describe
 from ext_proc.requests.inflate import inflate, is_supported
 from ext_proc.requests.protobuf import BYTES, VARINT, Field, Scanner, signed
 from ext_proc.requests.tensors import INTEGERS, NOTHING, READ_INPUTS, Tensor, read_tensors
@@ -40,7 +41,6 @@ _TEXT_BYTES: Final = 65_536
 _UNKNOWN_END: Final = 2**63
 """End of a message whose compressed data is cut."""
 _CONTENT_OF: Final = {"INT32": 2, "INT64": 3, "UINT32": 4, "UINT64": 5, "BYTES": 8}
-_MICROSECOND_S: Final = 1e-6
 
 Parameter = bool | int | float | str
 
@@ -221,25 +221,10 @@ def _read_input(scanner: Scanner, item: Field) -> _Input:
 
 
 def _describe(features: Features, scanner: Scanner, message: _Message) -> Features:
-    parameters = message.parameters
-    sequence = values.sequence_id(parameters.get("sequence_id"), "parameter sequence_id")
-    timeout_us = values.positive(parameters.get("timeout"))
-    timeout_s = None if timeout_us is None else timeout_us * _MICROSECOND_S
     said = read_tensors(_tensors(scanner, message)) if message.inputs else NOTHING
-    made = features.copy()
+    made = describe(features, message.id, message.parameters, said, "parameter sequence_id")
     made.model = message.model or features.model
     made.version = message.version or features.version
-    made.request_id = values.label(message.id) or features.request_id
-    made.sequence_id = features.sequence_id if sequence is None else sequence
-    made.sequence_start = parameters.get("sequence_start") is True
-    made.sequence_end = parameters.get("sequence_end") is True
-    made.priority = values.positive(parameters.get("priority"))
-    made.timeout_s = values.sooner(features.timeout_s, timeout_s)
-    made.max_tokens = said.max_tokens or values.positive(parameters.get("max_tokens"))
-    made.adapter = said.adapter or values.label(parameters.get("lora_name"))
-    made.prompt = said.prompt
-    made.prompt_is_partial = said.partial
-    made.token_ids = said.token_ids
     return made
 
 

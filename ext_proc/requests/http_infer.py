@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.requests import values
 from ext_proc.requests.errors import BadRequest
+from ext_proc.requests.infer import describe
 from ext_proc.requests.json_prefix import Document, read_object
 from ext_proc.requests.tensors import (
     NOTHING,
@@ -35,7 +36,6 @@ LENGTH_HEADER: Final = "inference-header-content-length"
 MAX_INPUTS: Final = 1024
 
 _MAX_LENGTH_DIGITS: Final = 10
-_MICROSECOND_S: Final = 1e-6
 _PLACE: Final = "the infer request"
 
 
@@ -88,22 +88,7 @@ def _describe(features: Features, members: dict[str, Any], said: Said) -> Featur
         parameters = {}
     if not isinstance(parameters, dict):
         raise BadRequest(f"`parameters` must be an object, not {values.json_type(parameters)}")
-    sequence = values.sequence_id(parameters.get("sequence_id"), "`parameters.sequence_id`")
-    timeout_us = values.positive(parameters.get("timeout"))
-    timeout_s = None if timeout_us is None else timeout_us * _MICROSECOND_S
-    made = features.copy()
-    made.request_id = values.label(members.get("id")) or features.request_id
-    made.sequence_id = features.sequence_id if sequence is None else sequence
-    made.sequence_start = parameters.get("sequence_start") is True
-    made.sequence_end = parameters.get("sequence_end") is True
-    made.priority = values.positive(parameters.get("priority"))
-    made.timeout_s = values.sooner(features.timeout_s, timeout_s)
-    made.max_tokens = said.max_tokens or values.positive(parameters.get("max_tokens"))
-    made.adapter = said.adapter or values.label(parameters.get("lora_name"))
-    made.prompt = said.prompt
-    made.prompt_is_partial = said.partial
-    made.token_ids = said.token_ids
-    return made
+    return describe(features, members.get("id"), parameters, said, "`parameters.sequence_id`")
 
 
 def _tensors(

@@ -222,7 +222,8 @@ class Bus:
         self._deeds.append((event, self._clock()))
         if kind is Charged:
             self._charged = True
-        elif kind is Released or (isinstance(event, Leased) and event.fresh):
+        elif kind is Released or kind is Leased:
+            # A renewal too: told after another worker's release it would bring the lease back.
             self.flush()
             return
         if len(self._deeds) >= MANY:

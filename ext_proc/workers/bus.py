@@ -3,8 +3,8 @@
 Laws:
 
 1. What is in flight goes out as sums (``account``): after a charge at once where nothing has for
-   ``SOON_S``, else with the first event after that; everything goes out within ``LATER_S``. A new
-   lease goes out before the decision that granted it returns. Until then events are only kept:
+   ``SOON_S``, else with the first event after that; everything goes out within ``LATER_S``. A
+   lease, new or renewed, goes out before the decision returns. Until then events are only kept:
    folded together they cost much less than one by one, between other work.
 2. Before a request of a sequence is decided, all that siblings have sent is read. The next request
    of a sequence comes after the answer to the one before, and so after its lease. Before any other

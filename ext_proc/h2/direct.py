@@ -106,9 +106,7 @@ class DirectStream(Stream):
             if self.ended and not self._unread and not self._slow:
                 self._finish()
         except Exception:  # noqa: BLE001 - law 3
-            self.status = grpc.StatusCode.UNKNOWN
-            _log.exception("handler_failed")
-            self._finish()
+            self._failed()
 
     def _next(self) -> None:
         message = self._unread.popleft()
@@ -149,11 +147,19 @@ class DirectStream(Stream):
             return  # the call is over
         except GoneError:
             self._answers.lost()
+        except Exception:  # noqa: BLE001 - law 3
+            self._failed()
         self._slow, self.task = False, None
         self.pump()
 
     def _wake(self) -> None:
         self._connection.ready.append(self)
+
+    def _failed(self) -> None:
+        """End the call for the bug that is being handled."""
+        self.status = grpc.StatusCode.UNKNOWN
+        _log.exception("handler_failed")
+        self._finish()
 
     def _finish(self) -> None:
         """End the call with its status."""

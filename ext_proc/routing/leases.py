@@ -43,8 +43,6 @@ class Leased(NamedTuple):
 
     key: LeaseKey
     lease: Lease
-    fresh: bool = True
-    """Granted, not prolonged."""
 
 
 class Released(NamedTuple):

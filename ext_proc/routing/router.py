@@ -129,7 +129,7 @@ class Router(Members):
         if lease_key is not None:
             lease = Lease(seat.key, offer.variant, now + pool.sequence_idle_s)
             ended = request.features.sequence_end
-            self._leased(lease_key, None if ended else lease, now, fresh=not choice.leased)
+            self._leased(lease_key, None if ended else lease, now)
         ticket = self._charge(offer, picked, pool.name)
         if choice.policy.learns and ticket is not None:
             choice.policy.charged(ticket)
@@ -327,13 +327,13 @@ class Router(Members):
         if self._on_event is not None:
             self._on_event(Inserted(key, blocks, now))
 
-    def _leased(self, key: LeaseKey, lease: Lease | None, now: float, *, fresh: bool) -> None:
+    def _leased(self, key: LeaseKey, lease: Lease | None, now: float) -> None:
         if lease is None:
             self.leases.release(key)
         else:
             self.leases.keep(key, lease, now)
         if self._on_event is not None:
-            self._on_event(Released(key) if lease is None else Leased(key, lease, fresh))
+            self._on_event(Released(key) if lease is None else Leased(key, lease))
 
     # --- Showing --------------------------------------------------------------------------------
 

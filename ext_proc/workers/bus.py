@@ -222,8 +222,8 @@ class Bus:
         self._deeds.append((event, self._clock()))
         if kind is Charged:
             self._charged = True
-        elif kind is Released or kind is Leased:
-            # A renewal too: told after another worker's release it would bring the lease back.
+        elif kind is Leased or kind is Released:
+            # Renewals, too: one that is told after another worker's release brings the lease back.
             self.flush()
             return
         if len(self._deeds) >= MANY:
@@ -277,7 +277,7 @@ class Bus:
     def _snapshot(self) -> Iterator[Event]:
         yield from self._account.standing()
         for key, lease in self._router.leases.items():
-            yield Leased(key, lease, fresh=False)
+            yield Leased(key, lease)
 
     def _index(self) -> Iterator[bytes]:
         """Yield the prefix index in parts."""

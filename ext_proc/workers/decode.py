@@ -238,9 +238,9 @@ def _sequence(value: Any) -> SequenceKey:
     return SequenceKey(_text(model), _text(version), name)
 
 
-def _lease(pool: Any, sequence: Any, endpoint: Any, variant: Any, expires: Any, fresh: Any) -> Word:
+def _lease(pool: Any, sequence: Any, endpoint: Any, variant: Any, expires: Any) -> Word:
     lease = Lease(_key(endpoint), _text(variant), _number(expires))
-    return Leased(LeaseKey(_text(pool), _sequence(sequence)), lease, bool(fresh))
+    return Leased(LeaseKey(_text(pool), _sequence(sequence)), lease)
 
 
 def _release(pool: Any, sequence: Any) -> Word:

@@ -134,8 +134,8 @@ class Encoder:
         into += array("q", blocks).tobytes()
 
     def _leased(self, event: Leased, into: bytearray) -> None:
-        (pool, sequence), (endpoint, variant, expires), fresh = event
-        _json(into, ["lease", pool, list(sequence), list(endpoint), variant, expires, fresh])
+        (pool, sequence), (endpoint, variant, expires) = event
+        _json(into, ["lease", pool, list(sequence), list(endpoint), variant, expires])
 
     def _released(self, event: Released, into: bytearray) -> None:
         _json(into, ["release", event.key.pool, list(event.key.sequence)])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from ext_proc.h2 import connection as h2
+from ext_proc.h2 import limits
 from ext_proc.h2.frames import framed
 from ext_proc.h2.stream import HIGH
 from support.h2peer import DIRECT, HEADERS, LIMIT, Call, H2Peer, Pipe, settle
@@ -28,7 +29,7 @@ def logged():
 
 def full(peer):
     """Return whether the peer has all windows of the connection back."""
-    return peer.connection._h2.local_window_size > h2.CONNECTION_WINDOW // 2
+    return peer.connection._h2.local_window_size > limits.CONNECTION_WINDOW // 2
 
 
 async def owes_nothing(peer):
@@ -134,7 +135,7 @@ async def test_an_unread_stream_holds_its_peer():
         await peer.turn()
         (stream,) = peer.connection.streams.values()
         assert len(stream._unread) in {2, 3}
-        assert stream._owed <= h2.STREAM_WINDOW
+        assert stream._owed <= limits.STREAM_WINDOW
         assert 0 < stream._beyond < 100_005
         assert peer.server.beyond.held == stream._beyond
         peer.calls.go.set()
@@ -316,7 +317,7 @@ async def test_a_peers_goodbye():
 
 async def test_streams_above_the_limit(monkeypatch):
     """They are refused before anything runs, also where the peer has not heard of the limit."""
-    monkeypatch.setitem(h2.SETTINGS, ngh2.Setting.MAX_CONCURRENT_STREAMS, 3)
+    monkeypatch.setitem(limits.SETTINGS, ngh2.Setting.MAX_CONCURRENT_STREAMS, 3)
     async with H2Peer() as peer:
         hasty, pipe = ngh2.Connection(ngh2.Role.CLIENT), Pipe()
         hasty.initiate_connection()
@@ -410,7 +411,7 @@ def test_windows_are_exact(acts, cut):
                     peer.client.reset_stream(number)
                     await peer.turn(cut)
                 owed = sum(stream._owed for stream in peer.connection.streams.values())
-                assert owed <= h2.STREAM_WINDOW * len(peer.connection.streams)
+                assert owed <= limits.STREAM_WINDOW * len(peer.connection.streams)
             peer.calls.go.set()
             for number, call in peer.found.items():
                 if call.closed is None:

@@ -257,6 +257,20 @@ async def test_a_lease_is_known_before_the_next_request(tmp_path):
         assert len(first.router.leases) == len(other.router.leases) == 0
 
 
+async def test_a_renewal_does_not_outlive_the_release(tmp_path):
+    """Told after another worker's release it would bring the sequence's lease back."""
+    async with crew_of(tmp_path, 2) as crew:
+        first, other = crew.workers.values()
+        decide(first.router, 100.0, sequence_id=1, sequence_start=True)
+        decide(other.router, 100.0, sequence_id=1)
+        decide(first.router, 100.0, sequence_id=1, sequence_end=True)
+        for worker in (first, other):
+            worker.bus.flush()
+        for worker in (first, other):
+            worker.bus.catch_up()
+        assert len(first.router.leases) == len(other.router.leases) == 0
+
+
 async def test_the_lowest_live_worker_leads(tmp_path):
     """One leads; when it dies the next one does at once, and gives way when it is back."""
     async with crew_of(tmp_path, 3) as crew:

@@ -82,7 +82,7 @@ events = st.one_of(
         times,
     ),
     st.builds(Inserted, keys, blocks, times),
-    st.builds(Leased, sequences, st.builds(Lease, keys, texts, times), st.booleans()),
+    st.builds(Leased, sequences, st.builds(Lease, keys, texts, times)),
     st.builds(Released, sequences),
     st.builds(Heard, texts, texts, st.lists(readings, max_size=2).map(tuple), times),
     st.builds(Restarted, texts),

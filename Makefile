@@ -35,16 +35,16 @@ check: $(VENV)/.dev ## format, lint, types, import directions, drift of generate
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest -q tests/unit/test_house.py
-	$(PY) -m protos.generate --check
-	$(PY) bench/guard.py
+	$(PY) -m pytest -q tests/unit/test_architecture.py
+	$(PY) -m tidegate_api.generate --check
+	$(PY) bench/cost/guard.py
 
 format: $(VENV)/.dev ## format and apply safe fixes
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
 protos: $(VENV)/.dev ## regenerate the committed protobuf code
-	$(PY) -m protos.generate
+	$(PY) -m tidegate_api.generate
 
 bench: $(VENV)/.bench ## Tidegate beside its peers, the short form (ARGS="fleet --full")
 	$(PY) -m tidegate bench $(ARGS)

@@ -29,7 +29,7 @@ class Compile(BuildHookInterface):  # type: ignore[type-arg]  # its parameter sa
         if version != "standard" or not _asked():
             return
         sys.path.insert(0, self.root)
-        from tidegate.compiling import compile_picker  # noqa: PLC0415 - found from here on
+        from tools.compiling import compile_picker  # noqa: PLC0415 - found from here on
 
         made = compile_picker(Path(self.root), Path(self.root) / "build" / "compiling")
         build_data["force_include"].update(made)

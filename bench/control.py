@@ -28,18 +28,18 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
 
-from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, LISTENER_TYPE, ROUTE_TYPE, RUNTIME_TYPE
-from protos.tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
 from tidegate import logs
 from tidegate.stack.local import LocalStack
-from tidegate.stack.triton import TritonReplica
+from tidegate.stack.tritons.replica import TritonReplica
 from tidegate.stack.upstream import instant_upstreams
-from xds_server.control import Control
-from xds_server.fleet.model import Fleet
-from xds_server.fleet.store import Store
+from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
+from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, LISTENER_TYPE, ROUTE_TYPE, RUNTIME_TYPE
+from xds_server.control.fleet_control import Control
+from xds_server.control.operation import ChangeOptions
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.store import RevisionStore
 from xds_server.observability import XdsMetrics
-from xds_server.operation import Options
-from xds_server.service import AdsServer
+from xds_server.server.service import AdsServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,7 +192,7 @@ def rss_mb() -> float:
 
 async def many(count: int, pools: int, endpoints: int, changes: int) -> tuple[str, ...]:
     """Measure one size; return a table's row."""
-    ads, store = AdsServer(XdsMetrics(CollectorRegistry())), Store(None)
+    ads, store = AdsServer(XdsMetrics(CollectorRegistry())), RevisionStore(None)
     control = Control(store, ads, lambda: int(time.time() * 1000), time.monotonic)
     address = await ads.start("127.0.0.1:0")
     fleet = simulated_fleet(pools, endpoints)
@@ -212,7 +212,7 @@ async def many(count: int, pools: int, endpoints: int, changes: int) -> tuple[st
             took, cpu, sent = [], time.process_time(), counts[0]
             for turn in range(1, changes + 1):
                 change(fleet["pools"][turn % pools], turn // pools + 1)
-                result = await control.apply(Fleet.model_validate(fleet), Options(wait=True))
+                result = await control.apply(Fleet.model_validate(fleet), ChangeOptions(wait=True))
                 if result.outcome is None or result.outcome.acked != count:
                     raise RuntimeError(str(result.outcome))
                 took.append((result.outcome.elapsed_s or 0.0) * 1000)

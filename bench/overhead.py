@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tidegate.stack.local import ENVOY, PICKER, LocalStack
-from tidegate.stack.triton import TritonReplica
+from tidegate.stack.tritons.replica import TritonReplica
 from tidegate.stack.upstream import instant_upstreams
 
 UPSTREAMS = 3

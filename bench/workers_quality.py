@@ -35,7 +35,7 @@ from tidegate.simulate.traces import read_trace
 from tidegate.simulate.workload import arrivals
 
 if TYPE_CHECKING:
-    from ext_proc.routing.siblings import Event
+    from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.workers.account import Deed
     from ext_proc.workers.records import Word
     from tidegate.simulate.choosers.base import Choice
@@ -85,7 +85,7 @@ class Together(Several):
             for number, router in enumerate(self._routers):
                 if number != sender:
                     for word in words:
-                        router.siblings.follow(sender, cast("Event", word), at)
+                        router.peers.follow(sender, cast("ReplicationEvent", word), at)
         self._now = now
 
     def choose(self, job: Job, now: float) -> Choice | None:

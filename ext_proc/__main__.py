@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import uvloop
 from pydantic import ValidationError
 
-from ext_proc import transport
-from ext_proc.settings import EXIT_USAGE, MissingExtraError, Settings
+from ext_proc.server import transport
+from ext_proc.settings import EXIT_USAGE, MissingExtraError, PickerSettings
 from ext_proc.workers.parent import run_workers
 from ext_proc.workers.plan import PlanError, plan
 
@@ -26,13 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="The picker: chooses the replica of each request and tells Envoy.",
         argument_default=argparse.SUPPRESS,
     )
-    for name, field in Settings.model_fields.items():
+    for name, field in PickerSettings.model_fields.items():
         default = "picker-HOSTNAME" if name == "id" else field.default
         parser.add_argument(
             f"--{name.replace('_', '-')}", help=f"{field.description} Default: {default}."
         )
     try:
-        settings = Settings.model_validate(vars(parser.parse_args(argv)))
+        settings = PickerSettings.model_validate(vars(parser.parse_args(argv)))
     except ValidationError as error:
         for problem in error.errors():
             option = "--" + str(problem["loc"][0]).replace("_", "-")

@@ -21,20 +21,20 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from ext_proc.compiled import compiled
+from ext_proc.control.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatch
+from ext_proc.control.reports import ReportSender
+from ext_proc.control.tokenizer_files import TokenizerFiles
 from ext_proc.feedback.fold import Feedback
 from ext_proc.feedback.metrics import FeedbackMetrics
 from ext_proc.feedback.probe import Prober, targets_of
 from ext_proc.feedback.service import LogService
-from ext_proc.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatch
-from ext_proc.observability import Metrics, debug_app
-from ext_proc.replica_metrics import ReplicaMetrics
-from ext_proc.reports import Reporter
+from ext_proc.observability.metrics import Metrics, debug_app
+from ext_proc.observability.replica_metrics import ReplicaMetrics
 from ext_proc.routing.router import Router
-from ext_proc.service import AddressError, PickerServer
+from ext_proc.server.service import AddressError, PickerServer
+from ext_proc.server.transport import named
 from ext_proc.settings import EXIT_USAGE, MissingExtraError
 from ext_proc.telemetry.hub import Hub
-from ext_proc.tokenizer_files import TokenizerFiles
-from ext_proc.transport import named
 from ext_proc.workers.bus import Bus
 from ext_proc.workers.news import Indexed, Probed
 from tidegate import logs
@@ -42,11 +42,11 @@ from tidegate import logs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from ext_proc.routing.types import Pool
-    from ext_proc.settings import Settings
-    from ext_proc.tracing import Tracing
+    from ext_proc.observability.tracing import Tracing
+    from ext_proc.routing.values.pool import Pool
+    from ext_proc.settings import PickerSettings
     from ext_proc.workers.account import Deed
-    from ext_proc.workers.bus import Place
+    from ext_proc.workers.bus import WorkerPlace
 
 SWEEP_S: Final = 1.0
 """Time between two looks for replicas that stand still."""
@@ -54,7 +54,7 @@ SWEEP_S: Final = 1.0
 _log = structlog.stdlib.get_logger("ext_proc")
 
 
-async def run_picker(settings: Settings, place: Place | None = None) -> int:
+async def run_picker(settings: PickerSettings, place: WorkerPlace | None = None) -> int:
     """Run a picker until SIGTERM or SIGINT.
 
     Args:
@@ -86,7 +86,7 @@ class Picker:
         MissingExtraError: A setting needs what is not installed.
     """
 
-    def __init__(self, settings: Settings, place: Place | None = None) -> None:
+    def __init__(self, settings: PickerSettings, place: WorkerPlace | None = None) -> None:
         self._settings = settings
         self._transport = named(settings.transport)
         self._place = place
@@ -157,7 +157,8 @@ class Picker:
         self._telemetry.set_pools(pools)
         self._tokenizers.set_pools(pools)
 
-    # --- Among siblings ---------------------------------------------------------------------------
+    # --- Among peer workers
+    # ---------------------------------------------------------------------------
 
     def _tell(self, event: Deed) -> None:
         if self._bus is not None:
@@ -231,7 +232,7 @@ class Picker:
             rng=self._rng.random,
             on_connected=self._connected,
         )
-        self._reporter = Reporter(
+        self._reporter = ReportSender(
             channel,
             picker=settings.id,
             in_flight=self._router.in_flight,
@@ -331,7 +332,7 @@ class Picker:
         self._server.set_ready(ready=True)
 
 
-def _group(picker: str, place: Place | None) -> str:
+def _group(picker: str, place: WorkerPlace | None) -> str:
     """Return the name under which workers of one picker find as one."""
     return "" if place is None else picker.removesuffix(f".w{place.number}")
 
@@ -343,7 +344,7 @@ def _tracing(collector: str, picker: str) -> Tracing:
         MissingExtraError: OpenTelemetry is not installed.
     """
     try:
-        from ext_proc.tracing import Tracing  # noqa: PLC0415 - an extra, and slow to load
+        from ext_proc.observability.tracing import Tracing  # noqa: PLC0415 - an extra, and slow to load
     except ImportError as error:
         raise MissingExtraError(
             f"--otlp needs OpenTelemetry: pip install 'tidegate[otel]' ({error})"

@@ -29,7 +29,7 @@ def _default_id() -> str:
     return f"picker-{socket.gethostname()}"
 
 
-class Settings(BaseModel):
+class PickerSettings(BaseModel):
     """How a picker runs."""
 
     model_config = ConfigDict(

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tidegate.logs import LogFormat, LogLevel
 from xds_server.app import run
-from xds_server.settings import Settings
+from xds_server.settings import ControlSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m xds_server",
         description="Tidegate's control server: one fleet file in, ADS for Envoys and pickers out.",
     )
-    defaults = Settings.model_fields
+    defaults = ControlSettings.model_fields
     parser.add_argument("--fleet", required=True, metavar="FILE", help="the fleet file; watched")
     for name, help_ in (
         ("ads", "where Envoys and pickers connect"),
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--log-level", choices=get_args(LogLevel), default="info")
     options = parser.parse_args(argv)
     try:
-        settings = Settings.model_validate(vars(options))
+        settings = ControlSettings.model_validate(vars(options))
     except ValidationError as error:
         fault = error.errors()[0]
         reason = fault["msg"].removeprefix("Value error, ")

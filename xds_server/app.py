@@ -17,18 +17,18 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from tidegate import logs
 from xds_server.admin.csds import ClientStatusService
 from xds_server.admin.service import AdminServer, AdminService
-from xds_server.control import Control
+from xds_server.control.fleet_control import Control
+from xds_server.control.health_broadcast import HealthBroadcaster
 from xds_server.discovery.file import FileFault, FileWatch, read_text
 from xds_server.fleet.load import FleetError, load_text
-from xds_server.fleet.store import Store, StoreError
+from xds_server.fleet.store import RevisionStore, StoreError
 from xds_server.observability import XdsMetrics
-from xds_server.service import AdsServer
-from xds_server.telling import Crier
+from xds_server.server.service import AdsServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from xds_server.settings import Settings
+    from xds_server.settings import ControlSettings
 
 EXIT_OK = 0
 EXIT_CANNOT_START = 2
@@ -40,7 +40,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _log = structlog.get_logger(__name__)
 
 
-async def run(settings: Settings, stop: asyncio.Event | None = None) -> int:
+async def run(settings: ControlSettings, stop: asyncio.Event | None = None) -> int:
     """Run the control server until SIGINT or SIGTERM, or until ``stop`` is set.
 
     Args:
@@ -76,7 +76,7 @@ async def _signalled() -> None:
 
 
 @contextlib.asynccontextmanager
-async def _running(settings: Settings) -> AsyncIterator[None]:
+async def _running(settings: ControlSettings) -> AsyncIterator[None]:
     """Start every part, in the order in which they need each other, and stop them in reverse.
 
     Raises:
@@ -88,7 +88,7 @@ async def _running(settings: Settings) -> AsyncIterator[None]:
     text, source = await asyncio.to_thread(read_text, settings.fleet), str(settings.fleet)
     load_text(text, source)  # a bad file is told before anything is made
     async with contextlib.AsyncExitStack() as stack:
-        store = await asyncio.to_thread(Store, settings.state)
+        store = await asyncio.to_thread(RevisionStore, settings.state)
         stack.callback(store.close)
         registry = CollectorRegistry()
         metrics = XdsMetrics(registry)
@@ -99,7 +99,7 @@ async def _running(settings: Settings) -> AsyncIterator[None]:
             crier.hear()
 
         control = Control(store, ads, _unix_ms, time.monotonic, in_force)
-        crier = Crier(ads, control)
+        crier = HealthBroadcaster(ads, control)
         ads.on_findings = crier.hear
         metrics.show_told(lambda: crier.told)
         ads_address = await ads.start(settings.ads)
@@ -126,7 +126,7 @@ async def _running(settings: Settings) -> AsyncIterator[None]:
         _log.info("control_server_stopping")
 
 
-def _watch(settings: Settings, text: str, control: Control) -> Callable[[], Awaitable[None]]:
+def _watch(settings: ControlSettings, text: str, control: Control) -> Callable[[], Awaitable[None]]:
     """Start to follow the fleet file; return what ends that."""
     source = str(settings.fleet)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from protos.names import SHORT_TYPE
+from tidegate_api.names import SHORT_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

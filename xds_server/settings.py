@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from tidegate.logs import LogFormat, LogLevel  # noqa: TC001 - as above
-from xds_server.fleet.fields import join_host_port, split_host_port
+from xds_server.fleet.model.fields import join_host_port, split_host_port
 
 
 def _listen_address(address: str) -> str:
@@ -26,7 +26,7 @@ ListenAddress = Annotated[str, AfterValidator(_listen_address)]
 """``ip:port``, IPv6 in brackets; port 0 = a free one."""
 
 
-class Settings(BaseModel):
+class ControlSettings(BaseModel):
     """Start options; nothing in them changes while the server runs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

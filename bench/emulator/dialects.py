@@ -107,10 +107,10 @@ def read(path: str, body: bytes) -> Asked | None:
 def output_tokens(prompt: bytes, most: Any) -> int:
     """Return how long an answer is: as the prompt wishes, and at most what a field allows."""
     allowed = most if type(most) is int and most > 0 else None
-    wished = wished_output(prompt)
-    if wished is None:
+    preferred = wished_output(prompt)
+    if preferred is None:
         return allowed or DEFAULT_OUTPUT
-    return wished if allowed is None else min(wished, allowed)
+    return preferred if allowed is None else min(preferred, allowed)
 
 
 def _asked(text: str, fields: dict[str, Any], stream: bool, dialect: Dialect) -> Asked:

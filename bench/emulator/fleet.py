@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
 
-from tidegate.stack.environment import service_environment
-from tidegate.stack.ports import HeldPorts
-from tidegate.stack.processes import Supervisor
+from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.supervisor import Supervisor
+from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder
-from tidegate.stack.waiting import http_ok, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

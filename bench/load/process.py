@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.load.plan import Plan, Results, read_results, write_plan
-from tidegate.stack.environment import service_environment
+from tidegate.stack.processes.environment import service_environment
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

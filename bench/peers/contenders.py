@@ -22,14 +22,14 @@ from bench.overhead import cpu_seconds, rss_mb
 from bench.peers.environment import ROOT
 from bench.peers.envoys import bootstrap
 from bench.workers import family
-from tidegate.compiling import is_current
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
 from tidegate.stack.local import ENVOY, PICKER, LocalStack
-from tidegate.stack.ports import HeldPorts
-from tidegate.stack.processes import Supervisor
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.supervisor import Supervisor
+from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder
-from tidegate.stack.triton import TritonReplica
-from tidegate.stack.waiting import http_ok, wait_until
+from tidegate.stack.tritons.replica import TritonReplica
+from tools.compiling import is_current
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A stack whose picker is a bare one (``bench/bare_picker.py``): the least that asking can cost.
+"""A stack with a bare picker (``bench/cost/bare_picker.py``): the least that asking can cost.
 
 Control server and Envoy are Tidegate's own and configured as beside the real picker. That one is
 killed and a bare one takes its address: it answers with recorded replies and decides nothing.
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 from bench.overhead import POOL_MODES, UPSTREAMS, replicas
-from ext_proc import transport
-from tidegate.stack.environment import service_environment
+from ext_proc.server import transport
 from tidegate.stack.local import ENVOY, PICKER, LocalStack
 from tidegate.stack.probes import picker_healthy
-from tidegate.stack.processes import Supervisor
-from tidegate.stack.waiting import wait_until
+from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.supervisor import Supervisor
+from tidegate.stack.processes.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MODES: Final = ("none", "peek")
 """Those that are measured: what ``full`` adds is Envoy's buffering."""
 READY_S: Final = 30.0
-_SCRIPT: Final = Path(__file__).resolve().parents[1] / "bare_picker.py"
+_SCRIPT: Final = Path(__file__).resolve().parents[1] / "cost" / "bare_picker.py"
 
 
 class BareStack:

@@ -1,7 +1,7 @@
 """Suite ``picker``: CPU of one exchange beside a bare ``grpc.aio`` picker with the same messages.
 
-It is ``bench/exchange.py``: all in turn, the least of several rounds, no Envoy; over each transport
-that is installed, and once more compiled where ``build/compiled`` holds this very source.
+It is ``bench/cost/exchange.py``: all in turn, the least of several rounds, no Envoy; over each
+transport that is installed, and once more compiled where ``build/compiled`` holds this very source.
 ``bench/workers.py`` adds what a second worker costs, behind a real Envoy.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.suites.script import ROOT, json_lines
-from ext_proc import transport
-from tidegate.compiling import is_current
+from ext_proc.server import transport
+from tools.compiling import is_current
 
 if TYPE_CHECKING:
     from bench.suites.context import Context

@@ -21,7 +21,7 @@ from bench.suites.workloads import http_request
 from tidegate.simulate.workload import arrivals
 from tidegate.stack.fleet import LLM_MODEL
 from tidegate.stack.local import LocalStack
-from tidegate.stack.tritons import Tritons
+from tidegate.stack.tritons.fleet import Tritons
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,10 +18,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.control import many
-from bench.decide import microseconds, requests_of
+from bench.cost.decide import microseconds, requests_of
 from bench.suites.script import json_lines, output
+from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.router import Router
-from ext_proc.routing.types import Decision, Endpoint, EndpointKey, Outcome, Pool, Request, Variant
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.routing.values.request import Request
+from ext_proc.routing.values.ticket import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,7 +133,7 @@ def _fit(points: Sequence[tuple[float, float]]) -> tuple[float, float, float | N
 
 
 def telemetry_axes(text: str) -> dict[str, list[dict[str, float]]]:
-    """Return the rows of ``bench/telemetry.py``: cost per endpoint by source and endpoints."""
+    """Return the rows of ``bench/cost/telemetry.py``: cost per endpoint by source and endpoints."""
     axes: dict[str, list[dict[str, float]]] = {}
     for line in text.splitlines():
         words = line.split()

@@ -6,8 +6,8 @@ writes a refusal in its caller's dialect.
 
 from ext_proc.exchange.actions import (
     Action,
-    Ask,
-    Echo,
+    BodyModeOverride,
+    PassThrough,
     Pick,
     Refuse,
     ReplyBody,
@@ -15,7 +15,6 @@ from ext_proc.exchange.actions import (
     ReplyResponse,
     ReplyTrailers,
 )
-from ext_proc.exchange.chooser import Chooser
 from ext_proc.exchange.events import (
     Body,
     BodySending,
@@ -28,29 +27,30 @@ from ext_proc.exchange.events import (
     Trailers,
 )
 from ext_proc.exchange.machine import Exchange, IllegalEventError
-from ext_proc.exchange.state import State
+from ext_proc.exchange.router import RequestRouter
+from ext_proc.exchange.state import ExchangeState
 
 __all__ = [
     "Action",
-    "Ask",
     "Body",
+    "BodyModeOverride",
     "BodySending",
-    "Chooser",
-    "Echo",
     "Event",
     "Exchange",
+    "ExchangeState",
     "Head",
     "IllegalEventError",
     "Lost",
+    "PassThrough",
     "Pick",
     "Refuse",
     "ReplyBody",
     "ReplyHead",
     "ReplyResponse",
     "ReplyTrailers",
+    "RequestRouter",
     "Response",
     "ResponsePart",
-    "State",
     "Stopped",
     "Trailers",
 ]

@@ -8,11 +8,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ext_proc.routing.plain import Plain
+from ext_proc.routing.values.plain import Plain
 
 if TYPE_CHECKING:
     from ext_proc.exchange.events import ResponsePart
-    from ext_proc.routing.types import Decision
+    from ext_proc.routing.pipeline.decision import Decision
 
 
 class Pick(Plain):
@@ -67,7 +67,7 @@ class Pick(Plain):
         self.unreadable = unreadable
 
 
-class Ask(Enum):
+class BodyModeOverride(Enum):
     """What the reply to a head asks of the body, against what was announced."""
 
     FIRST_PART = "first-part"
@@ -80,7 +80,7 @@ class Ask(Enum):
     """Nothing of it, and later the answer's headers."""
 
 
-class Echo(Plain):
+class PassThrough(Plain):
     """A chunk handed back; in duplex only this lets it go on."""
 
     __slots__ = ("chunk", "end_of_stream")
@@ -95,7 +95,7 @@ class ReplyHead(Plain):
 
     __slots__ = ("ask", "pick")
 
-    def __init__(self, pick: Pick | None = None, ask: Ask | None = None) -> None:
+    def __init__(self, pick: Pick | None = None, ask: BodyModeOverride | None = None) -> None:
         self.pick = pick
         self.ask = ask
 
@@ -105,7 +105,7 @@ class ReplyBody(Plain):
 
     __slots__ = ("echo", "pick")
 
-    def __init__(self, pick: Pick | None = None, echo: Echo | None = None) -> None:
+    def __init__(self, pick: Pick | None = None, echo: PassThrough | None = None) -> None:
         self.pick = pick
         self.echo = echo
 
@@ -121,7 +121,7 @@ class ReplyResponse(Plain):
 
     __slots__ = ("echo", "part")
 
-    def __init__(self, part: ResponsePart, echo: Echo | None = None) -> None:
+    def __init__(self, part: ResponsePart, echo: PassThrough | None = None) -> None:
         self.part = part
         self.echo = echo
 

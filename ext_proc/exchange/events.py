@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.plain import Plain
+from ext_proc.routing.values.plain import Plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.exchange.events import DUPLEX, STREAMED
-from ext_proc.requests.grpc_infer import FRAME_HEADER_BYTES
-from ext_proc.routing.request import GRPC_STREAM, MODEL_CALL, Form
+from ext_proc.requests.forms.grpc_infer import FRAME_HEADER_BYTES
+from ext_proc.routing.values.request import GRPC_STREAM, MODEL_CALL, Form
 
 if TYPE_CHECKING:
     from ext_proc.exchange.events import Head
-    from ext_proc.routing.types import Pool
+    from ext_proc.routing.values.pool import Pool
 
 FIRST_PART_BYTES: Final = 65_536
 """In duplex, most bytes for which a decision waits; at most one chunk more is held."""

@@ -75,7 +75,7 @@ from ext_proc.exchange.replies import (
     go_on,
     write_pick,
 )
-from ext_proc.exchange.state import DECIDED, NEW, OVER, WAITING, State
+from ext_proc.exchange.state import DECIDED, NEW, OVER, WAITING, ExchangeState
 from ext_proc.requests import (
     BadRequest,
     read_body,
@@ -85,27 +85,19 @@ from ext_proc.requests import (
     split_adapter,
     token_blocks,
 )
-from ext_proc.routing.request import GRPC_STREAM
-from ext_proc.routing.types import (
-    ABORTED,
-    DONE,
-    SHUTDOWN,
-    Features,
-    Pool,
-    Refusal,
-    RefusalKind,
-    Request,
-    Ticket,
-)
-from protos.names import UNNAMED_ROUTE_PREFIX, ClusterRef, parse_cluster
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.request import GRPC_STREAM, Features, Request
+from ext_proc.routing.values.ticket import ABORTED, DONE, SHUTDOWN, Ticket
+from tidegate_api.names import UNNAMED_ROUTE_PREFIX, ClusterRef, parse_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ext_proc.exchange.actions import Action, Pick
-    from ext_proc.exchange.chooser import Chooser
     from ext_proc.exchange.events import Event
+    from ext_proc.exchange.router import RequestRouter
     from ext_proc.requests import Tokenizer
+    from ext_proc.routing.values.pool import Pool
 
 # Tuples, as a union in `isinstance` would be built anew at each call.
 _ENDS: Final = (Lost, Stopped)
@@ -121,7 +113,7 @@ class IllegalEventError(Exception):
     """An event that the state does not allow; nothing has changed."""
 
 
-def _illegal(event: Event, state: State) -> IllegalEventError:
+def _illegal(event: Event, state: ExchangeState) -> IllegalEventError:
     return IllegalEventError(f"{type(event).__name__} in state {state.value}")
 
 
@@ -161,7 +153,7 @@ class Exchange:
     )
 
     def __init__(
-        self, chooser: Chooser, tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS
+        self, chooser: RequestRouter, tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS
     ) -> None:
         self._chooser = chooser
         self._tokenizers = tokenizers

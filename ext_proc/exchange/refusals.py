@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import orjson
 
 from ext_proc.exchange.actions import Refuse
-from ext_proc.routing.types import Form, Refusal, RefusalKind
-from protos.names import REASON_HEADER
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.request import Form
+from tidegate_api.names import REASON_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ext_proc.exchange.events import Body
-    from ext_proc.routing.types import Pool
+    from ext_proc.routing.values.pool import Pool
 
 
 class _Status(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.exchange.actions import (
-    Ask,
-    Echo,
+    BodyModeOverride,
+    PassThrough,
     Pick,
     ReplyBody,
     ReplyHead,
@@ -15,7 +15,7 @@ from ext_proc.exchange.actions import (
 )
 from ext_proc.exchange.events import Body, BodySending, ResponsePart, Trailers
 from ext_proc.requests.tokens import CHARS_PER_TOKEN
-from protos.names import (
+from tidegate_api.names import (
     CONTROL_POOL_HEADER,
     CONTROL_VARIANT_HEADER,
     DESTINATION_HEADER,
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from ext_proc.exchange.actions import Action
     from ext_proc.exchange.events import Head, Response
     from ext_proc.requests import Blocks
-    from ext_proc.routing.types import Decision, Features
-    from protos.names import ClusterRef
+    from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.values.request import Features
+    from tidegate_api.names import ClusterRef
 
 MAX_ECHO_BYTES: Final = 62_000
 """Most bytes of one echoed chunk; Envoy advises to stay below 64 KiB."""
@@ -37,8 +38,8 @@ _BUFFERED: Final = BodySending.BUFFERED
 _BODY: Final = ResponsePart.BODY
 EMPTY_HEAD: Final = ReplyHead()
 EMPTY_TRAILERS: Final = ReplyTrailers()
-_ASK_FIRST_PART: Final = ReplyHead(ask=Ask.FIRST_PART)
-_ASK_FIRST_PART_AND_LOADS: Final = ReplyHead(ask=Ask.FIRST_PART_AND_LOADS)
+_ASK_FIRST_PART: Final = ReplyHead(ask=BodyModeOverride.FIRST_PART)
+_ASK_FIRST_PART_AND_LOADS: Final = ReplyHead(ask=BodyModeOverride.FIRST_PART_AND_LOADS)
 _EMPTY_BODY: Final = ReplyBody()
 _EMPTY_RESPONSE: Final = {part: ReplyResponse(part) for part in ResponsePart}
 
@@ -75,14 +76,14 @@ def write_pick(decision: Decision, ref: ClusterRef, features: Features, blocks: 
     )
 
 
-def echoes(event: Body | Response) -> list[Echo]:
+def echoes(event: Body | Response) -> list[PassThrough]:
     """Cut a chunk into echoes; an empty one still gets one, and only the last ends the stream."""
     chunk = event.chunk
     if len(chunk) <= MAX_ECHO_BYTES:
-        return [Echo(chunk, event.end_of_stream)]
+        return [PassThrough(chunk, event.end_of_stream)]
     starts = range(0, len(chunk), MAX_ECHO_BYTES)
     return [
-        Echo(
+        PassThrough(
             chunk[at : at + MAX_ECHO_BYTES],
             event.end_of_stream and at + MAX_ECHO_BYTES >= len(chunk),
         )
@@ -107,7 +108,9 @@ def answer_head(head: Head, pick: Pick, *, loads: bool) -> ReplyHead:
     if head.request_body is not _BUFFERED or head.end_of_stream:
         return ReplyHead(pick)
     # A buffered body that nobody reads would only delay the request; a stream's never ends.
-    return ReplyHead(pick, Ask.NOTHING_AND_LOADS if loads else Ask.NOTHING)
+    return ReplyHead(
+        pick, BodyModeOverride.NOTHING_AND_LOADS if loads else BodyModeOverride.NOTHING
+    )
 
 
 def go_on(

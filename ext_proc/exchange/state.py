@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Final
 
 
-class State(Enum):
+class ExchangeState(Enum):
     """Where the exchange stands."""
 
     NEW = "new"
@@ -21,7 +21,7 @@ class State(Enum):
     OVER = "over"
 
 
-NEW: Final = State.NEW
-WAITING: Final = State.WAITING
-DECIDED: Final = State.DECIDED
-OVER: Final = State.OVER
+NEW: Final = ExchangeState.NEW
+WAITING: Final = ExchangeState.WAITING
+DECIDED: Final = ExchangeState.DECIDED
+OVER: Final = ExchangeState.OVER

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from ext_proc.routing.types import EndpointKey
+    from ext_proc.routing.values.pool import EndpointKey
 
 
 class Entry(NamedTuple):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ext_proc.feedback.entries import Entry
     from ext_proc.routing.router import Router
-    from ext_proc.routing.types import EndpointKey
+    from ext_proc.routing.values.pool import EndpointKey
 
 MAX_DIGITS: Final = 18
 """Of a ticket's number."""

@@ -1,4 +1,4 @@
-"""What the feedback shows of itself; see ``ext_proc.counts`` for the rules of labels."""
+"""Metrics of the feedback; ``ext_proc.observability.counts`` has the rules of labels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ext_proc.counts import MAX_SERIES, Counts, Timings
+from ext_proc.observability.counts import MAX_SERIES, Counts, Timings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from ext_proc.feedback.fold import Feedback
-    from ext_proc.routing.conditions import Conditions
+    from ext_proc.routing.health.conditions import Conditions
 
 _LAGS: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 

@@ -27,7 +27,7 @@ from ext_proc.feedback.repository import MAX_BYTES, IndexUnreadableError, unavai
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ext_proc.routing.types import EndpointKey, Pool
+    from ext_proc.routing.values.pool import EndpointKey, Pool
 
 TIMEOUT_S: Final = 1.0
 AGAIN_S: Final = 1.0

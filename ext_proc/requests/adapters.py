@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.request import OPENAI
+from ext_proc.routing.values.request import OPENAI
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
-    from ext_proc.routing.types import Features, Pool
+    from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.request import Features
 
 _SEPARATOR: Final = re.compile(r"[:/#@|+]+")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import xxhash
 
 if TYPE_CHECKING:
-    from ext_proc.routing.types import Features
+    from ext_proc.routing.values.request import Features
 
 
 MAX_BLOCKS: Final = 2048

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.requests import values
-from ext_proc.requests.generate import read_generate
-from ext_proc.requests.grpc_infer import read_grpc, read_model_call
-from ext_proc.requests.http_infer import read_infer
-from ext_proc.requests.inflate import inflate, is_supported
-from ext_proc.requests.openai import read_openai
-from ext_proc.routing.request import HTTP_INFER, OPENAI, OTHER, Features, Form
+from ext_proc.requests.forms.generate import read_generate
+from ext_proc.requests.forms.grpc_infer import read_grpc, read_model_call
+from ext_proc.requests.forms.http_infer import read_infer
+from ext_proc.requests.forms.openai import read_openai
+from ext_proc.requests.parsing import values
+from ext_proc.requests.parsing.inflate import inflate, is_supported
+from ext_proc.routing.values.request import HTTP_INFER, OPENAI, OTHER, Features, Form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from ext_proc.requests.values import MAX_NAME_CHARS, label, sooner
-from ext_proc.routing.types import Features, Form
-from protos.names import (
+from ext_proc.requests.parsing.values import MAX_NAME_CHARS, label, sooner
+from ext_proc.routing.values.request import Features, Form
+from tidegate_api.names import (
     MODEL_HEADER,
     POOL_HEADER,
     REQUEST_ID_HEADER,

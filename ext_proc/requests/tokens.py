@@ -20,7 +20,7 @@ from ext_proc.requests.blocks import MAX_BLOCKS, chained, prompt_blocks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.types import Features
+    from ext_proc.routing.values.request import Features
 
 ID_BYTES: Final = 4
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.narrowing import unmet, wishes
-from ext_proc.routing.types import Refusal
-from protos.names import POLICY_HEADER
+from ext_proc.routing.pipeline.constraints import unmet
+from ext_proc.routing.pipeline.preferences import preferences
+from ext_proc.routing.values.refusal import Refusal
+from tidegate_api.names import POLICY_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ext_proc.routing.choosing import Choice
-    from ext_proc.routing.conditions import Conditions
-    from ext_proc.routing.ledger import Ledger
-    from ext_proc.routing.prefix_index import PrefixIndex
-    from ext_proc.routing.roster import Replica, Roster
-    from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Reading, Request
+    from ext_proc.routing.cache.prefix_index import PrefixIndex
+    from ext_proc.routing.health.conditions import Conditions
+    from ext_proc.routing.pipeline.scheduler import Choice
+    from ext_proc.routing.state.ledger import Ledger
+    from ext_proc.routing.state.pool_state import PoolState
+    from ext_proc.routing.state.replica import Replica
+    from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool
+    from ext_proc.routing.values.reading import Reading
+    from ext_proc.routing.values.request import Request
 
 NOT_DRAWN: Final = "not-drawn"
 """Eligible, but no candidate in a large pool (``candidates``)."""
@@ -34,7 +38,7 @@ class Fixed:
 
 
 def explain(
-    roster: Roster,
+    pool_state: PoolState,
     request: Request,
     choice: Choice | Refusal,
     ledger: Ledger,
@@ -47,7 +51,7 @@ def explain(
     """Return why a request is decided as it is.
 
     Args:
-        roster: Its pool.
+        pool_state: Its pool.
         request: The request.
         choice: What was chosen from, or the refusal.
         ledger: Who has how much in flight, for the filters' verdicts.
@@ -57,34 +61,36 @@ def explain(
         most: In a pool of more endpoints it is not looked at why others were no candidates;
             ``None`` = always.
     """
-    pool = roster.pool
+    pool = pool_state.pool
     if isinstance(choice, Refusal):
         verdicts = {
-            each.key.id: _verdict(roster, each, None, request, ledger, conditions, now)
+            each.key.id: _verdict(pool_state, each, None, request, ledger, conditions, now)
             for each in pool.endpoints
         }
         return {"refused": str(choice.kind), "why": choice.message, "removed": verdicts}
-    offer, prices = choice.offer, choice.prices
+    context, prices = choice.context, choice.prices
     order = sorted(range(len(prices)), key=prices.__getitem__)
-    offered = {seat.key for seat in offer.seats}
+    offered = {candidate.key for candidate in context.candidates}
     left: dict[str, str] | None = None
     if most is None or len(pool.endpoints) <= most:
         left = {
-            each.key.id: _verdict(roster, each, offer.variant, request, ledger, conditions, now)
+            each.key.id: _verdict(
+                pool_state, each, context.variant, request, ledger, conditions, now
+            )
             for each in pool.endpoints
             if each.key not in offered
         }
-    wished = wishes(pool, request.features, offer.seats, zone, now)
+    preferred = preferences(pool, request.features, context.candidates, zone, now)
     return {
         "pool": pool.name,
-        "variant": offer.variant,
+        "variant": context.variant,
         "policy": request.headers.get(POLICY_HEADER, pool.policy),
         "leased": choice.leased,
-        "blocks": offer.blocks,
-        "shared_blocks": offer.shared,
-        "tokens": offer.tokens,
+        "blocks": context.blocks,
+        "shared_blocks": context.shared,
+        "tokens": context.tokens,
         "candidates": [
-            _candidate(choice, index, prices[order[0]], wished) for index in order[:EXPLAINED]
+            _candidate(choice, index, prices[order[0]], preferred) for index in order[:EXPLAINED]
         ],
         "removed": None
         if left is None
@@ -94,30 +100,30 @@ def explain(
 
 
 def _candidate(
-    choice: Choice, index: int, cheapest: float, wished: Sequence[tuple[str, Sequence[bool]]]
+    choice: Choice, index: int, cheapest: float, preferred: Sequence[tuple[str, Sequence[bool]]]
 ) -> dict[str, object]:
-    offer, price = choice.offer, choice.prices[index]
-    seat = offer.seats[index]
-    parts = dict(choice.policy.parts(offer, index))
+    context, price = choice.context, choice.prices[index]
+    candidate = context.candidates[index]
+    parts = dict(choice.policy.parts(context, index))
     moved = price - sum(parts.values())
     if parts and abs(moved) > ROUNDING * max(1.0, abs(price)):
         parts["order"] = moved
     return {
-        "id": seat.key.id,
+        "id": candidate.key.id,
         "price": price,
         "behind": price - cheapest,
         "parts": parts,
-        "lacks": [name for name, has in wished if not has[index]],
-        "matched_blocks": offer.matched[index],
-        "pending": offer.pending[index],
-        "slowness": seat.pace.slowness,
-        "ramp": 1.0 if offer.ramp is None else offer.ramp[index],
-        "silent": seat.replica.silent,
+        "lacks": [name for name, has in preferred if not has[index]],
+        "matched_blocks": context.matched[index],
+        "pending": context.pending[index],
+        "slowness": candidate.latency_model.slowness,
+        "ramp": 1.0 if context.ramp is None else context.ramp[index],
+        "silent": candidate.replica.silent,
     }
 
 
 def _verdict(
-    roster: Roster,
+    pool_state: PoolState,
     endpoint: Endpoint,
     variant: str | None,
     request: Request,
@@ -126,7 +132,7 @@ def _verdict(
     now: float,
 ) -> str:
     """Name the first thing that keeps an endpoint from being a candidate."""
-    pool = roster.pool
+    pool = pool_state.pool
     address = endpoint.address(request.protocol)
     limit = pool.per_endpoint_in_flight
     if variant is not None and endpoint.variant != variant:
@@ -134,11 +140,11 @@ def _verdict(
     if address is None:
         return "protocol"
     subset, host = request.subset, address.rpartition(":")[0]
-    seat = roster.seat(endpoint.key, request.protocol)
+    candidate = pool_state.candidate(endpoint.key, request.protocol)
     reasons = (
         "draining" if endpoint.draining else None,
         "subset" if subset is not None and not subset & {address, host, host.strip("[]")} else None,
-        None if seat is None else unmet(pool, request.features, seat, now),
+        None if candidate is None else unmet(pool, request.features, candidate, now),
         "at-limit" if limit and ledger.load(endpoint.key).in_flight >= limit else None,
         *conditions.of(pool.name, endpoint.key),
     )
@@ -193,7 +199,7 @@ def _endpoint(
         "in_flight": replica.load.in_flight,
         "work_tokens": replica.load.work,
         "others_queued": replica.others_queued(now),
-        "slowed": round(replica.awaited.slowdown.factor(now), 2),
+        "slowed": round(replica.first_bytes.slowdown.factor(now), 2),
         "index_blocks": index.held(endpoint.key),
         "readings": [_reading(each, now) for each in replica.readings],
     }

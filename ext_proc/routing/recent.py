@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ext_proc.routing.types import Decision, Request
+    from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.values.request import Request
 
 EVERY: Final = 32
 GAP_S: Final = 0.25
@@ -66,9 +67,9 @@ class Recent:
                 "age_s": round(now - each.at, 3),
                 "model": each.model,
                 "picked": next(
-                    seat.key.id
-                    for seat in each.decision.seats
-                    if seat.address == each.decision.addresses[0]
+                    candidate.key.id
+                    for candidate in each.decision.candidates
+                    if candidate.address == each.decision.addresses[0]
                 ),
                 "reason": each.decision.reason,
                 "addresses": list(each.decision.addresses),

@@ -8,7 +8,7 @@ Rules:
    changes state: ledger, index, lease. A refusal changes nothing.
 2. Time and chance are arguments. The same calls with the same ``rng`` give the same decisions.
 3. Each change of ledger, index and leases by a request is an event; ``on_event`` hears all of
-   them, in order. What ``siblings`` did is no event here.
+   them, in order. What ``peers`` did is no event here.
 4. Not safe for threads: one event loop owns a router.
 """
 
@@ -16,42 +16,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ext_proc.routing.candidates import worth_remembering
-from ext_proc.routing.credit import Credit
+from ext_proc.routing.cache.credit import Credit
+from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.explain import Fixed, describe, explain
-from ext_proc.routing.leases import Lease, Leased, LeaseEvent, Released
-from ext_proc.routing.ledger import MAX_TICKETS, Charged, LedgerEvent, Settled
-from ext_proc.routing.members import Members
-from ext_proc.routing.offers import cheapest, work_of
-from ext_proc.routing.prefix_index import Inserted
+from ext_proc.routing.latency.pending_tickets import PendingTickets
+from ext_proc.routing.pipeline.context import cheapest, work_of
+from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.sampling import worth_remembering
 from ext_proc.routing.recent import MOST_ENDPOINTS, Recent
-from ext_proc.routing.types import (
-    DONE,
-    Decision,
-    EndpointKey,
-    Outcome,
-    Pool,
-    Refusal,
-    RefusalKind,
-    Request,
-    Ticket,
-)
-from ext_proc.routing.unanswered import Unanswered
+from ext_proc.routing.registry import EndpointRegistry
+from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, Released
+from ext_proc.routing.state.ledger import MAX_TICKETS, Charged, LedgerEvent, Settled
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.ticket import DONE, Outcome, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.choosing import Choice
-    from ext_proc.routing.draw import Rng
-    from ext_proc.routing.exact_index import IndexEvent
-    from ext_proc.routing.leases import LeaseKey
-    from ext_proc.routing.policies import Offer
-    from ext_proc.routing.roster import Roster
+    from ext_proc.routing.cache.exact_index import IndexEvent
+    from ext_proc.routing.pipeline.scheduler import Choice
+    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.leases import LeaseKey
+    from ext_proc.routing.state.pool_state import PoolState
+    from ext_proc.routing.values.pool import EndpointKey, Pool
+    from ext_proc.routing.values.request import Request
+    from ext_proc.routing.values.rng import Rng
 
 __all__ = ["Router"]
 
 
-class Router(Members):
+class Router(EndpointRegistry):
     """Chooses replicas for requests.
 
     Args:
@@ -75,7 +69,7 @@ class Router(Members):
         super().__init__(rng, max_tickets=max_tickets, zone=zone, on_event=on_event)
         self._on_sequence = on_sequence
         self._credit = Credit()
-        self._unanswered = Unanswered()
+        self._pending_tickets = PendingTickets()
         self._moved: dict[int, Ticket] = {}
         """Moved tickets by the id that their holder knows."""
         self.recent = Recent()
@@ -98,16 +92,16 @@ class Router(Members):
         Returns:
             The pick with its fallbacks and its ticket, to be settled once; or a refusal.
         """
-        roster = self._rosters.get(request.pool)
-        if roster is None:
+        pool_state = self._pool_states.get(request.pool)
+        if pool_state is None:
             return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {request.pool!r}")
         self.index.expire(now)
         if self._on_sequence is not None and request.features.sequence_id is not None:
             self._on_sequence()
-        choice = self._chooser.choose(roster, request, self._rng, now, unix_now)
+        choice = self._scheduler.choose(pool_state, request, self._rng, now, unix_now)
         if isinstance(choice, Refusal):
             return choice
-        offer, pool = choice.offer, roster.pool
+        context, pool = choice.context, pool_state.pool
         if not request.features.is_inference:
             return self._unpriced(choice, pool)
         lease_key = choice.lease_key
@@ -115,33 +109,33 @@ class Router(Members):
         order = cheapest(choice.prices, wanted, self._rng)
         picked = order[0]
         if choice.sampled:
-            roster.remembered[offer.variant, request.protocol] = worth_remembering(
-                offer, choice.prices, picked
+            pool_state.remembered[context.variant, request.protocol] = worth_remembering(
+                context, choice.prices, picked
             )
-        sample = self._explained(roster, request, choice, now) if self.recent.due(now) else None
-        said = choice.policy.picked(offer, picked)
+        sample = self._explained(pool_state, request, choice, now) if self.recent.due(now) else None
+        said = choice.policy.picked(context, picked)
         reason = "sequence" if choice.leased else said
-        seats = offer.seats
-        seat, matched = seats[picked], offer.matched[picked]
-        self.conditions.picked(pool.name, seat.key, now)
+        candidates = context.candidates
+        candidate, matched = candidates[picked], context.matched[picked]
+        self.conditions.picked(pool.name, candidate.key, now)
         if request.blocks:
-            self._inserted(seat.key, request.blocks, now)
+            self._inserted(candidate.key, request.blocks, now)
         if lease_key is not None:
-            lease = Lease(seat.key, offer.variant, now + pool.sequence_idle_s)
+            lease = Lease(candidate.key, context.variant, now + pool.sequence_idle_s)
             ended = request.features.sequence_end
             self._leased(lease_key, None if ended else lease, now)
-        ticket = self._charge(offer, picked, pool.name)
+        ticket = self._charge(context, picked, pool.name)
         if choice.policy.learns and ticket is not None:
             choice.policy.charged(ticket)
         decision = Decision(
             ticket,
-            tuple([seats[index].address for index in order]),
+            tuple([candidates[index].address for index in order]),
             pool.name,
-            offer.variant,
+            context.variant,
             reason,
             lease_key is None,
             matched,
-            seats,
+            candidates,
             choice.prices,
         )
         if sample is not None:
@@ -150,37 +144,44 @@ class Router(Members):
 
     def _unpriced(self, choice: Choice, pool: Pool) -> Decision:
         """Send what is not inference to the least loaded; it leaves no trace in the state."""
-        offer = choice.offer
+        context = choice.context
         order = cheapest(choice.prices, 1 + pool.fallbacks, self._rng)
         return Decision(
             ticket=None,
-            addresses=tuple([offer.seats[index].address for index in order]),
+            addresses=tuple([context.candidates[index].address for index in order]),
             pool=pool.name,
-            variant=offer.variant,
+            variant=context.variant,
             reason="other",
-            seats=offer.seats,
+            candidates=context.candidates,
             prices=choice.prices,
         )
 
-    def _charge(self, offer: Offer, index: int, pool: str) -> Ticket | None:
+    def _charge(self, context: SchedulingContext, index: int, pool: str) -> Ticket | None:
         self._last_ticket += 1
-        seat, now, work = offer.seats[index], offer.now, work_of(offer, index)
-        per_token = offer.pace.seconds_per_token * seat.pace.slowness
-        replica, prompted = seat.replica, offer.tokens is not None
+        candidate, now, work = context.candidates[index], context.now, work_of(context, index)
+        per_token = context.latency_model.seconds_per_token * candidate.latency_model.slowness
+        replica, prompted = candidate.replica, context.tokens is not None
         drain = replica.drain_s(now, per_token)
         ticket = Ticket(
-            self._last_ticket, seat.key, pool, work, now, prompted, drain, seat.load.in_flight
+            self._last_ticket,
+            candidate.key,
+            pool,
+            work,
+            now,
+            prompted,
+            drain,
+            candidate.load.in_flight,
         )
         if not self._charged(ticket):
             return None
-        if offer.request.blocks:
-            self._credit.note(ticket.id, offer.request.blocks)
-        if offer.tokens is not None:
+        if context.request.blocks:
+            self._credit.note(ticket.id, context.request.blocks)
+        if context.tokens is not None:
             expected = drain + work * per_token
             replica.busy_until = now + expected
-            if offer.request.features.streaming:
-                self._unanswered.note(ticket)
-                replica.awaited.note(ticket, expected, offer.tokens * per_token)
+            if context.request.features.streaming:
+                self._pending_tickets.note(ticket)
+                replica.first_bytes.note(ticket, expected, context.tokens * per_token)
         return ticket
 
     def explain(self, request: Request, now: float, unix_now: float) -> dict[str, object]:
@@ -196,17 +197,17 @@ class Router(Members):
             the pool the filter that kept it out; or the refusal. What chance would decide is
             shown for one throw of it.
         """
-        roster = self._rosters.get(request.pool)
-        if roster is None:
+        pool_state = self._pool_states.get(request.pool)
+        if pool_state is None:
             return {"refused": "unknown-pool", "why": f"no pool is named {request.pool!r}"}
-        choice = self._chooser.choose(roster, request, Fixed(), now, unix_now)
-        return explain(roster, request, choice, self.ledger, self.conditions, self._zone, now)
+        choice = self._scheduler.choose(pool_state, request, Fixed(), now, unix_now)
+        return explain(pool_state, request, choice, self.ledger, self.conditions, self._zone, now)
 
     def _explained(
-        self, roster: Roster, request: Request, choice: Choice, now: float
+        self, pool_state: PoolState, request: Request, choice: Choice, now: float
     ) -> dict[str, object]:
         known = self.ledger, self.conditions, self._zone, now
-        return explain(roster, request, choice, *known, most=MOST_ENDPOINTS)
+        return explain(pool_state, request, choice, *known, most=MOST_ENDPOINTS)
 
     # --- What happens afterwards ----------------------------------------------------------------
 
@@ -228,7 +229,7 @@ class Router(Members):
             return ticket
         if not self._settled(ticket.id, Outcome.MOVED):
             return ticket
-        self._replicas[ticket.endpoint].awaited.gone(ticket.id, now)
+        self._replicas[ticket.endpoint].first_bytes.gone(ticket.id, now)
         self._last_ticket += 1
         moved = Ticket(self._last_ticket, found, ticket.pool, ticket.work, now)
         self._charged(moved)
@@ -255,16 +256,16 @@ class Router(Members):
             endpoint: Who answered; of a request that was retried nothing is learned.
             seconds: From dispatch to the first byte of the answer.
         """
-        ticket = self._unanswered.take(ticket_id)
+        ticket = self._pending_tickets.take(ticket_id)
         if ticket is None or ticket.drain_s is None or ticket.endpoint != endpoint:
             return
         replica = self._replicas.get(endpoint)
-        pace = None if replica is None else replica.paces.get(ticket.pool)
-        fleet = self._paces.get(ticket.pool)
-        if replica is not None and pace is not None and fleet is not None:
-            replica.awaited.began(ticket, ticket.at + seconds, pace)
+        latency_model = None if replica is None else replica.latency_models.get(ticket.pool)
+        fleet = self._latency_models.get(ticket.pool)
+        if replica is not None and latency_model is not None and fleet is not None:
+            replica.first_bytes.began(ticket, ticket.at + seconds, latency_model)
             fleet.heard(ticket.at)
-            pace.answered(ticket.work, ticket.drain_s, seconds)
+            latency_model.answered(ticket.work, ticket.drain_s, seconds)
 
     def told(self, ticket_id: int, address: str, now: float) -> bool:
         """Hear, while a request runs, which replica serves it; the ticket's holder need not know.
@@ -301,9 +302,9 @@ class Router(Members):
             policy.settled(ticket, outcome, now)
         done = outcome is DONE
         if ticket.prompted:
-            awaited = self._replicas[ticket.endpoint].awaited
-            if awaited.work:
-                awaited.answered(ticket.id, now) if done else awaited.gone(ticket.id, now)
+            first_bytes = self._replicas[ticket.endpoint].first_bytes
+            if first_bytes.work:
+                first_bytes.answered(ticket.id, now) if done else first_bytes.gone(ticket.id, now)
         if done:
             self._teach(ticket, now)
         return True
@@ -341,15 +342,15 @@ class Router(Members):
         """Return everything a person may want to see, ready for JSON."""
         return {
             "pools": {
-                name: describe(roster.pool, self._replicas, self.index, self.conditions, now)
-                | {"pace": self._paces[name].describe()}
+                name: describe(pool_state.pool, self._replicas, self.index, self.conditions, now)
+                | {"pace": self._latency_models[name].describe()}
                 | {"learning": [each.describe(now) for each in self._learners.get(name, ())]}
-                for name, roster in self._rosters.items()
+                for name, pool_state in self._pool_states.items()
             },
             "recent": self.recent.describe(now),
             "counters": {
                 "open_tickets": len(self.ledger),
-                "open_tickets_of_siblings": len(self.siblings),
+                "open_tickets_of_siblings": len(self.peers),
                 "settled": {str(each): count for each, count in self.ledger.outcomes.items()},
                 "unmatched_settles": self.ledger.unmatched,
                 "overflowed_charges": self.ledger.overflowed,

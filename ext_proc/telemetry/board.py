@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ext_proc.routing.roster import FRESH_S, MAX_READINGS
-from ext_proc.routing.types import Reading
+from ext_proc.routing.state.replica import FRESH_S, MAX_READINGS
+from ext_proc.routing.values.reading import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

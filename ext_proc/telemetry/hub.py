@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 from prometheus_client import Gauge
 
-from ext_proc.counts import Counts
-from ext_proc.routing.roster import FRESH_S
+from ext_proc.observability.counts import Counts
+from ext_proc.routing.state.replica import FRESH_S
 from ext_proc.telemetry import orca
 from ext_proc.telemetry.board import Board
 from ext_proc.telemetry.dialects import Vocabulary
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from ext_proc.routing.exact_index import CacheEvent, ExactIndex
-    from ext_proc.routing.types import Pool, Reading
+    from ext_proc.routing.cache.exact_index import CacheEvent, ExactIndex
+    from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.reading import Reading
     from ext_proc.telemetry.news import News
 
 SILENT_AFTER: Final = 2
@@ -52,7 +53,7 @@ _WHOLE: Final = (PAGE, PUSH)
 _log = structlog.stdlib.get_logger("ext_proc.telemetry")
 
 
-class Listener(Protocol):
+class TelemetryListener(Protocol):
     """The router, as far as telemetry goes."""
 
     index: ExactIndex
@@ -89,7 +90,7 @@ class Hub:
 
     def __init__(
         self,
-        listener: Listener,
+        listener: TelemetryListener,
         registry: CollectorRegistry,
         *,
         interval_s: float,

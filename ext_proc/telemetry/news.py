@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ext_proc.routing.types import Reading
+    from ext_proc.routing.values.reading import Reading
 
 
 class Heard(NamedTuple):

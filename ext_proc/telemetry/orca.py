@@ -25,8 +25,8 @@ import orjson
 from google.protobuf.message import DecodeError
 from xds.data.orca.v3 import orca_load_report_pb2
 
-from ext_proc.routing.types import Reading
-from protos.names import LOAD_BIN_HEADER, LOAD_HEADER
+from ext_proc.routing.values.reading import Reading
+from tidegate_api.names import LOAD_BIN_HEADER, LOAD_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -16,7 +16,7 @@ from typing import Final
 FAST_S: Final = 0.25
 SLOW_S: Final = 1.0
 PAGES_PER_S: Final = 1000.0
-"""A quarter of one core with pages of Triton, see ``bench/telemetry.py``."""
+"""A quarter of one core with pages of Triton, see ``bench/cost/telemetry.py``."""
 MAX_BACKOFF: Final = 4
 
 

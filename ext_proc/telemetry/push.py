@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from ext_proc.telemetry import report
-from protos.tidegate.telemetry.v1 import telemetry_pb2
+from tidegate_api.telemetry.v1 import telemetry_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.types import Reading
+    from ext_proc.routing.values.reading import Reading
 
 SERVICE: Final = "tidegate.telemetry.v1.Telemetry"
 MAX_STREAMS: Final = 4096
@@ -80,7 +80,7 @@ class Push:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} streams report already"
             )
-        number, told, endpoint = next(self._numbers), report.Told(), ""
+        number, told, endpoint = next(self._numbers), report.ReportedValues(), ""
         self._open += 1
         before = float("-inf")
         try:

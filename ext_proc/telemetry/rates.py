@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ext_proc.telemetry.dialects import ModelVersion
 
 if TYPE_CHECKING:
-    from ext_proc.routing.types import Reading
+    from ext_proc.routing.values.reading import Reading
     from ext_proc.telemetry.dialects import Counters, PageReadings
 
 MAX_MODELS: Final = 1024

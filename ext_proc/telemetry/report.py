@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from ext_proc.routing.roster import MAX_READINGS
-from ext_proc.routing.types import Reading
+from ext_proc.routing.state.replica import MAX_READINGS
+from ext_proc.routing.values.reading import Reading
 from ext_proc.telemetry.dialects import ModelVersion
-from protos.tidegate.telemetry.v1 import telemetry_pb2
+from tidegate_api.telemetry.v1 import telemetry_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -53,7 +53,7 @@ class BadReport(ValueError):  # noqa: N818 - reads as what it is
 Key = tuple[str | None, str | None]
 
 
-class News(NamedTuple):
+class ReportUpdate(NamedTuple):
     """One report."""
 
     endpoint: str
@@ -63,7 +63,7 @@ class News(NamedTuple):
     restarts: int
 
 
-def read(data: bytes, now: float) -> News:
+def read(data: bytes, now: float) -> ReportUpdate:
     """Read one report that came at ``now`` (monotonic seconds).
 
     Raises:
@@ -82,7 +82,7 @@ def read(data: bytes, now: float) -> News:
         raise BadReport(f"age_seconds is {age}; it must be 0 to {MAX_AGE_S:g}")
     if len(message.readings) > MAX_READINGS or len(message.gone) > MAX_READINGS:
         raise BadReport(f"more than {MAX_READINGS} readings")
-    return News(
+    return ReportUpdate(
         endpoint=message.endpoint,
         age_s=age,
         readings=tuple(_reading(each, now - age) for each in message.readings),
@@ -148,7 +148,7 @@ def write(
     return report
 
 
-class Told:
+class ReportedValues:
     """What one stream has said so far; its reports are changes.
 
     Law: at most ``MAX_READINGS`` models.
@@ -160,7 +160,7 @@ class Told:
         self.endpoint = ""
         """Whom the stream speaks of, once it has spoken."""
 
-    def take(self, news: News, now: float) -> tuple[tuple[Reading, ...], bool]:
+    def take(self, news: ReportUpdate, now: float) -> tuple[tuple[Reading, ...], bool]:
         """Fold a report in; return all readings at their age, and whether it tells a restart.
 
         Raises:

@@ -31,7 +31,7 @@ from ext_proc.telemetry.rates import Rates
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ext_proc.routing.types import Reading
+    from ext_proc.routing.values.reading import Reading
 
 LOADS_EVERY_S: Final = 0.1
 """Who has requests in flight is looked up at most so often."""

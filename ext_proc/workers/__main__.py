@@ -11,15 +11,15 @@ from pathlib import Path
 import uvloop
 
 from ext_proc.app import run_picker
-from ext_proc.settings import Settings
-from ext_proc.workers.bus import Place
+from ext_proc.settings import PickerSettings
+from ext_proc.workers.bus import WorkerPlace
 
 
 def main() -> int:
     """Run the worker; return the exit code."""
     folder, number, count, settings = sys.argv[1:]
-    place = Place(Path(folder), int(number), int(count))
-    return uvloop.run(run_picker(Settings.model_validate_json(settings), place))
+    place = WorkerPlace(Path(folder), int(number), int(count))
+    return uvloop.run(run_picker(PickerSettings.model_validate_json(settings), place))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a worker does, in as few words as its siblings need. Pure.
+"""What a worker does, in as few words as its peer workers need. Pure.
 
 Rules:
 
@@ -9,7 +9,7 @@ Rules:
    its place among the good ones.
 3. Of what a request teaches they hear all while little is known, and then each fourth: learners
    take no more of it themselves (``pace.YOUNG``).
-4. All else is told as it is, but what siblings learn by themselves: who leaves, whose cache is
+4. All else is told as it is, but what peer workers learn by themselves: who leaves, whose cache is
    purged, what engines tell of their caches.
 5. Nothing is kept for longer than a request runs and its replica is a member.
 """
@@ -19,21 +19,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ext_proc.feedback.entries import Judged, Verdict
-from ext_proc.routing.leases import Leased, Released
-from ext_proc.routing.ledger import Charged, EndpointRemoved, Settled
-from ext_proc.routing.prefix_index import Inserted
-from ext_proc.routing.siblings import Lesson, Share
-from ext_proc.routing.types import DONE
+from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.peers import LatencySample, Share
+from ext_proc.routing.state.leases import Leased, Released
+from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Settled
+from ext_proc.routing.values.ticket import DONE
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
 from ext_proc.workers.news import Indexed, Probed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ext_proc.routing.exact_index import IndexEvent
-    from ext_proc.routing.leases import LeaseEvent
-    from ext_proc.routing.ledger import LedgerEvent
-    from ext_proc.routing.types import EndpointKey, Ticket
+    from ext_proc.routing.cache.exact_index import IndexEvent
+    from ext_proc.routing.state.leases import LeaseEvent
+    from ext_proc.routing.state.ledger import LedgerEvent
+    from ext_proc.routing.values.pool import EndpointKey
+    from ext_proc.routing.values.ticket import Ticket
     from ext_proc.telemetry.news import News
     from ext_proc.workers.records import Word
 
@@ -52,7 +53,7 @@ _AS_IT_IS: Final = (
     *(Probed, Indexed),
 )
 FOLDED: Final = frozenset({Charged, Settled, Judged, EndpointRemoved, *_AS_IT_IS})
-"""What makes a difference to siblings."""
+"""What makes a difference to peer workers."""
 _NOTHING: Final[tuple[Word, ...]] = ()
 
 
@@ -70,7 +71,7 @@ class _Sum:
         self.prefilled = 0.0
 
     def share(self) -> Share:
-        """Return it as siblings hear it."""
+        """Return it as peer workers hear it."""
         pool, endpoint = self.place
         return Share(pool, endpoint, self.in_flight, self.work, self.charges, self.prefilled)
 
@@ -134,7 +135,7 @@ class Account:
         """Fold what happened now; return what is to be told in its place.
 
         Args:
-            event: A router's event, or what else siblings may need.
+            event: A router's event, or what else peer workers may need.
             now: Monotonic seconds.
         """
         fold = self._folds.get(type(event))
@@ -188,7 +189,9 @@ class Account:
             return _NOTHING
         lesson = self._lessons.get(ticket.pool, 0)
         self._lessons[ticket.pool] = lesson + 1
-        return _NOTHING if lesson >= LESSONS and lesson % THEN_EACH else (Lesson(ticket, now),)
+        return (
+            _NOTHING if lesson >= LESSONS and lesson % THEN_EACH else (LatencySample(ticket, now),)
+        )
 
     def _judged(self, event: Judged, _: float) -> tuple[Word, ...]:
         place = event.pool, event.endpoint

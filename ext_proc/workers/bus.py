@@ -1,4 +1,4 @@
-"""One worker among its siblings: tells them what it does, follows what they do, and may lead.
+"""One worker among its peer workers: tells them what it does, follows what they do, and may lead.
 
 Laws:
 
@@ -6,17 +6,18 @@ Laws:
    ``SOON_S``, else with the first event after that; everything goes out within ``LATER_S``. A
    lease, new or renewed, goes out before the decision returns. Until then events are only kept:
    folded together they cost much less than one by one, between other work.
-2. Before a request of a sequence is decided, all that siblings have sent is read. The next request
-   of a sequence comes after the answer to the one before, and so after its lease. Before any other
-   decision it is read where the last look is ``LOOK_S`` old, and each ``TICK_S`` without one: what
-   siblings send wakes nobody, as waking up costs many times what is read. Their end does.
-3. What a sibling has in flight counts as long as its connection lasts. One that says nothing for
-   ``SILENT_S`` is as good as gone.
+2. Before a request of a sequence is decided, all that peer workers have sent is read. The next
+   request of a sequence comes after the answer to the one before, and so after its lease. Before
+   any other decision it is read where the last look is ``LOOK_S`` old, and each ``TICK_S`` without
+   one: what peer workers send wakes nobody, as waking up costs many times what is read. Their end
+   does.
+3. What a peer worker has in flight counts as long as its connection lasts. One that says nothing
+   for ``SILENT_S`` is as good as gone.
 4. The live worker with the lowest number leads: it alone reads pages and probes replicas, and all
    hear what it found. A worker that has just begun waits ``GRACE_S`` for those before it.
-5. Siblings are dialled once pools are known: what is said of replicas that are not known is lost.
-   A worker is ready when it has heard all that stood when it dialled.
-6. A worker that begins asks the first sibling it meets for the prefix index, so that a restart
+5. Peer workers are dialled once pools are known: what is said of replicas that are not known is
+   lost. A worker is ready when it has heard all that stood when it dialled.
+6. A worker that begins asks the first peer worker it meets for the prefix index, so that a restart
    costs no affinity.
 """
 
@@ -30,10 +31,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.feedback.entries import Judged
-from ext_proc.routing.leases import Leased, Released
-from ext_proc.routing.ledger import Charged
-from ext_proc.routing.prefix_index import Inserted
-from ext_proc.routing.siblings import Lesson, Share
+from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.peers import LatencySample, Share
+from ext_proc.routing.state.leases import Leased, Released
+from ext_proc.routing.state.ledger import Charged
 from ext_proc.telemetry.hub import PUSH
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
 from ext_proc.workers.account import FOLDED, Account
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.routing.router import Router
-    from ext_proc.routing.siblings import Event
     from ext_proc.telemetry.news import News
     from ext_proc.workers.account import Deed
     from ext_proc.workers.records import Word
@@ -66,13 +67,13 @@ PART_BYTES: Final = 2**16
 """Size of one part of a snapshot of the index."""
 
 
-_DEEDS: Final = (Share, Inserted, Lesson, Leased, Released)
+_DEEDS: Final = (Share, Inserted, LatencySample, Leased, Released)
 """What routers follow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a worker stands among its siblings."""
+class WorkerPlace:
+    """Where a worker stands among its peer workers."""
 
     folder: Path
     """Private to the workers of one picker."""
@@ -82,7 +83,7 @@ class Place:
 
 
 class Bus:
-    """Connects one worker with its siblings; make it within the loop that runs it.
+    """Connects one worker with its peer workers; make it within the loop that runs it.
 
     Args:
         place: Which of them it is.
@@ -95,7 +96,7 @@ class Bus:
 
     def __init__(
         self,
-        place: Place,
+        place: WorkerPlace,
         router: Router,
         *,
         on_news: Callable[[News], None],
@@ -125,9 +126,9 @@ class Bus:
             if number != place.number
         }
         self._pushes: dict[int, set[str]] = {number: set() for number in self._inlets}
-        """Endpoints that push to a sibling."""
+        """Endpoints that push to a peer worker."""
         self._met: set[int] = set()
-        """Siblings that have said all that stood when they were dialled."""
+        """Peer workers that have said all that stood when they were dialled."""
         self._changed = asyncio.Event()
         """Somebody was met or lost."""
         self._timer: asyncio.TimerHandle | None = None
@@ -178,7 +179,7 @@ class Bus:
                 self.catch_up()
 
     async def meet(self) -> None:
-        """Dial all siblings and wait for what they say first, at most ``GRACE_S``."""
+        """Dial all peer workers and wait for what they say first, at most ``GRACE_S``."""
         self.tick()
         with suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
@@ -215,7 +216,7 @@ class Bus:
     # --- Telling --------------------------------------------------------------------------------
 
     def tell(self, event: Deed) -> None:
-        """Tell all siblings of an event here."""
+        """Tell all peer workers of an event here."""
         kind = type(event)
         if kind not in FOLDED:
             return
@@ -274,7 +275,7 @@ class Bus:
         self.flush()  # the names that are new; the new one gets them first of all
         return encoder.names() + bytes(out)
 
-    def _snapshot(self) -> Iterator[Event]:
+    def _snapshot(self) -> Iterator[ReplicationEvent]:
         yield from self._account.standing()
         for key, lease in self._router.leases.items():
             yield Leased(key, lease)
@@ -294,48 +295,48 @@ class Bus:
     # --- Following ------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Read what siblings have sent, where that was not done just now."""
+        """Read what peer workers have sent, where that was not done just now."""
         if self._loop.time() - self._looked_at >= LOOK_S:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Read all that siblings have sent."""
+        """Read all that peer workers have sent."""
         self._looked_at = self._loop.time()
         for inlet in self._inlets.values():
             inlet.read()
 
-    def _follow(self, sibling: int, word: Word) -> None:
+    def _follow(self, peer_worker: int, word: Word) -> None:
         self.followed += 1
         if isinstance(word, _DEEDS):
-            self._router.siblings.follow(sibling, word, self._clock())
+            self._router.peers.follow(peer_worker, word, self._clock())
         elif isinstance(word, Judged):
             self._on_judged(word, self._clock())
         elif isinstance(word, Begun):
-            self._met.add(sibling)
+            self._met.add(peer_worker)
             self._changed.set()
-            self._inlets[sibling].rest()
+            self._inlets[peer_worker].rest()
         elif isinstance(word, (Probed, Indexed)):
             word.take(self._router.conditions)
         elif isinstance(word, (Heard, Failed, Restarted, PushEnded)):
             self._on_news(word)
             if isinstance(word, Heard) and word.source == PUSH:
-                self._pushes[sibling].add(word.endpoint)
+                self._pushes[peer_worker].add(word.endpoint)
 
-    def _lost(self, sibling: int) -> None:
-        """Forget what a sibling had under way."""
-        self._met.discard(sibling)
+    def _lost(self, peer_worker: int) -> None:
+        """Forget what a peer worker had under way."""
+        self._met.discard(peer_worker)
         self._changed.set()
-        self._router.siblings.lost(sibling)
-        for endpoint in self._pushes[sibling]:
+        self._router.peers.lost(peer_worker)
+        for endpoint in self._pushes[peer_worker]:
             self._on_news(PushEnded(endpoint))
-        self._pushes[sibling].clear()
+        self._pushes[peer_worker].clear()
         self._elect()
 
     # --- Showing --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Return who is there, ready for JSON."""
-        open_by = self._router.siblings.open_by()
+        open_by = self._router.peers.open_by()
         return {
             "worker": self._place.number,
             "workers": self._place.count,

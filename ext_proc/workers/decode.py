@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from ext_proc.feedback.entries import Judged
-from ext_proc.routing.leases import Lease, Leased, LeaseKey, Released
-from ext_proc.routing.ledger import MAX_TICKETS
-from ext_proc.routing.prefix_index import Inserted
-from ext_proc.routing.siblings import Lesson, Share
-from ext_proc.routing.types import EndpointKey, Reading, SequenceKey, Ticket
+from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.peers import LatencySample, Share
+from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
+from ext_proc.routing.state.ledger import MAX_TICKETS
+from ext_proc.routing.values.pool import EndpointKey
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.request import SequenceKey
+from ext_proc.routing.values.ticket import Ticket
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
 from ext_proc.workers.news import Begun, Indexed, Probed
 from ext_proc.workers.records import (
@@ -142,7 +145,7 @@ class Decoder:
             _known(drain),
             ahead,
         )
-        return at + LESSON.size, Lesson(ticket, _finite(ended))
+        return at + LESSON.size, LatencySample(ticket, _finite(ended))
 
     def _inserted(self, frame: bytes, at: int) -> _Read:
         _, number, when, count = INSERTED.unpack_from(frame, at)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ext_proc.feedback.entries import Judged
-from ext_proc.routing.leases import Leased, Released
-from ext_proc.routing.prefix_index import Inserted
-from ext_proc.routing.siblings import Lesson, Share
+from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.peers import LatencySample, Share
+from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
 from ext_proc.workers.news import Begun, Indexed, Probed
 from ext_proc.workers.records import (
@@ -37,7 +37,7 @@ from ext_proc.workers.records import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.types import EndpointKey
+    from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.workers.records import Word
 
 
@@ -54,7 +54,7 @@ class Encoder:
         self._names = bytearray()
         self._writers: dict[type, Callable[[Any, bytearray], None]] = {
             Share: self._share,
-            Lesson: self._lesson,
+            LatencySample: self._lesson,
             Inserted: self._inserted,
             Leased: self._leased,
             Released: self._released,
@@ -112,7 +112,7 @@ class Encoder:
             TAG_SHARE, self._number(pool), number, in_flight, charges, work, prefilled
         )
 
-    def _lesson(self, event: Lesson, into: bytearray) -> None:
+    def _lesson(self, event: LatencySample, into: bytearray) -> None:
         (_, endpoint, pool, work, at, prompted, drain, ahead), ended = event
         into += LESSON.pack(
             TAG_LESSON,

@@ -215,7 +215,7 @@ class _Reader:
 
 
 class Inlet:
-    """What one sibling does.
+    """What one peer worker does.
 
     It is read as it comes, until ``rest``; from then on only its end wakes us.
 
@@ -237,7 +237,7 @@ class Inlet:
         self._loop = asyncio.get_running_loop()
         self._sock: socket.socket | None = None
         self._end: select.epoll | None = None
-        """Readable when the sibling has gone."""
+        """Readable when the peer worker has gone."""
         self._decoder = Decoder()
         self.heard_at = float("-inf")
         """Loop time of the last bytes."""
@@ -246,7 +246,7 @@ class Inlet:
 
     @property
     def up(self) -> bool:
-        """Tell whether the sibling is connected."""
+        """Tell whether the peer worker is connected."""
         return self._sock is not None
 
     def dial(self, *, everything: bool) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ext_proc.routing.conditions import Conditions
-    from ext_proc.routing.types import EndpointKey
+    from ext_proc.routing.health.conditions import Conditions
+    from ext_proc.routing.values.pool import EndpointKey
 
 
 class Begun(NamedTuple):

@@ -31,7 +31,7 @@ from tidegate import logs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.settings import Settings
+    from ext_proc.settings import PickerSettings
 
 LIVED_S: Final = 10.0
 SPARE_S: Final = 5.0
@@ -39,7 +39,7 @@ SPARE_S: Final = 5.0
 _log = structlog.stdlib.get_logger("ext_proc.workers")
 
 
-async def run_workers(settings: Settings, plans: Sequence[Settings]) -> int:
+async def run_workers(settings: PickerSettings, plans: Sequence[PickerSettings]) -> int:
     """Run workers until SIGTERM or SIGINT.
 
     Args:
@@ -64,7 +64,7 @@ class Crew:
         grace_s: Seconds from SIGTERM to SIGKILL.
     """
 
-    def __init__(self, folder: str, plans: Sequence[Settings], *, grace_s: float) -> None:
+    def __init__(self, folder: str, plans: Sequence[PickerSettings], *, grace_s: float) -> None:
         self._folder = folder
         self._plans = plans
         self._grace_s = grace_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ext_proc.settings import Settings
+    from ext_proc.settings import PickerSettings
 
 MAX_PORT: Final = 65_535
 
@@ -14,7 +14,7 @@ class PlanError(ValueError):
     """The workers cannot be given addresses; the text names the option and says what to do."""
 
 
-def plan(settings: Settings) -> list[Settings]:
+def plan(settings: PickerSettings) -> list[PickerSettings]:
     """Return the settings of each worker; those of a picker of one process as they are.
 
     Where several addresses are listed, each worker has one of them. Where one is given, the first

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ext_proc.feedback.entries import Judged, Verdict
 
 if TYPE_CHECKING:
-    from ext_proc.routing.siblings import Event
+    from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.telemetry.news import News
     from ext_proc.workers.news import Begun, Indexed, Probed
 
-    Word: TypeAlias = Event | News | Judged | Probed | Indexed | Begun
+    Word: TypeAlias = ReplicationEvent | News | Judged | Probed | Indexed | Begun
     """What a record says."""
 
 VERSION: Final = 2

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from ext_proc.requests import prompt_blocks, read_body, read_head, session_of
-from ext_proc.routing.types import Features, Form
+from ext_proc.routing.values.request import Features, Form
 
 IMAGE = "data:image/png;base64," + "QUJD" * 2000
 TURNS = [

@@ -10,8 +10,8 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from ext_proc.requests import read_body, read_head, session_of, split_adapter
-from ext_proc.routing.types import Form
-from protos.names import POLICY_HEADER
+from ext_proc.routing.values.request import Form
+from tidegate_api.names import POLICY_HEADER
 
 PAGE = Path(__file__).parents[2] / "docs" / "requests.md"
 SERVICE = "/inference.GRPCInferenceService/"

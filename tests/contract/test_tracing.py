@@ -8,9 +8,9 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ext_proc import otlp
-from ext_proc import tracing as module
-from ext_proc.tracing import TRACEPARENT, Tracing
+from ext_proc.observability import otlp
+from ext_proc.observability import tracing as module
+from ext_proc.observability.tracing import TRACEPARENT, Tracing
 from support.peer import Peer
 from support.streams import CHAT_PATH, Messages, llm, router
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.types import Reading
+from ext_proc.routing.values.reading import Reading
 from ext_proc.telemetry.dialects import BadPage, ModelVersion, read_all
 
 PAGE = (Path(__file__).parent / "fixtures" / "triton-2.51.0" / "metrics.txt").read_text()

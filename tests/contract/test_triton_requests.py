@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc._utils import _get_inference_request
 
 from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head
-from ext_proc.requests.http_infer import LENGTH_HEADER
-from ext_proc.routing.types import Features
+from ext_proc.requests.forms.http_infer import LENGTH_HEADER
+from ext_proc.routing.values.request import Features
 
 FIXTURES = Path(__file__).parent / "fixtures" / "triton-2.51.0"
 GRPC = "/inference.GRPCInferenceService/ModelInfer"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ext_proc.routing.types import Reading
+from ext_proc.routing.values.reading import Reading
 from ext_proc.telemetry.dialects import ModelVersion, read_all
 
 PAGE = (Path(__file__).parent / "fixtures" / "vllm-0.32.0" / "metrics.txt").read_text()

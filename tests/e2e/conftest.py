@@ -17,9 +17,9 @@ from tidegate.stack.assets import DemoExtraMissingError
 from tidegate.stack.envoy import envoy_binary
 from tidegate.stack.fleet import FleetChange, apply_change
 from tidegate.stack.local import LocalStack
-from tidegate.stack.processes import CrashError
-from tidegate.stack.triton import find_triton
-from tidegate.stack.tritons import Tritons
+from tidegate.stack.processes.supervisor import CrashError
+from tidegate.stack.tritons.fleet import Tritons
+from tidegate.stack.tritons.replica import find_triton
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

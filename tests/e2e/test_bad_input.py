@@ -9,8 +9,8 @@ import json
 import grpc
 import pytest
 
-from protos.names import REASON_HEADER, SERVED_BY_HEADER
 from support.traffic import GENERATE, VISION, eventually, fresh_prompt, metric
+from tidegate_api.names import REASON_HEADER, SERVED_BY_HEADER
 
 
 @pytest.mark.parametrize("body", ["peek", "full"])

@@ -16,7 +16,6 @@ import orjson
 import pytest
 from aiohttp import web
 
-from protos.tidegate.admin.v1 import admin_pb2
 from support.replicas import PATIENT, Replica, stack_over
 from support.traffic import (
     GENERATE,
@@ -27,11 +26,12 @@ from support.traffic import (
     metric,
     picker_state,
 )
-from tidegate.stack.environment import service_environment
 from tidegate.stack.local import PICKER
-from tidegate.stack.ports import HeldPorts
-from tidegate.stack.processes import Supervisor
-from tidegate.stack.waiting import http_ok, wait_until
+from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.supervisor import Supervisor
+from tidegate.stack.processes.waiting import http_ok, wait_until
+from tidegate_api.admin.v1 import admin_pb2
 
 POOL = {
     "outlier": {"base_ejection": "500ms", "interval": "2s"},
@@ -397,7 +397,7 @@ async def test_a_traced_request_is_traced_through(http, stack, other, sink, list
 
 async def test_a_report_of_nonsense_ends_its_stream(stack):
     """The control server says what is wrong with it, and goes on."""
-    from protos.tidegate.fleet.v1 import report_pb2, report_pb2_grpc  # noqa: PLC0415 - only here
+    from tidegate_api.fleet.v1 import report_pb2, report_pb2_grpc  # noqa: PLC0415 - only here
 
     async with grpc.aio.insecure_channel(stack.addresses.ads) as channel:
         call = report_pb2_grpc.PickerReportsStub(channel).Report()

@@ -11,7 +11,6 @@ import pytest
 import tritonclient.grpc.aio as triton_grpc
 from tritonclient.grpc import service_pb2
 
-from protos.names import REASON_HEADER
 from support.traffic import (
     counter_inputs,
     eventually,
@@ -20,6 +19,7 @@ from support.traffic import (
     metric,
     vision_inputs,
 )
+from tidegate_api.names import REASON_HEADER
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 DUPLEX = {"routing": {"first_message": "duplex"}}

@@ -10,9 +10,9 @@ import asyncio
 import pytest
 import tritonclient.grpc.aio as triton_grpc
 
-from protos.names import REASON_HEADER, SERVED_BY_HEADER
 from support.traffic import GENERATE, eventually, fresh_prompt, metric, vision_inputs
-from tidegate.stack.ports import HeldPorts
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate_api.names import REASON_HEADER, SERVED_BY_HEADER
 
 
 async def test_no_picker_and_fail_closed(http, new_stack):

@@ -11,7 +11,6 @@ import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
 from aiohttp import web
 
-from protos.names import SERVED_BY_HEADER
 from support.traffic import (
     COUNTER,
     GENERATE,
@@ -25,7 +24,8 @@ from support.traffic import (
     vision_inputs,
 )
 from tidegate.stack.local import LocalStack
-from tidegate.stack.ports import HeldPorts
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate_api.names import SERVED_BY_HEADER
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc.aio as triton_grpc
 
 from tidegate.stack.assets import asset
-from tidegate.stack.tritons import Tritons
+from tidegate.stack.tritons.fleet import Tritons
 
 pytestmark = pytest.mark.timeout(120)
 

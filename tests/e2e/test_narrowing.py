@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from protos.names import SERVED_BY_HEADER
 from support.traffic import VISION, eventually, metric, vision_body
+from tidegate_api.names import SERVED_BY_HEADER
 
 
 def needing(device: str, *, required: bool):

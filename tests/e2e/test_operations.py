@@ -10,8 +10,6 @@ import pytest
 import tritonclient.grpc.aio as triton_grpc
 import yaml
 
-from protos.names import SERVED_BY_HEADER
-from protos.tidegate.admin.v1 import admin_pb2
 from support.traffic import (
     GENERATE,
     VISION,
@@ -23,6 +21,8 @@ from support.traffic import (
     vision_body,
     vision_inputs,
 )
+from tidegate_api.admin.v1 import admin_pb2
+from tidegate_api.names import SERVED_BY_HEADER
 
 Z_ONE_IN_A_MILLION = 4.8916
 """Standard normal quantile of a two-sided interval that chance leaves once in a million times."""

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 import tritonclient.grpc.aio as triton_grpc
 
-from protos.names import SERVED_BY_HEADER
 from support.traffic import GENERATE, eventually, fresh_prompt, llm_inputs, picker_state
+from tidegate_api.names import SERVED_BY_HEADER
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from support.traffic import metric
 from tidegate.stack.local import LocalStack
-from tidegate.stack.ports import HeldPorts
+from tidegate.stack.processes.ports import HeldPorts
 
 
 async def test_calls_about_a_model_reach_its_replicas(http, stack):

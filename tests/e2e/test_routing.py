@@ -8,7 +8,7 @@ from statistics import median
 
 from tidegate.demo.clients import Clients, fetch_all
 from tidegate.demo.conversations import Shape, conversations, interleaved
-from tidegate.demo.counters import Counts, read_counts
+from tidegate.demo.counters import ReplicaCounters, read_counts
 from tidegate.demo.operator import Operator
 
 SHAPE = Shape(sessions=9, turns=5, system_chars=800, turn_chars=2400)
@@ -20,7 +20,7 @@ WORKERS = 4
 class Seen:
     """What one policy did."""
 
-    counts: dict[str, Counts]
+    counts: dict[str, ReplicaCounters]
     ttft: list[float]
 
     @property
@@ -38,7 +38,7 @@ async def converse(http, stack, clients: Clients, policy: str) -> Seen:
     """Hold fresh conversations of the same shape."""
     urls = [replica.metrics_url for replica in stack.replicas]
 
-    async def counted() -> list[Counts]:
+    async def counted() -> list[ReplicaCounters]:
         return [read_counts(page) for page in await fetch_all(http, urls)]
 
     sessions = conversations(SHAPE, policy)

@@ -7,9 +7,9 @@ import uuid
 
 import tritonclient.grpc.aio as triton_grpc
 
-from protos.names import SERVED_BY_HEADER
-from protos.tidegate.admin.v1 import admin_pb2
 from support.traffic import COUNTER, admin, counter_body, counter_inputs
+from tidegate_api.admin.v1 import admin_pb2
+from tidegate_api.names import SERVED_BY_HEADER
 
 
 async def run_sequence(client, sequence, steps: int) -> int:

@@ -12,13 +12,13 @@ import orjson
 import pytest
 import tritonclient.grpc.aio as triton_grpc
 
-from protos.names import SERVED_BY_HEADER
-from protos.tidegate.admin.v1 import admin_pb2
 from support.replicas import Replica, stack_over
 from support.traffic import GENERATE, admin, eventually, metric, vision_inputs
 from tidegate.cli import envoy_check
 from tidegate.cli.errors import CliError
 from tidegate.stack.envoy import envoy_binary
+from tidegate_api.admin.v1 import admin_pb2
+from tidegate_api.names import SERVED_BY_HEADER
 from xds_server.fleet.load import load_text
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("demo_extra")]

@@ -12,10 +12,10 @@ import aiohttp
 import orjson
 import pytest
 
-from protos.tidegate.admin.v1 import admin_pb2
 from support.certificates import Authority, Pair
 from support.replicas import Replica, stack_over
 from support.traffic import GENERATE, admin, eventually
+from tidegate_api.admin.v1 import admin_pb2
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("demo_extra")]
 

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from tidegate.stack.local import ENVOY, READY_TIMEOUT_S, LocalStack
-from tidegate.stack.processes import CrashError
-from tidegate.stack.waiting import StackError
+from tidegate.stack.processes.supervisor import CrashError
+from tidegate.stack.processes.waiting import StackError
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -17,8 +17,8 @@ from support.traffic import (
     picker_state,
     vision_body,
 )
-from tidegate.reporter.run import Options, Reporter
-from tidegate.stack.tritons import Tritons
+from tidegate.reporter.run import MetricsReporter, ReporterOptions
+from tidegate.stack.tritons.fleet import Tritons
 
 VISION = "/v2/models/vision/infer"
 STALE = "tidegate_picker_telemetry_stale_endpoints"
@@ -53,8 +53,8 @@ async def test_readings_are_what_the_server_does(http, stack, tritons, pushed):
     replica = tritons.replicas[0]
     reporter = None
     if pushed:
-        options = Options(replica.name, replica.metrics_url, (stack.addresses.picker,))
-        reporter = asyncio.create_task(Reporter(options).run())
+        options = ReporterOptions(replica.name, replica.metrics_url, (stack.addresses.picker,))
+        reporter = asyncio.create_task(MetricsReporter(options).run())
 
     async def shows(count):
         known = await readings(http, stack, replica.name)

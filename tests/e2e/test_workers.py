@@ -13,7 +13,6 @@ import orjson
 import pytest
 import tritonclient.grpc.aio as triton_grpc
 
-from protos.names import SERVED_BY_HEADER
 from support.traffic import (
     COUNTER,
     GENERATE,
@@ -26,6 +25,7 @@ from support.traffic import (
     metric,
 )
 from tidegate.stack.local import PICKER, LocalStack
+from tidegate_api.names import SERVED_BY_HEADER
 
 PICKS = "tidegate_picker_picks_total"
 
@@ -206,7 +206,9 @@ async def back(http, stack, number: int, killed: int) -> bool:
     except OSError:
         return False
     heard = all(
-        sibling["connected"] for one in both for sibling in one["workers"]["siblings"].values()
+        peer_worker["connected"]
+        for one in both
+        for peer_worker in one["workers"]["siblings"].values()
     )
     return heard and await stack._picker_healthy() is None and all(one["ready"] for one in both)
 

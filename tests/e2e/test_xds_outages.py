@@ -12,7 +12,7 @@ import pytest
 from support.cut import Cable
 from support.house import ENVOY, Flow, House
 from support.traffic import eventually
-from tidegate.stack.waiting import wait_until
+from tidegate.stack.processes.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,7 +12,7 @@ from envoy.config.cluster.v3 import cluster_pb2
 from envoy.config.route.v3 import route_pb2
 
 from support.house import Flow, House
-from xds_server.resources import memo
+from xds_server.snapshots import memo
 
 pytestmark = pytest.mark.timeout(170)
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from ext_proc.routing.types import Outcome, Reading
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.ticket import Outcome
 from support.epp import ANNOUNCED, MODES, POOL_BODY, SEEING, Proxy
 from support.peer import Peer
 from support.streams import (

@@ -14,7 +14,7 @@ from typing import Final
 import ngh2
 from structlog.testing import capture_logs
 
-from ext_proc.h2.limits import CONNECTION_WINDOW, STREAM_WINDOW
+from ext_proc.server.h2.limits import CONNECTION_WINDOW, STREAM_WINDOW
 from support.h2peer import H2Peer, settle
 
 CUTS: Final = (0, 1, 7, 100)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ext_proc.routing.exact_index import ExactIndex, Telling
-from ext_proc.routing.types import EndpointKey
+from ext_proc.routing.cache.exact_index import ExactIndex, Telling
+from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.telemetry.kv_events.follower import Follower
 from ext_proc.telemetry.kv_events.translate import Translator
 

@@ -15,14 +15,14 @@ from ext_proc.exchange import Body, BodySending, Exchange, Head, Lost, Refuse
 from ext_proc.exchange.replies import MAX_ECHO_BYTES
 from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head, token_blocks
 from ext_proc.requests.blocks import MAX_BLOCKS
-from ext_proc.requests.values import MAX_PROMPT_BYTES
+from ext_proc.requests.parsing.values import MAX_PROMPT_BYTES
 from ext_proc.telemetry import orca
 from ext_proc.telemetry.dialects import BadPage, read_all
-from protos.names import LOAD_BIN_HEADER, LOAD_HEADER
 from support.streams import llm, router, vision
+from tidegate_api.names import LOAD_BIN_HEADER, LOAD_HEADER
 
 if TYPE_CHECKING:
-    from ext_proc.routing.types import Features
+    from ext_proc.routing.values.request import Features
 
 SERVICE = "/inference.GRPCInferenceService/"
 PATHS = (

@@ -17,16 +17,17 @@ from ext_proc.exchange import (
     Body,
     BodySending,
     Exchange,
+    ExchangeState,
     Head,
     IllegalEventError,
     Lost,
-    State,
     Stopped,
 )
 from ext_proc.exchange.first_part import FIRST_PART_BYTES
 from ext_proc.exchange.replies import MAX_ECHO_BYTES
-from ext_proc.wire import MAX_SUBSET, WireError, Writer, event_of, parse_request
-from protos.names import (
+from ext_proc.server.wire import MAX_SUBSET, WireError, Writer, event_of, parse_request
+from support.streams import CHAT_PATH, GRPC_INFER, GRPC_STREAM, INFER_PATH, llm, router, vision
+from tidegate_api.names import (
     CLUSTER_ATTRIBUTE,
     DESTINATION_HEADER,
     DESTINATION_SERVED_KEY,
@@ -36,7 +37,6 @@ from protos.names import (
     SUBSET_NAMESPACE,
     TIDEGATE_NAMESPACE,
 )
-from support.streams import CHAT_PATH, GRPC_INFER, GRPC_STREAM, INFER_PATH, llm, router, vision
 
 MAX_MESSAGES = 16
 PATHS = (
@@ -184,7 +184,7 @@ def one_stream(data: bytes) -> None:
     assert picks <= 1
     assert len(chooser.ledger) <= 1
     exchange.on(Stopped() if settings % 2 else Lost(clean=True), 2.0, 1001.0)
-    assert exchange.state is State.OVER
+    assert exchange.state is ExchangeState.OVER
     assert len(chooser.ledger) == 0
     assert chooser.ledger.unmatched == 0
 

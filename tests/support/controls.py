@@ -6,15 +6,15 @@ import asyncio
 from dataclasses import dataclass, field
 
 from support.fleets import fleet
-from xds_server.control import Control
-from xds_server.fleet.store import Store
-from xds_server.operation import Options
-from xds_server.protocol.publication import Problem
+from xds_server.control.fleet_control import Control
+from xds_server.control.operation import ChangeOptions
+from xds_server.fleet.store import RevisionStore
+from xds_server.protocol.publication import ClientProblem
 from xds_server.protocol.snapshot import Snapshot
 
 TEXT = fleet().model_dump_json()
 """The usual fleet."""
-WAIT = Options("ann", "because", wait=True, timeout_s=5)
+WAIT = ChangeOptions("ann", "because", wait=True, timeout_s=5)
 
 
 def weight(control: Control, variant: str = "canary") -> int:
@@ -49,7 +49,9 @@ class FakePublication:
 
     def end(self, state: str = "done", stage: str = "remove", type_: str = "CDS") -> None:
         """Let every waiter know."""
-        problems = (Problem("envoy-1", "NACKED", type_, "bad"),) if state == "abandoned" else ()
+        problems = (
+            (ClientProblem("envoy-1", "NACKED", type_, "bad"),) if state == "abandoned" else ()
+        )
         self.outcome = FakeOutcome(state, problems=problems, stage=stage)
         self.ended.set()
 
@@ -104,7 +106,7 @@ class FakePublisher:
 class World:
     """A control with everything around it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RevisionStore) -> None:
         self.store = store
         self.publisher = FakePublisher()
         self.now = 100.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xds_server.fleet.model import Fleet
+from xds_server.fleet.model.fleet import Fleet
 
 
 def endpoint(number: int, **more: Any) -> dict[str, Any]:

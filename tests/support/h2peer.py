@@ -13,9 +13,9 @@ from typing import Any, Self
 import grpc
 import ngh2
 
-from ext_proc.h2.connection import Connection
-from ext_proc.h2.frames import Deframer, framed
-from ext_proc.h2.server import Http2Server
+from ext_proc.server.h2.connection import Http2Connection
+from ext_proc.server.h2.frames import Deframer, framed
+from ext_proc.server.h2.server import Http2Server
 
 LIMIT = 2**20
 """Most bytes of a message."""
@@ -212,7 +212,7 @@ class H2Peer:
         """The server said that it goes."""
 
     async def __aenter__(self) -> Self:
-        self.connection = Connection(self.server)
+        self.connection = Http2Connection(self.server)
         self.connection.connection_made(self.pipe)
         await self.turn()
         return self

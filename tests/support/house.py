@@ -19,27 +19,27 @@ import orjson
 from prometheus_client import CollectorRegistry
 
 from support.replicas import PATIENT
-from tidegate.stack.environment import service_environment
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
-from tidegate.stack.ports import HeldPorts
 from tidegate.stack.probes import picker_healthy
-from tidegate.stack.processes import Supervisor
+from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.supervisor import Supervisor
+from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder
 from tidegate.stack.upstream import instant_upstreams
-from tidegate.stack.waiting import http_ok, wait_until
-from xds_server.control import Control
-from xds_server.fleet.model import Fleet
-from xds_server.fleet.store import Store
+from xds_server.control.fleet_control import Control
+from xds_server.control.operation import Change, ChangeOptions
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.store import RevisionStore
 from xds_server.observability import XdsMetrics
-from xds_server.operation import Change, Options
-from xds_server.service import AdsServer
+from xds_server.server.service import AdsServer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ENVOY, PICKER = "envoy", "picker"
 GENERATE = "/v2/models/toy-llm/generate"
-WAIT = Options("test", wait=True, timeout_s=30)
+WAIT = ChangeOptions("test", wait=True, timeout_s=30)
 
 
 class House:
@@ -84,7 +84,7 @@ class House:
 
     async def start_control(self) -> None:
         """Start a control server on the stored state, or on the first fleet."""
-        self.store = await asyncio.to_thread(Store, self.state)
+        self.store = await asyncio.to_thread(RevisionStore, self.state)
         self.ads = AdsServer(XdsMetrics(CollectorRegistry()))
         self.control = Control(self.store, self.ads, lambda: int(time.time() * 1e3), time.monotonic)
         await self.ads.start(self.ads_address)

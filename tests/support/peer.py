@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import grpc
 from prometheus_client import CollectorRegistry
 
-from ext_proc.observability import Metrics
-from ext_proc.service import PickerServer
-from ext_proc.wire import METHOD, SERVICE
+from ext_proc.observability.metrics import Metrics
+from ext_proc.server.service import PickerServer
+from ext_proc.server.wire import METHOD, SERVICE
 from support.streams import Answer, Messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ext_proc.observability.tracing import Tracing
     from ext_proc.routing.router import Router
-    from ext_proc.routing.types import Outcome
+    from ext_proc.routing.values.ticket import Outcome
     from ext_proc.settings import Transport
-    from ext_proc.tracing import Tracing
 
 PATIENCE_S = 60.0
 """How long a reply may take before it counts as missing."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from protos.names import LOAD_HEADER
 from tidegate.stack.local import LocalStack
-from tidegate.stack.triton import TritonReplica
+from tidegate.stack.tritons.replica import TritonReplica
+from tidegate_api.names import LOAD_HEADER
 
 if TYPE_CHECKING:
     import ssl

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ext_proc.routing.types import Decision, Outcome, Refusal
+from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.values.refusal import Refusal
+from ext_proc.routing.values.ticket import Outcome
 
 if TYPE_CHECKING:
     from ext_proc.routing.router import Router
-    from ext_proc.routing.types import Request
+    from ext_proc.routing.values.request import Request
 
 PROMPT = tuple(range(1, 41))
 """Blocks of a prompt."""

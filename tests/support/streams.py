@@ -12,8 +12,8 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from tritonclient.grpc import service_pb2
 
 from ext_proc.routing.router import Router
-from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Variant
-from protos.names import DESTINATION_HEADER, LB_NAMESPACE, SUBSET_KEY, SUBSET_NAMESPACE
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from tidegate_api.names import DESTINATION_HEADER, LB_NAMESPACE, SUBSET_KEY, SUBSET_NAMESPACE
 
 MODE = processing_mode_pb2.ProcessingMode
 INFER_PATH = "/v2/models/toy-llm/generate"

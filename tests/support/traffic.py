@@ -15,8 +15,8 @@ import numpy as np
 import orjson
 import tritonclient.grpc.aio as triton_grpc
 
-from protos.names import SERVED_BY_HEADER
-from protos.tidegate.admin.v1 import admin_pb2_grpc
+from tidegate_api.admin.v1 import admin_pb2_grpc
+from tidegate_api.names import SERVED_BY_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

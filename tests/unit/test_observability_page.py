@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from ext_proc.app import Picker
-from ext_proc.settings import Settings
+from ext_proc.settings import PickerSettings
 from xds_server.observability import XdsMetrics
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "observability.md"
@@ -19,7 +19,7 @@ async def test_every_metric_on_the_page_exists():
     """Under this name, with its suffix; a rename is a change that users must hear of."""
     control = CollectorRegistry()
     XdsMetrics(control)
-    picker = Picker(Settings())._metrics.registry
+    picker = Picker(PickerSettings())._metrics.registry
     shown = {
         family.name + SUFFIX.get(family.type, "")
         for registry in (control, picker)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 import grpc
 
-from protos.tidegate.admin.v1.admin_pb2_grpc import AdminStub
 from tidegate.cli.errors import CliError
+from tidegate_api.admin.v1.admin_pb2_grpc import AdminStub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate.cli.errors import CliError
 
 if TYPE_CHECKING:
-    from xds_server.fleet.model import Fleet
+    from xds_server.fleet.model.fleet import Fleet
 
 TIMEOUT_S: Final = 60.0
 """Envoy needs about a second; a busy machine more."""
@@ -43,7 +43,7 @@ def hold(fleet: Fleet, source: str, binary: Path) -> None:
     Raises:
         CliError: Envoy refuses it (in its own words), or could not be asked.
     """
-    from xds_server.resources.static import static_bootstrap
+    from xds_server.snapshots.static import static_bootstrap
 
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
         file = Path(folder) / "bootstrap.pb"

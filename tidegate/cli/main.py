@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
-from tidegate.cli import (
+from tidegate.cli.errors import CliError
+from tidegate.cli.verbs import (
     benching,
     changing,
     comparing,
@@ -19,7 +20,6 @@ from tidegate.cli import (
     simulating,
     tuning,
 )
-from tidegate.cli.errors import CliError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 if TYPE_CHECKING:
-    from protos.tidegate.admin.v1.admin_pb2 import ChangeOptions
+    from tidegate_api.admin.v1.admin_pb2 import ChangeOptions
 
 DEFAULT_SERVER: Final = "127.0.0.1:18010"
 DEFAULT_TIMEOUT_S: Final = 30.0
@@ -72,7 +72,7 @@ ProtocolOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangeFlags:
     """What goes with every change, as the command line gave it."""
 
     server: str
@@ -84,7 +84,7 @@ class Change:
 
     def to_proto(self) -> ChangeOptions:
         """Return the options as the admin API takes them."""
-        from protos.tidegate.admin.v1.admin_pb2 import ChangeOptions
+        from tidegate_api.admin.v1.admin_pb2 import ChangeOptions
 
         return ChangeOptions(
             author=self.author or os_user(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from protos.tidegate.admin.v1.admin_pb2 import (
+    from tidegate_api.admin.v1.admin_pb2 import (
         ChangeResult,
         ClientStatus,
         GetFleetResponse,

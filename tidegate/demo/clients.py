@@ -13,7 +13,7 @@ import numpy as np
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
 
-from protos.names import MODEL_HEADER, SESSION_HEADER
+from tidegate_api.names import MODEL_HEADER, SESSION_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

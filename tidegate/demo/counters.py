@@ -20,7 +20,7 @@ _WANTED: Final = (_TRITON_SUCCESS, _TOY_REQUESTS, _TOY_PROMPT, _TOY_REUSED)
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class ReplicaCounters:
     """One replica's counters, or the difference of two readings of them."""
 
     served: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -28,16 +28,16 @@ class Counts:
     prompt_tokens: int = 0
     reused_tokens: int = 0
 
-    def since(self, before: Counts) -> Counts:
+    def since(self, before: ReplicaCounters) -> ReplicaCounters:
         """Return what was counted since ``before``; a counter that fell was reset to 0 between."""
-        return Counts(
+        return ReplicaCounters(
             {key: _grown(now, before.served.get(key, 0)) for key, now in self.served.items()},
             _grown(self.prompt_tokens, before.prompt_tokens),
             _grown(self.reused_tokens, before.reused_tokens),
         )
 
 
-def read_counts(page: str) -> Counts:
+def read_counts(page: str) -> ReplicaCounters:
     """Read a replica's Prometheus page; absent series count nothing.
 
     Raises:
@@ -59,10 +59,10 @@ def read_counts(page: str) -> Counts:
                 prompt += count
             elif sample.name == _TOY_REUSED:
                 reused += count
-    return Counts({**served, **exact}, prompt, reused)
+    return ReplicaCounters({**served, **exact}, prompt, reused)
 
 
-def reuse(counts: Iterable[Counts]) -> float | None:
+def reuse(counts: Iterable[ReplicaCounters]) -> float | None:
     """Return the share of prompt tokens found in a cache, ``None`` without any prompt."""
     every = list(counts)
     prompt = sum(one.prompt_tokens for one in every)

@@ -12,7 +12,7 @@ from rich.live import Live
 
 from tidegate.cli.output import table
 from tidegate.demo.clients import AnswerError, fetch_text
-from tidegate.demo.counters import Counts, read_counts
+from tidegate.demo.counters import ReplicaCounters, read_counts
 from tidegate.demo.picker_page import Seen, read_replicas
 from tidegate.demo.report import percent
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tidegate.demo.scene import Scene
     from tidegate.stack.local import LocalStack
-    from tidegate.stack.triton import TritonReplica
+    from tidegate.stack.tritons.replica import TritonReplica
 
 PERIOD_S: Final = 0.5
 _GONE = (aiohttp.ClientError, AnswerError, TimeoutError)
@@ -50,8 +50,8 @@ async def stay(out: Console, scene: Scene, stop: asyncio.Event) -> None:
 def replica_table(
     replicas: Sequence[TritonReplica],
     seen: Mapping[str, Seen] | None,
-    start: Mapping[str, Counts | None],
-    now: Mapping[str, Counts | None],
+    start: Mapping[str, ReplicaCounters | None],
+    now: Mapping[str, ReplicaCounters | None],
 ) -> Table:
     """Pure: lay out what picker and replicas say; what nobody says is ``-``."""
     served = {one.name: _served(now[one.name], start[one.name]) for one in replicas}
@@ -117,8 +117,8 @@ async def _seen(scene: Scene) -> dict[str, Seen] | None:
     return read_replicas(json.loads(page))
 
 
-async def _counts(scene: Scene) -> dict[str, Counts | None]:
-    async def one(url: str) -> Counts | None:
+async def _counts(scene: Scene) -> dict[str, ReplicaCounters | None]:
+    async def one(url: str) -> ReplicaCounters | None:
         try:
             return read_counts(await fetch_text(scene.pages, url))
         except _GONE:
@@ -128,7 +128,7 @@ async def _counts(scene: Scene) -> dict[str, Counts | None]:
     return {replica.name: counts for replica, counts in zip(scene.replicas, found, strict=True)}
 
 
-def _served(now: Counts | None, start: Counts | None) -> int | None:
+def _served(now: ReplicaCounters | None, start: ReplicaCounters | None) -> int | None:
     if now is None:
         return None
-    return sum(now.since(start or Counts()).served.values())
+    return sum(now.since(start or ReplicaCounters()).served.values())

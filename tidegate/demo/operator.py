@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-from protos.tidegate.admin.v1 import admin_pb2 as api
-from protos.tidegate.admin.v1.admin_pb2_grpc import AdminStub
+from tidegate_api.admin.v1 import admin_pb2 as api
+from tidegate_api.admin.v1.admin_pb2_grpc import AdminStub
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from protos.tidegate.admin.v1.admin_pb2_grpc import AdminAsyncStub
+    from tidegate_api.admin.v1.admin_pb2_grpc import AdminAsyncStub
 
 AUTHOR: Final = "demo"
 WAIT_S: Final = 15.0

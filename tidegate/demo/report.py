@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DemoVerdict:
     """Whether a promise held, with the one sentence that says why."""
 
     holds: bool
@@ -26,20 +26,20 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PhaseFinding:
     """The result of one phase."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
-    verdict: Verdict
+    verdict: DemoVerdict
     note: str = ""
     """What a reader has to know to read the table."""
 
 
-def judge(problems: Sequence[str], otherwise: str) -> Verdict:
+def judge(problems: Sequence[str], otherwise: str) -> DemoVerdict:
     """Return a verdict that holds iff there is no problem."""
-    return Verdict(not problems, "; ".join(problems) if problems else otherwise)
+    return DemoVerdict(not problems, "; ".join(problems) if problems else otherwise)
 
 
 def milliseconds(seconds: float | None) -> str | None:
@@ -52,7 +52,7 @@ def percent(share: float | None) -> str | None:
     return None if share is None else f"{share * 100:.1f}%"
 
 
-def show(console: Console, number: int, finding: Finding) -> None:
+def show(console: Console, number: int, finding: PhaseFinding) -> None:
     """Print a phase's finding."""
     console.print()
     console.rule(f"{number}. {finding.title}", align="left", characters="─")
@@ -63,7 +63,7 @@ def show(console: Console, number: int, finding: Finding) -> None:
     console.print(str(finding.verdict), style=style, markup=False)
 
 
-def show_summary(console: Console, findings: Sequence[Finding], run_folder: object) -> None:
+def show_summary(console: Console, findings: Sequence[PhaseFinding], run_folder: object) -> None:
     """Print all verdicts together."""
     console.print()
     console.rule("summary", align="left", characters="─")

@@ -22,12 +22,12 @@ from tidegate.demo.clients import Clients
 from tidegate.demo.live import stay
 from tidegate.demo.operator import Operator
 from tidegate.demo.phases import affinity, canary, forms, picker_loss, replica_loss, traffic
-from tidegate.demo.report import Finding, Verdict, show, show_summary
+from tidegate.demo.report import DemoVerdict, PhaseFinding, show, show_summary
 from tidegate.demo.scene import Scene, page_session
 from tidegate.stack.assets import DemoExtraMissingError
 from tidegate.stack.local import LocalStack
-from tidegate.stack.processes import CrashError
-from tidegate.stack.waiting import StackError
+from tidegate.stack.processes.supervisor import CrashError
+from tidegate.stack.processes.waiting import StackError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tidegate.stack.envoy import XdsProtocol
 
 T = TypeVar("T")
-PHASES: Final[tuple[tuple[str, Callable[[Scene], Awaitable[Finding]]], ...]] = tuple(
+PHASES: Final[tuple[tuple[str, Callable[[Scene], Awaitable[PhaseFinding]]], ...]] = tuple(
     (module.TITLE, module.run)
     for module in (forms, traffic, affinity, canary, replica_loss, picker_loss)
 )
@@ -46,7 +46,7 @@ INTERRUPTED: Final = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DemoOptions:
     """What the demo was asked for."""
 
     replicas: int
@@ -74,7 +74,7 @@ class Interrupt:
             self._main.cancel()
 
 
-async def run(options: Options) -> int:
+async def run(options: DemoOptions) -> int:
     """Run the demo; return the exit code.
 
     Raises:
@@ -93,7 +93,7 @@ async def run(options: Options) -> int:
         return INTERRUPTED
 
 
-async def _run(options: Options, out: Console, interrupt: Interrupt) -> int:
+async def _run(options: DemoOptions, out: Console, interrupt: Interrupt) -> int:
     started = time.perf_counter()
 
     def progress(step: str, detail: str) -> None:
@@ -128,7 +128,7 @@ async def _run(options: Options, out: Console, interrupt: Interrupt) -> int:
     return OK if all(finding.verdict.holds for finding in findings) else FAILED
 
 
-async def _phases(out: Console, scene: Scene) -> list[Finding]:
+async def _phases(out: Console, scene: Scene) -> list[PhaseFinding]:
     findings = []
     for number, (title, phase) in enumerate(PHASES, 1):
         with spinner(f"{number}. {title}"):
@@ -138,7 +138,9 @@ async def _phases(out: Console, scene: Scene) -> list[Finding]:
                 raise
             except Exception as error:  # noqa: BLE001 - a broken phase is a phase that did not hold
                 reason = f"{type(error).__name__}: {error}"
-                finding = Finding(title, ("result",), (("broken off",),), Verdict(False, reason))
+                finding = PhaseFinding(
+                    title, ("result",), (("broken off",),), DemoVerdict(False, reason)
+                )
         findings.append(finding)
         show(out, number, finding)
     return findings

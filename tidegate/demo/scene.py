@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 from tidegate.demo.clients import fetch_all
-from tidegate.demo.counters import Counts, read_counts
+from tidegate.demo.counters import ReplicaCounters, read_counts
 
 if TYPE_CHECKING:
     from tidegate.demo.clients import Clients
     from tidegate.demo.operator import Operator
     from tidegate.stack.local import LocalStack
-    from tidegate.stack.triton import TritonReplica
+    from tidegate.stack.tritons.replica import TritonReplica
 
 LLM_POOL: Final = "llm"
 STABLE: Final = "stable"
@@ -53,7 +53,7 @@ class Scene:
         """Return the variant of a replica by name."""
         return next(one.variant for one in self.replicas if one.name == replica)
 
-    async def counts(self) -> dict[str, Counts]:
+    async def counts(self) -> dict[str, ReplicaCounters]:
         """Return what each replica has counted so far."""
         pages = await fetch_all(self.pages, [one.metrics_url for one in self.replicas])
         return {one.name: read_counts(page) for one, page in zip(self.replicas, pages, strict=True)}

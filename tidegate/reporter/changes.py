@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ext_proc.routing.types import Reading
+    from ext_proc.routing.values.reading import Reading
     from ext_proc.telemetry.report import Key
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CounterSample:
     """One look at the replica."""
 
     at: float
@@ -21,7 +21,7 @@ class Sample:
     """Restarts seen so far."""
 
 
-class News(NamedTuple):
+class ChangedReadings(NamedTuple):
     """The difference to what was told."""
 
     readings: tuple[Reading, ...]
@@ -39,7 +39,7 @@ class Changes:
         self._told: dict[Key, Reading] = {}
         self._restarts = 0
 
-    def of(self, sample: Sample) -> News:
+    def of(self, sample: CounterSample) -> ChangedReadings:
         """Return what is new in a sample, which counts as told from now on."""
         if sample.restarts != self._restarts:
             # The picker forgets all at a restart.
@@ -53,4 +53,4 @@ class Changes:
         )
         gone = tuple(key for key in self._told if key not in timeless)
         self._told = timeless
-        return News(changed, gone)
+        return ChangedReadings(changed, gone)

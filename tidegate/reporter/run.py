@@ -21,11 +21,11 @@ from ext_proc.backoff import Backoff
 from ext_proc.telemetry.pacing import Pacing
 from ext_proc.telemetry.report import write
 from ext_proc.telemetry.scrape import Scraper
-from protos.tidegate.telemetry.v1 import telemetry_pb2_grpc
-from tidegate.reporter.changes import Changes, Sample
+from tidegate.reporter.changes import Changes, CounterSample
+from tidegate_api.telemetry.v1 import telemetry_pb2_grpc
 
 if TYPE_CHECKING:
-    from ext_proc.routing.types import Reading
+    from ext_proc.routing.values.reading import Reading
 
 CONFIRM_S: Final = 0.5
 """Well below the 2 s after which a picker takes a reading as unknown."""
@@ -34,7 +34,7 @@ _log = structlog.stdlib.get_logger("tidegate.reporter")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReporterOptions:
     """What to report to whom."""
 
     endpoint: str
@@ -46,12 +46,12 @@ class Options:
     interval_s: float = 0.05
 
 
-class Reporter:
+class MetricsReporter:
     """Reads one replica and reports to its pickers."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ReporterOptions) -> None:
         self._options = options
-        self._sample: Sample | None = None
+        self._sample: CounterSample | None = None
         self._restarts = 0
         self._fresh = asyncio.Condition()
         self._told: set[asyncio.Task[None]] = set()
@@ -74,7 +74,7 @@ class Reporter:
         self._restarts += 1
 
     def _took(self, _: str, readings: tuple[Reading, ...]) -> None:
-        self._sample = Sample(time.monotonic(), readings, self._restarts)
+        self._sample = CounterSample(time.monotonic(), readings, self._restarts)
         task = asyncio.ensure_future(self._notify())
         self._told.add(task)
         task.add_done_callback(self._told.discard)
@@ -105,7 +105,7 @@ class Reporter:
     async def _stream(self, stub: Any, backoff: Backoff) -> None:
         call, changes = stub.Report(), Changes()
         told_at = float("-inf")
-        last: Sample | None = None
+        last: CounterSample | None = None
         try:
             while not call.done():
                 sample = await self._next(last)
@@ -130,14 +130,14 @@ class Reporter:
         finally:
             call.cancel()
 
-    async def _next(self, last: Sample | None) -> Sample:
+    async def _next(self, last: CounterSample | None) -> CounterSample:
         async with self._fresh:
             while self._sample is None or self._sample is last:
                 await self._fresh.wait()
             return self._sample
 
 
-async def run(options: Options) -> int:
+async def run(options: ReporterOptions) -> int:
     """Report until cancelled."""
-    await Reporter(options).run()
+    await MetricsReporter(options).run()
     return 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from tidegate.stack.ports import HeldPorts
+    from tidegate.stack.processes.ports import HeldPorts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.stack.triton import TritonReplica
+    from tidegate.stack.tritons.replica import TritonReplica
 
 FleetChange = Callable[[dict[str, Any]], dict[str, Any] | None] | Mapping[str, Any]
 """What a caller wants different.

@@ -21,7 +21,6 @@ import aiohttp
 import yaml
 
 from tidegate.stack.addresses import Addresses
-from tidegate.stack.environment import service_environment
 from tidegate.stack.envoy import (
     XdsProtocol,
     envoy_binary,
@@ -30,13 +29,14 @@ from tidegate.stack.envoy import (
     render_bootstrap,
 )
 from tidegate.stack.fleet import POOL_OF, FleetChange, build_fleet
-from tidegate.stack.ports import HeldPorts
 from tidegate.stack.probes import inference_through, picker_healthy, status_synced
-from tidegate.stack.processes import Crash, Supervisor, first_crash
+from tidegate.stack.processes.environment import service_environment
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.supervisor import Crash, Supervisor, first_crash
+from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder
-from tidegate.stack.triton import MODELS, TritonReplica
-from tidegate.stack.tritons import Tritons
-from tidegate.stack.waiting import http_ok, wait_until
+from tidegate.stack.tritons.fleet import Tritons
+from tidegate.stack.tritons.replica import MODELS, TritonReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import grpc
 
-from protos.names import PICKER_CLUSTER
-from protos.tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
-from tidegate.stack.waiting import LOOK_TIMEOUT_S, StackError
+from tidegate.stack.processes.waiting import LOOK_TIMEOUT_S, StackError
+from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
+from tidegate_api.names import PICKER_CLUSTER
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment
-from tidegate.stack.ports import HeldPorts
-from tidegate.stack.processes import Supervisor
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.runfolder import RunFolder
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from envoy.admin.v3 import config_dump_shared_pb2
 from envoy.service.status.v3 import csds_pb2, csds_pb2_grpc
 
 if TYPE_CHECKING:
-    from xds_server.publisher import ClientView, Observed, TypeView
+    from xds_server.control.publisher import ClientView, Observed, TypeView
 
 _STATUS: Final = {
     "SYNCED": (csds_pb2.SYNCED, config_dump_shared_pb2.ACKED),

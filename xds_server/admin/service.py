@@ -20,23 +20,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 from envoy.service.status.v3 import csds_pb2_grpc
 
-from protos.tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
+from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
+from xds_server.control.operation import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, Busy, ChangeOptions
 from xds_server.fleet.change import BadChange, UnknownName
 from xds_server.fleet.document import MAX_BYTES
 from xds_server.fleet.load import FleetError, load_text
 from xds_server.fleet.store import MAX_REVISIONS, StoreError, UnknownRevision
-from xds_server.operation import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, Busy, Options
-from xds_server.resources.check import Inconsistent
+from xds_server.snapshots.check import Inconsistent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from xds_server.admin.csds import ClientStatusService
-    from xds_server.control import Control
+    from xds_server.control.fleet_control import Control
+    from xds_server.control.operation import Change
+    from xds_server.control.publisher import ClientProblem, ClientView, Observed
     from xds_server.fleet.findings import Sick
     from xds_server.fleet.revision import Revision
-    from xds_server.operation import Change
-    from xds_server.publisher import ClientView, Observed, Problem
 
 MAX_MESSAGE_BYTES = MAX_BYTES + 64 * 1024
 """The largest fleet file and its options."""
@@ -267,14 +267,14 @@ class AdminServer:
         await self._server.stop(grace_s)
 
 
-def _options(options: admin_pb2.ChangeOptions) -> Options:
+def _options(options: admin_pb2.ChangeOptions) -> ChangeOptions:
     timeout_s = options.timeout_seconds or DEFAULT_TIMEOUT_S
     if not (math.isfinite(timeout_s) and 0 < timeout_s <= MAX_TIMEOUT_S):
         raise BadChange(f"timeout_seconds must be between 0 and {MAX_TIMEOUT_S:g}")
-    return Options(options.author, options.reason, options.dry_run, options.wait, timeout_s)
+    return ChangeOptions(options.author, options.reason, options.dry_run, options.wait, timeout_s)
 
 
-def _problems(problems: Sequence[Problem]) -> list[admin_pb2.ClientProblem]:
+def _problems(problems: Sequence[ClientProblem]) -> list[admin_pb2.ClientProblem]:
     return [
         admin_pb2.ClientProblem(client=p.client, state=p.state, type=p.type, message=p.message)
         for p in problems

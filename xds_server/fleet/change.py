@@ -1,7 +1,7 @@
 """Changes to a fleet at run time, and how they meet an edited fleet file.
 
 Every function returns a new fleet and leaves its arguments alone. None of them judges the
-result: ``xds_server.fleet.rules`` does.
+result: ``xds_server.fleet.rules.fleet`` does.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import ValidationError
 
-from xds_server.fleet.fields import MAX_WEIGHT_SUM
+from xds_server.fleet.model.fields import MAX_WEIGHT_SUM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from xds_server.fleet.model import Endpoint, Fleet, Pool
+    from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
 
 
 Section = Literal["circuit_breaker", "slow_start"]
@@ -146,7 +146,7 @@ def merge(last_file: Fleet | None, new_file: Fleet, live: Fleet) -> Fleet:
     before = {pool.name: pool for pool in last_file.pools}
     now = {pool.name: pool for pool in live.pools}
 
-    def merged(pool: Pool) -> Pool:
+    def merged(pool: PoolSpec) -> PoolSpec:
         old, current = before.get(pool.name), now.get(pool.name)
         if old is None or current is None:
             return pool
@@ -170,26 +170,26 @@ def merge(last_file: Fleet | None, new_file: Fleet, live: Fleet) -> Fleet:
     return _with_pools(new_file, merged)
 
 
-def _find_pool(fleet: Fleet, name: str) -> Pool:
+def _find_pool(fleet: Fleet, name: str) -> PoolSpec:
     for pool in fleet.pools:
         if pool.name == name:
             return pool
     raise UnknownName("pool", name, (pool.name for pool in fleet.pools))
 
 
-def _with_pools(fleet: Fleet, change: Callable[[Pool], Pool]) -> Fleet:
+def _with_pools(fleet: Fleet, change: Callable[[PoolSpec], PoolSpec]) -> Fleet:
     return fleet.model_copy(update={"pools": tuple(change(pool) for pool in fleet.pools)})
 
 
-def _weights(pool: Pool) -> dict[str, int]:
+def _weights(pool: PoolSpec) -> dict[str, int]:
     return {variant.name: variant.weight for variant in pool.variants}
 
 
-def _draining(pool: Pool) -> dict[str, bool]:
+def _draining(pool: PoolSpec) -> dict[str, bool]:
     return {endpoint.id: endpoint.draining for endpoint in pool.endpoints}
 
 
-def _with_weights(pool: Pool, weights: Mapping[str, int]) -> Pool:
+def _with_weights(pool: PoolSpec, weights: Mapping[str, int]) -> PoolSpec:
     variants = tuple(
         variant.model_copy(update={"weight": weights.get(variant.name, variant.weight)})
         for variant in pool.variants
@@ -197,8 +197,8 @@ def _with_weights(pool: Pool, weights: Mapping[str, int]) -> Pool:
     return pool.model_copy(update={"variants": variants})
 
 
-def _with_draining(pool: Pool, states: Mapping[str, bool]) -> Pool:
-    def changed(endpoint: Endpoint) -> Endpoint:
+def _with_draining(pool: PoolSpec, states: Mapping[str, bool]) -> PoolSpec:
+    def changed(endpoint: EndpointSpec) -> EndpointSpec:
         state = states.get(endpoint.id, endpoint.draining)
         return endpoint.model_copy(update={"draining": state})
 

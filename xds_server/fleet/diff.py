@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from xds_server.fleet.model import Endpoint, Fleet, Pool
+    from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
 
 MAX_LINES = 200
 """Lines kept of one difference; the rest is counted in a last line."""
@@ -45,12 +45,12 @@ def _lines(old: Fleet | None, new: Fleet) -> Iterator[str]:
     yield from _order("pools", [p.name for p in old.pools], [p.name for p in new.pools])
 
 
-def _added_pool(pool: Pool) -> str:
+def _added_pool(pool: PoolSpec) -> str:
     count = len(pool.endpoints)
     return f"pool {pool.name} added ({count} endpoint{'' if count == 1 else 's'})"
 
 
-def _pool(old: Pool, new: Pool) -> Iterator[str]:
+def _pool(old: PoolSpec, new: PoolSpec) -> Iterator[str]:
     where = f"pool {new.name}:"
     yield from _fields(where, old, new, skip=("variants", "endpoints"))
     variants = {variant.name: variant for variant in old.variants}
@@ -82,7 +82,7 @@ def _pool(old: Pool, new: Pool) -> Iterator[str]:
     )
 
 
-def _summary(pool: Pool, endpoint: Endpoint) -> str:
+def _summary(pool: PoolSpec, endpoint: EndpointSpec) -> str:
     return f"{endpoint.grpc or endpoint.http}, {pool.variant_of(endpoint)}"
 
 

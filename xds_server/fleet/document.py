@@ -53,11 +53,11 @@ class DocumentError(ValueError):
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class YamlNode:
     """A value and the line where it starts."""
 
     line: int
-    value: Scalar | list[Node] | dict[str, Node]
+    value: Scalar | list[YamlNode] | dict[str, YamlNode]
     size: int = 1
     """Values in it, itself included."""
 
@@ -69,7 +69,7 @@ class Node:
             return [node.plain() for node in self.value]
         return self.value
 
-    def closest(self, location: Sequence[str | int]) -> Node:
+    def closest(self, location: Sequence[str | int]) -> YamlNode:
         """Return the node at ``location``, or the deepest one on the way there."""
         node = self
         for part in location:
@@ -79,7 +79,7 @@ class Node:
             node = child
         return node
 
-    def child(self, part: str | int) -> Node | None:
+    def child(self, part: str | int) -> YamlNode | None:
         """Return what stands at a key or position, ``None`` where nothing does."""
         if isinstance(self.value, dict) and isinstance(part, str):
             return self.value.get(part)
@@ -93,7 +93,7 @@ class Node:
         return parent is not self.closest(location)
 
 
-def read(text: str) -> Node:
+def read(text: str) -> YamlNode:
     """Read one document.
 
     Raises:
@@ -126,19 +126,19 @@ def read(text: str) -> Node:
 class _Open:
     """A mapping or list whose end has not come yet."""
 
-    node: Node
+    node: YamlNode
     anchor: str | None
     key: str | None = None
     key_line: int = 0
-    merged: list[Node] | None = None
+    merged: list[YamlNode] | None = None
 
 
 class _Builder:
     """Turns parser events into nodes without recursion."""
 
     def __init__(self) -> None:
-        self.root: Node | None = None
-        self._anchors: dict[str, Node | None] = {}
+        self.root: YamlNode | None = None
+        self._anchors: dict[str, YamlNode | None] = {}
         self._stack: list[_Open] = []
         self._total = 0
 
@@ -154,7 +154,7 @@ class _Builder:
             done = self._stack.pop()
             self._place(_close(done), done.anchor, line, values=1)
         elif isinstance(event, yaml.ScalarEvent):
-            node = Node(line, _scalar(event, line))
+            node = YamlNode(line, _scalar(event, line))
             self._place(node, event.anchor, line, values=1, is_plain=event.implicit[0])
         elif isinstance(event, yaml.AliasEvent):
             node = _aliased(self._anchors, event.anchor or "", line)
@@ -168,13 +168,13 @@ class _Builder:
             raise DocumentError(line, f"nested more than {MAX_DEPTH} deep")
         if event.anchor is not None:
             self._anchors[event.anchor] = None
-        value: list[Node] | dict[str, Node] = {}
+        value: list[YamlNode] | dict[str, YamlNode] = {}
         if isinstance(event, yaml.SequenceStartEvent):
             value = []
-        self._stack.append(_Open(Node(line, value), event.anchor))
+        self._stack.append(_Open(YamlNode(line, value), event.anchor))
 
     def _place(
-        self, node: Node, anchor: str | None, line: int, *, values: int, is_plain: bool = False
+        self, node: YamlNode, anchor: str | None, line: int, *, values: int, is_plain: bool = False
     ) -> None:
         self._total += values
         if self._total > MAX_VALUES:
@@ -187,7 +187,7 @@ class _Builder:
             self.root = node
 
 
-def _aliased(anchors: dict[str, Node | None], name: str, line: int) -> Node:
+def _aliased(anchors: dict[str, YamlNode | None], name: str, line: int) -> YamlNode:
     if name not in anchors:
         raise DocumentError(line, f"alias *{name} has no anchor &{name} before it")
     node = anchors[name]
@@ -196,7 +196,7 @@ def _aliased(anchors: dict[str, Node | None], name: str, line: int) -> Node:
     return node
 
 
-def _depth(node: Node) -> int:
+def _depth(node: YamlNode) -> int:
     if isinstance(node.value, dict):
         return 1 + max(map(_depth, node.value.values()), default=0)
     if isinstance(node.value, list):
@@ -204,7 +204,7 @@ def _depth(node: Node) -> int:
     return 0
 
 
-def _add(parent: _Open, node: Node, line: int, *, is_plain: bool) -> None:
+def _add(parent: _Open, node: YamlNode, line: int, *, is_plain: bool) -> None:
     container = parent.node.value
     if isinstance(container, list):
         container.append(node)
@@ -229,7 +229,7 @@ def _add(parent: _Open, node: Node, line: int, *, is_plain: bool) -> None:
     parent.key, parent.key_line = key, line
 
 
-def _set(parent: _Open, container: dict[str, Node], node: Node) -> None:
+def _set(parent: _Open, container: dict[str, YamlNode], node: YamlNode) -> None:
     key, parent.key = parent.key or "", None
     if key == "<<" and parent.merged is not None:
         sources = node.value if isinstance(node.value, list) else [node]
@@ -241,7 +241,7 @@ def _set(parent: _Open, container: dict[str, Node], node: Node) -> None:
     container[key] = node
 
 
-def _close(done: _Open) -> Node:
+def _close(done: _Open) -> YamlNode:
     container = done.node.value
     if isinstance(container, dict):
         for source in done.merged or ():

@@ -14,13 +14,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xds_server.fleet.diff import diff
-from xds_server.fleet.revision import FileState, Revision, State, following, next_incarnations
-from xds_server.fleet.rules import problems
+from xds_server.fleet.revision import FileState, FleetState, Revision, following, next_incarnations
+from xds_server.fleet.rules.fleet import problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from xds_server.fleet.model import Endpoint, Fleet, Pool
+    from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
 
 
 def fallen_back(good: Fleet, refused: Fleet, *, membership: bool) -> Fleet:
@@ -39,7 +39,9 @@ def fallen_back(good: Fleet, refused: Fleet, *, membership: bool) -> Fleet:
     return good if problems(drained) else drained
 
 
-def led_back(good: State, here: State, fleet: Fleet, author: str, reason: str, now: int) -> State:
+def led_back(
+    good: FleetState, here: FleetState, fleet: Fleet, author: str, reason: str, now: int
+) -> FleetState:
     """Return the state that leads back after a refusal, as the revision after ``here``.
 
     Args:
@@ -57,27 +59,27 @@ def led_back(good: State, here: State, fleet: Fleet, author: str, reason: str, n
     state = following(here, fleet, revision, file)
     before = next_incarnations(good.fleet, good.incarnations, fleet, number, 0)
     returned = {e: one for e, one in before.items() if good.incarnations.get(e) == one}
-    return State(state.revision, state.fleet, {**state.incarnations, **returned}, state.file)
+    return FleetState(state.revision, state.fleet, {**state.incarnations, **returned}, state.file)
 
 
-def _with(good: Fleet, refused: Fleet, step: Callable[[Pool, Pool], Pool]) -> Fleet:
+def _with(good: Fleet, refused: Fleet, step: Callable[[PoolSpec, PoolSpec], PoolSpec]) -> Fleet:
     now = {pool.name: pool for pool in refused.pools}
     pools = tuple(step(pool, now[pool.name]) if pool.name in now else pool for pool in good.pools)
     return good.model_copy(update={"pools": pools})
 
 
-def _drained(good: Pool, refused: Pool) -> Pool:
+def _drained(good: PoolSpec, refused: PoolSpec) -> PoolSpec:
     now = {endpoint.id: endpoint for endpoint in refused.endpoints}
     return _with_endpoints(good, [_drain(e, now.get(e.id)) for e in good.endpoints])
 
 
-def _drain(endpoint: Endpoint, now: Endpoint | None) -> Endpoint:
+def _drain(endpoint: EndpointSpec, now: EndpointSpec | None) -> EndpointSpec:
     if now is None or now.draining == endpoint.draining:
         return endpoint
     return endpoint.model_copy(update={"draining": now.draining})
 
 
-def _joined(good: Pool, refused: Pool) -> Pool:
+def _joined(good: PoolSpec, refused: PoolSpec) -> PoolSpec:
     names = {variant.name for variant in good.variants}
     before = {endpoint.id: endpoint for endpoint in good.endpoints}
     endpoints = []
@@ -95,5 +97,5 @@ def _joined(good: Pool, refused: Pool) -> Pool:
     return _with_endpoints(good, endpoints)
 
 
-def _with_endpoints(pool: Pool, endpoints: list[Endpoint]) -> Pool:
+def _with_endpoints(pool: PoolSpec, endpoints: list[EndpointSpec]) -> PoolSpec:
     return pool.model_copy(update={"endpoints": tuple(endpoints)})

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from xds_server.fleet.model import Fleet, Pool
+    from xds_server.fleet.model.fleet import Fleet, PoolSpec
 
 
 class Place(NamedTuple):
@@ -99,7 +99,7 @@ def told_of(sick: Iterable[Sick]) -> Told:
     return told
 
 
-def _chosen(pool: Pool, votes: Mapping[str, int], told: Mapping[str, object]) -> set[str]:
+def _chosen(pool: PoolSpec, votes: Mapping[str, int], told: Mapping[str, object]) -> set[str]:
     variants = {
         endpoint.id: pool.variant_of(endpoint)
         for endpoint in pool.endpoints

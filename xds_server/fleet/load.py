@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from xds_server.fleet import document, rules
-from xds_server.fleet.fields import PATTERN_MEANINGS
-from xds_server.fleet.model import Fleet
-from xds_server.fleet.problem import spell
+from xds_server.fleet import document
+from xds_server.fleet.model.fields import PATTERN_MEANINGS
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.rules import fleet as rules
+from xds_server.fleet.rules.problem import spell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pydantic_core import ErrorDetails
 
-    from xds_server.fleet.problem import Location
+    from xds_server.fleet.rules.problem import Location
 
 MAX_FAULTS = 20
 """Faults listed of one file; further ones are counted."""
@@ -84,7 +85,7 @@ def load_text(text: str, source: str = "fleet") -> Fleet:
     return fleet
 
 
-def check(fleet: Fleet, source: str = "fleet", root: document.Node | None = None) -> None:
+def check(fleet: Fleet, source: str = "fleet", root: document.YamlNode | None = None) -> None:
     """Hold a fleet to the rules.
 
     Args:
@@ -104,7 +105,7 @@ def check(fleet: Fleet, source: str = "fleet", root: document.Node | None = None
 
 
 def _field_faults(
-    details: Sequence[ErrorDetails], root: document.Node
+    details: Sequence[ErrorDetails], root: document.YamlNode
 ) -> list[tuple[Location, str]]:
     faults = []
     for detail in details:

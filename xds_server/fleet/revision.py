@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xds_server.fleet.model import Fleet
+    from xds_server.fleet.model.fleet import Fleet
 
 Incarnations = dict[str, tuple[int, int]]
 """Endpoint id to (incarnation, Unix milliseconds of joining; 0 = warm)."""
@@ -51,7 +51,7 @@ class FileState:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class FleetState:
     """Everything that outlives a restart, as of the newest revision."""
 
     revision: Revision
@@ -93,11 +93,11 @@ def next_incarnations(
 
 
 def following(
-    state: State | None,
+    state: FleetState | None,
     fleet: Fleet,
     revision: Revision,
     file: FileState | None,
-) -> State:
+) -> FleetState:
     """Return the state that a revision makes of the one before it.
 
     Args:
@@ -107,7 +107,7 @@ def following(
         file: The file that it came from; ``None`` = the one taken over last stays.
     """
     number, now = revision.number, revision.at_unix_ms
-    return State(
+    return FleetState(
         replace(
             revision,
             author=revision.author[:MAX_AUTHOR_CHARS],

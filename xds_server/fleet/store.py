@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from xds_server.fleet.model import Fleet
-from xds_server.fleet.revision import FileState, Revision, State
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.revision import FileState, FleetState, Revision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ class UnknownRevision(LookupError):  # noqa: N818 - reads as the sentence it is
     """There is no such revision, or no longer."""
 
 
-class Store:
+class RevisionStore:
     """Revisions on disk, or in memory.
 
     Args:
@@ -132,7 +132,7 @@ class Store:
                 self._db.close()
                 self._db = None
 
-    def latest(self) -> State | None:
+    def latest(self) -> FleetState | None:
         """Return the newest state; ``None`` if nothing was ever stored.
 
         Raises:
@@ -145,7 +145,7 @@ class Store:
             row = rows[0]
             values = dict(self._rows("SELECT key, value FROM latest"))
             file = values.get("file")
-            return State(
+            return FleetState(
                 revision=_revision(row),
                 fleet=self._fleet(row[5], row[0]),
                 incarnations={
@@ -155,7 +155,7 @@ class Store:
                 file=None if file is None else self._file(file, row[0]),
             )
 
-    def append(self, state: State) -> None:
+    def append(self, state: FleetState) -> None:
         """Store a new revision.
 
         Raises:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from xds_server.protocol.messages import short_type
-from xds_server.protocol.publication import Problem
+from xds_server.protocol.publication import ClientProblem
 
 if TYPE_CHECKING:
     from xds_server.protocol.messages import Standing
-    from xds_server.protocol.publication import Audience, Run, Stage
+    from xds_server.protocol.publication import Audience, PublicationRun, Stage
     from xds_server.protocol.stream import DeltaStream, SotwStream
 
 
@@ -39,17 +39,17 @@ class Client:
         pending = self.standing.state == "PENDING"
         return pending and self.audience == stage.audience and not self.left
 
-    def has_veto(self, run: Run) -> bool:
+    def has_veto(self, run: PublicationRun) -> bool:
         """Tell whether its refusal counts: it was there at the beginning, and content."""
         return self.connected <= run.started and not self.refusing
 
-    def problem(self) -> Problem | None:
+    def problem(self) -> ClientProblem | None:
         """Return why it does not follow, ``None`` where nothing is known against it."""
         standing = self.standing
         short = short_type(standing.type_url)
         if standing.state == "NACKED":
-            return Problem(self.node, "NACKED", short, standing.message)
+            return ClientProblem(self.node, "NACKED", short, standing.message)
         if self.left == "STALLED" and standing.state == "PENDING":
             words = f"has not acknowledged {short} within the stage's deadline"
-            return Problem(self.node, "STALLED", short, words)
+            return ClientProblem(self.node, "STALLED", short, words)
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from protos.names import SHORT_TYPE
+from tidegate_api.names import SHORT_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ class DeltaRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class ResourceResponse:
     """A message to the client, of either variant.
 
     ``removed`` is empty in the state-of-the-world variant.
@@ -68,7 +68,7 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AckVerdict:
     """What a request said about the message in flight."""
 
     type_url: str

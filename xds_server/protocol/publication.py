@@ -50,7 +50,7 @@ Plan: TypeAlias = Callable[[], Sequence[Stage]] | Sequence[Stage]
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ClientProblem:
     """A client that does not follow."""
 
     client: str
@@ -63,7 +63,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PublicationOutcome:
     """How a publication stands or ended."""
 
     state: Literal["done", "superseded", "abandoned", "waiting"]
@@ -71,7 +71,7 @@ class Outcome:
     """Connected clients of both audiences."""
     acked: int
     """How many of them hold what they should."""
-    problems: tuple[Problem, ...]
+    problems: tuple[ClientProblem, ...]
     channels: tuple[str, ...]
     """Short names of the types that really were sent."""
     elapsed_s: float | None
@@ -81,7 +81,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Run:
+class PublicationRun:
     """A publication under way or ended."""
 
     stages: tuple[Stage, ...]
@@ -94,7 +94,7 @@ class Run:
     hold_since: float | None = None
     touched: set[Audience] = field(default_factory=set)
     channels: list[str] = field(default_factory=list)
-    outcome: Outcome | None = None
+    outcome: PublicationOutcome | None = None
     """Set at its end."""
 
     @property

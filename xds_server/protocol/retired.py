@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE
+from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE
 from xds_server.protocol.messages import DeltaRequest
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from protos.names import (
+from tidegate_api.names import (
     CLUSTER_TYPE,
     ENDPOINT_TYPE,
     LISTENER_TYPE,
@@ -31,12 +31,12 @@ from protos.names import (
 )
 from xds_server.protocol.messages import (
     MAX_TYPES,
+    AckVerdict,
     DeltaRequest,
     ProtocolError,
-    Response,
+    ResourceResponse,
     SotwRequest,
     Standing,
-    Verdict,
 )
 from xds_server.protocol.subscription import MAX_NAMES
 from xds_server.protocol.tracker import TypeTracker
@@ -65,8 +65,8 @@ Request = TypeVar("Request", SotwRequest, DeltaRequest)
 class Reaction:
     """What follows from one request."""
 
-    responses: list[Response]
-    verdict: Verdict | None = None
+    responses: list[ResourceResponse]
+    verdict: AckVerdict | None = None
     """What the request said about the message in flight; ``None`` where nothing."""
 
 
@@ -83,7 +83,7 @@ class _Stream(ABC, Generic[Request]):
         self._nonces = 0
         self._nacks = 0
 
-    def on_snapshot(self, snapshot: Snapshot, now: float) -> list[Response]:
+    def on_snapshot(self, snapshot: Snapshot, now: float) -> list[ResourceResponse]:
         """Make ``snapshot`` what the client should hold; return what to send now."""
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
@@ -159,9 +159,9 @@ class _Stream(ABC, Generic[Request]):
             )
         return tracker
 
-    def _burst(self, now: float) -> list[Response]:
+    def _burst(self, now: float) -> list[ResourceResponse]:
         snapshot = self._snapshot
-        responses: list[Response] = []
+        responses: list[ResourceResponse] = []
         if snapshot is None:
             return responses
         if CLUSTER_TYPE in self._trackers:
@@ -179,7 +179,9 @@ class _Stream(ABC, Generic[Request]):
                 endpoints.force(snapshot.eds_name(cluster) for cluster in fresh)
                 endpoints.unforce(snapshot)
             responses.append(
-                Response(tracker.type_url, version, nonce, content.resources, content.removed)
+                ResourceResponse(
+                    tracker.type_url, version, nonce, content.resources, content.removed
+                )
             )
         return responses
 

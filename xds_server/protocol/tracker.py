@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from xds_server.protocol.messages import MAX_ERROR_CHARS, TypeView, Verdict
+from xds_server.protocol.messages import MAX_ERROR_CHARS, AckVerdict, TypeView
 from xds_server.protocol.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class TypeTracker:
         self.requested = True
         self._dirty = True
 
-    def answered(self, nonce: str, error: str | None, now: float) -> Verdict | None:
+    def answered(self, nonce: str, error: str | None, now: float) -> AckVerdict | None:
         """Take an ACK or NACK; ``None`` where it is not about the message in flight (X14)."""
         flight = self._in_flight
         if flight is None or nonce != flight.nonce:
@@ -147,10 +147,10 @@ class TypeTracker:
         waited_s = now - flight.sent_at
         if error is None:
             self._accept(flight)
-            return Verdict(self.type_url, accepted=True, waited_s=waited_s)
+            return AckVerdict(self.type_url, accepted=True, waited_s=waited_s)
         self._refusal, self._refused_at = error[:MAX_ERROR_CHARS], now
         self._refuse(flight)
-        return Verdict(self.type_url, accepted=False, waited_s=waited_s, message=self._refusal)
+        return AckVerdict(self.type_url, accepted=False, waited_s=waited_s, message=self._refusal)
 
     def _accept(self, flight: _InFlight) -> None:
         if self._full_set:

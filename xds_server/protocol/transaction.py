@@ -33,19 +33,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from protos.names import CLUSTER_TYPE, POOL_TYPE, ROUTE_TYPE
+from tidegate_api.names import CLUSTER_TYPE, POOL_TYPE, ROUTE_TYPE
 from xds_server.protocol.client import Client
-from xds_server.protocol.messages import Response, short_type
+from xds_server.protocol.messages import ResourceResponse, short_type
 from xds_server.protocol.publication import (
     MAX_STAGES,
     SWITCH,
     Audience,
+    ClientProblem,
     OnReject,
-    Outcome,
     PickerLoad,
     Plan,
-    Problem,
-    Run,
+    PublicationOutcome,
+    PublicationRun,
     Stage,
 )
 from xds_server.protocol.retired import Retired
@@ -53,24 +53,24 @@ from xds_server.protocol.retired import Retired
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from xds_server.protocol.messages import DeltaRequest, SotwRequest, Verdict
+    from xds_server.protocol.messages import AckVerdict, DeltaRequest, SotwRequest
     from xds_server.protocol.snapshot import Snapshot
     from xds_server.protocol.stream import DeltaStream, SotwStream
 
 __all__ = [
     "Audience",
+    "ClientProblem",
     "OnReject",
-    "Outcome",
     "PickerLoad",
     "Plan",
-    "Problem",
+    "PublicationOutcome",
+    "PublicationRun",
     "Publisher",
-    "Run",
     "Sent",
     "Stage",
 ]
 
-Sent: TypeAlias = list[tuple[int, Response]]
+Sent: TypeAlias = list[tuple[int, ResourceResponse]]
 """What to send: the client's number and the message, in order."""
 
 REPORT_PATIENCE_S: Final = 5.0
@@ -93,7 +93,7 @@ class Publisher:
         self._retired = Retired()
         self._crossing: dict[int, float] = {}
         self._loads: dict[str, PickerLoad] = {}
-        self._run: Run | None = None
+        self._run: PublicationRun | None = None
         self._awaited = 0
         """A client that was seen to hold up the stage."""
         self._refused = False
@@ -118,7 +118,7 @@ class Publisher:
 
     def request(
         self, number: int, request: SotwRequest | DeltaRequest, now: float
-    ) -> tuple[Sent, Verdict | None]:
+    ) -> tuple[Sent, AckVerdict | None]:
         """Pass a client's message on; return what to send, and what the message said.
 
         Raises:
@@ -156,7 +156,7 @@ class Publisher:
 
     def publish(
         self, plan: Plan, now: float, *, on_reject: OnReject = "rollback"
-    ) -> tuple[Run, Sent]:
+    ) -> tuple[PublicationRun, Sent]:
         """Begin a publication; a running one ends as superseded.
 
         Args:
@@ -174,7 +174,7 @@ class Publisher:
         if self._run is not None:
             self._finish(self._run, "superseded", now)
         before = {name: ladder[-1] for name, ladder in self._ladders.items() if ladder}
-        run = self._run = Run(stages, now, before, on_reject)
+        run = self._run = PublicationRun(stages, now, before, on_reject)
         for client in self._clients.values():
             client.old_nacks = client.standing.nacks
             client.refusing = client.standing.state == "NACKED"
@@ -212,7 +212,7 @@ class Publisher:
             return self._held_until(run.hold_since, run.following)
         return run.entered + run.current.deadline_s if run.current is not None else None
 
-    def outcome(self, run: Run, now: float) -> Outcome:
+    def outcome(self, run: PublicationRun, now: float) -> PublicationOutcome:
         """Return how a publication stands, or how it ended."""
         return run.outcome or self._outcome(run, "waiting", now)
 
@@ -237,7 +237,9 @@ class Publisher:
             sent += self._begin(run, stage, now)
         return sent
 
-    def _gate(self, run: Run, stage: Stage, now: float) -> Literal["pass", "wait", "abandon"]:
+    def _gate(
+        self, run: PublicationRun, stage: Stage, now: float
+    ) -> Literal["pass", "wait", "abandon"]:
         late = now >= run.entered + stage.deadline_s
         awaited = self._clients.get(self._awaited)
         if awaited is not None and awaited.holds_up(stage) and not (late or self._refused):
@@ -259,7 +261,7 @@ class Publisher:
                     waiting, self._awaited = True, client.number
         return "wait" if waiting else "pass"
 
-    def _may_begin(self, run: Run, stage: Stage, now: float) -> bool:
+    def _may_begin(self, run: PublicationRun, stage: Stage, now: float) -> bool:
         graced = stage.grace_s > 0 and run.current is not None and bool(self._clients)
         if not graced and not self._waits(stage):
             return True
@@ -295,7 +297,7 @@ class Publisher:
     def _pickers(self) -> Iterator[Client]:
         return (c for c in self._clients.values() if c.audience == "picker" and not c.left)
 
-    def _begin(self, run: Run, stage: Stage, now: float) -> Sent:
+    def _begin(self, run: PublicationRun, stage: Stage, now: float) -> Sent:
         run.index += 1
         run.entered = now
         run.hold_since = None
@@ -345,7 +347,7 @@ class Publisher:
                 sent += self._assign(client, client.rung + 1, now)
         return sent
 
-    def _abandon(self, run: Run, stage: Stage, now: float) -> Sent:
+    def _abandon(self, run: PublicationRun, stage: Stage, now: float) -> Sent:
         self._finish(run, "abandoned", now)
         sent: Sent = []
         if stage.label == SWITCH:
@@ -358,7 +360,7 @@ class Publisher:
 
     # --- the books ------------------------------------------------------------------------------
 
-    def _sent(self, client: Client, responses: list[Response]) -> Sent:
+    def _sent(self, client: Client, responses: list[ResourceResponse]) -> Sent:
         client.standing = client.stream.standing()
         self._refused = self._refused or client.standing.state == "NACKED"
         run = self._run
@@ -370,17 +372,20 @@ class Publisher:
         return [(client.number, response) for response in responses]
 
     def _finish(
-        self, run: Run, state: Literal["done", "superseded", "abandoned"], now: float
+        self, run: PublicationRun, state: Literal["done", "superseded", "abandoned"], now: float
     ) -> None:
         run.outcome = self._outcome(run, state, now)
         self._run = None
 
     def _outcome(
-        self, run: Run, state: Literal["done", "superseded", "abandoned", "waiting"], now: float
-    ) -> Outcome:
+        self,
+        run: PublicationRun,
+        state: Literal["done", "superseded", "abandoned", "waiting"],
+        now: float,
+    ) -> PublicationOutcome:
         problems = [p for c in self._clients.values() if (p := c.problem()) is not None]
         stage = run.current
-        return Outcome(
+        return PublicationOutcome(
             state,
             len(self._clients),
             sum(1 for client in self._clients.values() if self._follows(client)),

@@ -15,7 +15,7 @@ from envoy.service.discovery.v3 import discovery_pb2
 from xds_server.protocol.messages import DeltaRequest, ProtocolError, SotwRequest
 
 if TYPE_CHECKING:
-    from xds_server.protocol.messages import Response
+    from xds_server.protocol.messages import ResourceResponse
     from xds_server.protocol.snapshot import Resource
 
 ADS_SERVICE: Final = "envoy.service.discovery.v3.AggregatedDiscoveryService"
@@ -33,20 +33,20 @@ _RESOURCE_BODY: Final = discovery_pb2.Resource.RESOURCE_FIELD_NUMBER
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class XdsNode:
     """Who a client says it is."""
 
     id: str
     cluster: str
 
 
-def node_of(request: Any) -> Node:
+def node_of(request: Any) -> XdsNode:
     """Return the node of a stream's first request (later ones need not carry it, X1).
 
     Raises:
         ProtocolError: There is no node id, or it is longer than ``MAX_NODE_CHARS``.
     """
-    found = Node(request.node.id, request.node.cluster)
+    found = XdsNode(request.node.id, request.node.cluster)
     if not found.id:
         raise ProtocolError("the first request names no node; set node.id in the bootstrap")
     if max(len(found.id), len(found.cluster)) > MAX_NODE_CHARS:
@@ -77,7 +77,7 @@ def read_delta(request: Any) -> DeltaRequest:
     )
 
 
-def write_sotw(response: Response) -> bytes:
+def write_sotw(response: ResourceResponse) -> bytes:
     """Serialize a ``DiscoveryResponse``."""
     head = discovery_pb2.DiscoveryResponse(
         version_info=response.version, type_url=response.type_url, nonce=response.nonce
@@ -85,7 +85,7 @@ def write_sotw(response: Response) -> bytes:
     return b"".join([head.SerializeToString(), *map(_sotw_part, response.resources)])
 
 
-def write_delta(response: Response) -> bytes:
+def write_delta(response: ResourceResponse) -> bytes:
     """Serialize a ``DeltaDiscoveryResponse``."""
     head = discovery_pb2.DeltaDiscoveryResponse(
         system_version_info=response.version,

@@ -29,12 +29,12 @@ from envoy_data_plane.envoy.type.matcher.v3 import (
 )
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
-from protos.names import LOG_CLUSTER_PREFIX, PICKER_AT_KEY, PICKER_CLUSTER, TIDEGATE_NAMESPACE
+from tidegate_api.names import LOG_CLUSTER_PREFIX, PICKER_AT_KEY, PICKER_CLUSTER, TIDEGATE_NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xds_server.fleet.model import Pickers
+    from xds_server.fleet.model.fleet import Pickers
 
 FLUSH: Final = timedelta(seconds=0.2)
 """How long Envoy may hold an entry back; it flushes at 16 KiB as well."""

@@ -47,20 +47,20 @@ from envoy_data_plane.envoy.type.metadata.v3 import MetadataKey, MetadataKeyPath
 from envoy_data_plane.envoy.type.v3 import Int64Range, Percent
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
-from protos.names import (
+from tidegate_api.names import (
     DESTINATION_HEADER,
     DESTINATION_SERVED_KEY,
     LB_NAMESPACE,
     PICKER_CLUSTER,
     ClusterRef,
 )
-from xds_server.fleet.model import CircuitBreaker, SlowStart
+from xds_server.fleet.model.fleet import CircuitBreaker, SlowStartSpec
 from xds_server.resources.runtime import aggression_key
 from xds_server.resources.secrets import upstream
 from xds_server.resources.sources import ads_source, extension
 
 if TYPE_CHECKING:
-    from xds_server.fleet.model import Health, Pool, Variant
+    from xds_server.fleet.model.fleet import HealthSpec, PoolSpec, VariantSpec
 
 _UPSTREAM_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _EDS_FETCH_TIMEOUT = timedelta(seconds=2)
@@ -72,7 +72,7 @@ _PICKER_MAX_STREAMS = 100_000
 
 
 _DEFAULT_LIMITS = CircuitBreaker()
-_DEFAULT_RAMP = SlowStart()
+_DEFAULT_RAMP = SlowStartSpec()
 """What has a runtime key is constant here; the values in force come over RTDS (``runtime``)."""
 
 
@@ -80,7 +80,7 @@ def _metadata_key(field: str) -> MetadataKey:
     return MetadataKey(key=LB_NAMESPACE, path=[MetadataKeyPathSegment(key=field)])
 
 
-def _least_request(pool: Pool) -> LeastRequest:
+def _least_request(pool: PoolSpec) -> LeastRequest:
     slow_start = pool.slow_start
     if not slow_start.window:
         return LeastRequest()
@@ -95,7 +95,7 @@ def _least_request(pool: Pool) -> LeastRequest:
     )
 
 
-def _load_balancing(pool: Pool) -> LoadBalancingPolicy:
+def _load_balancing(pool: PoolSpec) -> LoadBalancingPolicy:
     """The picker's choice first; without one, Envoy's own least request with slow start."""
     fallback = extension("envoy.load_balancing_policies.least_request", _least_request(pool))
     override = OverrideHost(
@@ -119,7 +119,7 @@ def _load_balancing(pool: Pool) -> LoadBalancingPolicy:
     )
 
 
-def probe_path(pool: Pool, variant: Variant) -> str:
+def probe_path(pool: PoolSpec, variant: VariantSpec) -> str:
     """Return the HTTP path whose 200 means: this replica serves what the variant promises.
 
     The readiness of the model, not of the server: a Triton that loads *any* model answers 400
@@ -133,12 +133,12 @@ def probe_path(pool: Pool, variant: Variant) -> str:
     return f"/v2/models/{pool.match.models[0]}{version}/ready"
 
 
-def probes_http(pool: Pool) -> bool:
+def probes_http(pool: PoolSpec) -> bool:
     """Tell whether every replica can be probed over HTTP; otherwise gRPC health is used."""
     return all(endpoint.http for endpoint in pool.endpoints)
 
 
-def _health_check(health: Health, path: str | None) -> HealthCheck:
+def _health_check(health: HealthSpec, path: str | None) -> HealthCheck:
     check = HealthCheck(
         timeout=timedelta(seconds=health.timeout),
         interval=timedelta(seconds=health.interval),
@@ -170,7 +170,7 @@ def _protocol_options(protocol: str) -> dict[str, PackedAny]:
     return {_UPSTREAM_OPTIONS: PackedAny.pack(options)}
 
 
-def variant_cluster(pool: Pool, variant: Variant, ref: ClusterRef) -> bytes:
+def variant_cluster(pool: PoolSpec, variant: VariantSpec, ref: ClusterRef) -> bytes:
     """Return the serialized ``Cluster`` of one variant and protocol."""
     per_host, tls = pool.circuit_breaker.max_connections_per_endpoint, pool.upstream_tls
     # Who is in an HTTP cluster speaks HTTP, and Envoy refuses gRPC checks without HTTP/2.

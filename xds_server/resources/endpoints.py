@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from envoy.config.core.v3 import health_check_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 
-from protos.names import PICKER_CLUSTER, TIDEGATE_NAMESPACE, ClusterRef
-from xds_server.fleet.fields import split_host_port
+from tidegate_api.names import PICKER_CLUSTER, TIDEGATE_NAMESPACE, ClusterRef
+from xds_server.fleet.model.fields import split_host_port
+from xds_server.fleet.view import address_of
 from xds_server.resources.clusters import probes_http
 from xds_server.resources.fractions import fraction
-from xds_server.resources.view import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from xds_server.fleet.model import Endpoint, Pool
+    from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
 
 _BRAKE = "tidegate"
 """Category of refused requests in Envoy's statistics."""
@@ -35,7 +35,7 @@ def _set_address(message: Any, address: str) -> None:
     message.socket_address.port_value = port
 
 
-def assignment(pool: Pool, ref: ClusterRef, sick: Collection[str] = ()) -> bytes:
+def assignment(pool: PoolSpec, ref: ClusterRef, sick: Collection[str] = ()) -> bytes:
     """Return the serialized ``ClusterLoadAssignment`` of a variant; it may have no endpoints.
 
     Args:
@@ -75,13 +75,13 @@ def assignment(pool: Pool, ref: ClusterRef, sick: Collection[str] = ()) -> bytes
     return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
 
 
-def _health(endpoint: Endpoint, sick: Collection[str]) -> Any:
+def _health(endpoint: EndpointSpec, sick: Collection[str]) -> Any:
     if endpoint.draining:
         return health_check_pb2.DRAINING
     return health_check_pb2.UNHEALTHY if endpoint.id in sick else health_check_pb2.HEALTHY
 
 
-def _priorities(pool: Pool, ref: ClusterRef) -> dict[str, int]:
+def _priorities(pool: PoolSpec, ref: ClusterRef) -> dict[str, int]:
     """Return each zone's Envoy priority: 0 is preferred, and none may be left out."""
     held = {
         endpoint.zone

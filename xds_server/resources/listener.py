@@ -43,7 +43,7 @@ from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutatio
 from envoy_data_plane.envoy.type.matcher.v3 import ListStringMatcher, StringMatcher
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
-from protos.names import (
+from tidegate_api.names import (
     CLUSTER_ATTRIBUTE,
     LB_NAMESPACE,
     LISTENER_NAME,
@@ -56,14 +56,14 @@ from protos.names import (
     SUBSET_NAMESPACE,
     TIDEGATE_NAMESPACE,
 )
-from xds_server.fleet.fields import split_host_port
+from xds_server.fleet.model.fields import split_host_port
 from xds_server.resources.access_log import RUNNING, access_logs
 from xds_server.resources.routes import session_headers
 from xds_server.resources.secrets import downstream
 from xds_server.resources.sources import ads_source, extension
 
 if TYPE_CHECKING:
-    from xds_server.fleet.model import Fleet, Pickers
+    from xds_server.fleet.model.fleet import Fleet, Pickers
 
 _H2_STREAM_WINDOW = 65_535
 """The smallest window that HTTP/2 starts with; a larger one would let more in than

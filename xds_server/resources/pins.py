@@ -10,7 +10,7 @@ from envoy.config.route.v3 import route_components_pb2
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from xds_server.fleet.model import VariantMatch
+    from xds_server.fleet.model.fleet import VariantMatch
 
 
 def header_is(name: str, value: str) -> Any:

@@ -1,17 +1,17 @@
-"""Pools as pickers see them: the ``Pool`` resource of ``protos/tidegate/fleet/v1/pool.proto``."""
+"""Pools as pickers see them: the ``PoolSpec`` resource of ``tidegate_api/fleet/v1/pool.proto``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protos.tidegate.fleet.v1 import pool_pb2
-from xds_server.fleet.kv_rules import model_of
-from xds_server.fleet.rules import default_for_grpc, default_for_path
+from tidegate_api.fleet.v1 import pool_pb2
+from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path
+from xds_server.fleet.rules.kv_events import model_of
 from xds_server.resources.clusters import probe_path
 
 if TYPE_CHECKING:
-    from xds_server.fleet.model import Endpoint, Pool
-    from xds_server.resources.view import View
+    from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
+    from xds_server.fleet.view import View
 
 _ADAPTERS = {
     "ignore": pool_pb2.ADAPTERS_IGNORE,
@@ -25,8 +25,8 @@ _BODY_MODES = {
 }
 
 
-def pool_resource(view: View, pool: Pool) -> bytes:
-    """Return the serialized ``Pool``."""
+def pool_resource(view: View, pool: PoolSpec) -> bytes:
+    """Return the serialized ``PoolSpec``."""
     fleet, routing, ramp, outlier = view.fleet, pool.routing, pool.slow_start, pool.outlier
     message = pool_pb2.Pool(
         name=pool.name,
@@ -130,7 +130,7 @@ def pool_resource(view: View, pool: Pool) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def _kv_events(pool: Pool, endpoint: Endpoint) -> pool_pb2.KvEvents | None:
+def _kv_events(pool: PoolSpec, endpoint: EndpointSpec) -> pool_pb2.KvEvents | None:
     events = endpoint.telemetry.kv_events
     if events is None:
         return None

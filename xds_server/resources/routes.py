@@ -24,7 +24,7 @@ from envoy.config.route.v3 import route_components_pb2, route_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
 from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
 
-from protos.names import (
+from tidegate_api.names import (
     CONTROL_POOL_HEADER,
     CONTROL_VARIANT_HEADER,
     MODEL_HEADER,
@@ -35,16 +35,16 @@ from protos.names import (
     ClusterRef,
     Protocol,
 )
-from xds_server.fleet.rules import default_for_grpc, default_for_path
+from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path
+from xds_server.fleet.view import PROTOCOLS, clusters_of, speaks
 from xds_server.resources.fractions import fraction
-from xds_server.resources.loads import ask_for_loads
+from xds_server.resources.load_reports import ask_for_loads
 from xds_server.resources.pins import header_in, header_is, pins_of
-from xds_server.resources.view import PROTOCOLS, clusters_of, speaks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from xds_server.fleet.model import BodyMode, Fleet, Pool, Routing, Shadow, Variant
+    from xds_server.fleet.model.fleet import BodyMode, Fleet, PoolSpec, Routing, Shadow, VariantSpec
 
 _GRPC_SERVICE = "/inference.GRPCInferenceService/"
 _UNARY_INFER = _GRPC_SERVICE + "ModelInfer"
@@ -117,7 +117,7 @@ def session_headers(fleet: Fleet) -> list[str]:
 # --- the five kinds -----------------------------------------------------------------------------
 
 
-def _picked(pool: Pool, ref: ClusterRef) -> Iterator[Any]:
+def _picked(pool: PoolSpec, ref: ClusterRef) -> Iterator[Any]:
     chosen = [
         header_is(CONTROL_POOL_HEADER, ref.pool),
         header_is(CONTROL_VARIANT_HEADER, ref.variant),
@@ -146,7 +146,7 @@ def _own(fleet: Fleet) -> Iterator[Any]:
         yield _answer(f"one-replica/{method}", {"prefix": prefix}, 403, _ONE_REPLICA)
 
 
-def _named(pool: Pool) -> Iterator[Any]:
+def _named(pool: PoolSpec) -> Iterator[Any]:
     for protocol in PROTOCOLS:
         if not speaks(pool, protocol):
             continue
@@ -161,9 +161,9 @@ def _named(pool: Pool) -> Iterator[Any]:
         yield from _by_path(pool)
 
 
-def _by_path(pool: Pool) -> Iterator[Any]:
+def _by_path(pool: PoolSpec) -> Iterator[Any]:
     models = "|".join(re.escape(model) for model in pool.match.models)
-    versions: dict[str, list[Variant]] = {}
+    versions: dict[str, list[VariantSpec]] = {}
     for variant in pool.variants:
         if variant.model_version is not None:
             versions.setdefault(variant.model_version, []).append(variant)
@@ -217,7 +217,7 @@ def _drawn(
     name: str,
     path: dict[str, Any],
     headers: list[Any],
-    pool: Pool,
+    pool: PoolSpec,
     protocol: Protocol,
     *,
     streaming: bool,
@@ -237,9 +237,9 @@ def _weighted(
     name: str,
     path: dict[str, Any],
     headers: list[Any],
-    pool: Pool,
+    pool: PoolSpec,
     protocol: Protocol,
-    variants: Sequence[Variant],
+    variants: Sequence[VariantSpec],
     *,
     streaming: bool,
 ) -> Iterator[Any]:
@@ -285,7 +285,7 @@ def _route(name: str, path: dict[str, Any], headers: list[Any]) -> Any:
     return route_components_pb2.Route(name=name, match=match)
 
 
-def _forwarding(route: Any, pool: Pool, *, streaming: bool) -> None:
+def _forwarding(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
     action = route.route
     action.timeout.FromNanoseconds(round(pool.timeouts.request * 1e9))
     action.idle_timeout.FromNanoseconds(round(pool.timeouts.idle * 1e9))
@@ -315,7 +315,7 @@ def _forwarding(route: Any, pool: Pool, *, streaming: bool) -> None:
         _processing(route, pool.routing, "duplex" if duplex else "none")
 
 
-def _mirrored(action: Any, shadow: Shadow, pool: Pool) -> None:
+def _mirrored(action: Any, shadow: Shadow, pool: PoolSpec) -> None:
     """Copy requests, but never those that go to the shadow itself.
 
     Envoy sends copies past its filters: no picker is asked, no ledger charged, and Envoy's own
@@ -369,13 +369,13 @@ def _at_least_peek(body: BodyMode) -> BodyMode:
     return "peek" if body == "none" else body
 
 
-def _server_pool(fleet: Fleet, protocol: Protocol) -> Pool | None:
+def _server_pool(fleet: Fleet, protocol: Protocol) -> PoolSpec | None:
     """Return the pool that answers for the server as a whole: a default one, else the first."""
     able = [pool for pool in fleet.pools if speaks(pool, protocol)]
     return next((pool for pool in able if pool.default), able[0] if able else None)
 
 
-def _unpicked(name: str, path: dict[str, Any], pool: Pool, protocol: Protocol) -> Any:
+def _unpicked(name: str, path: dict[str, Any], pool: PoolSpec, protocol: Protocol) -> Any:
     """Forward without asking the picker: any healthy replica will do."""
     (route,) = _weighted(name, path, [], pool, protocol, pool.variants, streaming=False)
     _without_picker(route)

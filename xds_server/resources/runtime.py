@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from envoy.service.runtime.v3 import rtds_pb2
 
-from protos.names import RUNTIME_NAME
-from xds_server.resources.view import clusters_of
+from tidegate_api.names import RUNTIME_NAME
+from xds_server.fleet.view import clusters_of
 
 if TYPE_CHECKING:
-    from xds_server.fleet.model import Fleet, Pool
+    from xds_server.fleet.model.fleet import Fleet, PoolSpec
 
 
 def aggression_key(pool: str) -> str:
@@ -48,7 +48,7 @@ def runtime(fleet: Fleet, also: Fleet | None = None) -> bytes:
     return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
 
 
-def _values(pool: Pool) -> dict[str, float]:
+def _values(pool: PoolSpec) -> dict[str, float]:
     breaker = pool.circuit_breaker
     values = {aggression_key(pool.name): pool.slow_start.aggression}
     for ref in clusters_of(pool):

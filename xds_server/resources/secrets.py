@@ -33,8 +33,8 @@ from xds_server.resources.sources import ads_source
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from protos.names import Protocol
-    from xds_server.fleet.model import Fleet, ListenerTls, UpstreamTls
+    from tidegate_api.names import Protocol
+    from xds_server.fleet.model.fleet import Fleet, ListenerTls, UpstreamTls
 
 _SOCKET = "envoy.transport_sockets.tls"
 _LISTENER = "listener/certificate"

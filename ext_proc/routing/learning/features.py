@@ -11,13 +11,13 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.roster import FRESH_S
+from ext_proc.routing.state.replica import FRESH_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
-    from ext_proc.routing.roster import Seat
+    from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.state.context import SchedulingContext
 
 NAMES: Final = (
     "one",
@@ -38,34 +38,42 @@ STALE_S: Final = 10.0
 LEAST_EXPECTED_S: Final = 1e-4
 
 
-def expected_s(offer: Offer) -> float:
+def expected_s(context: SchedulingContext) -> float:
     """Return what the usual replica, idle and cold, needs for the request, seconds."""
-    pace = offer.pace
-    if offer.tokens is None:
-        return max(pace.service_s, LEAST_EXPECTED_S)
-    return max(pace.tail_s + offer.tokens * pace.seconds_per_token, LEAST_EXPECTED_S)
+    latency_model = context.latency_model
+    if context.tokens is None:
+        return max(latency_model.service_s, LEAST_EXPECTED_S)
+    return max(
+        latency_model.tail_s + context.tokens * latency_model.seconds_per_token, LEAST_EXPECTED_S
+    )
 
 
-def features(offer: Offer, expected: float) -> list[list[float]]:
-    """Return a vector per seat, in the order of ``NAMES``."""
-    now, stale, per_token = offer.now, offer.now - FRESH_S, offer.pace.seconds_per_token
-    kv = _filled([s.replica.kv_used if s.replica.kv_at > stale else None for s in offer.seats])
-    waits = _filled([_queue_s(seat, stale) for seat in offer.seats])
+def features(context: SchedulingContext, expected: float) -> list[list[float]]:
+    """Return a vector per candidate, in the order of ``NAMES``."""
+    now, stale, per_token = (
+        context.now,
+        context.now - FRESH_S,
+        context.latency_model.seconds_per_token,
+    )
+    kv = _filled(
+        [s.replica.kv_used if s.replica.kv_at > stale else None for s in context.candidates]
+    )
+    waits = _filled([_queue_s(candidate, stale) for candidate in context.candidates])
     found = []
-    for index, seat in enumerate(offer.seats):
-        slowness, at = seat.pace.slowness, heard_at(seat)
+    for index, candidate in enumerate(context.candidates):
+        slowness, at = candidate.latency_model.slowness, heard_at(candidate)
         uncached = 0.0
-        if offer.tokens is not None:
-            uncached = max(1.0, offer.tokens - offer.matched[index] * offer.block_tokens)
+        if context.tokens is not None:
+            uncached = max(1.0, context.tokens - context.matched[index] * context.block_tokens)
         found.append(
             [
                 1.0,
-                min(MOST, seat.replica.drain_s(now, per_token * slowness) / expected),
+                min(MOST, candidate.replica.drain_s(now, per_token * slowness) / expected),
                 min(MOST, uncached * per_token * slowness / expected),
-                min(MOST, offer.pending[index] / (FULL_PENDING * offer.strength[index])),
+                min(MOST, context.pending[index] / (FULL_PENDING * context.strength[index])),
                 min(MOST, slowness),
                 min(1.0, max(0.0, kv[index])),
-                0.0 if offer.ramp is None else 1.0 - offer.ramp[index],
+                0.0 if context.ramp is None else 1.0 - context.ramp[index],
                 1.0 if at is None else min(1.0, max(0.0, (now - at) / FRESH_S)),
                 min(MOST, max(0.0, waits[index]) / expected),
             ]
@@ -73,44 +81,52 @@ def features(offer: Offer, expected: float) -> list[list[float]]:
     return found
 
 
-def utilisation(offer: Offer) -> float:
+def utilisation(context: SchedulingContext) -> float:
     """Estimate how busy the candidates are, 0..1.
 
     Of the work that waits, by the mean of a queue with random arrivals: ``W / (W + s)`` for a wait
     ``W`` and a service time ``s``; where KV caches are fuller than that, by them.
     """
-    now, pace, seats = offer.now, offer.pace, offer.seats
-    if offer.tokens is None:
-        waiting = sum(offer.pending, 0.0) / sum(offer.strength, 0.0)
+    now, latency_model, candidates = context.now, context.latency_model, context.candidates
+    if context.tokens is None:
+        waiting = sum(context.pending, 0.0) / sum(context.strength, 0.0)
         busy = waiting / (waiting + 1.0)
     else:
-        per_token = pace.seconds_per_token
-        drain = sum(seat.replica.drain_s(now, per_token * seat.pace.slowness) for seat in seats)
-        busy = drain / (drain + len(seats) * max(pace.mean_tokens * per_token, LEAST_EXPECTED_S))
-    fresh = [s.replica.kv_used for s in seats if s.replica.kv_at > now - FRESH_S]
+        per_token = latency_model.seconds_per_token
+        drain = sum(
+            candidate.replica.drain_s(now, per_token * candidate.latency_model.slowness)
+            for candidate in candidates
+        )
+        busy = drain / (
+            drain + len(candidates) * max(latency_model.mean_tokens * per_token, LEAST_EXPECTED_S)
+        )
+    fresh = [s.replica.kv_used for s in candidates if s.replica.kv_at > now - FRESH_S]
     return max(busy, sum(fresh) / len(fresh)) if fresh else busy
 
 
-def dark(offer: Offer) -> bool:
+def dark(context: SchedulingContext) -> bool:
     """Tell whether half of the candidates that ever told their numbers are stale."""
-    told = [seat for seat in offer.seats if seat.replica.heard]
+    told = [candidate for candidate in context.candidates if candidate.replica.heard]
     if not told:
         return False
-    stale = offer.now - STALE_S
-    gone = sum(seat.replica.silent or (at := heard_at(seat)) is None or at < stale for seat in told)
+    stale = context.now - STALE_S
+    gone = sum(
+        candidate.replica.silent or (at := heard_at(candidate)) is None or at < stale
+        for candidate in told
+    )
     return 2 * gone >= len(told)
 
 
-def heard_at(seat: Seat) -> float | None:
+def heard_at(candidate: Candidate) -> float | None:
     """Return when a replica last told its numbers, ``None`` where it never did."""
-    readings = seat.replica.readings
+    readings = candidate.replica.readings
     return readings[0].at if readings else None
 
 
-def _queue_s(seat: Seat, stale: float) -> float | None:
+def _queue_s(candidate: Candidate, stale: float) -> float | None:
     told = [
         each.queue_s
-        for each in seat.replica.readings
+        for each in candidate.replica.readings
         if each.queue_s is not None and each.at > stale
     ]
     return max(told, default=None)

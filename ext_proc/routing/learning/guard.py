@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ext_proc.routing.types import EndpointKey
+    from ext_proc.routing.values.pool import EndpointKey
 
 CONTROL: Final = 0.05
 TRIP_S: Final = 600.0
@@ -44,7 +44,7 @@ PICKS: Final = 256
 MOST_SHARE: Final = 2.0
 
 
-class State(StrEnum):
+class GuardState(StrEnum):
     """Who decides."""
 
     SHADOW = "shadow"
@@ -73,7 +73,7 @@ class Guard:
     """The state, and what is compared while the policy is live."""
 
     def __init__(self) -> None:
-        self._state = State.SHADOW
+        self._state = GuardState.SHADOW
         self._until = 0.0
         self.version = 0
         """How often it went live; names the model in reasons."""
@@ -90,23 +90,23 @@ class Guard:
         self._taken: Counter[EndpointKey] = Counter()
         self._ended = 0
 
-    def state(self, now: float) -> State:
+    def state(self, now: float) -> GuardState:
         """Return who decides now."""
-        if self._state is State.TRIPPED and now >= self._until:
-            return State.SHADOW
+        if self._state is GuardState.TRIPPED and now >= self._until:
+            return GuardState.SHADOW
         return self._state
 
     def proven(self, now: float) -> None:
         """Go live, out of the shadow only."""
-        if self.state(now) is State.SHADOW:
-            self._state = State.LIVE
+        if self.state(now) is GuardState.SHADOW:
+            self._state = GuardState.LIVE
             self.version += 1
             self._clear()
 
     def trip(self, reason: str, now: float) -> None:
         """Stop the policy; nothing happens where it is not live."""
-        if self._state is State.LIVE:
-            self._state, self._until = State.TRIPPED, now + TRIP_S
+        if self._state is GuardState.LIVE:
+            self._state, self._until = GuardState.TRIPPED, now + TRIP_S
             self.trips[reason] += 1
 
     def picked(
@@ -157,7 +157,7 @@ class Guard:
         return {
             "state": str(state),
             "version": self.version,
-            "tripped_for_s": round(self._until - now, 1) if state is State.TRIPPED else None,
+            "tripped_for_s": round(self._until - now, 1) if state is GuardState.TRIPPED else None,
             "trips": dict(self.trips),
             "p99": self._acting.p99(),
             "p99_control": self._control.p99(),

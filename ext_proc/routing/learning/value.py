@@ -1,8 +1,8 @@
 """Value: what another policy would have cost, told from the log of the one that decided.
 
-Per decision the incumbent chose one seat, the candidate policy would have drawn one of some that it
-holds for alike, and ``a`` was done with the known probability ``p``. The doubly robust estimate of
-a policy that draws from the set ``T`` (Dudik, Langford and Li 2011)::
+Per decision the incumbent chose one candidate, the candidate policy would have drawn one of some
+that it holds for alike, and ``a`` was done with the known probability ``p``. The doubly robust
+estimate of a policy that draws from the set ``T`` (Dudik, Langford and Li 2011)::
 
     mean of m over T  +  (1 / |T| if a in T else 0) / p * (cost - m(a))
 

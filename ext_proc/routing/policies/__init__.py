@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.policies.auto import Auto
-from ext_proc.routing.policies.base import Offer, Policy
+from ext_proc.routing.policies.base import Policy
 from ext_proc.routing.policies.co_batch import CoBatch
 from ext_proc.routing.policies.consistent_hash import ConsistentHash
 from ext_proc.routing.policies.consistent_hash_bounded import ConsistentHashBounded
@@ -25,9 +25,9 @@ from ext_proc.routing.policies.weighted_round_robin import WeightedRoundRobin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.draw import Rng
+    from ext_proc.routing.values.rng import Rng
 
-__all__ = ["POLICIES", "Offer", "Policy", "make_policy"]
+__all__ = ["POLICIES", "Policy", "make_policy"]
 
 POLICIES: Final[dict[str, Callable[[Rng], Policy]]] = {
     "auto": lambda _rng: Auto(),

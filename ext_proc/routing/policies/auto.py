@@ -14,13 +14,14 @@ and for one without::
 
 ``uncached`` is what of the prompt the replica does not hold, ``private`` what of it belongs to one
 conversation only (``PrefixIndex.branched_depth``). ``busy_until`` is a virtual clock that each
-dispatch moves by its uncached prefill. ``R`` and ``service`` are learned per replica (``pace``);
-``others / R'`` is what other pickers have waiting there, taken for requests of the usual length.
+dispatch moves by its uncached prefill. ``R`` and ``service`` are learned per replica
+(``latency_model``); ``others / R'`` is what other pickers have waiting there, taken for requests of
+the usual length.
 
-``R`` is divided by how late the replica's first unanswered request is (``awaited``), or how late
-its latest answers began (``slowdown``), once either is clear; ``drain`` then is at least what it
-has not answered. A replica that turns slow is so left alone as soon as it is late and while it
-stays slow, not once many answers have come late.
+``R`` is divided by how late the replica's first unanswered request is (``pending_first_bytes``), or
+how late its latest answers began (``slowdown``), once either is clear; ``drain`` then is at least
+what it has not answered. A replica that turns slow is so left alone as soon as it is late and while
+it stays slow, not once many answers have come late.
 
 So the replica that holds the prompt wins until waiting for it costs more than computing the
 prompt again, counting with ``ALPHA`` what this costs all the others: prefill that is done twice,
@@ -60,13 +61,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.policies.base import Policy
-from ext_proc.routing.roster import FRESH_S
+from ext_proc.routing.state.replica import FRESH_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ext_proc.routing.policies.base import Offer
-    from ext_proc.routing.roster import Seat
+    from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.state.context import SchedulingContext
 
 ALPHA: Final = 4.0
 BETA: Final = 0.25
@@ -82,20 +83,26 @@ class Auto(Policy):
     in_seconds = True
     copies = True
 
-    def prices(self, offer: Offer) -> Sequence[float]:
-        """Return the seconds that each seat costs."""
-        now, pace, tokens = offer.now, offer.pace, offer.tokens
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
+        """Return the seconds that each candidate costs."""
+        now, latency_model, tokens = context.now, context.latency_model, context.tokens
         if tokens is None:
-            return _without_prompt(offer)
+            return _without_prompt(context)
         prices: list[float] = []
-        per_token, per_block = pace.seconds_per_token, offer.block_tokens
-        delta, other = pace.delta_s, pace.mean_tokens * per_token
-        whole, waiting = (1.0 + ALPHA) * per_token, sum(offer.pending)
-        stalled = BETA * per_token * len(offer.pending) / waiting if waiting else 0.0
-        stale, common = now - FRESH_S, _common(offer)
-        branched = max(offer.branched, common)
-        for seat, pending, matched in zip(offer.seats, offer.pending, offer.matched, strict=True):
-            slowness, replica, in_flight = seat.pace.slowness, seat.replica, seat.load.in_flight
+        per_token, per_block = latency_model.seconds_per_token, context.block_tokens
+        delta, other = latency_model.delta_s, latency_model.mean_tokens * per_token
+        whole, waiting = (1.0 + ALPHA) * per_token, sum(context.pending)
+        stalled = BETA * per_token * len(context.pending) / waiting if waiting else 0.0
+        stale, common = now - FRESH_S, _common(context)
+        branched = max(context.branched, common)
+        for candidate, pending, matched in zip(
+            context.candidates, context.pending, context.matched, strict=True
+        ):
+            slowness, replica, in_flight = (
+                candidate.latency_model.slowness,
+                candidate.replica,
+                candidate.load.in_flight,
+            )
             price = whole + stalled * pending
             deep = matched if matched > branched else branched  # noqa: FURB136 - a call costs twice as much here
             private = tokens - deep * per_block
@@ -108,9 +115,9 @@ class Auto(Policy):
                 price += delta * pending
                 if pending > in_flight:
                     price += other * (pending - in_flight)
-            if replica.awaited.due < now:
-                slowness *= replica.awaited.lateness(now, pace.heard_to)
-                price = price * slowness + _drain_s(seat, offer, per_token * slowness)
+            if replica.first_bytes.due < now:
+                slowness *= replica.first_bytes.lateness(now, latency_model.heard_to)
+                price = price * slowness + _drain_s(candidate, context, per_token * slowness)
             elif replica.busy_until > now:
                 price = price * slowness + replica.drain_s(now, per_token * slowness)
             else:
@@ -120,68 +127,74 @@ class Auto(Policy):
             prices.append(price)
         return prices
 
-    def picked(self, offer: Offer, index: int) -> str:
+    def picked(self, context: SchedulingContext, index: int) -> str:
         """Tell ``prefix`` where a match decided, ``spill`` where seconds overruled a longer one."""
-        gain = max(0, offer.matched[index] - offer.shared)
-        if max(offer.matched) - offer.shared > gain:
+        gain = max(0, context.matched[index] - context.shared)
+        if max(context.matched) - context.shared > gain:
             return "spill"
         return "prefix" if gain else "least"
 
-    def parts(self, offer: Offer, index: int) -> Mapping[str, float]:
+    def parts(self, context: SchedulingContext, index: int) -> Mapping[str, float]:
         """Return the seconds of each term; their sum is the price."""
-        seat, pace, pending = offer.seats[index], offer.pace, offer.pending[index]
-        slowness = seat.pace.slowness
-        if offer.tokens is None:
-            drain = seat.replica.drain_s(offer.now, pace.seconds_per_token * slowness)
-            service = pace.service_s * slowness
+        candidate, latency_model, pending = (
+            context.candidates[index],
+            context.latency_model,
+            context.pending[index],
+        )
+        slowness = candidate.latency_model.slowness
+        if context.tokens is None:
+            drain = candidate.replica.drain_s(
+                context.now, latency_model.seconds_per_token * slowness
+            )
+            service = latency_model.service_s * slowness
             return {"drain_s": drain, "in_flight_s": pending * service, "own_s": service}
-        slowness *= seat.replica.awaited.lateness(offer.now, pace.heard_to)
-        matched, per_token = offer.matched[index], pace.seconds_per_token * slowness
-        held = max(matched, _common(offer))
-        copied = max(0, offer.branched - held) * offer.block_tokens
-        private = max(1.0, offer.tokens - max(held, offer.branched) * offer.block_tokens)
-        waiting, all_pending = pending - seat.load.in_flight, sum(offer.pending)
-        share = pending * len(offer.pending) / all_pending if all_pending else 0.0
+        slowness *= candidate.replica.first_bytes.lateness(context.now, latency_model.heard_to)
+        matched, per_token = context.matched[index], latency_model.seconds_per_token * slowness
+        held = max(matched, _common(context))
+        copied = max(0, context.branched - held) * context.block_tokens
+        private = max(1.0, context.tokens - max(held, context.branched) * context.block_tokens)
+        waiting, all_pending = pending - candidate.load.in_flight, sum(context.pending)
+        share = pending * len(context.pending) / all_pending if all_pending else 0.0
         return {
-            "drain_s": _drain_s(seat, offer, per_token),
+            "drain_s": _drain_s(candidate, context, per_token),
             "own_s": (private + copied) * per_token,
             "cost_to_others_s": (ALPHA + BETA * share) * private * per_token,
-            "in_flight_s": pace.delta_s * pending * slowness,
-            "others_s": waiting * pace.mean_tokens * per_token,
-            "memory_s": _memory_s(seat, offer.now),
+            "in_flight_s": latency_model.delta_s * pending * slowness,
+            "others_s": waiting * latency_model.mean_tokens * per_token,
+            "memory_s": _memory_s(candidate, context.now),
         }
 
 
-def _without_prompt(offer: Offer) -> list[float]:
-    """Return the price of each seat for a request that has no prompt."""
-    now, pace = offer.now, offer.pace
+def _without_prompt(context: SchedulingContext) -> list[float]:
+    """Return the price of each candidate for a request that has no prompt."""
+    now, latency_model = context.now, context.latency_model
     prices: list[float] = []
-    for seat, pending in zip(offer.seats, offer.pending, strict=True):
-        slowness, replica = seat.pace.slowness, seat.replica
-        price = (pending + 1.0) * pace.service_s * slowness
+    for candidate, pending in zip(context.candidates, context.pending, strict=True):
+        slowness, replica = candidate.latency_model.slowness, candidate.replica
+        price = (pending + 1.0) * latency_model.service_s * slowness
         if replica.busy_until > now:
-            price += replica.drain_s(now, pace.seconds_per_token * slowness)
+            price += replica.drain_s(now, latency_model.seconds_per_token * slowness)
         prices.append(price)
     return prices
 
 
-def _drain_s(seat: Seat, offer: Offer, per_token: float) -> float:
+def _drain_s(candidate: Candidate, context: SchedulingContext, per_token: float) -> float:
     """Return the seconds before a request: of a late replica at least all that is unanswered."""
-    replica, now = seat.replica, offer.now
+    replica, now = candidate.replica, context.now
     drain = replica.drain_s(now, per_token)
-    if replica.awaited.lateness(now, offer.pace.heard_to) > 1.0:
-        return max(drain, replica.awaited.work * per_token)
+    if replica.first_bytes.lateness(now, context.latency_model.heard_to) > 1.0:
+        return max(drain, replica.first_bytes.work * per_token)
     return drain
 
 
-def _memory_s(seat: Seat, now: float) -> float:
-    fresh = seat.replica.kv_at > now - FRESH_S
-    return barrier_s(seat.replica.kv_used) if fresh else 0.0
+def _memory_s(candidate: Candidate, now: float) -> float:
+    fresh = candidate.replica.kv_at > now - FRESH_S
+    return barrier_s(candidate.replica.kv_used) if fresh else 0.0
 
 
-def _common(offer: Offer) -> int:
+def _common(context: SchedulingContext) -> int:
     """Return how many blocks count as held by all."""
-    return offer.shared if 2 * offer.shared <= offer.blocks else 0
+    return context.shared if 2 * context.shared <= context.blocks else 0
 
 
 def barrier_s(kv_used: float) -> float:

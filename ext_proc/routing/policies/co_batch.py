@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ext_proc.routing.policies.base import HELD, Policy
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
-from ext_proc.routing.types import Form
+from ext_proc.routing.values.request import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
-    from ext_proc.routing.types import EndpointKey, Pool
+    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.values.pool import EndpointKey, Pool
 
 WINDOW_S: Final = 0.0005
 GROUP: Final = 4
@@ -83,58 +83,58 @@ class CoBatch(Policy):
         """Take the pool's hold."""
         self._hold_s = pool.co_batch_hold_s
 
-    def prices(self, offer: Offer) -> Sequence[float]:
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
         """Return the price of least-in-flight, but -1 for the replica of the open group."""
-        prices = self._least.prices(offer)
-        group = self._open(offer) if _may_wait(offer) else None
+        prices = self._least.prices(context)
+        group = self._open(context) if _may_wait(context) else None
         if group is None:
             return prices
         return [
-            -1.0 if seat.key == group.key and pending < BUSY * strength else price
-            for seat, price, pending, strength in zip(
-                offer.seats, prices, offer.pending, offer.strength, strict=True
+            -1.0 if candidate.key == group.key and pending < BUSY * strength else price
+            for candidate, price, pending, strength in zip(
+                context.candidates, prices, context.pending, context.strength, strict=True
             )
         ]
 
-    def _open(self, offer: Offer) -> _Group | None:
-        group = self._groups.get(_kind(offer))
-        full = group is None or group.members >= GROUP or offer.now > group.until
+    def _open(self, context: SchedulingContext) -> _Group | None:
+        group = self._groups.get(_kind(context))
+        full = group is None or group.members >= GROUP or context.now > group.until
         return None if full else group
 
-    def picked(self, offer: Offer, index: int) -> str:
+    def picked(self, context: SchedulingContext, index: int) -> str:
         """Join or open a group.
 
         The label is ``held`` where the group waits for its members, else ``batch``, or ``least``
         for the first member.
         """
-        if not _may_wait(offer):
+        if not _may_wait(context):
             return "least"
-        kind, key = _kind(offer), offer.seats[index].key
-        group = self._open(offer)
+        kind, key = _kind(context), context.candidates[index].key
+        group = self._open(context)
         if len(self._rates) >= MAX_GROUPS and kind not in self._rates:
             self._rates.clear()
             self._groups.clear()
-        rate = self._rates.setdefault(kind, _Rate()).add(offer.now)
+        rate = self._rates.setdefault(kind, _Rate()).add(context.now)
         held = self._hold_s > 0.0 and rate * self._hold_s >= LIKELY
         if group is not None and group.key == key:
             self._groups[kind] = group._replace(members=group.members + 1)
             return HELD if held else "batch"
-        self._groups[kind] = _Group(key, 1, offer.now + WINDOW_S)
+        self._groups[kind] = _Group(key, 1, context.now + WINDOW_S)
         return HELD if held else "least"
 
 
-def _kind(offer: Offer) -> _Kind:
-    features = offer.request.features
-    return offer.variant, features.model, features.version
+def _kind(context: SchedulingContext) -> _Kind:
+    features = context.request.features
+    return context.variant, features.model, features.version
 
 
-def _may_wait(offer: Offer) -> bool:
+def _may_wait(context: SchedulingContext) -> bool:
     """Tell whether a request is one that batches, and has the time for it."""
-    features = offer.request.features
+    features = context.request.features
     if features.streaming or features.form in _STREAMS or features.sequence_id is not None:
         return False
     if features.timeout_s is not None:
-        expected = (min(offer.pending) + 1.0) * offer.pace.service_s
+        expected = (min(context.pending) + 1.0) * context.latency_model.service_s
         if expected > MOST_OF_TIMEOUT * features.timeout_s:
             return False
     return not features.priority

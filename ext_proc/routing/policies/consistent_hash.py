@@ -20,18 +20,18 @@ from ext_proc.routing.policies.hashing import key_of, ranking
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
 class ConsistentHash(Policy):
     """Rendezvous hashing with weights; keeps no state."""
 
-    def prices(self, offer: Offer) -> Sequence[float]:
-        """Return each seat's place in the order of the key."""
-        key = key_of(offer.request)
-        return [0.0] * len(offer.seats) if key is None else ranking(key, offer)
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
+        """Return each candidate's place in the order of the key."""
+        key = key_of(context.request)
+        return [0.0] * len(context.candidates) if key is None else ranking(key, context)
 
-    def picked(self, offer: Offer, index: int) -> str:
+    def picked(self, context: SchedulingContext, index: int) -> str:
         """Keep no state; the label is ``hash``, or ``random`` without a key."""
         del index
-        return "random" if key_of(offer.request) is None else "hash"
+        return "random" if key_of(context.request) is None else "hash"

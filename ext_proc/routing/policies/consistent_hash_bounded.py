@@ -27,7 +27,7 @@ from ext_proc.routing.policies.least_in_flight import LeastInFlight
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 _ROUNDING: Final = 1e-9
 """Keeps a product such as 1.1 * 10 = 11.000000000000002 from rounding up."""
@@ -39,23 +39,25 @@ class ConsistentHashBounded(Policy):
     def __init__(self) -> None:
         self._least = LeastInFlight()
 
-    def prices(self, offer: Offer) -> Sequence[float]:
-        """Return each seat's place in the order of the key, full ones behind."""
-        key = key_of(offer.request)
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
+        """Return each candidate's place in the order of the key, full ones behind."""
+        key = key_of(context.request)
         if key is None:
-            return self._least.prices(offer)
-        share = offer.load_factor * (sum(offer.pending) + 1.0) / sum(offer.strength)
-        ranked = ranking(key, offer)
+            return self._least.prices(context)
+        share = context.load_factor * (sum(context.pending) + 1.0) / sum(context.strength)
+        ranked = ranking(key, context)
         behind = max(ranked) + 1.0
         return [
             price + behind if pending + 1.0 > ceil(share * strength - _ROUNDING) else price
-            for price, pending, strength in zip(ranked, offer.pending, offer.strength, strict=True)
+            for price, pending, strength in zip(
+                ranked, context.pending, context.strength, strict=True
+            )
         ]
 
-    def picked(self, offer: Offer, index: int) -> str:
+    def picked(self, context: SchedulingContext, index: int) -> str:
         """Tell ``hash`` for the key's own replica, ``spill`` for the next ones."""
-        key = key_of(offer.request)
+        key = key_of(context.request)
         if key is None:
             return "least"
-        ranked = ranking(key, offer)
+        ranked = ranking(key, context)
         return "hash" if ranked[index] == min(ranked) else "spill"

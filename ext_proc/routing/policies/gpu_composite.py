@@ -10,7 +10,7 @@ Formula, each term between 0 and 1, the weights those of the pool (here the defa
 
 A term that a replica does not tell, or told more than two seconds ago, is the median of those
 that do; one that nobody tells is left out and the weights of the others grow to the sum of 1. Where
-all that is known weighs nothing, all seats are alike.
+all that is known weighs nothing, all candidates are alike.
 
 Inputs: own ledger; fresh readings of queue, GPU and KV cache; durations of own requests; capacity.
 Use it for: a mixture of models on shared GPUs whose readings are fresh; as an explainable rule.
@@ -24,16 +24,16 @@ from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.constraints import USUAL_WEIGHTS
 from ext_proc.routing.policies.base import Policy
-from ext_proc.routing.roster import FRESH_S
+from ext_proc.routing.state.replica import FRESH_S
+from ext_proc.routing.values.settings import USUAL_WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ext_proc.routing.policies.base import Offer
-    from ext_proc.routing.roster import Seat
-    from ext_proc.routing.types import Pool
+    from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.values.pool import Pool
 
 HALF_QUEUE: Final = 8.0
 """Pending requests per strength that count as half of a full queue."""
@@ -48,10 +48,10 @@ def _fill(values: Sequence[float | None]) -> list[float] | None:
     return [usual if each is None else each for each in values]
 
 
-def _gpu(seat: Seat, stale: float) -> float | None:
+def _gpu(candidate: Candidate, stale: float) -> float | None:
     told = [
         each.gpu_used
-        for each in seat.replica.readings
+        for each in candidate.replica.readings
         if each.gpu_used is not None and each.at > stale
     ]
     return min(1.0, max(told)) if told else None
@@ -67,46 +67,50 @@ class GpuComposite(Policy):
         """Take the pool's ``gpu_weights``."""
         self._weights = asdict(pool.gpu_weights)
 
-    def prices(self, offer: Offer) -> Sequence[float]:
-        """Return the weighted sum of each seat."""
-        weighed = self._weighed(offer)
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
+        """Return the weighted sum of each candidate."""
+        weighed = self._weighed(context)
         return [
             sum([weight * values[index] for weight, values in weighed.values()])
-            for index in range(len(offer.seats))
+            for index in range(len(context.candidates))
         ]
 
-    def _weighed(self, offer: Offer) -> dict[str, tuple[float, list[float]]]:
+    def _weighed(self, context: SchedulingContext) -> dict[str, tuple[float, list[float]]]:
         """Return the terms that are known, with weights that add up to 1."""
-        terms = self._terms(offer)
+        terms = self._terms(context)
         total = sum(self._weights[name] for name in terms) or 1.0
         return {name: (self._weights[name] / total, values) for name, values in terms.items()}
 
-    def _terms(self, offer: Offer) -> dict[str, list[float]]:
-        stale, seats = offer.now - FRESH_S, offer.seats
-        latency = _fill([seat.pace.latency_s for seat in seats])
+    def _terms(self, context: SchedulingContext) -> dict[str, list[float]]:
+        stale, candidates = context.now - FRESH_S, context.candidates
+        latency = _fill([candidate.latency_model.latency_s for candidate in candidates])
         if latency is not None:
             usual = max(median(latency), 1e-9)
             latency = [each / (each + usual) for each in latency]
         terms = {
             "queue": [
                 pending / (pending + HALF_QUEUE * strength)
-                for pending, strength in zip(offer.pending, offer.strength, strict=True)
+                for pending, strength in zip(context.pending, context.strength, strict=True)
             ],
-            "gpu": _fill([_gpu(seat, stale) for seat in seats]),
+            "gpu": _fill([_gpu(candidate, stale) for candidate in candidates]),
             "kv": _fill(
-                [seat.replica.kv_used if seat.replica.kv_at > stale else None for seat in seats]
+                [
+                    candidate.replica.kv_used if candidate.replica.kv_at > stale else None
+                    for candidate in candidates
+                ]
             ),
             "latency": latency,
         }
         return {name: values for name, values in terms.items() if values is not None}
 
-    def picked(self, offer: Offer, index: int) -> str:
+    def picked(self, context: SchedulingContext, index: int) -> str:
         """Keep no state; the label is ``least``."""
-        del offer, index
+        del context, index
         return "least"
 
-    def parts(self, offer: Offer, index: int) -> Mapping[str, float]:
+    def parts(self, context: SchedulingContext, index: int) -> Mapping[str, float]:
         """Return each term with its weight; their sum is the price."""
         return {
-            name: weight * values[index] for name, (weight, values) in self._weighed(offer).items()
+            name: weight * values[index]
+            for name, (weight, values) in self._weighed(context).items()
         }

@@ -18,8 +18,8 @@ import xxhash
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
-    from ext_proc.routing.types import Request
+    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.values.request import Request
 
 DEPTH: Final = 2
 """Blocks of the prompt that make a key: in the published conversation traces all prompts share
@@ -41,9 +41,9 @@ def key_of(request: Request) -> int | None:
     return None
 
 
-def ranking(key: int, offer: Offer) -> Sequence[float]:
-    """Return a price per seat that depends on key, id and strength alone."""
+def ranking(key: int, context: SchedulingContext) -> Sequence[float]:
+    """Return a price per candidate that depends on key, id and strength alone."""
     return [
-        -log((xxhash.xxh64_intdigest(seat.key.id, seed=key) + 0.5) / 2.0**64) / strength
-        for seat, strength in zip(offer.seats, offer.strength, strict=True)
+        -log((xxhash.xxh64_intdigest(candidate.key.id, seed=key) + 0.5) / 2.0**64) / strength
+        for candidate, strength in zip(context.candidates, context.strength, strict=True)
     ]

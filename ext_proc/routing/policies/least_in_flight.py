@@ -17,20 +17,20 @@ from ext_proc.routing.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
 class LeastInFlight(Policy):
     """Weighted least pending requests."""
 
-    def prices(self, offer: Offer) -> Sequence[float]:
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
         """Return pending requests per strength, this one included."""
         return [
             (pending + 1.0) / strength
-            for pending, strength in zip(offer.pending, offer.strength, strict=True)
+            for pending, strength in zip(context.pending, context.strength, strict=True)
         ]
 
-    def picked(self, offer: Offer, index: int) -> str:
+    def picked(self, context: SchedulingContext, index: int) -> str:
         """Keep no state; the label is ``least``."""
-        del offer, index
+        del context, index
         return "least"

@@ -19,17 +19,17 @@ from ext_proc.routing.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
-def latencies(offer: Offer) -> list[float]:
-    """Return the latency of each seat; unknown ones are the median of the known, or 1.
+def latencies(context: SchedulingContext) -> list[float]:
+    """Return the latency of each candidate; unknown ones are the median of the known, or 1.
 
     Times to the first byte and whole durations are never mixed: one is many times the other.
     """
-    known = [seat.served.first_byte_s.value for seat in offer.seats]
+    known = [candidate.served.first_byte_s.value for candidate in context.candidates]
     if not any(known):
-        known = [seat.pace.latency_s for seat in offer.seats]
+        known = [candidate.latency_model.latency_s for candidate in context.candidates]
     told = [each for each in known if each is not None]
     usual = median(told) if told else 1.0
     return [usual if each is None else each for each in known]
@@ -38,16 +38,16 @@ def latencies(offer: Offer) -> list[float]:
 class LeastResponseTime(Policy):
     """Latency times queue; keeps no state."""
 
-    def prices(self, offer: Offer) -> Sequence[float]:
-        """Return the expected response time of each seat."""
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
+        """Return the expected response time of each candidate."""
         return [
             latency * (pending + 1.0) / strength
             for latency, pending, strength in zip(
-                latencies(offer), offer.pending, offer.strength, strict=True
+                latencies(context), context.pending, context.strength, strict=True
             )
         ]
 
-    def picked(self, offer: Offer, index: int) -> str:
+    def picked(self, context: SchedulingContext, index: int) -> str:
         """Keep no state; the label is ``least``."""
-        del offer, index
+        del context, index
         return "least"

@@ -1,6 +1,6 @@
 """p2c and its kin: the better of two replicas drawn at random.
 
-Formula: two distinct seats are drawn, the lower load wins. The load is
+Formula: two distinct candidates are drawn, the lower load wins. The load is
 
 * p2c: ``(pending + 1) / strength``, requests;
 * p2c-work: ``(work + 1) / strength``, uncached prompt tokens in flight;
@@ -27,13 +27,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
-from ext_proc.routing.pace import COLD_LATENCY_S
+from ext_proc.routing.latency.model import COLD_LATENCY_S
 from ext_proc.routing.policies.base import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 Load = Literal["requests", "work", "drain", "latency", "peak"]
 TIE_S: Final = 1e-6
@@ -52,12 +52,12 @@ class PowerOfTwo(Policy):
     def __init__(self, load: Load) -> None:
         self._load = load
 
-    def prices(self, offer: Offer) -> Sequence[float]:
-        """Return the loads, with all but two seats behind."""
-        loads = self._loads(offer)
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
+        """Return the loads, with all but two candidates behind."""
+        loads = self._loads(context)
         count = len(loads)
-        first = int(offer.rng.random() * count)
-        second = int(offer.rng.random() * (count - 1))
+        first = int(context.rng.random() * count)
+        second = int(context.rng.random() * (count - 1))
         if second >= first:
             second += 1
         behind = max(loads) + 1.0
@@ -65,39 +65,39 @@ class PowerOfTwo(Policy):
             load if index in (first, second) else load + behind for index, load in enumerate(loads)
         ]
 
-    def _loads(self, offer: Offer) -> list[float]:
+    def _loads(self, context: SchedulingContext) -> list[float]:
         if self._load == "peak":
             return [
                 (COLD_LATENCY_S if peak is None else peak) * (pending + 1.0)
-                for peak, pending in zip(_peaks(offer), offer.pending, strict=True)
+                for peak, pending in zip(_peaks(context), context.pending, strict=True)
             ]
         if self._load == "latency":
             return [
-                (COLD_LATENCY_S if (known := seat.pace.latency_s) is None else known)
+                (COLD_LATENCY_S if (known := candidate.latency_model.latency_s) is None else known)
                 * (pending + 1.0)
-                for seat, pending in zip(offer.seats, offer.pending, strict=True)
+                for candidate, pending in zip(context.candidates, context.pending, strict=True)
             ]
         if self._load == "drain":
-            per_token = offer.pace.seconds_per_token
+            per_token = context.latency_model.seconds_per_token
             return [
-                seat.replica.drain_s(offer.now, per_token * seat.pace.slowness)
+                candidate.replica.drain_s(context.now, per_token * candidate.latency_model.slowness)
                 + TIE_S * (pending + 1.0) / strength
-                for seat, pending, strength in zip(
-                    offer.seats, offer.pending, offer.strength, strict=True
+                for candidate, pending, strength in zip(
+                    context.candidates, context.pending, context.strength, strict=True
                 )
             ]
-        loads = offer.pending if self._load == "requests" else offer.work
-        return [(load + 1.0) / each for load, each in zip(loads, offer.strength, strict=True)]
+        loads = context.pending if self._load == "requests" else context.work
+        return [(load + 1.0) / each for load, each in zip(loads, context.strength, strict=True)]
 
-    def picked(self, offer: Offer, index: int) -> str:
+    def picked(self, context: SchedulingContext, index: int) -> str:
         """Keep no state; the label is ``least``."""
-        del offer, index
+        del context, index
         return "least"
 
 
-def _peaks(offer: Offer) -> list[float | None]:
-    """Return the peak of each seat; times to the first byte and durations are never mixed."""
-    told = [seat.served.peak.value(offer.now) for seat in offer.seats]
+def _peaks(context: SchedulingContext) -> list[float | None]:
+    """Return the peak of each candidate; times to the first byte and durations are never mixed."""
+    told = [candidate.served.peak.value(context.now) for candidate in context.candidates]
     if all(each is None for each in told):
-        return [seat.pace.peak.value(offer.now) for seat in offer.seats]
+        return [candidate.latency_model.peak.value(context.now) for candidate in context.candidates]
     return told

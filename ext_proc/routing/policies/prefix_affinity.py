@@ -37,7 +37,7 @@ from ext_proc.routing.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 REQUEST_TOKENS: Final = 512.0
 """What a request in flight weighs beside its prefill, in prefill tokens. A step of decoding costs
@@ -55,15 +55,15 @@ class PrefixAffinity(Policy):
     copies = True
     stepwise = True
 
-    def prices(self, offer: Offer) -> Sequence[float]:
-        """Return blocks to compute (whole part) and load (fraction) of each seat."""
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
+        """Return blocks to compute (whole part) and load (fraction) of each candidate."""
         # Requests per unit of strength. ``pending + 1 <= ceil(x)`` is ``pending < x``; the
         # subtraction keeps a product such as 1.1 * 10 = 11.000000000000002 from rounding up.
-        share = offer.load_factor * (sum(offer.pending) + 1.0) / sum(offer.strength)
-        blocks, shared, branched = offer.blocks, offer.shared, offer.branched
+        share = context.load_factor * (sum(context.pending) + 1.0) / sum(context.strength)
+        blocks, shared, branched = context.blocks, context.shared, context.branched
         prices = []
         for pending, work, strength, matched in zip(
-            offer.pending, offer.work, offer.strength, offer.matched, strict=True
+            context.pending, context.work, context.strength, context.matched, strict=True
         ):
             load = (work + REQUEST_TOKENS * (pending + 1.0)) / strength
             price = blocks + load / (load + HALF_LOAD_TOKENS)
@@ -75,9 +75,9 @@ class PrefixAffinity(Policy):
             prices.append(price)
         return prices
 
-    def picked(self, offer: Offer, index: int) -> str:
+    def picked(self, context: SchedulingContext, index: int) -> str:
         """Tell ``prefix`` where a match decided, ``spill`` where the bound overruled one."""
-        gain = max(0, offer.matched[index] - offer.shared)
-        if max(offer.matched) - offer.shared > gain:
+        gain = max(0, context.matched[index] - context.shared)
+        if max(context.matched) - context.shared > gain:
             return "spill"
         return "prefix" if gain else "least"

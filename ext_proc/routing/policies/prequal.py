@@ -28,7 +28,7 @@ from ext_proc.routing.policies.least_response_time import latencies
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 QUANTILE: Final = 2.0**-0.25
 
@@ -41,13 +41,13 @@ def hot_above(loads: Sequence[float]) -> float:
 class Prequal(Policy):
     """Hot-cold lexicographic; keeps no state."""
 
-    def prices(self, offer: Offer) -> Sequence[float]:
-        """Return the latency of cold seats, and behind them the load of hot ones."""
-        loads = _loads(offer)
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
+        """Return the latency of cold candidates, and behind them the load of hot ones."""
+        loads = _loads(context)
         threshold = hot_above(loads)
         times = [
             each * (pending + 1.0)
-            for each, pending in zip(latencies(offer), offer.pending, strict=True)
+            for each, pending in zip(latencies(context), context.pending, strict=True)
         ]
         behind = max(times) + 1.0
         return [
@@ -55,12 +55,12 @@ class Prequal(Policy):
             for load, time in zip(loads, times, strict=True)
         ]
 
-    def picked(self, offer: Offer, index: int) -> str:
+    def picked(self, context: SchedulingContext, index: int) -> str:
         """Keep no state; the label is ``cold``, or ``least`` where the pick is hot."""
-        loads = _loads(offer)
+        loads = _loads(context)
         return "least" if loads[index] > hot_above(loads) else "cold"
 
 
-def _loads(offer: Offer) -> list[float]:
-    loads = offer.pending if offer.tokens is None else offer.work
-    return [load / strength for load, strength in zip(loads, offer.strength, strict=True)]
+def _loads(context: SchedulingContext) -> list[float]:
+    loads = context.pending if context.tokens is None else context.work
+    return [load / strength for load, strength in zip(loads, context.strength, strict=True)]

@@ -1,7 +1,7 @@
 """random and weighted-random: by chance alone.
 
 Formula: ``price = 0`` for all, the router draws among equals; weighted, a race of exponential
-variables, ``price = -ln(u) / strength``, which seat ``i`` wins with the probability
+variables, ``price = -ln(u) / strength``, which candidate ``i`` wins with the probability
 ``strength_i / all strength``.
 Inputs: chance; capacity where weighted.
 Use it for: many independent pickers, which never walk in step; a baseline.
@@ -19,11 +19,11 @@ from ext_proc.routing.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
 class RandomChoice(Policy):
-    """Each seat with the same probability, or by its strength.
+    """Each candidate with the same probability, or by its strength.
 
     Args:
         weighted: By strength.
@@ -32,14 +32,14 @@ class RandomChoice(Policy):
     def __init__(self, *, weighted: bool = False) -> None:
         self._weighted = weighted
 
-    def prices(self, offer: Offer) -> Sequence[float]:
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
         """Return a draw."""
         if not self._weighted:
-            return [0.0] * len(offer.seats)
-        draw = offer.rng.random
-        return [-log(1.0 - draw()) / strength for strength in offer.strength]
+            return [0.0] * len(context.candidates)
+        draw = context.rng.random
+        return [-log(1.0 - draw()) / strength for strength in context.strength]
 
-    def picked(self, offer: Offer, index: int) -> str:
+    def picked(self, context: SchedulingContext, index: int) -> str:
         """Keep no state; the label is ``random``."""
-        del offer, index
+        del context, index
         return "random"

@@ -5,7 +5,7 @@ Inputs: none but membership. Each variant has its own cursor.
 Use it for: a baseline; uniform short requests on equal replicas.
 Not for: anything whose cost varies; it ignores load, size, strength and ramp.
 
-The cursor starts at random, so that several pickers do not walk in step. A seat that is not
+The cursor starts at random, so that several pickers do not walk in step. A candidate that is not
 eligible is skipped and the walk goes on from the one that was picked.
 """
 
@@ -18,8 +18,8 @@ from ext_proc.routing.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.draw import Rng
-    from ext_proc.routing.policies.base import Offer
+    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.values.rng import Rng
 
 
 class RoundRobin(Policy):
@@ -29,12 +29,14 @@ class RoundRobin(Policy):
         self._start = rng.random()
         self._cursors: dict[str, int] = {}
 
-    def prices(self, offer: Offer) -> Sequence[float]:
-        """Return how many steps away each seat is."""
-        cursor = self._cursors.get(offer.variant, int(self._start * offer.slots))
-        return [float((seat.position - cursor) % offer.slots) for seat in offer.seats]
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
+        """Return how many steps away each candidate is."""
+        cursor = self._cursors.get(context.variant, int(self._start * context.slots))
+        return [
+            float((candidate.position - cursor) % context.slots) for candidate in context.candidates
+        ]
 
-    def picked(self, offer: Offer, index: int) -> str:
-        """Move the cursor behind the seat; the label is ``round-robin``."""
-        self._cursors[offer.variant] = offer.seats[index].position + 1
+    def picked(self, context: SchedulingContext, index: int) -> str:
+        """Move the cursor behind the candidate; the label is ``round-robin``."""
+        self._cursors[context.variant] = context.candidates[index].position + 1
         return "round-robin"

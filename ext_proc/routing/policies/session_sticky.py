@@ -22,8 +22,8 @@ from ext_proc.routing.policies.least_in_flight import LeastInFlight
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
-    from ext_proc.routing.types import EndpointKey
+    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.values.pool import EndpointKey
 
 IDLE_S: Final = 7_200.0
 MAX_SESSIONS: Final = 100_000
@@ -44,29 +44,29 @@ class SessionSticky(Policy):
     def __len__(self) -> int:
         return len(self._homes)
 
-    def prices(self, offer: Offer) -> Sequence[float]:
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
         """Return the price of least-in-flight, but -1 for the session's replica."""
-        home, prices = self._home(offer), self._least.prices(offer)
+        home, prices = self._home(context), self._least.prices(context)
         if home is None:
             return prices
         return [
-            -1.0 if seat.key == home else price
-            for seat, price in zip(offer.seats, prices, strict=True)
+            -1.0 if candidate.key == home else price
+            for candidate, price in zip(context.candidates, prices, strict=True)
         ]
 
-    def _home(self, offer: Offer) -> EndpointKey | None:
-        session = offer.request.features.session
-        known = None if session is None else self._homes.get((offer.variant, session))
-        return known[0] if known is not None and known[1] > offer.now else None
+    def _home(self, context: SchedulingContext) -> EndpointKey | None:
+        session = context.request.features.session
+        known = None if session is None else self._homes.get((context.variant, session))
+        return known[0] if known is not None and known[1] > context.now else None
 
-    def picked(self, offer: Offer, index: int) -> str:
+    def picked(self, context: SchedulingContext, index: int) -> str:
         """Remember the session's replica; the label is ``session``, or ``least`` at first."""
-        session, key = offer.request.features.session, offer.seats[index].key
+        session, key = context.request.features.session, context.candidates[index].key
         if session is None:
             return "least"
-        stayed = self._home(offer) == key
-        self._homes[offer.variant, session] = (key, offer.now + IDLE_S)
-        self._homes.move_to_end((offer.variant, session))
+        stayed = self._home(context) == key
+        self._homes[context.variant, session] = (key, context.now + IDLE_S)
+        self._homes.move_to_end((context.variant, session))
         if len(self._homes) > self._max:
             self._homes.popitem(last=False)
         return "session" if stayed else "least"

@@ -30,9 +30,9 @@ from ext_proc.routing.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
-    from ext_proc.routing.roster import Seat
-    from ext_proc.routing.types import EndpointKey
+    from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.values.pool import EndpointKey
 
 BURST_S: Final = 0.25
 LEAST_RATE: Final = 0.1
@@ -55,44 +55,44 @@ class TokenBucket(Policy):
     def __init__(self) -> None:
         self._buckets: dict[EndpointKey, _Bucket] = {}
 
-    def prices(self, offer: Offer) -> Sequence[float]:
-        """Return what each seat is short of, seconds."""
-        return [-self.level(seat, offer.now) for seat in offer.seats]
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
+        """Return what each candidate is short of, seconds."""
+        return [-self.level(candidate, context.now) for candidate in context.candidates]
 
-    def level(self, seat: Seat, now: float) -> float:
+    def level(self, candidate: Candidate, now: float) -> float:
         """Return the allowance of a replica, seconds of work."""
-        bucket = self._buckets.get(seat.key)
+        bucket = self._buckets.get(candidate.key)
         if bucket is None:
             return BURST_S
         return min(BURST_S, bucket.level + bucket.rate * (now - bucket.at))
 
-    def picked(self, offer: Offer, index: int) -> str:
+    def picked(self, context: SchedulingContext, index: int) -> str:
         """Take the request's seconds; tell ``least``, or ``spill`` where all are spent."""
-        seat, now = offer.seats[index], offer.now
-        if len(self._buckets) > 2 * offer.slots:  # replicas came and went
-            offered = {each.key for each in offer.seats}
+        candidate, now = context.candidates[index], context.now
+        if len(self._buckets) > 2 * context.slots:  # replicas came and went
+            offered = {each.key for each in context.candidates}
             for gone in [each for each in self._buckets if each not in offered]:
                 del self._buckets[gone]
-        level = self.level(seat, now)
+        level = self.level(candidate, now)
         rate, judged = 1.0, now
-        if (bucket := self._buckets.get(seat.key)) is not None:
+        if (bucket := self._buckets.get(candidate.key)) is not None:
             rate, judged = bucket.rate, bucket.judged
             if now - judged >= EVERY_S:
-                rate, judged = self._judge(seat, rate, level, now), now
-        if offer.tokens is None:
-            own = offer.pace.service_s
+                rate, judged = self._judge(candidate, rate, level, now), now
+        if context.tokens is None:
+            own = context.latency_model.service_s
         else:
-            uncached = offer.tokens - offer.matched[index] * offer.block_tokens
-            own = max(1.0, uncached) * offer.pace.seconds_per_token
-        left = level - own * seat.pace.slowness
-        self._buckets[seat.key] = _Bucket(left, now, rate, judged)
+            uncached = context.tokens - context.matched[index] * context.block_tokens
+            own = max(1.0, uncached) * context.latency_model.seconds_per_token
+        left = level - own * candidate.latency_model.slowness
+        self._buckets[candidate.key] = _Bucket(left, now, rate, judged)
         return "least" if level > 0.0 else "spill"
 
-    def _judge(self, seat: Seat, rate: float, level: float, now: float) -> float:
-        waiting = seat.replica.others_queued(now)
+    def _judge(self, candidate: Candidate, rate: float, level: float, now: float) -> float:
+        waiting = candidate.replica.others_queued(now)
         if waiting is None:
             return rate
-        if waiting > HIGH * seat.capacity:
+        if waiting > HIGH * candidate.capacity:
             return max(LEAST_RATE, rate * 0.7)
         if waiting < LOW and level <= 0.0:
             return min(MOST_RATE, rate + 0.05)

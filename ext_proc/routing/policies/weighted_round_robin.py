@@ -7,7 +7,7 @@ Use it for: uniform requests on mixed hardware, where shares must be exact over 
 Not for: anything whose cost varies; it ignores load.
 
 Guarantee: over any window of whole rounds each replica gets its share exactly. A change of
-strength keeps the credits, so no burst follows it. A seat that is not eligible earns nothing.
+strength keeps the credits, so no burst follows it. A candidate that is not eligible earns nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ext_proc.routing.policies.base import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.routing.policies.base import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
 class WeightedRoundRobin(Policy):
@@ -28,22 +28,22 @@ class WeightedRoundRobin(Policy):
     def __init__(self) -> None:
         self._credits: dict[str, dict[str, float]] = {}
 
-    def prices(self, offer: Offer) -> Sequence[float]:
-        """Return the credit each seat would have, negated."""
-        credit = self._credits.get(offer.variant, {})
+    def prices(self, context: SchedulingContext) -> Sequence[float]:
+        """Return the credit each candidate would have, negated."""
+        credit = self._credits.get(context.variant, {})
         return [
-            -(credit.get(seat.key.id, 0.0) + strength)
-            for seat, strength in zip(offer.seats, offer.strength, strict=True)
+            -(credit.get(candidate.key.id, 0.0) + strength)
+            for candidate, strength in zip(context.candidates, context.strength, strict=True)
         ]
 
-    def picked(self, offer: Offer, index: int) -> str:
-        """Give each seat its credit and let the winner pay; the label is ``round-robin``."""
-        credit = self._credits.setdefault(offer.variant, {})
-        if len(credit) > 2 * offer.slots:  # replicas came and went
-            offered = {seat.key.id for seat in offer.seats}
+    def picked(self, context: SchedulingContext, index: int) -> str:
+        """Give each candidate its credit and let the winner pay; the label is ``round-robin``."""
+        credit = self._credits.setdefault(context.variant, {})
+        if len(credit) > 2 * context.slots:  # replicas came and went
+            offered = {candidate.key.id for candidate in context.candidates}
             for gone in [each for each in credit if each not in offered]:
                 del credit[gone]
-        for seat, strength in zip(offer.seats, offer.strength, strict=True):
-            credit[seat.key.id] = credit.get(seat.key.id, 0.0) + strength
-        credit[offer.seats[index].key.id] -= sum(offer.strength)
+        for candidate, strength in zip(context.candidates, context.strength, strict=True):
+            credit[candidate.key.id] = credit.get(candidate.key.id, 0.0) + strength
+        credit[context.candidates[index].key.id] -= sum(context.strength)
         return "round-robin"

@@ -18,8 +18,8 @@ from ext_proc.telemetry.dialects.triton import Counters
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ext_proc.routing.pool_settings import CustomMetric
-    from ext_proc.routing.types import Reading
+    from ext_proc.routing.values.reading import Reading
+    from ext_proc.routing.values.settings import CustomMetric
 
 __all__ = [
     "BadPage",

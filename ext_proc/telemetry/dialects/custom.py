@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ext_proc.routing.types import Reading
-from ext_proc.telemetry.dialects.page import Families, ModelVersion, Sample, mean, total
+from ext_proc.routing.values.reading import Reading
+from ext_proc.telemetry.dialects.page import Families, ModelVersion, SeriesSample, mean, total
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ext_proc.routing.pool_settings import CustomMetric
+    from ext_proc.routing.values.settings import CustomMetric
 
 COUNTS: Final = frozenset({"queued", "running", "reused_blocks"})
 SHARES: Final = frozenset({"kv_used", "gpu_used", "gpu_memory_used"})
@@ -48,7 +48,7 @@ def refine(
     return refined
 
 
-def _key(sample: Sample) -> ModelVersion | None:
+def _key(sample: SeriesSample) -> ModelVersion | None:
     if sample.key is not None:
         return sample.key
     name = sample.labels.get("model_name")

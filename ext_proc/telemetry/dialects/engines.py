@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.types import Reading
-from ext_proc.telemetry.dialects.page import Families, ModelVersion, Sample, mean, total
+from ext_proc.routing.values.reading import Reading
+from ext_proc.telemetry.dialects.page import Families, ModelVersion, SeriesSample, mean, total
 from ext_proc.telemetry.dialects.triton import Counters
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def counters(families: Families) -> dict[ModelVersion, Counters]:
 
 
 def _by_name(
-    samples: Iterable[Sample], combine: Callable[[list[float | None]], float | None]
+    samples: Iterable[SeriesSample], combine: Callable[[list[float | None]], float | None]
 ) -> dict[str, float]:
     values: dict[str, list[float | None]] = {}
     for sample in samples:
@@ -104,9 +104,9 @@ def _by_name(
     return {name: value for name, value in combined.items() if value is not None}
 
 
-def _once_per_rank(samples: Iterable[Sample]) -> list[Sample]:
+def _once_per_rank(samples: Iterable[SeriesSample]) -> list[SeriesSample]:
     """Keep one of the series that differ in their rank only: the largest, unknown if any is."""
-    kept: dict[tuple[tuple[str, str], ...], Sample] = {}
+    kept: dict[tuple[tuple[str, str], ...], SeriesSample] = {}
     for sample in samples:
         group = tuple(sorted(item for item in sample.labels.items() if item[0] not in _RANKS))
         known = kept.get(group)

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.types import Reading
-from ext_proc.telemetry.dialects.page import Families, Sample, mean, total
+from ext_proc.routing.values.reading import Reading
+from ext_proc.telemetry.dialects.page import Families, SeriesSample, mean, total
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -87,7 +87,7 @@ def _free(of: Mapping[str, list[float | None]]) -> float | None:
     return max(free, default=None)
 
 
-def _values(samples: Iterable[Sample], gpus: frozenset[str]) -> list[float | None]:
+def _values(samples: Iterable[SeriesSample], gpus: frozenset[str]) -> list[float | None]:
     return [
         sample.value
         for sample in samples

@@ -52,7 +52,7 @@ class ModelVersion(NamedTuple):
     """``None`` where the engine knows none: only Triton has versions."""
 
 
-class Sample(NamedTuple):
+class SeriesSample(NamedTuple):
     """One series with its value."""
 
     key: ModelVersion | None
@@ -62,7 +62,7 @@ class Sample(NamedTuple):
     """``None`` where the replica wrote no usable number."""
 
 
-Families = dict[str, list[Sample]]
+Families = dict[str, list[SeriesSample]]
 
 
 class _Series(NamedTuple):
@@ -97,7 +97,7 @@ def parse(text: str, wanted: frozenset[str]) -> Families:
             series, value = _sample(line)
         except ValueError:
             raise BadPage(f"line {number}: no Prometheus sample: {line[:_SHOWN_CHARS]!r}") from None
-        families[series.name].append(Sample(series.key, series.labels, value))
+        families[series.name].append(SeriesSample(series.key, series.labels, value))
     return families
 
 
@@ -146,16 +146,16 @@ def _series(text: str) -> _Series:
     return _Series(name, labels, key)
 
 
-def by_model(samples: Iterable[Sample]) -> dict[ModelVersion, list[Sample]]:
+def by_model(samples: Iterable[SeriesSample]) -> dict[ModelVersion, list[SeriesSample]]:
     """Group a family's samples by model and version; those that name neither are left out."""
-    found: dict[ModelVersion, list[Sample]] = {}
+    found: dict[ModelVersion, list[SeriesSample]] = {}
     for sample in samples:
         if sample.key is not None:
             found.setdefault(sample.key, []).append(sample)
     return found
 
 
-def totals(samples: Iterable[Sample]) -> dict[ModelVersion, float]:
+def totals(samples: Iterable[SeriesSample]) -> dict[ModelVersion, float]:
     """Add up a family per model and version; a model with an unknown part is left out."""
     sums: dict[ModelVersion, float] = {}
     unknown: set[ModelVersion] = set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.types import Reading
+from ext_proc.routing.values.reading import Reading
 from ext_proc.telemetry.dialects.page import Families, ModelVersion, by_model, total, totals
 
 if TYPE_CHECKING:

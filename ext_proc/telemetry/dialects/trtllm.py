@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.types import Reading
+from ext_proc.routing.values.reading import Reading
 from ext_proc.telemetry.dialects.page import Families, ModelVersion, total
 
 if TYPE_CHECKING:

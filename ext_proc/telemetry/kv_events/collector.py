@@ -19,7 +19,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ext_proc.routing.exact_index import CacheEvent, Telling
+from ext_proc.routing.cache.exact_index import CacheEvent, Telling
 from ext_proc.telemetry.kv_events.translate import Translator
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
-    from ext_proc.routing.exact_index import ExactIndex
-    from ext_proc.routing.types import EndpointKey, KvEvents, Pool
+    from ext_proc.routing.cache.exact_index import ExactIndex
+    from ext_proc.routing.values.pool import EndpointKey, KvEvents, Pool
     from ext_proc.telemetry.kv_events.follower import Follower
     from ext_proc.telemetry.kv_events.subscribe import Subscriber
 
@@ -206,7 +206,7 @@ class KvCollector(Collector):
 
             from ext_proc.telemetry.kv_events.follower import Follower  # noqa: PLC0415 - it needs it
             from ext_proc.telemetry.kv_events.subscribe import (  # noqa: PLC0415 - the same
-                Addresses,
+                EngineAddresses,
                 Subscriber,
             )
         except ImportError as error:
@@ -241,7 +241,7 @@ class KvCollector(Collector):
                 translator, self._sink.cached, completeness, can_ask=events.replay is not None
             )
             followers.append(follower)
-            addresses = Addresses(
+            addresses = EngineAddresses(
                 _on_port(events.address, number),
                 None if events.replay is None else _on_port(events.replay, number),
                 events.topic,

@@ -50,7 +50,7 @@ _POLLIN: Final = int(zmq.POLLIN)
 _log = structlog.stdlib.get_logger("ext_proc.telemetry")
 
 
-class Addresses(NamedTuple):
+class EngineAddresses(NamedTuple):
     """Where one engine publishes."""
 
     events: str
@@ -69,7 +69,10 @@ class Subscriber:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses, follower: Follower
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        addresses: EngineAddresses,
+        follower: Follower,
     ) -> None:
         self._context = context
         self._addresses = addresses

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Final
 
 from ext_proc.requests.blocks import continued, root_of
 from ext_proc.requests.tokens import ID_BYTES
-from ext_proc.routing.exact_index import CacheEvent, Cleared, Removed, Stored
+from ext_proc.routing.cache.exact_index import CacheEvent, Cleared, Removed, Stored
 from ext_proc.telemetry.kv_events.events import AllBlocksCleared, BlockStored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
-    from ext_proc.routing.types import EndpointKey
+    from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.telemetry.kv_events.events import KvEvent
 
 MAX_GROUPS: Final = 64

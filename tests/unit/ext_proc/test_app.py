@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as HuggingFace
 from tokenizers import models, pre_tokenizers
 
 from ext_proc.app import Picker, run_picker
-from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Variant
-from ext_proc.settings import EXIT_USAGE, Settings
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.settings import EXIT_USAGE, PickerSettings
 from tidegate import logs
 
 NOBODY = "127.0.0.1:1"
@@ -24,7 +24,7 @@ NOBODY = "127.0.0.1:1"
 
 def settings(**changes):
     values = {"listen": "127.0.0.1:0", "metrics": "127.0.0.1:0", "xds": NOBODY, "id": "picker-1"}
-    return Settings.model_validate({**values, **changes})
+    return PickerSettings.model_validate({**values, **changes})
 
 
 async def started(*changes):
@@ -123,7 +123,7 @@ async def test_a_part_that_ends_is_a_crash(monkeypatch):
 
 async def test_spans_without_the_extra_are_one_clear_error(monkeypatch, capsys):
     """The option says what to install; nothing is started."""
-    monkeypatch.setitem(sys.modules, "ext_proc.tracing", None)
+    monkeypatch.setitem(sys.modules, "ext_proc.observability.tracing", None)
     assert await run_picker(settings(otlp="127.0.0.1:4317")) == EXIT_USAGE
     said = capsys.readouterr()
     assert "pip install 'tidegate[otel]'" in said.out + said.err
@@ -136,7 +136,7 @@ async def test_it_says_over_what_it_serves(transport, capsys):
     async with Picker(settings(transport=transport)) as picker:
         assert picker._state()["transport"] == transport
         assert type(picker._server._server).__module__.startswith(
-            "grpc.aio" if transport == "grpc" else "ext_proc.h2"
+            "grpc.aio" if transport == "grpc" else "ext_proc.server.h2"
         )
     said = capsys.readouterr()
     assert f'"transport": "{transport}"' in said.out + said.err

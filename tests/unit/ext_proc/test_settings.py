@@ -6,12 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from ext_proc.__main__ import main
-from ext_proc.settings import EXIT_USAGE, Settings
+from ext_proc.settings import EXIT_USAGE, PickerSettings
 
 
 def test_defaults_are_loopback():
     """Nothing listens beyond this machine unless told to."""
-    settings = Settings()
+    settings = PickerSettings()
     assert (settings.listen, settings.xds) == ("127.0.0.1:18001", "127.0.0.1:18000")
     assert settings.metrics == "127.0.0.1:18081"
     assert settings.id.startswith("picker-")
@@ -24,7 +24,7 @@ def test_defaults_are_loopback():
 def test_bad_settings_are_refused(bad):
     """Each out-of-range value is an error."""
     with pytest.raises(ValidationError):
-        Settings.model_validate(bad)
+        PickerSettings.model_validate(bad)
 
 
 def test_a_bad_option_is_named(capsys):

@@ -8,13 +8,13 @@ from contextlib import closing
 import pytest
 
 from support.controls import TEXT, World
-from xds_server.fleet.store import Store
+from xds_server.fleet.store import RevisionStore
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     """Return a control that runs the usual fleet as revision 1."""
-    with closing(Store(None)) as store:
+    with closing(RevisionStore(None)) as store:
         made = World(store)
         await made.control.start(TEXT, "fleet.yaml")
         yield made

@@ -11,18 +11,20 @@ import pytest
 from support.fleets import fleet
 from xds_server.__main__ import main
 from xds_server.app import EXIT_CANNOT_START, EXIT_OK, run
-from xds_server.settings import Settings
+from xds_server.settings import ControlSettings
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Callable[..., Settings]:
+def settings(tmp_path: Path) -> Callable[..., ControlSettings]:
     """Return what makes settings of a server on free ports."""
     path = tmp_path / "fleet.yaml"
     path.write_text(fleet().model_dump_json())
 
-    def make(**more) -> Settings:
+    def make(**more) -> ControlSettings:
         free = dict.fromkeys(("ads", "admin", "metrics"), "127.0.0.1:0")
-        return Settings.model_validate({"fleet": path, "state": tmp_path / "s", **free, **more})
+        return ControlSettings.model_validate(
+            {"fleet": path, "state": tmp_path / "s", **free, **more}
+        )
 
     return make
 

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from protos.names import CLUSTER_TYPE
+from tidegate_api.names import CLUSTER_TYPE
 from xds_server.observability import XdsMetrics
 
 

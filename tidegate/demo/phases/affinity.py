@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 from tidegate.demo.conversations import Shape, conversations, interleaved
 from tidegate.demo.counters import reuse
 from tidegate.demo.load import Tally
-from tidegate.demo.report import Finding, judge, milliseconds, percent
+from tidegate.demo.report import PhaseFinding, judge, milliseconds, percent
 from tidegate.demo.scene import LLM_POOL
 from tidegate.demo.stats import percentile
 
 if TYPE_CHECKING:
     from tidegate.demo.conversations import Conversation
-    from tidegate.demo.report import Verdict
+    from tidegate.demo.report import DemoVerdict
     from tidegate.demo.scene import Scene
 
 TITLE: Final = "conversations find their cache"
@@ -36,7 +36,7 @@ REQUESTS_PER_ROUND: Final = 1000
 
 
 @dataclass(slots=True)
-class Run:
+class AffinityRun:
     """What one policy did."""
 
     policy: str
@@ -47,7 +47,7 @@ class Run:
     tally: Tally = field(default_factory=Tally)
 
 
-async def run(scene: Scene) -> Finding:
+async def run(scene: Scene) -> PhaseFinding:
     """Run equal conversations under both policies, each from a cold cache."""
     shape = Shape(SESSIONS_PER_REPLICA * len(scene.stable), TURNS, SYSTEM_CHARS, TURN_CHARS)
     rounds = max(1, scene.requests // REQUESTS_PER_ROUND)
@@ -55,7 +55,7 @@ async def run(scene: Scene) -> Finding:
     for policy in (ROUND_ROBIN, AUTO):
         await scene.operator.set_policy(LLM_POOL, policy)
         found.append(await _converse(scene, policy, shape, rounds))
-    return Finding(
+    return PhaseFinding(
         TITLE,
         ("policy", "#requests", "#prompt tokens", "#from cache", "#TTFT p50", "#TTFT p99"),
         tuple(
@@ -80,7 +80,7 @@ async def run(scene: Scene) -> Finding:
     )
 
 
-def assess(plain: Run, auto: Run) -> Verdict:
+def assess(plain: AffinityRun, auto: AffinityRun) -> DemoVerdict:
     """Pure: ``auto`` holds iff it reuses more of the prompts *and* answers sooner."""
     problems = [*plain.tally.problems(), *auto.tally.problems()]
     if plain.reused is None or auto.reused is None:
@@ -100,8 +100,8 @@ def assess(plain: Run, auto: Run) -> Verdict:
     )
 
 
-async def _converse(scene: Scene, policy: str, shape: Shape, rounds: int) -> Run:
-    result = Run(policy)
+async def _converse(scene: Scene, policy: str, shape: Shape, rounds: int) -> AffinityRun:
+    result = AffinityRun(policy)
     before = await scene.counts()
     for number in range(rounds):
         # The salt makes both policies start cold with conversations of the same shape.
@@ -113,7 +113,7 @@ async def _converse(scene: Scene, policy: str, shape: Shape, rounds: int) -> Run
     return result
 
 
-async def _round(scene: Scene, result: Run, shape: Shape, seed: str) -> None:
+async def _round(scene: Scene, result: AffinityRun, shape: Shape, seed: str) -> None:
     sessions = conversations(shape, seed)
     locks = [asyncio.Lock() for _ in sessions]
     order = interleaved(shape, seed)
@@ -130,7 +130,7 @@ async def _round(scene: Scene, result: Run, shape: Shape, seed: str) -> None:
             group.create_task(work())
 
 
-async def _turn(scene: Scene, result: Run, session: Conversation) -> None:
+async def _turn(scene: Scene, result: AffinityRun, session: Conversation) -> None:
     prompt = session.ask()
     try:
         answer = await scene.clients.generate_stream(prompt, TOKENS, session.session)

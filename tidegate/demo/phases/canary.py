@@ -6,12 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from tidegate.demo.load import Tally, closed_loop
-from tidegate.demo.report import Finding, judge, percent
+from tidegate.demo.report import PhaseFinding, judge, percent
 from tidegate.demo.scene import CANARY, LLM_POOL, STABLE
 from tidegate.demo.stats import CONFIDENCE, binomial_interval
 
 if TYPE_CHECKING:
-    from tidegate.demo.report import Verdict
+    from tidegate.demo.report import DemoVerdict
     from tidegate.demo.scene import Scene
 
 TITLE: Final = "a canary gets the share it was given"
@@ -22,7 +22,7 @@ LEAD_REQUESTS: Final = 50
 MAX_S: Final = 60.0
 
 
-async def run(scene: Scene) -> Finding:
+async def run(scene: Scene) -> PhaseFinding:
     """Give the canary 20 % while requests run, count, and take it back."""
     before, changing, after = Tally(), Tally(), Tally()
     current = before
@@ -59,7 +59,7 @@ async def run(scene: Scene) -> Finding:
         await scene.operator.set_weights(LLM_POOL, {STABLE: 100, CANARY: 0})
     hits = _canary(scene, after)
     interval = binomial_interval(hits, after.answered)
-    return Finding(
+    return PhaseFinding(
         TITLE,
         ("when", "#requests", "#to the canary", "#share"),
         (
@@ -81,7 +81,7 @@ async def run(scene: Scene) -> Finding:
     )
 
 
-def assess(before_hits: int, hits: int, answered: int, problems: list[str]) -> Verdict:
+def assess(before_hits: int, hits: int, answered: int, problems: list[str]) -> DemoVerdict:
     """Pure: nothing before the change, and afterwards the asked share lies in the interval."""
     found = list(problems)
     if before_hits:

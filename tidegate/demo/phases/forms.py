@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidegate.demo.report import Finding, judge
+from tidegate.demo.report import PhaseFinding, judge
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ TOKENS: Final = 8
 SEQUENCE: Final = (3, 4, 5)
 
 
-async def run(scene: Scene) -> Finding:
+async def run(scene: Scene) -> PhaseFinding:
     """Send one request of each form."""
     clients = scene.clients
 
@@ -60,7 +60,7 @@ async def run(scene: Scene) -> Finding:
         except Exception as error:  # noqa: BLE001 - whatever fails is this form's result
             rows.append((form, model, f"failed: {error}"))
             problems.append(f"{form} failed")
-    return Finding(
+    return PhaseFinding(
         TITLE,
         ("form", "model", "answer"),
         tuple(rows),

@@ -11,10 +11,10 @@ import aiohttp
 from tidegate.demo.clients import AnswerError, fetch_text
 from tidegate.demo.phases.losses import MAX_S, TICK_S, stateless_traffic
 from tidegate.demo.picker_page import read_picks
-from tidegate.demo.report import Finding, judge
+from tidegate.demo.report import PhaseFinding, judge
 
 if TYPE_CHECKING:
-    from tidegate.demo.report import Verdict
+    from tidegate.demo.report import DemoVerdict
     from tidegate.demo.scene import Scene
 
 TITLE: Final = "the picker may die"
@@ -22,7 +22,7 @@ SHARE: Final = 5
 """One phase step is this part of `--requests`."""
 
 
-async def run(scene: Scene) -> Finding:
+async def run(scene: Scene) -> PhaseFinding:
     """Kill the picker, go on without it, start it again and wait for its first pick."""
     step = max(1, scene.requests // SHARE)
     async with stateless_traffic(scene) as traffic:
@@ -38,7 +38,7 @@ async def run(scene: Scene) -> Finding:
         smart_s = time.perf_counter() - start
         await traffic.progress(step)
         picks_after = await _picks(scene) or picks_after
-    return Finding(
+    return PhaseFinding(
         TITLE,
         ("when", "#requests", "#picks of the picker"),
         (
@@ -54,7 +54,7 @@ async def run(scene: Scene) -> Finding:
     )
 
 
-def assess(before: int | None, after: int | None, problems: list[str]) -> Verdict:
+def assess(before: int | None, after: int | None, problems: list[str]) -> DemoVerdict:
     """Pure: no request failed, and the picker picked before as well as afterwards."""
     found = list(problems)
     if not before:

@@ -6,12 +6,12 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from tidegate.demo.phases.losses import stateless_traffic
-from tidegate.demo.report import Finding, judge
+from tidegate.demo.report import PhaseFinding, judge
 
 if TYPE_CHECKING:
     from collections import Counter
 
-    from tidegate.demo.report import Verdict
+    from tidegate.demo.report import DemoVerdict
     from tidegate.demo.scene import Scene
 
 TITLE: Final = "a replica may die"
@@ -19,7 +19,7 @@ SHARE: Final = 5
 """One phase step is this part of `--requests`."""
 
 
-async def run(scene: Scene) -> Finding:
+async def run(scene: Scene) -> PhaseFinding:
     """Kill the first stable replica, go on, start it again."""
     victim = scene.stable[0].name
     step = max(1, scene.requests // SHARE)
@@ -37,7 +37,7 @@ async def run(scene: Scene) -> Finding:
         await traffic.progress(step)
     at_end = traffic.tally.by_replica
     spans = (at_kill, at_restart - at_kill, at_end - at_restart)
-    return Finding(
+    return PhaseFinding(
         TITLE,
         ("replica", "variant", "#before", "#while it is dead", "#after its start"),
         tuple(
@@ -52,7 +52,7 @@ async def run(scene: Scene) -> Finding:
     )
 
 
-def assess(victim: str, before: Counter[str], failed: int, problems: list[str]) -> Verdict:
+def assess(victim: str, before: Counter[str], failed: int, problems: list[str]) -> DemoVerdict:
     """Pure: the victim was in use, and no request failed."""
     found = list(problems)
     if not before[victim]:

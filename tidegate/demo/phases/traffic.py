@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.demo.clients import LLM, VISION
 from tidegate.demo.load import closed_loop
-from tidegate.demo.report import Finding, judge, milliseconds
+from tidegate.demo.report import PhaseFinding, judge, milliseconds
 from tidegate.demo.scene import CANARY
 from tidegate.demo.stats import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tidegate.demo.counters import Counts
-    from tidegate.demo.report import Verdict
+    from tidegate.demo.counters import ReplicaCounters
+    from tidegate.demo.report import DemoVerdict
     from tidegate.demo.scene import Scene
 
 TITLE: Final = "traffic reaches the replicas it should"
@@ -24,7 +24,7 @@ STREAM_EVERY: Final = 4
 TOKENS: Final = 8
 
 
-async def run(scene: Scene) -> Finding:
+async def run(scene: Scene) -> PhaseFinding:
     """Send mixed traffic and compare it with the replicas' own counters."""
     ttft: list[float] = []
     sent = {LLM: 0, VISION: 0}
@@ -50,7 +50,7 @@ async def run(scene: Scene) -> Finding:
     )
     p50, p99 = percentile(ttft, 50), percentile(ttft, 99)
     verdict = assess(counted, variants, sent, tally.problems())
-    return Finding(
+    return PhaseFinding(
         TITLE,
         ("replica", "variant", "#vision", "#toy-llm v1", "#toy-llm v2"),
         rows,
@@ -63,11 +63,11 @@ async def run(scene: Scene) -> Finding:
 
 
 def assess(
-    counted: Mapping[str, Counts],
+    counted: Mapping[str, ReplicaCounters],
     variants: Mapping[str, str],
     sent: Mapping[str, int],
     problems: Sequence[str],
-) -> Verdict:
+) -> DemoVerdict:
     """Pure: all that was sent was served once, by all who should and nobody else."""
     found = list(problems)
     for model, asked in sent.items():
@@ -83,9 +83,9 @@ def assess(
     return judge(found, f"{sum(sent.values())} requests, each counted once; the canary got none")
 
 
-def _served(counts: Counts, model: str) -> int:
+def _served(counts: ReplicaCounters, model: str) -> int:
     return sum(count for (name, _), count in counts.served.items() if name == model)
 
 
-def _llm(counts: Counts) -> tuple[int, int]:
+def _llm(counts: ReplicaCounters) -> tuple[int, int]:
     return counts.served.get((LLM, "1"), 0), counts.served.get((LLM, "2"), 0)

@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.offers import CHARS_PER_TOKEN
-from ext_proc.routing.pool_settings import SlowStart
+from ext_proc.routing.pipeline.context import CHARS_PER_TOKEN
 from ext_proc.routing.router import Router
-from ext_proc.routing.types import (
-    Endpoint,
-    EndpointKey,
-    Features,
-    Form,
-    Outcome,
-    Pool,
-    Reading,
-    Refusal,
-    Request,
-    Ticket,
-    Variant,
-)
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.refusal import Refusal
+from ext_proc.routing.values.request import Features, Form, Request
+from ext_proc.routing.values.settings import SlowStart
+from ext_proc.routing.values.ticket import Outcome, Ticket
 from tidegate.simulate.choosers.base import Choice
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 
 from ext_proc.exchange import BodySending, Head
 from ext_proc.exchange.first_part import FIRST_PART_BYTES, body_tells_more, enough
-from ext_proc.routing.types import Form
+from ext_proc.routing.values.request import Form
 from support.streams import llm
 
 

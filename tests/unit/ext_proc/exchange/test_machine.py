@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from ext_proc.exchange import (
-    Ask,
     Body,
+    BodyModeOverride,
     BodySending,
-    Echo,
     Exchange,
+    ExchangeState,
     Head,
     IllegalEventError,
     Lost,
+    PassThrough,
     Refuse,
     ReplyBody,
     ReplyHead,
@@ -27,13 +28,12 @@ from ext_proc.exchange import (
     ReplyTrailers,
     Response,
     ResponsePart,
-    State,
     Stopped,
     Trailers,
 )
 from ext_proc.exchange.first_part import FIRST_PART_BYTES
 from ext_proc.exchange.replies import MAX_ECHO_BYTES
-from ext_proc.routing.types import Outcome
+from ext_proc.routing.values.ticket import Outcome
 from support.streams import (
     CHAT_PATH,
     GRPC_INFER,
@@ -90,8 +90,8 @@ def in_flight(chooser):
 def test_peek_asks_for_the_first_part():
     """Nothing announced and a pool that peeks: the reply asks for the body and picks nobody."""
     exchange, reply = run(router(llm()), head())
-    assert reply == ReplyHead(ask=Ask.FIRST_PART)
-    assert exchange.state is State.WAITING
+    assert reply == ReplyHead(ask=BodyModeOverride.FIRST_PART)
+    assert exchange.state is ExchangeState.WAITING
 
 
 def test_peek_decides_on_the_body():
@@ -129,7 +129,7 @@ def test_buffered_waits_without_asking():
     event = head(request_body=BodySending.BUFFERED)
     exchange, reply = run(router(llm(body="full")), event)
     assert reply == ReplyHead()
-    assert exchange.state is State.WAITING
+    assert exchange.state is ExchangeState.WAITING
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_buffered_waits_without_asking():
 def test_decides_at_the_head(event):
     """Where the body cannot tell more, or would come too late, the head decides (V46)."""
     exchange, reply = run(router(llm()), event)
-    assert exchange.state is State.DECIDED
+    assert exchange.state is ExchangeState.DECIDED
     assert reply.pick is not None
     assert reply.ask is None
 
@@ -174,7 +174,7 @@ def test_an_unwanted_buffered_body_is_called_off(event):
     """A buffered body that nobody reads is not waited for: a stream's would never end."""
     _, reply = run(router(llm(body="full")), event.changed(request_body=BodySending.BUFFERED))
     assert reply.pick is not None
-    assert reply.ask is Ask.NOTHING
+    assert reply.ask is BodyModeOverride.NOTHING
 
 
 # --- the pool and the variant ---------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_an_unnamed_route_that_was_right_is_kept():
 def test_an_unnamed_route_reads_the_body_even_if_the_default_pool_does_not():
     """The default pool's mode none says nothing about a request whose pool is not known."""
     _, reply = run(router(llm(body="none"), vision()), unnamed())
-    assert reply.ask is Ask.FIRST_PART
+    assert reply.ask is BodyModeOverride.FIRST_PART
 
 
 def test_an_unnamed_route_with_a_pool_header_follows_that_pool():
@@ -409,7 +409,7 @@ def test_no_body_after_all_is_a_pass(event):
     """Trailers or a response instead of the awaited body: nobody is charged."""
     chooser = router(llm())
     exchange, _ = run(chooser, head(), event)
-    assert exchange.state is State.DECIDED
+    assert exchange.state is ExchangeState.DECIDED
     assert exchange.passed == "no-body"
     assert in_flight(chooser) == 0
 
@@ -438,7 +438,7 @@ def test_a_stream_in_duplex_is_decided_on_its_first_message(cuts):
     chunks = [message[a:b] for a, b in itertools.pairwise(edges)]
     for chunk in chunks[:-1]:
         assert exchange.on(Body(chunk, end_of_stream=False), 1.0, 1.0) == ()
-        assert exchange.state is State.WAITING
+        assert exchange.state is ExchangeState.WAITING
     reply, echo = exchange.on(Body(chunks[-1], end_of_stream=False), 1.0, 1.0)
     assert reply.pick.decision.pool == "vision"
     assert reply.pick.clear_route_cache
@@ -466,7 +466,7 @@ def test_a_stream_in_duplex_without_messages_is_routed_by_its_head():
     chooser = router(llm())
     event = grpc(GRPC_STREAM, request_body=BodySending.DUPLEX).changed(route="unnamed/stream")
     for end, last in (
-        (Body(b"", end_of_stream=True), ReplyBody(echo=Echo(b"", end_of_stream=True))),
+        (Body(b"", end_of_stream=True), ReplyBody(echo=PassThrough(b"", end_of_stream=True))),
         (Trailers(), ReplyTrailers()),
     ):
         exchange = Exchange(chooser)
@@ -483,7 +483,7 @@ def test_trailers_end_a_duplex_body_that_is_held():
     assert exchange.on(Body(PROMPT, end_of_stream=False), 1.0, 1.0) == ()
     reply, echo, last = exchange.on(Trailers(), 1.0, 1.0)
     assert reply.pick.prompt_blocks == 4
-    assert echo.echo == Echo(PROMPT, end_of_stream=False)
+    assert echo.echo == PassThrough(PROMPT, end_of_stream=False)
     assert last == ReplyTrailers()
 
 
@@ -575,7 +575,7 @@ def test_the_ticket_settles_at_the_end(end, outcome):
     assert exchange.on(end, 2.0, 2.0) == ()
     assert in_flight(chooser) == 0
     assert chooser.ledger.outcomes[outcome] == 1
-    assert exchange.state is State.OVER
+    assert exchange.state is ExchangeState.OVER
 
 
 def test_a_client_that_leaves_before_the_body_charges_nobody():
@@ -688,28 +688,28 @@ def test_any_order_of_events(events):
             actions = exchange.on(event, 1.0, 1.0)
         except IllegalEventError:
             assert (exchange.state, in_flight(chooser)) == before
-            legal = before[0] is not State.OVER and isinstance(event, Head) == (
-                before[0] is State.NEW
+            legal = before[0] is not ExchangeState.OVER and isinstance(event, Head) == (
+                before[0] is ExchangeState.NEW
             )
             assert not legal
             continue
         if isinstance(event, Lost | Stopped):
             assert actions == ()
-            assert exchange.state is State.OVER
+            assert exchange.state is ExchangeState.OVER
             continue
         if book.over or isinstance(event, Response):
             continue
         book.sent(event)
         book.got(actions)
-        if exchange.state is State.DECIDED and not book.over and exchange.passed is None:
+        if exchange.state is ExchangeState.DECIDED and not book.over and exchange.passed is None:
             assert book.echoed == book.held
             assert not book.owed
-        elif exchange.state is State.WAITING and not book.duplex:
+        elif exchange.state is ExchangeState.WAITING and not book.duplex:
             assert not book.owed
         refusals += sum(isinstance(action, Refuse) for action in actions)
         picks += sum(getattr(action, "pick", None) is not None for action in actions)
     assert picks + refusals <= 1
-    if exchange.state is not State.OVER:
+    if exchange.state is not ExchangeState.OVER:
         exchange.on(Lost(clean=True), 1.0, 1.0)
     assert in_flight(chooser) == 0
     ends = chooser.ledger.outcomes
@@ -730,7 +730,7 @@ def test_a_call_about_a_model_goes_to_its_pool():
     chooser = router(llm(), vision())
     event = grpc(GRPC_READY, route="unnamed/grpc")
     exchange, asks = run(chooser, event)
-    assert (exchange.state, asks.ask) == (State.WAITING, Ask.FIRST_PART)
+    assert (exchange.state, asks.ask) == (ExchangeState.WAITING, BodyModeOverride.FIRST_PART)
     _, reply = run(chooser, event, asked("vision"))
     assert (reply.pick.decision.pool, reply.pick.ticket) == ("vision", None)
 

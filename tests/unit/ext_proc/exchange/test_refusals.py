@@ -7,7 +7,8 @@ import json
 import pytest
 
 from ext_proc.exchange.refusals import refuse
-from ext_proc.routing.types import Form, Refusal, RefusalKind
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.request import Form
 
 GRPC = {"content-type": "application/grpc+proto"}
 

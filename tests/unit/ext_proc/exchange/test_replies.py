@@ -7,8 +7,11 @@ import pytest
 from ext_proc.exchange import Body
 from ext_proc.exchange.replies import MAX_ECHO_BYTES, echoes, write_pick
 from ext_proc.requests import Blocks
-from ext_proc.routing.types import Decision, EndpointKey, Features, Form, Ticket
-from protos.names import ClusterRef
+from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.values.pool import EndpointKey
+from ext_proc.routing.values.request import Features, Form
+from ext_proc.routing.values.ticket import Ticket
+from tidegate_api.names import ClusterRef
 
 REF = ClusterRef("llm", "stable", "http")
 TEXT = Blocks((1, 2), 64.0, None)

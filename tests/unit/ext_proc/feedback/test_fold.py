@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from ext_proc.feedback.entries import Entry
 from ext_proc.feedback.fold import EARLY, FOREIGN, UNKNOWN, Feedback
 from ext_proc.routing.router import Router
-from ext_proc.routing.types import (
-    Endpoint,
-    EndpointKey,
-    Features,
-    Form,
-    Outcome,
-    Pool,
-    Request,
-    Variant,
-)
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.routing.values.request import Features, Form, Request
+from ext_proc.routing.values.ticket import Outcome
 
 R1, R2 = EndpointKey("r1", 1), EndpointKey("r2", 1)
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from ext_proc.feedback import probe
 from ext_proc.feedback.probe import INDEX_PATH, Prober, Target, targets_of
-from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 
 KEY = EndpointKey("r1", 1)
 

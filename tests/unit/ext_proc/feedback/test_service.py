@@ -17,10 +17,10 @@ from ext_proc.feedback.fold import Feedback
 from ext_proc.feedback.metrics import FeedbackMetrics
 from ext_proc.feedback.service import MAX_BYTES, SLICE, LogService
 from ext_proc.feedback.wire import METHOD, SERVICE, entries_of
-from ext_proc.observability import Metrics
+from ext_proc.observability.metrics import Metrics
 from ext_proc.routing.router import Router
-from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Variant
-from ext_proc.service import PickerServer
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.server.service import PickerServer
 
 
 def logged(**common) -> als_pb2.StreamAccessLogsMessage:

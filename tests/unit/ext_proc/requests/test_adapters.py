@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.requests.adapters import served_by, split_adapter
-from ext_proc.routing.types import Features, Form, Pool
+from ext_proc.routing.values.pool import Pool
+from ext_proc.routing.values.request import Features, Form
 
 MODELS = {"llama", "meta/llama", "meta", "with:colon"}
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.requests.blocks import prompt_blocks
-from ext_proc.routing.types import Features, Form
+from ext_proc.routing.values.request import Features, Form
 
 BASE = Features(Form.GENERATE, model="m", prompt=bytes(range(64)))
 STABLE = (-7379436069183963961, -7544060080626200717)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head, session_of
-from ext_proc.requests.http_infer import LENGTH_HEADER
-from ext_proc.routing.types import Features, Form
+from ext_proc.requests.forms.http_infer import LENGTH_HEADER
+from ext_proc.routing.values.request import Features, Form
 
 PATHS = {
     Form.GRPC_INFER: "/inference.GRPCInferenceService/ModelInfer",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.requests.head import MAX_PATH_CHARS, read_head
-from ext_proc.routing.types import Form
+from ext_proc.routing.values.request import Form
 
 GRPC = "/inference.GRPCInferenceService/"
 

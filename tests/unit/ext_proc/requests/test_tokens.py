@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from ext_proc.requests import read_body, read_head
 from ext_proc.requests.blocks import MAX_BLOCKS, prompt_blocks
 from ext_proc.requests.tokens import DROPPED_TOKENS, MAX_TEXT_BYTES, token_blocks
-from ext_proc.routing.types import Features, Form
+from ext_proc.routing.values.request import Features, Form
 
 SENTENCE = "the tide gauge says high water at noon and low water at six in the harbour"
 WORDS = SENTENCE.split()

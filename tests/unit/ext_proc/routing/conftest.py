@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 
 from ext_proc.routing.router import Router
-from ext_proc.routing.types import (
-    Endpoint,
-    EndpointKey,
-    Features,
-    Form,
-    Pool,
-    Request,
-    Variant,
-)
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.routing.values.request import Features, Form, Request
 
 
 class Build:

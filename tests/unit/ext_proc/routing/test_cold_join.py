@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.routing.pool_settings import SlowStart
-from ext_proc.routing.ramp import factor
-from ext_proc.routing.types import Decision, Outcome
+from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.ramp import factor
+from ext_proc.routing.values.settings import SlowStart
+from ext_proc.routing.values.ticket import Outcome
 
 if TYPE_CHECKING:
     from ext_proc.routing.router import Router

@@ -10,17 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.routing.ledger import Charged, EndpointRemoved, Ledger, Settled
-from ext_proc.routing.pool_settings import SlowStart
-from ext_proc.routing.prefix_index import Inserted, PrefixIndex, Purged
-from ext_proc.routing.types import (
-    Decision,
-    Form,
-    Outcome,
-    Reading,
-    Refusal,
-    RefusalKind,
-)
+from ext_proc.routing.cache.prefix_index import Inserted, PrefixIndex, Purged
+from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Ledger, Settled
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.request import Form
+from ext_proc.routing.values.settings import SlowStart
+from ext_proc.routing.values.ticket import Outcome
 from support.routing import decide, end, refuse
 
 if TYPE_CHECKING:

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ext_proc.routing.policies import POLICIES
-from ext_proc.routing.types import (
-    EndpointKey,
-    Outcome,
-    Reading,
-    RefusalKind,
-)
+from ext_proc.routing.values.pool import EndpointKey
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.refusal import RefusalKind
+from ext_proc.routing.values.ticket import Outcome
 from support.routing import PROMPT, decide, end, refuse
 
 if TYPE_CHECKING:
@@ -92,7 +90,7 @@ def test_only_requests_that_ended_well_teach(build: Build) -> None:
 def test_first_bytes_of_streamed_prompts_teach_the_speed(build: Build) -> None:
     """They count once, before or after the end, and only for the replica that was picked."""
     router = build.router(build.pool(2))
-    pace = router._paces["llm"]
+    latency_model = router._latency_models["llm"]
 
     def answer(seconds: float, *, streaming: bool = True, who: str | None = None) -> None:
         asked = build.request(prompt=b"x" * 32_000, streaming=streaming)
@@ -105,11 +103,14 @@ def test_first_bytes_of_streamed_prompts_teach_the_speed(build: Build) -> None:
     for _ in range(40):
         answer(4.0, streaming=False)
         answer(4.0, who="nobody")
-    assert (pace.hears, 1 / pace.seconds_per_token) == (False, pytest.approx(8000.0))
+    assert (latency_model.hears, 1 / latency_model.seconds_per_token) == (
+        False,
+        pytest.approx(8000.0),
+    )
     for _ in range(40):
         answer(4.0)
-    assert pace.hears
-    assert pace._heard == 40
+    assert latency_model.hears
+    assert latency_model._heard == 40
 
 
 def test_reuse_is_counted_for_known_endpoints(build: Build) -> None:

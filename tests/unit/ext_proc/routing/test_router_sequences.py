@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ext_proc.routing.ledger import Charged, EndpointRemoved, Ledger, Settled
-from ext_proc.routing.types import (
-    Outcome,
-    RefusalKind,
-)
+from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Ledger, Settled
+from ext_proc.routing.values.refusal import RefusalKind
+from ext_proc.routing.values.ticket import Outcome
 from support.routing import decide, end, refuse
 
 if TYPE_CHECKING:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ext_proc.routing.types import Form, Outcome
+from ext_proc.routing.values.request import Form
+from ext_proc.routing.values.ticket import Outcome
 from support.routing import decide
 
 if TYPE_CHECKING:
     from ext_proc.routing.router import Router
-    from ext_proc.routing.types import Ticket
+    from ext_proc.routing.values.ticket import Ticket
 
     from .conftest import Build
 

@@ -6,12 +6,13 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from ext_proc.routing.pool_settings import CustomMetric
-from ext_proc.routing.roster import FRESH_S
-from ext_proc.routing.types import Endpoint, EndpointKey, Pool, Reading, Variant
+from ext_proc.routing.state.replica import FRESH_S
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.settings import CustomMetric
 from ext_proc.telemetry.hub import GPU, PAGE, PUSH, SILENT_AFTER, Hub
 from ext_proc.telemetry.news import Failed, PushEnded, Restarted
-from protos.names import LOAD_HEADER
+from tidegate_api.names import LOAD_HEADER
 
 
 class Router:

@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
 
-from ext_proc.routing.types import Reading
+from ext_proc.routing.values.reading import Reading
 from ext_proc.telemetry.orca import MAX_BYTES, MAX_KEYS, NoReportError, read
-from protos.names import LOAD_BIN_HEADER, LOAD_HEADER
+from tidegate_api.names import LOAD_BIN_HEADER, LOAD_HEADER
 
 TRITON_JSON = 'JSON {"named_metrics": {"kv_cache_utilization": 0.25, "max_token_capacity": 4096}}'
 TRITON_TEXT = "TEXT named_metrics.kv_cache_utilization=0.25, named_metrics.max_token_capacity=4096"

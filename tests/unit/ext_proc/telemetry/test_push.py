@@ -8,12 +8,12 @@ import grpc
 import pytest
 from aiohttp import web
 
-from ext_proc.routing.types import Reading
+from ext_proc.routing.values.reading import Reading
 from ext_proc.telemetry import push as module
 from ext_proc.telemetry.push import Push
 from ext_proc.telemetry.report import write
-from protos.tidegate.telemetry.v1 import telemetry_pb2_grpc
-from tidegate.reporter.run import Options, Reporter
+from tidegate.reporter.run import MetricsReporter, ReporterOptions
+from tidegate_api.telemetry.v1 import telemetry_pb2_grpc
 
 
 class Picker:
@@ -127,7 +127,9 @@ async def test_a_reporter_tells_changes_and_restarts(picker):
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/metrics"
-    running = asyncio.create_task(Reporter(Options("r", url, (picker.address,), 0.01)).run())
+    running = asyncio.create_task(
+        MetricsReporter(ReporterOptions("r", url, (picker.address,), 0.01)).run()
+    )
 
     async def until(wanted):
         while not wanted(await picker.next()):

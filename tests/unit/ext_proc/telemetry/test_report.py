@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.roster import MAX_READINGS
-from ext_proc.routing.types import Reading
+from ext_proc.routing.state.replica import MAX_READINGS
+from ext_proc.routing.values.reading import Reading
 from ext_proc.telemetry import report
-from protos.tidegate.telemetry.v1 import telemetry_pb2
+from tidegate_api.telemetry.v1 import telemetry_pb2
 
 FULL = Reading(
     at=9.5,
@@ -98,7 +98,7 @@ def test_bounds():
 
 def test_a_stream_tells_changes():
     """What changed replaces, what is gone leaves, the rest is confirmed at the report's age."""
-    told = report.Told()
+    told = report.ReportedValues()
     first = [Reading(0.0, "a", queued=1), Reading(0.0, "b", queued=2)]
     told.take(report.read(sent(*first, age_s=0), 1.0), 1.0)
     second = report.read(sent(Reading(0.0, "a", queued=5), age_s=0.25), 2.0)
@@ -111,7 +111,7 @@ def test_a_stream_tells_changes():
 
 def test_a_restart_forgets():
     """When the count of restarts rises, what was told before is gone."""
-    told = report.Told()
+    told = report.ReportedValues()
     told.take(report.read(sent(Reading(0.0, "a"), restarts=1), 1.0), 1.0)
     readings, restarted = told.take(report.read(sent(Reading(0.0, "b"), restarts=2), 2.0), 2.0)
     assert restarted
@@ -120,7 +120,7 @@ def test_a_restart_forgets():
 
 def test_a_stream_is_bounded():
     """One stream speaks of one endpoint, and of so many models."""
-    told = report.Told()
+    told = report.ReportedValues()
     told.take(report.read(sent(*(Reading(0.0, f"m{i}") for i in range(MAX_READINGS))), 1.0), 1.0)
     with pytest.raises(report.BadReport, match="more than 256 models"):
         told.take(report.read(sent(Reading(0.0, "more")), 1.0), 1.0)

@@ -1,4 +1,4 @@
-"""What siblings hear of requests are sums: whoever follows them knows what is in flight."""
+"""What peer workers hear of requests are sums: whoever follows them knows what is in flight."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.feedback.entries import Judged, Verdict
-from ext_proc.routing.leases import LeaseKey, Released
-from ext_proc.routing.ledger import Charged, EndpointRemoved, Settled
-from ext_proc.routing.prefix_index import Inserted, Purged
-from ext_proc.routing.siblings import Lesson, Share
-from ext_proc.routing.types import Outcome, SequenceKey, Ticket
+from ext_proc.routing.cache.prefix_index import Inserted, Purged
+from ext_proc.routing.peers import LatencySample, Share
+from ext_proc.routing.state.leases import LeaseKey, Released
+from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Settled
+from ext_proc.routing.values.request import SequenceKey
+from ext_proc.routing.values.ticket import Outcome, Ticket
 from ext_proc.workers.account import LESSONS, THEN_EACH, Account
 from support.crew import POOL, key, loads, router
 
@@ -57,13 +58,13 @@ def test_an_unknown_settle_tells_nothing():
 
 
 def test_early_requests_teach_one_by_one_and_later_ones_each_fourth():
-    """Siblings hear enough to learn from, and not what would change little."""
+    """Peer workers hear enough to learn from, and not what would change little."""
     account, lessons = Account(), []
     for number in range(LESSONS + 10 * THEN_EACH):
         account.take(Charged(ticket(number)), 1.0)
         lessons += account.take(Settled(number, Outcome.DONE), 2.0)
     assert len(lessons) == LESSONS + 10
-    assert lessons[0] == Lesson(ticket(0), 2.0)
+    assert lessons[0] == LatencySample(ticket(0), 2.0)
 
 
 @pytest.mark.parametrize(("outcome", "drain_s"), [(Outcome.ABORTED, 0.0), (Outcome.DONE, None)])
@@ -132,15 +133,15 @@ def test_who_follows_the_sums_knows_what_is_in_flight(steps):
         elif what == "settle" and model.pop(number, None) is not None:
             account.take(Settled(number, Outcome.DONE), 2.0)
         elif what == "lose":
-            follower.siblings.lost(1)
+            follower.peers.lost(1)
             assert set(loads(follower).values()) == {(0, 0.0)}
             account.sums()
             for share in account.standing():
-                follower.siblings.follow(1, share, 3.0)
+                follower.peers.follow(1, share, 3.0)
         for share in account.sums():
-            follower.siblings.follow(1, share, 3.0)
+            follower.peers.follow(1, share, 3.0)
         for each in range(3):
             open_ = [one.work for one in model.values() if one.endpoint == key(each)]
             assert loads(follower)[f"r{each}"] == (len(open_), pytest.approx(sum(open_)))
-        assert len(follower.siblings) == len(model)
+        assert len(follower.peers) == len(model)
         assert not any(follower.in_flight().values())

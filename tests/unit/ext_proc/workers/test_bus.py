@@ -12,11 +12,12 @@ import pytest
 
 from ext_proc.feedback.entries import Judged, Verdict
 from ext_proc.routing.router import Router
-from ext_proc.routing.types import Outcome, Reading
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.ticket import Outcome
 from ext_proc.telemetry.news import Heard, PushEnded
 from ext_proc.workers import bus as module
 from ext_proc.workers import links
-from ext_proc.workers.bus import Bus, Place
+from ext_proc.workers.bus import Bus, WorkerPlace
 from ext_proc.workers.news import Probed
 from support.crew import POOL, decide, key, loads, pool, router
 
@@ -35,7 +36,7 @@ class Worker:
             on_sequence=self.catch_up,
         )
         self.bus = Bus(
-            Place(folder, number, count),
+            WorkerPlace(folder, number, count),
             self.router,
             on_news=self.news.append,
             on_judged=lambda judged, _: self.judged.append(judged),
@@ -112,7 +113,7 @@ async def test_events_go_out_by_themselves(tmp_path):
         first, other = crew.workers.values()
         decide(first.router, 100.0)
         async with asyncio.timeout(60):
-            while not len(other.router.siblings):
+            while not len(other.router.peers):
                 await asyncio.sleep(0)
                 other.bus.refresh()
 
@@ -126,13 +127,13 @@ async def test_what_siblings_send_is_read_when_asked_for(tmp_path, monkeypatch):
             await asyncio.sleep(0)
         first.bus.flush()
         await asyncio.sleep(0)
-        assert len(other.router.siblings) == 0
+        assert len(other.router.peers) == 0
         monkeypatch.setattr(module, "LOOK_S", 60.0)
         other.bus.refresh()
-        assert len(other.router.siblings) == 0
+        assert len(other.router.peers) == 0
         monkeypatch.setattr(module, "LOOK_S", 0.0)
         other.bus.refresh()
-        assert len(other.router.siblings) == 1
+        assert len(other.router.peers) == 1
 
 
 async def test_charges_go_out_at_once_and_then_together(tmp_path, monkeypatch):
@@ -162,10 +163,10 @@ async def test_a_dead_worker_leaves_no_charges(tmp_path):
         first, other = crew.workers.values()
         decide(first.router, 100.0)
         await crew.settle()
-        assert len(other.router.siblings) == 1
+        assert len(other.router.peers) == 1
         first.bus.close()
         other.bus.catch_up()
-        assert len(other.router.siblings) == 0
+        assert len(other.router.peers) == 0
         assert set(loads(other.router).values()) == {(0, 0.0)}
 
 
@@ -177,7 +178,7 @@ async def test_the_end_of_a_sibling_wakes_the_others(tmp_path):
         first.bus.flush()
         for _ in range(20):
             await asyncio.sleep(0)
-        assert len(other.router.siblings) == 0
+        assert len(other.router.peers) == 0
         first.bus.close()
         for _ in range(20):
             await asyncio.sleep(0)
@@ -201,11 +202,11 @@ async def test_who_begins_later_learns_what_is_open(tmp_path):
         first.router.settle(made.ticket, Outcome.DONE, 101.0)
         first.router.settle(leased.ticket, Outcome.DONE, 101.0)
         await crew.settle()
-        assert len(again.router.siblings) == 0
+        assert len(again.router.peers) == 0
 
 
 async def test_nobody_is_dialled_before_pools_are_known(tmp_path):
-    """A worker without pools could keep nothing of what stands; with them it meets its siblings."""
+    """A worker dials its peer workers only once it has pools: before, it could keep no state."""
     async with crew_of(tmp_path, 2) as crew:
         first, other = crew.workers.values()
         decide(first.router, 100.0)
@@ -219,7 +220,7 @@ async def test_nobody_is_dialled_before_pools_are_known(tmp_path):
         assert not again.bus.state()["siblings"]["0"]["connected"]
         again.router.set_pools({POOL: pool(4)}, 1.0)
         await again.bus.meet()
-        assert len(again.router.siblings) == 2
+        assert len(again.router.peers) == 2
         assert decide(again.router, 101.0, sequence_id=7).addresses == leased.addresses
 
 
@@ -335,10 +336,10 @@ async def test_a_silent_sibling_is_given_up(tmp_path, monkeypatch):
         await crew.settle()
         monkeypatch.setattr(module, "SILENT_S", -1.0)
         other.bus.tick()
-        assert len(other.router.siblings) == 0
+        assert len(other.router.peers) == 0
         monkeypatch.undo()
         await crew.settle()
-        assert len(other.router.siblings) == 1
+        assert len(other.router.peers) == 1
 
 
 async def test_a_reader_that_does_not_read_is_dropped(tmp_path, monkeypatch):
@@ -356,7 +357,7 @@ async def test_a_reader_that_does_not_read_is_dropped(tmp_path, monkeypatch):
                 first.bus.flush()
                 other.bus.catch_up()
             assert first.bus.state()["readers"] == 1
-        assert len(other.router.siblings) == 400
+        assert len(other.router.peers) == 400
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"tidegate 9 *" * 3])
@@ -376,16 +377,16 @@ async def test_strangers_are_not_served(tmp_path, said):
 
 
 async def test_nonsense_ends_a_connection_only(tmp_path):
-    """A sibling that talks nonsense is dialled again, and its charges are forgotten meanwhile."""
+    """A peer worker that sends garbage is dialled again; its charges are dropped meanwhile."""
     async with crew_of(tmp_path, 2) as crew:
         first, other = crew.workers.values()
         decide(first.router, 100.0)
         await crew.settle()
         first.bus._outlet.send(b"\x01\x00\x00\x00\x63")
         other.bus.catch_up()
-        assert len(other.router.siblings) == 0
+        assert len(other.router.peers) == 0
         await crew.settle()
-        assert len(other.router.siblings) == 1
+        assert len(other.router.peers) == 1
         assert other.bus.state()["siblings"]["0"]["connections_failed"] == 1
 
 

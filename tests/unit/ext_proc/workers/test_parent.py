@@ -12,7 +12,7 @@ from pathlib import Path
 
 import aiohttp
 
-from tidegate.stack.ports import HeldPorts
+from tidegate.stack.processes.ports import HeldPorts
 
 NOBODY = "127.0.0.1:1"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ext_proc.__main__ import main
-from ext_proc.settings import EXIT_USAGE, Settings
+from ext_proc.settings import EXIT_USAGE, PickerSettings
 from ext_proc.workers.plan import PlanError, plan
 
 
-def settings(**changes) -> Settings:
-    return Settings.model_validate({"id": "p", **changes})
+def settings(**changes) -> PickerSettings:
+    return PickerSettings.model_validate({"id": "p", **changes})
 
 
 def test_one_process_is_as_it_was():

@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.feedback.entries import Judged, Verdict
-from ext_proc.routing.leases import Lease, Leased, LeaseKey, Released
-from ext_proc.routing.ledger import MAX_TICKETS
-from ext_proc.routing.prefix_index import Inserted
-from ext_proc.routing.siblings import Lesson, Share
-from ext_proc.routing.types import EndpointKey, Reading, SequenceKey, Ticket
+from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.peers import LatencySample, Share
+from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
+from ext_proc.routing.state.ledger import MAX_TICKETS
+from ext_proc.routing.values.pool import EndpointKey
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.request import SequenceKey
+from ext_proc.routing.values.ticket import Ticket
 from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
 from ext_proc.workers.decode import Decoder
 from ext_proc.workers.encode import Encoder
@@ -67,7 +70,7 @@ events = st.one_of(
         times,
     ),
     st.builds(
-        Lesson,
+        LatencySample,
         st.builds(
             Ticket,
             st.just(0),

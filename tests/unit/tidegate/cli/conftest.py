@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from protos.tidegate.admin.v1 import admin_pb2 as api
-from protos.tidegate.admin.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 from tidegate.cli.main import main
+from tidegate_api.admin.v1 import admin_pb2 as api
+from tidegate_api.admin.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

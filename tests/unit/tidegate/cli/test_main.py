@@ -105,7 +105,7 @@ def test_the_demo_without_its_extra_says_what_to_install(
     def missing() -> None:
         raise DemoExtraMissingError("Triton")
 
-    monkeypatch.setattr("tidegate.stack.triton.find_triton", missing)
+    monkeypatch.setattr("tidegate.stack.tritons.replica.find_triton", missing)
     ran = run("demo", "--exit")
     assert ran.code == 1
     assert "pip install 'tidegate[demo]'" in ran.err

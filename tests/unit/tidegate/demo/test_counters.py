@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.demo.counters import Counts, read_counts, reuse
+from tidegate.demo.counters import ReplicaCounters, read_counts, reuse
 
 PAGE = """\
 # HELP nv_inference_request_success Number of successful inference requests
@@ -31,28 +31,28 @@ def test_the_toy_models_own_count_wins() -> None:
 
 def test_an_empty_page_counts_nothing() -> None:
     """Absent series add nothing."""
-    assert read_counts("") == Counts()
+    assert read_counts("") == ReplicaCounters()
 
 
 def test_a_difference_counts_what_came_between() -> None:
     """Two readings give what was served between them, new models included."""
-    before = Counts({("vision", "1"): 5}, 10, 4)
-    after = Counts({("vision", "1"): 7, ("toy-llm", "2"): 1}, 30, 20)
-    assert after.since(before) == Counts({("vision", "1"): 2, ("toy-llm", "2"): 1}, 20, 16)
+    before = ReplicaCounters({("vision", "1"): 5}, 10, 4)
+    after = ReplicaCounters({("vision", "1"): 7, ("toy-llm", "2"): 1}, 30, 20)
+    assert after.since(before) == ReplicaCounters({("vision", "1"): 2, ("toy-llm", "2"): 1}, 20, 16)
 
 
 def test_a_counter_that_fell_was_reset() -> None:
     """After a replica's restart its counters start again at 0."""
-    assert Counts({("vision", "1"): 3}).since(Counts({("vision", "1"): 9})).served == {
-        ("vision", "1"): 3
-    }
+    assert ReplicaCounters({("vision", "1"): 3}).since(
+        ReplicaCounters({("vision", "1"): 9})
+    ).served == {("vision", "1"): 3}
 
 
 def test_reuse_is_the_share_of_prompt_tokens() -> None:
     """The replicas' tokens are summed before the share is taken."""
-    assert reuse([Counts({}, 100, 10), Counts({}, 300, 90)]) == 0.25
+    assert reuse([ReplicaCounters({}, 100, 10), ReplicaCounters({}, 300, 90)]) == 0.25
 
 
 def test_reuse_without_prompts_is_unknown() -> None:
     """No prompt means no share, not 0."""
-    assert reuse([Counts()]) is None
+    assert reuse([ReplicaCounters()]) is None

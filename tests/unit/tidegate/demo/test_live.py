@@ -6,17 +6,17 @@ import io
 
 from rich.console import Console
 
-from tidegate.demo.counters import Counts
+from tidegate.demo.counters import ReplicaCounters
 from tidegate.demo.live import replica_table
 from tidegate.demo.picker_page import Seen
-from tidegate.stack.triton import TritonReplica
+from tidegate.stack.tritons.replica import TritonReplica
 
 R1 = TritonReplica(name="r1", http="127.0.0.1:1", grpc="127.0.0.1:2", metrics="127.0.0.1:3")
 R2 = TritonReplica(name="r2", http="127.0.0.1:4", grpc="127.0.0.1:5", metrics="127.0.0.1:6")
-START = {"r1": Counts({("vision", "1"): 1}), "r2": Counts()}
+START = {"r1": ReplicaCounters({("vision", "1"): 1}), "r2": ReplicaCounters()}
 
 
-def lines(seen: dict[str, Seen] | None, now: dict[str, Counts | None]) -> list[list[str]]:
+def lines(seen: dict[str, Seen] | None, now: dict[str, ReplicaCounters | None]) -> list[list[str]]:
     """Return the table's rows as words."""
     stream = io.StringIO()
     Console(file=stream, width=100).print(replica_table((R1, R2), seen, START, now))
@@ -26,7 +26,7 @@ def lines(seen: dict[str, Seen] | None, now: dict[str, Counts | None]) -> list[l
 def test_shares_are_of_what_was_served_since_the_start() -> None:
     """Served counts grow from the start of the table, and the shares add up."""
     seen = {"r1": Seen(2, 1.0, 0.25, False), "r2": Seen(0, None, None, True)}
-    now = {"r1": Counts({("vision", "1"): 4}), "r2": Counts({("vision", "1"): 1})}
+    now = {"r1": ReplicaCounters({("vision", "1"): 4}), "r2": ReplicaCounters({("vision", "1"): 1})}
     first, second = lines(seen, now)
     assert first == ["r1", "stable", "in", "use", "2", "1", "25.0%", "3", "75.0%"]
     assert second == ["r2", "stable", "draining", "0", "-", "-", "1", "25.0%"]
@@ -34,6 +34,6 @@ def test_shares_are_of_what_was_served_since_the_start() -> None:
 
 def test_what_nobody_says_is_unknown() -> None:
     """A dead replica is down, and without a picker its numbers are unknown, not 0."""
-    first, second = lines(None, {"r1": None, "r2": Counts()})
+    first, second = lines(None, {"r1": None, "r2": ReplicaCounters()})
     assert first == ["r1", "stable", "down", "-", "-", "-", "-", "-"]
     assert second == ["r2", "stable", "picker", "unknown", "-", "-", "-", "0", "-"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protos.tidegate.admin.v1 import admin_pb2 as api
 from tidegate.demo.operator import ChangeError, _everywhere, with_policy
+from tidegate_api.admin.v1 import admin_pb2 as api
 
 FLEET = {"pools": [{"name": "llm", "routing": {"policy": "a", "body": "peek"}}, {"name": "vision"}]}
 

@@ -6,15 +6,25 @@ import io
 
 from rich.console import Console
 
-from tidegate.demo.report import Finding, Verdict, judge, milliseconds, percent, show, show_summary
-
-GOOD = Finding(
-    "gates open", ("gate", "#count"), (("north", 3), ("south", None)), Verdict(True, "3")
+from tidegate.demo.report import (
+    DemoVerdict,
+    PhaseFinding,
+    judge,
+    milliseconds,
+    percent,
+    show,
+    show_summary,
 )
-BAD = Finding("gates close", ("gate",), (("north",),), Verdict(False, "stuck [red]"), "a note")
+
+GOOD = PhaseFinding(
+    "gates open", ("gate", "#count"), (("north", 3), ("south", None)), DemoVerdict(True, "3")
+)
+BAD = PhaseFinding(
+    "gates close", ("gate",), (("north",),), DemoVerdict(False, "stuck [red]"), "a note"
+)
 
 
-def printed(*findings: Finding, summary: bool = False) -> str:
+def printed(*findings: PhaseFinding, summary: bool = False) -> str:
     """Return what a console that is no terminal gets."""
     stream = io.StringIO()
     console = Console(file=stream, width=100, highlight=False)
@@ -53,8 +63,8 @@ def test_the_summary_counts_what_held() -> None:
 
 def test_a_verdict_holds_without_problems_only() -> None:
     """Problems are joined to one sentence; without them the promise is stated."""
-    assert judge([], "fine") == Verdict(True, "fine")
-    assert judge(["a", "b"], "fine") == Verdict(False, "a; b")
+    assert judge([], "fine") == DemoVerdict(True, "fine")
+    assert judge(["a", "b"], "fine") == DemoVerdict(False, "a; b")
 
 
 def test_unknown_stays_unknown() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ext_proc.routing.types import Reading
-from tidegate.reporter.changes import Changes, Sample
+from ext_proc.routing.values.reading import Reading
+from tidegate.reporter.changes import Changes, CounterSample
 
 
 def sample(*readings, at=1.0, restarts=0):
-    return Sample(at, readings, restarts)
+    return CounterSample(at, readings, restarts)
 
 
 def test_only_changes_are_news():

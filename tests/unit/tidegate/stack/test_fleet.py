@@ -3,8 +3,8 @@
 import pytest
 
 from tidegate.stack.fleet import apply_change, build_fleet
-from tidegate.stack.triton import MODELS, TritonReplica
-from xds_server.fleet.model import Fleet
+from tidegate.stack.tritons.replica import MODELS, TritonReplica
+from xds_server.fleet.model.fleet import Fleet
 
 
 def replicas(count: int = 3) -> list[TritonReplica]:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from protos.tidegate.admin.v1.admin_pb2 import ClientStatus, GetStatusResponse, TypeStatus
 from tidegate.stack.probes import missing_of, status_synced
-from tidegate.stack.waiting import StackError
+from tidegate.stack.processes.waiting import StackError
+from tidegate_api.admin.v1.admin_pb2 import ClientStatus, GetStatusResponse, TypeStatus
 
 ENVOY_TYPES = {"CDS": "SYNCED", "EDS": "SYNCED", "LDS": "SYNCED", "RDS": "SYNCED"}
 

@@ -10,7 +10,7 @@ import pytest
 from envoy.admin.v3 import config_dump_shared_pb2
 from envoy.service.status.v3 import csds_pb2, csds_pb2_grpc
 
-from protos.names import CLUSTER_TYPE, ROUTE_TYPE
+from tidegate_api.names import CLUSTER_TYPE, ROUTE_TYPE
 from xds_server.admin.csds import ClientStatusService
 from xds_server.protocol.messages import TypeView
 

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from protos.tidegate.admin.v1 import admin_pb2, admin_pb2_grpc
 from support.fleets import fleet
+from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 from xds_server.admin import service as module
 from xds_server.admin.csds import ClientStatusService
 from xds_server.admin.service import AdminServer, AdminService
-from xds_server.control import Control
-from xds_server.fleet.store import Store, StoreError
-from xds_server.operation import Busy
+from xds_server.control.fleet_control import Control
+from xds_server.control.operation import Busy
+from xds_server.fleet.store import RevisionStore, StoreError
 
 TEXT = fleet().model_dump_json()
 
@@ -91,7 +91,7 @@ class Admin:
 async def admin() -> AsyncIterator[Admin]:
     """Return a server that runs the usual fleet as revision 1."""
     ads = FakeAds()
-    with closing(Store(None)) as store:
+    with closing(RevisionStore(None)) as store:
         control = Control(store, ads, lambda: 5, lambda: 1.0)
         await control.start(TEXT, "fleet.yaml")
         server = AdminServer(AdminService(control, ads), ClientStatusService(ads))

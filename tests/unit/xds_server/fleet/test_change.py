@@ -15,8 +15,8 @@ from xds_server.fleet.change import (
     set_section,
     set_weights,
 )
-from xds_server.fleet.fields import MAX_WEIGHT_SUM
-from xds_server.fleet.model import Fleet
+from xds_server.fleet.model.fields import MAX_WEIGHT_SUM
+from xds_server.fleet.model.fleet import Fleet
 
 
 def weights(of: Fleet, name: str = "llm") -> dict[str, int]:

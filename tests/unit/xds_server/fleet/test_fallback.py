@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.fleets import endpoint, fleet, pool
 from xds_server.fleet.fallback import fallen_back
-from xds_server.fleet.model import Fleet
+from xds_server.fleet.model.fleet import Fleet
 
 BASE = pool(default=True)
 CANARY = endpoint(3, variant="canary")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xds_server.fleet.findings import Place, combine, told_of
-from xds_server.fleet.model import Fleet
+from xds_server.fleet.model.fleet import Fleet
 
 SICK = ("ejected",)
 

@@ -8,14 +8,14 @@ from contextlib import closing
 import pytest
 
 from support.fleets import fleet, pool
-from xds_server.fleet.revision import FileState, Revision, State
-from xds_server.fleet.store import FILE_NAME, Store, StoreError, UnknownRevision
+from xds_server.fleet.revision import FileState, FleetState, Revision
+from xds_server.fleet.store import FILE_NAME, RevisionStore, StoreError, UnknownRevision
 
 
-def state(number: int, *, file: FileState | None = None, name: str = "llm") -> State:
+def state(number: int, *, file: FileState | None = None, name: str = "llm") -> FleetState:
     """Return a state with something of everything."""
     revision = Revision(number, 1000 + number, "ann", f"why {number}", (f"line {number}",))
-    return State(revision, fleet(pool(name)), {"r1": (1, 0), "r2": (number, 5)}, file)
+    return FleetState(revision, fleet(pool(name)), {"r1": (1, 0), "r2": (number, 5)}, file)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 def test_a_new_store_is_empty() -> None:
     """There is no newest state."""
-    with closing(Store(None)) as store:
+    with closing(RevisionStore(None)) as store:
         assert store.latest() is None
         assert store.revisions(10) == ()
 
@@ -34,15 +34,15 @@ def test_a_new_store_is_empty() -> None:
 def test_a_state_survives_a_restart(folder) -> None:
     """Everything that is stored comes back."""
     stored = state(1, file=FileState("hash", fleet(pool("filed"))))
-    with closing(Store(folder)) as store:
+    with closing(RevisionStore(folder)) as store:
         store.append(stored)
-    with closing(Store(folder)) as store:
+    with closing(RevisionStore(folder)) as store:
         assert store.latest() == stored
 
 
 def test_revisions_come_newest_first() -> None:
     """At most as many as asked for."""
-    with closing(Store(None)) as store:
+    with closing(RevisionStore(None)) as store:
         for number in range(1, 5):
             store.append(state(number))
         assert [revision.number for revision in store.revisions(3)] == [4, 3, 2]
@@ -51,7 +51,7 @@ def test_revisions_come_newest_first() -> None:
 
 def test_each_revision_has_its_fleet() -> None:
     """A rollback finds it."""
-    with closing(Store(None)) as store:
+    with closing(RevisionStore(None)) as store:
         store.append(state(1, name="a"))
         store.append(state(2, name="b"))
         assert store.fleet(1).pools[0].name == "a"
@@ -60,7 +60,7 @@ def test_each_revision_has_its_fleet() -> None:
 @pytest.mark.parametrize("number", [0, 3, 2**64 - 1])
 def test_an_unknown_revision_tells_which_there_are(number: int) -> None:
     """Even a number that SQLite cannot hold."""
-    with closing(Store(None)) as store:
+    with closing(RevisionStore(None)) as store:
         with pytest.raises(UnknownRevision, match="none is stored"):
             store.fleet(number)
         store.append(state(1))
@@ -71,7 +71,7 @@ def test_an_unknown_revision_tells_which_there_are(number: int) -> None:
 
 def test_history_is_bounded_by_number() -> None:
     """The oldest leave."""
-    with closing(Store(None, max_revisions=3)) as store:
+    with closing(RevisionStore(None, max_revisions=3)) as store:
         for number in range(1, 6):
             store.append(state(number))
         assert [revision.number for revision in store.revisions(10)] == [5, 4, 3]
@@ -80,11 +80,11 @@ def test_history_is_bounded_by_number() -> None:
 def test_history_is_bounded_by_bytes() -> None:
     """The newest stays even if it alone is too large."""
     size = len(state(1).fleet.model_dump_json())
-    with closing(Store(None, max_bytes=2 * size)) as store:
+    with closing(RevisionStore(None, max_bytes=2 * size)) as store:
         for number in range(1, 6):
             store.append(state(number))
         assert [revision.number for revision in store.revisions(10)] == [5, 4]
-    with closing(Store(None, max_bytes=1)) as store:
+    with closing(RevisionStore(None, max_bytes=1)) as store:
         store.append(state(1))
         store.append(state(2))
         assert [revision.number for revision in store.revisions(10)] == [2]
@@ -92,7 +92,7 @@ def test_history_is_bounded_by_bytes() -> None:
 
 def test_a_failed_append_changes_nothing() -> None:
     """All of a revision is stored, or none of it."""
-    with closing(Store(None)) as store:
+    with closing(RevisionStore(None)) as store:
         store.append(state(1))
         with pytest.raises(StoreError):
             store.append(state(1, file=FileState("other", fleet())))
@@ -101,7 +101,7 @@ def test_a_failed_append_changes_nothing() -> None:
 
 def test_the_file_is_remembered_without_a_revision(folder) -> None:
     """A comment in the fleet file makes no revision, but is not looked at twice."""
-    with closing(Store(folder)) as store:
+    with closing(RevisionStore(folder)) as store:
         store.append(state(1))
         store.remember_file(FileState("hash", fleet()))
         latest = store.latest()
@@ -113,10 +113,10 @@ def test_the_file_is_remembered_without_a_revision(folder) -> None:
 def test_one_server_owns_the_store(folder) -> None:
     """Two would overwrite each other's revisions."""
     with (
-        closing(Store(folder)),
+        closing(RevisionStore(folder)),
         pytest.raises(StoreError, match="in use by another control server"),
     ):
-        Store(folder)
+        RevisionStore(folder)
 
 
 def test_a_damaged_file_is_told_with_its_fix(folder) -> None:
@@ -124,12 +124,12 @@ def test_a_damaged_file_is_told_with_its_fix(folder) -> None:
     folder.mkdir(parents=True)
     (folder / FILE_NAME).write_bytes(b"this is no database, " * 100)
     with pytest.raises(StoreError, match=rf"{FILE_NAME} is damaged .* move it away"):
-        Store(folder)
+        RevisionStore(folder)
 
 
 def test_a_damaged_page_is_told(folder) -> None:
     """Damage behind the header is found at the start."""
-    with closing(Store(folder)) as store:
+    with closing(RevisionStore(folder)) as store:
         for number in range(1, 40):
             store.append(state(number))
     path = folder / FILE_NAME
@@ -137,28 +137,28 @@ def test_a_damaged_page_is_told(folder) -> None:
     content[8192:16384] = b"\xff" * 8192
     path.write_bytes(content)
     with pytest.raises(StoreError, match="damaged"):
-        Store(folder)
+        RevisionStore(folder)
 
 
 def test_what_became_of_a_revision_is_kept(folder) -> None:
     """Across restarts; a revision that is there no longer is passed over."""
-    with closing(Store(folder)) as store:
+    with closing(RevisionStore(folder)) as store:
         store.append(state(1))
         store.note(1, "refused by envoy-1")
         store.note(7, "acknowledged")
-    with closing(Store(folder)) as store:
+    with closing(RevisionStore(folder)) as store:
         (only,) = store.revisions(10)
         assert only.outcome == "refused by envoy-1"
 
 
 def test_the_first_format_is_taken_over(folder) -> None:
     """It had no outcomes; everything else stays."""
-    with closing(Store(folder)) as store:
+    with closing(RevisionStore(folder)) as store:
         store.append(state(1))
     with closing(sqlite3.connect(folder / FILE_NAME)) as db:
         db.execute("ALTER TABLE revisions DROP COLUMN outcome")
         db.execute("PRAGMA user_version = 1")
-    with closing(Store(folder)) as store:
+    with closing(RevisionStore(folder)) as store:
         assert store.latest() == state(1)
         store.append(state(2))
         assert [revision.outcome for revision in store.revisions(10)] == ["", ""]
@@ -166,32 +166,32 @@ def test_the_first_format_is_taken_over(folder) -> None:
 
 def test_a_newer_format_is_refused(folder) -> None:
     """A downgrade does not guess."""
-    Store(folder).close()
+    RevisionStore(folder).close()
     with closing(sqlite3.connect(folder / FILE_NAME)) as db:
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="newer Tidegate"):
-        Store(folder)
+        RevisionStore(folder)
 
 
 def test_a_fleet_that_no_longer_holds_is_told(folder) -> None:
     """A stored fleet of another version names its revision."""
-    with closing(Store(folder)) as store:
+    with closing(RevisionStore(folder)) as store:
         store.append(state(1))
     with closing(sqlite3.connect(folder / FILE_NAME)) as db:
         db.execute("UPDATE revisions SET fleet = '{}'")
         db.commit()
-    with closing(Store(folder)) as store, pytest.raises(StoreError, match="revision 1 in"):
+    with closing(RevisionStore(folder)) as store, pytest.raises(StoreError, match="revision 1 in"):
         store.latest()
 
 
 def test_missing_rows_are_damage(folder) -> None:
     """A database that someone edited is told as such."""
-    with closing(Store(folder)) as store:
+    with closing(RevisionStore(folder)) as store:
         store.append(state(1))
     with closing(sqlite3.connect(folder / FILE_NAME)) as db:
         db.execute("DELETE FROM latest")
         db.commit()
-    with closing(Store(folder)) as store, pytest.raises(StoreError, match="damaged"):
+    with closing(RevisionStore(folder)) as store, pytest.raises(StoreError, match="damaged"):
         store.latest()
 
 
@@ -199,12 +199,12 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path) -> None:
     """A file in its place is not overwritten."""
     (tmp_path / "state").write_text("mine")
     with pytest.raises(StoreError, match="cannot be made"):
-        Store(tmp_path / "state")
+        RevisionStore(tmp_path / "state")
 
 
 def test_a_closed_store_says_so() -> None:
     """Closing twice is fine, using it afterwards is not."""
-    store = Store(None)
+    store = RevisionStore(None)
     store.close()
     store.close()
     with pytest.raises(StoreError, match="is closed"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, ROUTE_TYPE
+from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, ROUTE_TYPE
 from xds_server.protocol import retired as retired_module
 from xds_server.protocol.messages import DeltaRequest, SotwRequest
 from xds_server.protocol.retired import Retired

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from protos.names import (
+from tidegate_api.names import (
     CLUSTER_TYPE,
     ENDPOINT_TYPE,
     LISTENER_TYPE,
@@ -19,7 +19,7 @@ from xds_server.protocol.messages import (
     MAX_TYPES,
     DeltaRequest,
     ProtocolError,
-    Response,
+    ResourceResponse,
     SotwRequest,
     short_type,
 )
@@ -47,7 +47,7 @@ def snap(**types: Mapping[str, str]) -> Snapshot:
     )
 
 
-def shown(responses: list[Response]) -> list[tuple[str, list[str]]]:
+def shown(responses: list[ResourceResponse]) -> list[tuple[str, list[str]]]:
     """Show what was sent: types and names, removals with a minus."""
     return [
         (short_type(r.type_url), [x.name for x in r.resources] + [f"-{n}" for n in r.removed])
@@ -60,7 +60,7 @@ class Sotw:
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self.stream = SotwStream("s")
-        self.last: dict[str, Response] = {}
+        self.last: dict[str, ResourceResponse] = {}
         self.names: dict[str, tuple[str, ...]] = {}
         if snapshot is not None:
             self.push(snapshot)
@@ -87,7 +87,7 @@ class Sotw:
     def _send(self, request: SotwRequest, now: float = 0.0) -> list[tuple[str, list[str]]]:
         return self._keep(self.stream.on_request(request, now).responses)
 
-    def _keep(self, responses: list[Response]) -> list[tuple[str, list[str]]]:
+    def _keep(self, responses: list[ResourceResponse]) -> list[tuple[str, list[str]]]:
         self.last.update({short_type(r.type_url): r for r in responses})
         return shown(responses)
 

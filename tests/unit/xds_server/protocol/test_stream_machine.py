@@ -12,13 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, LISTENER_TYPE, ROUTE_TYPE
+from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, LISTENER_TYPE, ROUTE_TYPE
 from xds_server.protocol.messages import DeltaRequest, SotwRequest
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.stream import DeltaStream, SotwStream
 
 if TYPE_CHECKING:
-    from xds_server.protocol.messages import Response
+    from xds_server.protocol.messages import ResourceResponse
 
 POISON = b"bad"
 NAMES = ("a", "b", "c")
@@ -55,7 +55,7 @@ class ClientMachine(RuleBasedStateMachine):
         self.streams += 1
         self.stream = self.make_stream(str(self.streams))
         self.wanted: dict[str, frozenset[str] | None] = {}
-        self.queue: list[Response] = []
+        self.queue: list[ResourceResponse] = []
         self.nonces: dict[str, str] = {}
         self.refused: dict[str, set[tuple[str, ...]]] = {t: set() for t in TYPES}
         self.current: dict[str, str] = {}
@@ -139,7 +139,7 @@ class ClientMachine(RuleBasedStateMachine):
 
     # --- what must hold -------------------------------------------------------------------------
 
-    def receive(self, responses: list[Response]) -> None:
+    def receive(self, responses: list[ResourceResponse]) -> None:
         """Check each message as it arrives."""
         kinds = [TYPES.index(t) for t in (r.type_url for r in responses) if t == CLUSTER_TYPE]
         if kinds:
@@ -195,13 +195,15 @@ class ClientMachine(RuleBasedStateMachine):
 
     # --- the variants ---------------------------------------------------------------------------
 
-    def apply(self, response: Response) -> None:
+    def apply(self, response: ResourceResponse) -> None:
         raise NotImplementedError
 
-    def request_names(self, type_url: str) -> list[Response]:
+    def request_names(self, type_url: str) -> list[ResourceResponse]:
         raise NotImplementedError
 
-    def request_answer(self, response: Response, error: str | None) -> list[Response]:
+    def request_answer(
+        self, response: ResourceResponse, error: str | None
+    ) -> list[ResourceResponse]:
         raise NotImplementedError
 
 
@@ -211,7 +213,7 @@ class SotwMachine(ClientMachine):
     def make_stream(self, stream_id: str) -> Any:
         return SotwStream(stream_id)
 
-    def apply(self, response: Response) -> None:
+    def apply(self, response: ResourceResponse) -> None:
         held = self.held[response.type_url]
         if response.type_url in WILD:
             held.clear()
@@ -225,11 +227,13 @@ class SotwMachine(ClientMachine):
     def _names(self, type_url: str) -> tuple[str, ...]:
         return tuple(self.wanted[type_url] or ())
 
-    def request_names(self, type_url: str) -> list[Response]:
+    def request_names(self, type_url: str) -> list[ResourceResponse]:
         request = SotwRequest(type_url, self._names(type_url), "", self.nonces.get(type_url, ""))
         return self.stream.on_request(request, 0.0).responses
 
-    def request_answer(self, response: Response, error: str | None) -> list[Response]:
+    def request_answer(
+        self, response: ResourceResponse, error: str | None
+    ) -> list[ResourceResponse]:
         names = self._names(response.type_url)
         request = SotwRequest(response.type_url, names, response.version, response.nonce, error)
         return self.stream.on_request(request, 0.0).responses
@@ -241,7 +245,7 @@ class DeltaMachine(ClientMachine):
     def make_stream(self, stream_id: str) -> Any:
         return DeltaStream(stream_id)
 
-    def apply(self, response: Response) -> None:
+    def apply(self, response: ResourceResponse) -> None:
         held = self.held[response.type_url]
         wanted = self.wanted[response.type_url]
         for resource in response.resources:
@@ -250,7 +254,7 @@ class DeltaMachine(ClientMachine):
         for name in response.removed:
             held.pop(name, None)
 
-    def request_names(self, type_url: str) -> list[Response]:
+    def request_names(self, type_url: str) -> list[ResourceResponse]:
         wanted, old = self.wanted[type_url] or frozenset(), self.before or frozenset()
         request = DeltaRequest(
             type_url,
@@ -260,12 +264,14 @@ class DeltaMachine(ClientMachine):
         )
         return self.stream.on_request(request, 0.0).responses
 
-    def request_answer(self, response: Response, error: str | None) -> list[Response]:
+    def request_answer(
+        self, response: ResourceResponse, error: str | None
+    ) -> list[ResourceResponse]:
         request = DeltaRequest(response.type_url, nonce=response.nonce, error=error)
         return self.stream.on_request(request, 0.0).responses
 
 
-def _identity(response: Response) -> tuple[str, ...]:
+def _identity(response: ResourceResponse) -> tuple[str, ...]:
     versions = [f"{r.name}={r.version}" for r in response.resources]
     return tuple(sorted(versions + [f"-{name}" for name in response.removed]))
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, POOL_TYPE, ROUTE_TYPE
-from xds_server.protocol.messages import Response, SotwRequest, short_type
+from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, POOL_TYPE, ROUTE_TYPE
+from xds_server.protocol.messages import ResourceResponse, SotwRequest, short_type
 from xds_server.protocol.publication import MAX_STAGES
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.stream import SotwStream
@@ -15,10 +15,10 @@ from xds_server.protocol.transaction import (
     REPORT_PATIENCE_S,
     Audience,
     OnReject,
-    Outcome,
     PickerLoad,
+    PublicationOutcome,
+    PublicationRun,
     Publisher,
-    Run,
     Sent,
     Stage,
 )
@@ -46,7 +46,7 @@ class House:
     def __init__(self) -> None:
         self.publisher = Publisher()
         self.now = 0.0
-        self.waiting: dict[int, list[Response]] = {}
+        self.waiting: dict[int, list[ResourceResponse]] = {}
         self.got: dict[int, list[str]] = {}
         self.names: dict[tuple[int, str], tuple[str, ...]] = {}
         self.reports: dict[str, PickerLoad] = {}
@@ -74,12 +74,12 @@ class House:
             error = None
             self.take(self.publisher.request(number, request, self.now)[0])
 
-    def publish(self, *stages: Stage, on_reject: OnReject = "rollback") -> Run:
+    def publish(self, *stages: Stage, on_reject: OnReject = "rollback") -> PublicationRun:
         run, sent = self.publisher.publish(stages, self.now, on_reject=on_reject)
         self.take(sent)
         return run
 
-    def outcome(self, run: Run) -> Outcome:
+    def outcome(self, run: PublicationRun) -> PublicationOutcome:
         return self.publisher.outcome(run, self.now)
 
     def report(self, number: int = 11, *, old: bool = False, **in_flight: int) -> None:
@@ -124,7 +124,7 @@ def test_without_clients_a_publication_passes_at_once() -> None:
     """X6: nobody connected means nobody to wait for; the snapshots are in force."""
     house = House()
     run = house.publish(*five("a", "b"))
-    assert house.outcome(run) == Outcome("done", 0, 0, (), (), 0.0, "remove")
+    assert house.outcome(run) == PublicationOutcome("done", 0, 0, (), (), 0.0, "remove")
     assert house.publisher.settled
     assert house.publisher.in_force("envoy") == envoys("b", "b")
     assert house.publisher.wake_at is None
@@ -155,7 +155,9 @@ def test_stages_go_one_by_one_across_clients() -> None:
         ("stop", ["CDS", "RDS"], ["POOL", "POOL"]),
         ("remove", ["CDS", "RDS", "CDS"], ["POOL", "POOL"]),
     ]
-    assert house.outcome(run) == Outcome("done", 2, 2, (), ("CDS", "POOL", "RDS"), 0.0, "remove")
+    assert house.outcome(run) == PublicationOutcome(
+        "done", 2, 2, (), ("CDS", "POOL", "RDS"), 0.0, "remove"
+    )
 
 
 def test_an_unchanged_stage_passes_at_once() -> None:
@@ -391,7 +393,7 @@ def test_a_client_that_connects_midway_gets_the_current_stage() -> None:
     assert (house.outcome(run).state, house.outcome(run).channels) == ("done", ("CDS",))
 
 
-def _draining() -> tuple[House, Run]:
+def _draining() -> tuple[House, PublicationRun]:
     house = running()
     house.report(e1=2, e2=9)
     run = house.publish(*five("a", "b", drain=frozenset({"e1"})))

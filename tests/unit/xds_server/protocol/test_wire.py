@@ -4,15 +4,15 @@ import pytest
 from envoy.service.discovery.v3 import discovery_pb2
 
 from xds_server.protocol import wire
-from xds_server.protocol.messages import DeltaRequest, ProtocolError, Response, SotwRequest
+from xds_server.protocol.messages import DeltaRequest, ProtocolError, ResourceResponse, SotwRequest
 from xds_server.protocol.snapshot import Snapshot
 
 T = "type.googleapis.com/test.Thing"
 
 
-def _response(size: int) -> Response:
+def _response(size: int) -> ResourceResponse:
     snapshot = Snapshot.of({T: {"a": b"x" * size, "b": b""}})
-    return Response(T, "v", "n-1", tuple(snapshot.resources(T).values()), ("gone",))
+    return ResourceResponse(T, "v", "n-1", tuple(snapshot.resources(T).values()), ("gone",))
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 20_000, 3_000_000])
@@ -67,7 +67,7 @@ def test_a_node_needs_an_id_of_bounded_length() -> None:
     with pytest.raises(ProtocolError, match=r"node\.id"):
         wire.node_of(request)
     request.node.id, request.node.cluster = "gw-1", "gateway"
-    assert wire.node_of(request) == wire.Node("gw-1", "gateway")
+    assert wire.node_of(request) == wire.XdsNode("gw-1", "gateway")
     request.node.cluster = "x" * (wire.MAX_NODE_CHARS + 1)
     with pytest.raises(ProtocolError, match="at most"):
         wire.node_of(request)

@@ -10,10 +10,10 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import (
     http_connection_manager_pb2,
 )
 
-from protos.names import CLUSTER_TYPE, ENDPOINT_TYPE, PICKER_CLUSTER
 from support.fleets import fleet
-from xds_server.resources.build import upstream_resources
+from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, PICKER_CLUSTER
 from xds_server.resources.listener import listener
+from xds_server.snapshots.build import upstream_resources
 
 
 def manager(*addresses: str) -> http_connection_manager_pb2.HttpConnectionManager:

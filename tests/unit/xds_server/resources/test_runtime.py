@@ -5,13 +5,13 @@ from __future__ import annotations
 from envoy.config.cluster.v3 import cluster_pb2
 from envoy.service.runtime.v3 import rtds_pb2
 
-from protos.names import CLUSTER_TYPE, RUNTIME_TYPE
 from support.fleets import endpoint, fleet, pool
-from xds_server.fleet.model import Fleet
-from xds_server.resources.build import upstream_resources
+from tidegate_api.names import CLUSTER_TYPE, RUNTIME_TYPE
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.view import View
 from xds_server.resources.runtime import runtime
-from xds_server.resources.stages import plan
-from xds_server.resources.view import View
+from xds_server.snapshots.build import upstream_resources
+from xds_server.snapshots.stages import plan
 
 
 def values(data: bytes) -> dict[str, float]:

@@ -6,12 +6,12 @@ from envoy.config.cluster.v3 import cluster_pb2
 from envoy.config.listener.v3 import listener_pb2
 from envoy.extensions.transport_sockets.tls.v3 import secret_pb2, tls_pb2
 
-from protos.names import CLUSTER_TYPE
 from support.fleets import fleet, pool
-from xds_server.fleet.model import Fleet
-from xds_server.resources.build import upstream_resources
+from tidegate_api.names import CLUSTER_TYPE
+from xds_server.fleet.model.fleet import Fleet
 from xds_server.resources.listener import listener
 from xds_server.resources.secrets import secrets
+from xds_server.snapshots.build import upstream_resources
 
 TO_REPLICAS = {"ca": "/r/ca.crt", "certificate": "/e/tls.crt", "key": "/e/tls.key"}
 TO_CLIENTS = {"certificate": "/l/tls.crt", "key": "/l/tls.key", "client_ca": "/c/ca.crt"}

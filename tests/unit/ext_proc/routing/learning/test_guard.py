@@ -14,9 +14,9 @@ from ext_proc.routing.learning.guard import (
     PICKS,
     TRIP_S,
     Guard,
-    State,
+    GuardState,
 )
-from ext_proc.routing.types import EndpointKey
+from ext_proc.routing.values.pool import EndpointKey
 
 A, B, C = (EndpointKey(name, 1) for name in "abc")
 
@@ -39,12 +39,12 @@ def end(guard: Guard, acting: list[float | None], control: list[float | None]) -
 def test_it_begins_in_the_shadow_and_goes_live_once_proven() -> None:
     """Each proof is a version; one while it is live is none."""
     guard = Guard()
-    assert guard.state(0.0) is State.SHADOW
+    assert guard.state(0.0) is GuardState.SHADOW
     guard.trip("dark", 0.0)
-    assert guard.state(0.0) is State.SHADOW
+    assert guard.state(0.0) is GuardState.SHADOW
     guard.proven(0.0)
     guard.proven(0.0)
-    assert (guard.state(0.0), guard.version) == (State.LIVE, 1)
+    assert (guard.state(0.0), guard.version) == (GuardState.LIVE, 1)
 
 
 def test_a_trip_lasts_ten_minutes_and_forgets_the_proof() -> None:
@@ -52,11 +52,11 @@ def test_a_trip_lasts_ten_minutes_and_forgets_the_proof() -> None:
     guard = live()
     guard.trip("dark", 5.0)
     guard.proven(6.0)
-    assert guard.state(5.0 + TRIP_S - 0.1) is State.TRIPPED
+    assert guard.state(5.0 + TRIP_S - 0.1) is GuardState.TRIPPED
     assert guard.describe(5.0)["tripped_for_s"] == TRIP_S
-    assert guard.state(5.0 + TRIP_S) is State.SHADOW
+    assert guard.state(5.0 + TRIP_S) is GuardState.SHADOW
     guard.proven(5.0 + TRIP_S)
-    assert (guard.state(1e4), guard.version) == (State.LIVE, 2)
+    assert (guard.state(1e4), guard.version) == (GuardState.LIVE, 2)
 
 
 @pytest.mark.parametrize(("factor", "tripped"), [(1.19, False), (1.21, True)])
@@ -64,7 +64,7 @@ def test_a_slower_p99_trips(factor: float, tripped: bool) -> None:
     """Above 1.2 times that of the control share."""
     guard = live()
     end(guard, [factor] * 1000, [1.0] * LEAST_CONTROL)
-    assert (guard.state(1.0) is State.TRIPPED) is tripped
+    assert (guard.state(1.0) is GuardState.TRIPPED) is tripped
     assert dict(guard.trips) == ({"slower": 1} if tripped else {})
 
 
@@ -74,17 +74,17 @@ def test_more_failures_trip(failures: int, tripped: bool) -> None:
     guard = live()
     acting: list[float | None] = [1.0] * (1000 - failures) + [None] * failures
     end(guard, acting + [None, *[1.0] * 99] * 1, [None, *[1.0] * (LEAST_CONTROL - 1)])
-    assert (guard.state(1.0) is State.TRIPPED) is tripped
+    assert (guard.state(1.0) is GuardState.TRIPPED) is tripped
 
 
 def test_few_failures_and_a_small_control_share_say_nothing() -> None:
     """Chance would trip it every hour."""
     guard = live()
     end(guard, [None] * (LEAST_FAILURES - 1) + [1.0] * 1000, [1.0] * LEAST_CONTROL)
-    assert guard.state(1.0) is State.LIVE
+    assert guard.state(1.0) is GuardState.LIVE
     guard = live()
     end(guard, [9.0] * 1000, [1.0] * (LEAST_CONTROL - 1))
-    assert guard.state(1.0) is State.LIVE
+    assert guard.state(1.0) is GuardState.LIVE
 
 
 def test_one_replica_may_not_take_all() -> None:
@@ -93,7 +93,7 @@ def test_one_replica_may_not_take_all() -> None:
     guard = live()
     for number in range(PICKS * 4):
         guard.picked((A, B, C, C)[number % 4], shares, 1.0)
-    assert guard.state(1.0) is State.LIVE
+    assert guard.state(1.0) is GuardState.LIVE
     for _ in range(PICKS // 2 + 2):
         guard.picked(A, shares, 1.0)
     assert guard.trips == {"one-replica": 1}
@@ -105,7 +105,7 @@ def test_of_two_replicas_one_may_take_all(share: float) -> None:
     guard = live()
     for _ in range(PICKS * 2):
         guard.picked(A, [(A, share), (B, 1 - share)], 1.0)
-    assert guard.state(1.0) is State.LIVE
+    assert guard.state(1.0) is GuardState.LIVE
 
 
 @given(st.lists(st.tuples(st.one_of(st.none(), st.floats(0, 10)), st.booleans()), max_size=3000))
@@ -118,4 +118,4 @@ def test_windows_are_bounded(ends: list[tuple[float | None, bool]]) -> None:
     assert isinstance(shown["failures_control"], int)
     assert shown["failures_control"] <= CONTROL_ENDS
     if len(ends) < JUDGE_EVERY:
-        assert guard.state(1.0) is State.LIVE
+        assert guard.state(1.0) is GuardState.LIVE

@@ -7,26 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ext_proc.routing.ledger import Load
-from ext_proc.routing.pace import FleetPace, Pace
-from ext_proc.routing.policies import Offer
-from ext_proc.routing.roster import Replica, Seat
-from ext_proc.routing.types import Endpoint, EndpointKey, Features, Form, Request
+from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
+from ext_proc.routing.state.candidate import Candidate
+from ext_proc.routing.state.context import SchedulingContext
+from ext_proc.routing.state.ledger import Load
+from ext_proc.routing.state.replica import Replica
+from ext_proc.routing.values.pool import Endpoint, EndpointKey
+from ext_proc.routing.values.request import Features, Form, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def make(count: int, **changes: Any) -> Offer:
-    seats = []
-    fleet = FleetPace()
+def make(count: int, **changes: Any) -> SchedulingContext:
+    candidates = []
+    fleet = FleetLatencyModel()
     for number in range(count):
         key, address = EndpointKey(f"r{number}", 1), f"10.0.0.{number}:1"
         endpoint = Endpoint(key, "stable", address, None)
-        seats.append(Seat(endpoint, address, Replica(key, Load()), number, Pace(fleet, 1.0)))
-    offer = Offer(
+        candidates.append(
+            Candidate(endpoint, address, Replica(key, Load()), number, LatencyModel(fleet, 1.0))
+        )
+    context = SchedulingContext(
         request=Request("llm", "stable", "http", Features(Form.GENERATE)),
-        seats=seats,
+        candidates=candidates,
         variant="stable",
         slots=count,
         pending=[0.0] * count,
@@ -38,14 +42,14 @@ def make(count: int, **changes: Any) -> Offer:
         load_factor=1.5,
         tokens=None,
         block_tokens=64.0,
-        pace=fleet,
+        latency_model=fleet,
         now=0.0,
         rng=random.Random(0),
     )
-    return offer.changed(**changes)
+    return context.changed(**changes)
 
 
 @pytest.fixture(scope="session")
-def offer() -> Callable[..., Offer]:
+def context() -> Callable[..., SchedulingContext]:
     """Return a maker of offers: idle, equal and cold unless changed."""
     return make

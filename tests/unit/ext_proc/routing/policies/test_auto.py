@@ -8,22 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.awaited import GRACE_S
+from ext_proc.routing.latency.pending_first_bytes import GRACE_S
 from ext_proc.routing.policies.auto import ALPHA, BETA, Auto, barrier_s
-from ext_proc.routing.types import Reading, Ticket
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.ticket import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.policies import Offer
-    from ext_proc.routing.roster import Seat
+    from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.state.context import SchedulingContext
 
 PER_TOKEN = 1 / 8000
 
 
-def test_an_idle_replica_costs_the_uncached_prompt(offer: Callable[..., Offer]) -> None:
+def test_an_idle_replica_costs_the_uncached_prompt(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """What is cached is free, the rest counts for the request and for the others."""
-    made = offer(2, tokens=640.0, blocks=10, matched=[0, 9])
+    made = context(2, tokens=640.0, blocks=10, matched=[0, 9])
     assert Auto().prices(made) == pytest.approx(
         [(1 + ALPHA) * 640 * PER_TOKEN, (1 + ALPHA) * 64 * PER_TOKEN]
     )
@@ -31,10 +34,10 @@ def test_an_idle_replica_costs_the_uncached_prompt(offer: Callable[..., Offer]) 
     assert Auto().picked(made, 0) == "spill"
 
 
-def test_affinity_ends_where_waiting_costs_more(offer: Callable[..., Offer]) -> None:
+def test_affinity_ends_where_waiting_costs_more(context: Callable[..., SchedulingContext]) -> None:
     """The holder wins while its drain is less than what a second prefill costs everybody."""
-    made = offer(2, tokens=8000.0, blocks=125, matched=[125, 0], work=[1e9, 0.0])
-    holder = made.seats[0].replica
+    made = context(2, tokens=8000.0, blocks=125, matched=[125, 0], work=[1e9, 0.0])
+    holder = made.candidates[0].replica
     holder.load.work = 1e9
     gain = (1 + ALPHA) * 8000 * PER_TOKEN
     for drain, first in ((gain - 0.1, 0), (gain + 0.1, 1)):
@@ -43,52 +46,54 @@ def test_affinity_ends_where_waiting_costs_more(offer: Callable[..., Offer]) -> 
         assert prices.index(min(prices)) == first
 
 
-def test_work_in_flight_bounds_the_clock(offer: Callable[..., Offer]) -> None:
+def test_work_in_flight_bounds_the_clock(context: Callable[..., SchedulingContext]) -> None:
     """What has ended does not stand before anyone, whatever the clock says."""
-    made = offer(2, tokens=8.0)
-    made.seats[0].replica.busy_until = 100.0
-    made.seats[0].load.work = 800.0
+    made = context(2, tokens=8.0)
+    made.candidates[0].replica.busy_until = 100.0
+    made.candidates[0].load.work = 800.0
     prices = Auto().prices(made)
     assert prices[0] - prices[1] == pytest.approx(0.1)
 
 
-def test_without_a_prompt_it_counts_requests(offer: Callable[..., Offer]) -> None:
+def test_without_a_prompt_it_counts_requests(context: Callable[..., SchedulingContext]) -> None:
     """Equal replicas are ordered as least-in-flight orders them."""
-    made = offer(3, pending=[2, 0, 1])
+    made = context(3, pending=[2, 0, 1])
     prices = Auto().prices(made)
     assert sorted(range(3), key=prices.__getitem__) == [1, 2, 0]
     assert Auto().picked(made, 1) == "least"
 
 
-def test_a_slow_replica_costs_more(offer: Callable[..., Offer]) -> None:
+def test_a_slow_replica_costs_more(context: Callable[..., SchedulingContext]) -> None:
     """Its pace multiplies what it has to compute."""
-    made = offer(2, tokens=800.0)
-    made.seats[0].pace.slowness = 2.0
+    made = context(2, tokens=800.0)
+    made.candidates[0].latency_model.slowness = 2.0
     prices = Auto().prices(made)
     assert prices[0] == pytest.approx(2 * prices[1])
 
 
-def test_a_common_prefix_attracts_nobody(offer: Callable[..., Offer]) -> None:
+def test_a_common_prefix_attracts_nobody(context: Callable[..., SchedulingContext]) -> None:
     """What is common property and at most half of the prompt counts as held by all."""
-    made = offer(2, tokens=640.0, blocks=10, shared=5, matched=[5, 0])
+    made = context(2, tokens=640.0, blocks=10, shared=5, matched=[5, 0])
     assert len(set(Auto().prices(made))) == 1
     assert len(set(Auto().prices(made.changed(shared=6, matched=[6, 0])))) == 2
 
 
 def test_a_copy_of_what_several_prompts_share_costs_its_prefill_only(
-    offer: Callable[..., Offer],
+    context: Callable[..., SchedulingContext],
 ) -> None:
     """What a miss costs the others is counted for the conversation's own part."""
-    made = offer(2, tokens=640.0, blocks=10, branched=8, matched=[8, 0])
+    made = context(2, tokens=640.0, blocks=10, branched=8, matched=[8, 0])
     prices = Auto().prices(made)
     assert prices[0] == pytest.approx((1 + ALPHA) * 128 * PER_TOKEN)
     assert prices[1] - prices[0] == pytest.approx(512 * PER_TOKEN)
 
 
-def test_a_full_cache_repels_while_its_reading_is_fresh(offer: Callable[..., Offer]) -> None:
+def test_a_full_cache_repels_while_its_reading_is_fresh(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """The barrier rises with the cache's fullness; an old reading is unknown."""
-    made = offer(2, tokens=8.0, now=10.0)
-    made.seats[0].replica.observe([Reading(at=9.0, kv_used=0.9)])
+    made = context(2, tokens=8.0, now=10.0)
+    made.candidates[0].replica.observe([Reading(at=9.0, kv_used=0.9)])
     prices = Auto().prices(made)
     assert prices[0] - prices[1] == pytest.approx(barrier_s(0.9)) == pytest.approx(0.6)
     later = made.changed(now=11.0)
@@ -97,46 +102,52 @@ def test_a_full_cache_repels_while_its_reading_is_fresh(offer: Callable[..., Off
     assert barrier_s(0.5) == 0.0
 
 
-def test_the_queue_of_others_costs_their_work(offer: Callable[..., Offer]) -> None:
+def test_the_queue_of_others_costs_their_work(context: Callable[..., SchedulingContext]) -> None:
     """What other pickers have waiting counts as requests of the usual length."""
-    made = offer(2, tokens=8.0, pending=[3.0, 0.0])
-    made.pace.learn(1.0, 800.0, 0.0, 0, 1.0)
+    made = context(2, tokens=8.0, pending=[3.0, 0.0])
+    made.latency_model.learn(1.0, 800.0, 0.0, 0, 1.0)
     prices = Auto().prices(made)
-    stalled = BETA * 2.0 * 8.0 * made.pace.seconds_per_token  # twice the mean of pending
-    expected = 3 * (800 * made.pace.seconds_per_token + made.pace.delta_s) + stalled
+    stalled = BETA * 2.0 * 8.0 * made.latency_model.seconds_per_token  # twice the mean of pending
+    expected = (
+        3 * (800 * made.latency_model.seconds_per_token + made.latency_model.delta_s) + stalled
+    )
     assert prices[0] - prices[1] == pytest.approx(expected)
 
 
-def unanswered(seat: Seat, work: float, expected_s: float = 0.0) -> None:
+def pending_tickets(candidate: Candidate, work: float, expected_s: float = 0.0) -> None:
     """Let a replica have a request since second 0 that it has not answered."""
-    seat.replica.awaited.note(Ticket(1, seat.key, "llm", work, 0.0), expected_s, 0.0)
+    candidate.replica.first_bytes.note(Ticket(1, candidate.key, "llm", work, 0.0), expected_s, 0.0)
 
 
-def test_a_long_prompt_avoids_those_who_answer_many(offer: Callable[..., Offer]) -> None:
+def test_a_long_prompt_avoids_those_who_answer_many(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """It takes some waiting to hold up fewer answers; a short one does not."""
     for tokens, first in ((64_000.0, 1), (64.0, 0)):
-        made = offer(2, tokens=tokens, pending=[16.0, 2.0], work=[1e9, 1e9])
-        for seat, drain in zip(made.seats, (0.0, 0.5), strict=True):
-            seat.load.in_flight, seat.load.work = 16, 1e9
-            seat.replica.busy_until = drain
+        made = context(2, tokens=tokens, pending=[16.0, 2.0], work=[1e9, 1e9])
+        for candidate, drain in zip(made.candidates, (0.0, 0.5), strict=True):
+            candidate.load.in_flight, candidate.load.work = 16, 1e9
+            candidate.replica.busy_until = drain
         prices = Auto().prices(made)
         assert prices.index(min(prices)) == first
 
 
-def test_who_is_late_costs_what_its_silence_says(offer: Callable[..., Offer]) -> None:
+def test_who_is_late_costs_what_its_silence_says(context: Callable[..., SchedulingContext]) -> None:
     """What it has not answered stands before a request, at the speed that silence allows."""
-    made = offer(2, tokens=8000.0, now=11.5)
-    made.pace.heard(11.0)
-    unanswered(made.seats[0], 16_000.0, expected_s=2.0)
+    made = context(2, tokens=8000.0, now=11.5)
+    made.latency_model.heard(11.0)
+    pending_tickets(made.candidates[0], 16_000.0, expected_s=2.0)
     late, other = Auto().prices(made)
     factor = (11.5 - GRACE_S) / 2.0
     assert late == pytest.approx(factor * (other + 2.0))
 
 
-def test_silence_counts_only_where_others_are_heard(offer: Callable[..., Offer]) -> None:
+def test_silence_counts_only_where_others_are_heard(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """While nothing is heard of anybody nobody is late."""
-    made = offer(2, tokens=8000.0, now=100.0)
-    unanswered(made.seats[0], 16_000.0)
+    made = context(2, tokens=8000.0, now=100.0)
+    pending_tickets(made.candidates[0], 16_000.0)
     late, other = Auto().prices(made)
     assert late == other
 
@@ -162,14 +173,14 @@ SEATS = st.lists(
     branched=st.integers(0, 8),
 )
 def test_the_parts_make_the_price(
-    offer: Callable[..., Offer],
+    context: Callable[..., SchedulingContext],
     rows: list[tuple[int, float, int, float, float, float | None]],
     tokens: float | None,
     shared: int,
     branched: int,
 ) -> None:
     """Each price is finite, above 0 and the sum of its parts, none of which is negative."""
-    made = offer(
+    made = context(
         len(rows),
         tokens=tokens,
         blocks=8,
@@ -179,14 +190,14 @@ def test_the_parts_make_the_price(
         pending=[float(row[0]) for row in rows],
         now=20.0,
     )
-    made.pace.heard(1.0)
-    for seat, row in zip(made.seats, rows, strict=True):
+    made.latency_model.heard(1.0)
+    for candidate, row in zip(made.candidates, rows, strict=True):
         if row[5] is not None:
-            unanswered(seat, 1e3 * row[5], row[5])
-        seat.replica.busy_until = 19.0 + row[1]
-        seat.load.work = 1e4 * row[0]
-        seat.pace.slowness = row[3]
-        seat.replica.observe([Reading(at=19.5, kv_used=row[4])])
+            pending_tickets(candidate, 1e3 * row[5], row[5])
+        candidate.replica.busy_until = 19.0 + row[1]
+        candidate.load.work = 1e4 * row[0]
+        candidate.latency_model.slowness = row[3]
+        candidate.replica.observe([Reading(at=19.5, kv_used=row[4])])
     for index, price in enumerate(Auto().prices(made)):
         parts = Auto().parts(made, index)
         assert price > 0
@@ -205,7 +216,7 @@ ROW = st.tuples(st.integers(0, 20), st.floats(0, 60), st.integers(0, 8), st.floa
     branched=st.integers(0, 8),
 )
 def test_more_of_anything_is_never_cheaper(
-    offer: Callable[..., Offer],
+    context: Callable[..., SchedulingContext],
     row: tuple[int, float, int, float],
     more: str,
     tokens: float,
@@ -220,7 +231,7 @@ def test_more_of_anything_is_never_cheaper(
         "uncached": (pending, drain, max(0, matched - 1), used),
         "memory": (pending, drain, matched, min(1.0, used + 0.1)),
     }[more]
-    made = offer(
+    made = context(
         2,
         tokens=tokens,
         blocks=8,
@@ -229,9 +240,9 @@ def test_more_of_anything_is_never_cheaper(
         matched=[row[2], worse[2]],
         pending=[float(row[0]), float(worse[0])],
     )
-    for seat, (count, busy, _, kv_used) in zip(made.seats, (row, worse), strict=True):
-        seat.replica.busy_until = busy
-        seat.load.in_flight, seat.load.work = count, 1e9
-        seat.replica.observe([Reading(at=0.0, kv_used=kv_used)])
+    for candidate, (count, busy, _, kv_used) in zip(made.candidates, (row, worse), strict=True):
+        candidate.replica.busy_until = busy
+        candidate.load.in_flight, candidate.load.work = count, 1e9
+        candidate.replica.observe([Reading(at=0.0, kv_used=kv_used)])
     prices = Auto().prices(made)
     assert prices[1] >= prices[0] - 1e-9

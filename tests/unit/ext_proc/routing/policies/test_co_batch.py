@@ -9,27 +9,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.routing.policies.co_batch import GROUP, MAX_GROUPS, WINDOW_S, CoBatch
-from ext_proc.routing.types import Features, Form, Pool, Request
+from ext_proc.routing.values.pool import Pool
+from ext_proc.routing.values.request import Features, Form, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.policies import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
 def of(model: str) -> Request:
     return Request("m", None, "http", Features(Form.HTTP_INFER, model=model))
 
 
-def pick(policy: CoBatch, made: Offer) -> tuple[int, str]:
+def pick(policy: CoBatch, made: SchedulingContext) -> tuple[int, str]:
     prices = list(policy.prices(made))
     index = prices.index(min(prices))
     return index, policy.picked(made, index)
 
 
-def test_a_burst_shares_a_replica(offer: Callable[..., Offer]) -> None:
+def test_a_burst_shares_a_replica(context: Callable[..., SchedulingContext]) -> None:
     """Within the window the group's replica wins although it has more to do."""
-    policy, made = CoBatch(), offer(2, pending=[0, 1], request=of("a"))
+    policy, made = CoBatch(), context(2, pending=[0, 1], request=of("a"))
     assert pick(policy, made) == (0, "least")
     busier = made.changed(pending=[2, 1])
     assert pick(policy, busier) == (0, "batch")
@@ -37,37 +38,41 @@ def test_a_burst_shares_a_replica(offer: Callable[..., Offer]) -> None:
     assert pick(policy, busier.changed(now=2 * WINDOW_S)) == (1, "least")
 
 
-def test_a_busy_replica_gets_no_more(offer: Callable[..., Offer]) -> None:
+def test_a_busy_replica_gets_no_more(context: Callable[..., SchedulingContext]) -> None:
     """With enough in flight for a batch the load decides."""
-    policy, made = CoBatch(), offer(2, pending=[0, 1], request=of("a"))
+    policy, made = CoBatch(), context(2, pending=[0, 1], request=of("a"))
     pick(policy, made)
     assert pick(policy, made.changed(pending=[8, 1])) == (1, "least")
 
 
 @given(gaps=st.lists(st.floats(0, 0.0004), max_size=40))
-def test_no_group_grows_beyond_its_size(offer: Callable[..., Offer], gaps: list[float]) -> None:
+def test_no_group_grows_beyond_its_size(
+    context: Callable[..., SchedulingContext], gaps: list[float]
+) -> None:
     """However fast the burst is, a group has at most four members."""
     policy, now, members = CoBatch(), 0.0, 0
     for gap in gaps:
         now += gap
-        _, label = pick(policy, offer(3, request=of("a"), now=now))
+        _, label = pick(policy, context(3, request=of("a"), now=now))
         members = members + 1 if label == "batch" else 1
         assert members <= GROUP
 
 
-def test_groups_are_bounded(offer: Callable[..., Offer]) -> None:
+def test_groups_are_bounded(context: Callable[..., SchedulingContext]) -> None:
     """Any number of models leaves a bounded number of groups."""
-    policy, made = CoBatch(), offer(1)
+    policy, made = CoBatch(), context(1)
     for number in range(MAX_GROUPS + 5):
         pick(policy, made.changed(request=of(f"m{number}")))
     assert len(policy._groups) <= MAX_GROUPS
 
 
-def steady(policy: CoBatch, offer: Callable[..., Offer], rate: float, seconds: float) -> list[str]:
+def steady(
+    policy: CoBatch, context: Callable[..., SchedulingContext], rate: float, seconds: float
+) -> list[str]:
     """Send requests at a rate; return the labels."""
     gap = 1.0 / rate
     return [
-        pick(policy, offer(2, request=of("a"), now=100.0 + number * gap))[1]
+        pick(policy, context(2, request=of("a"), now=100.0 + number * gap))[1]
         for number in range(int(seconds * rate))
     ]
 
@@ -77,22 +82,22 @@ def steady(policy: CoBatch, offer: Callable[..., Offer], rate: float, seconds: f
     [(0.0, 4000.0, False), (0.0005, 900.0, False), (0.0005, 1100.0, True)],
 )
 def test_a_request_is_held_where_a_companion_is_likely(
-    offer: Callable[..., Offer], hold_s: float, rate: float, held: bool
+    context: Callable[..., SchedulingContext], hold_s: float, rate: float, held: bool
 ) -> None:
     """Half a companion within the hold, over the last second; never without the pool's word."""
     policy = CoBatch()
     policy.configure(Pool("p", co_batch_hold_s=hold_s))
-    labels = steady(policy, offer, rate, 3.0)
+    labels = steady(policy, context, rate, 3.0)
     assert ("held" in labels[-100:]) is held
     assert "held" not in labels[:100]
 
 
-def test_a_rate_of_long_ago_holds_nobody(offer: Callable[..., Offer]) -> None:
+def test_a_rate_of_long_ago_holds_nobody(context: Callable[..., SchedulingContext]) -> None:
     """After a pause the first requests go at once."""
     policy = CoBatch()
     policy.configure(Pool("p", co_batch_hold_s=0.0005))
-    assert steady(policy, offer, 2000.0, 2.0)[-1] == "held"
-    assert pick(policy, offer(2, request=of("a"), now=110.0))[1] == "least"
+    assert steady(policy, context, 2000.0, 2.0)[-1] == "held"
+    assert pick(policy, context(2, request=of("a"), now=110.0))[1] == "least"
 
 
 @pytest.mark.parametrize(
@@ -107,12 +112,12 @@ def test_a_rate_of_long_ago_holds_nobody(offer: Callable[..., Offer]) -> None:
     ],
 )
 def test_who_must_not_wait_is_neither_held_nor_grouped(
-    offer: Callable[..., Offer], changes: dict[str, Any]
+    context: Callable[..., SchedulingContext], changes: dict[str, Any]
 ) -> None:
     """Streams, sequences, the urgent, and those whose time is nearly used up by their service."""
     policy = CoBatch()
     policy.configure(Pool("p", co_batch_hold_s=0.0005))
-    steady(policy, offer, 2000.0, 2.0)
+    steady(policy, context, 2000.0, 2.0)
     features = Features(**{"form": Form.HTTP_INFER, "model": "a", **changes})
-    made = offer(2, request=Request("m", None, "http", features), now=102.0, pending=[3, 1])
+    made = context(2, request=Request("m", None, "http", features), now=102.0, pending=[3, 1])
     assert pick(policy, made) == (1, "least")

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ext_proc.routing.policies.consistent_hash import ConsistentHash
-from ext_proc.routing.types import Features, Form, Request
+from ext_proc.routing.values.request import Features, Form, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.policies import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
 def request(**values: object) -> Request:
@@ -21,14 +21,14 @@ def request(**values: object) -> Request:
     return Request("llm", None, "http", Features(Form.GENERATE, **values), blocks)  # type: ignore[arg-type]  # a short way to write features
 
 
-def home(made: Offer, session: str) -> str:
+def home(made: SchedulingContext, session: str) -> str:
     prices = ConsistentHash().prices(made.changed(request=request(session=session)))
-    return made.seats[list(prices).index(min(prices))].key.id
+    return made.candidates[list(prices).index(min(prices))].key.id
 
 
-def without(made: Offer, index: int) -> Offer:
-    """Return an offer that one seat has left."""
-    lists = ("seats", "pending", "work", "strength", "matched")
+def without(made: SchedulingContext, index: int) -> SchedulingContext:
+    """Return an offer that one candidate has left."""
+    lists = ("candidates", "pending", "work", "strength", "matched")
     kept = {
         name: [each for place, each in enumerate(getattr(made, name)) if place != index]
         for name in lists
@@ -36,9 +36,11 @@ def without(made: Offer, index: int) -> Offer:
     return made.changed(**kept)
 
 
-def test_a_change_of_membership_moves_only_its_own_keys(offer: Callable[..., Offer]) -> None:
+def test_a_change_of_membership_moves_only_its_own_keys(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """Whoever leaves gives away its keys; nobody else's move, which is the minimum."""
-    made = offer(6)
+    made = context(6)
     fewer = without(made, 2)
     sessions = [f"s{number}" for number in range(600)]
     moved = 0
@@ -51,17 +53,19 @@ def test_a_change_of_membership_moves_only_its_own_keys(offer: Callable[..., Off
     assert moved == pytest.approx(100, abs=35)
 
 
-def test_each_replica_has_its_share_of_keys(offer: Callable[..., Offer]) -> None:
+def test_each_replica_has_its_share_of_keys(context: Callable[..., SchedulingContext]) -> None:
     """Twice the strength, twice the keys."""
-    made = offer(3, strength=[1.0, 1.0, 2.0])
+    made = context(3, strength=[1.0, 1.0, 2.0])
     homes = Counter(home(made, f"s{number}") for number in range(2000))
     assert homes["r2"] / 2000 == pytest.approx(0.5, abs=0.05)
     assert homes["r0"] / 2000 == pytest.approx(0.25, abs=0.05)
 
 
-def test_a_prompt_is_hashed_by_its_first_two_blocks(offer: Callable[..., Offer]) -> None:
+def test_a_prompt_is_hashed_by_its_first_two_blocks(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """All turns of a conversation have one replica; its first block alone decides nothing."""
-    policy, made = ConsistentHash(), offer(8)
+    policy, made = ConsistentHash(), context(8)
 
     def first(*blocks: int) -> int:
         prices = list(policy.prices(made.changed(request=request(blocks=blocks))))
@@ -71,9 +75,11 @@ def test_a_prompt_is_hashed_by_its_first_two_blocks(offer: Callable[..., Offer])
     assert len({first(1, number) for number in range(100)}) == 8
 
 
-def test_a_short_prompt_is_hashed_whole_and_nothing_is_drawn(offer: Callable[..., Offer]) -> None:
+def test_a_short_prompt_is_hashed_whole_and_nothing_is_drawn(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """A request without any key leaves the choice to chance, and says so."""
-    policy, made = ConsistentHash(), offer(4)
+    policy, made = ConsistentHash(), context(4)
     short = made.changed(request=request(prompt=b"hi"))
     assert len(set(policy.prices(short))) == 4
     assert policy.picked(short, 0) == "hash"

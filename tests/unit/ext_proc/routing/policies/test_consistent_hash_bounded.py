@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from ext_proc.routing.policies.consistent_hash import ConsistentHash
 from ext_proc.routing.policies.consistent_hash_bounded import ConsistentHashBounded
-from ext_proc.routing.types import Features, Form, Request
+from ext_proc.routing.values.request import Features, Form, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.policies import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
 def keyed(session: str) -> Request:
@@ -27,11 +27,14 @@ LOADS = st.lists(st.tuples(st.integers(0, 30), st.floats(0.05, 8)), min_size=1, 
 
 @given(loads=LOADS, load_factor=st.floats(1, 3), session=st.text(max_size=5))
 def test_nobody_above_the_bound_is_chosen(
-    offer: Callable[..., Offer], loads: list[tuple[int, float]], load_factor: float, session: str
+    context: Callable[..., SchedulingContext],
+    loads: list[tuple[int, float]],
+    load_factor: float,
+    session: str,
 ) -> None:
     """The pick has room for one more, and is the first with room in the key's own order."""
     pending, strength = [p for p, _ in loads], [s for _, s in loads]
-    made = offer(
+    made = context(
         len(loads),
         pending=pending,
         strength=strength,
@@ -48,14 +51,16 @@ def test_nobody_above_the_bound_is_chosen(
     assert prices.index(min(prices)) == first
 
 
-def test_it_says_whether_the_key_s_own_replica_serves(offer: Callable[..., Offer]) -> None:
+def test_it_says_whether_the_key_s_own_replica_serves(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """The labels are hash and spill, and least without a key."""
-    policy, made = ConsistentHashBounded(), offer(3, request=keyed("a"))
+    policy, made = ConsistentHashBounded(), context(3, request=keyed("a"))
     prices = list(policy.prices(made))
     own = prices.index(min(prices))
     assert policy.picked(made, own) == "hash"
     assert policy.picked(made, (own + 1) % 3) == "spill"
-    anonymous = offer(2, pending=[1, 0])
+    anonymous = context(2, pending=[1, 0])
     prices = list(policy.prices(anonymous))
     assert prices.index(min(prices)) == 1
     assert policy.picked(anonymous, 1) == "least"

@@ -8,23 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.constraints import GpuWeights
 from ext_proc.routing.policies.gpu_composite import GpuComposite
-from ext_proc.routing.types import Pool, Reading
+from ext_proc.routing.values.pool import Pool
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.settings import GpuWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.policies import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
-def test_all_terms_count(offer: Callable[..., Offer]) -> None:
+def test_all_terms_count(context: Callable[..., SchedulingContext]) -> None:
     """The price is the weighted sum, within 0 and 1, and its parts make it."""
-    made = offer(2, pending=[8.0, 0.0], now=1.0)
-    made.seats[0].replica.observe([Reading(at=0.5, gpu_used=1.0, kv_used=0.5)])
-    made.seats[1].replica.observe([Reading(at=0.5, gpu_used=0.0, kv_used=0.0)])
-    for seat in made.seats:
-        seat.pace.latency_s = 0.2
+    made = context(2, pending=[8.0, 0.0], now=1.0)
+    made.candidates[0].replica.observe([Reading(at=0.5, gpu_used=1.0, kv_used=0.5)])
+    made.candidates[1].replica.observe([Reading(at=0.5, gpu_used=0.0, kv_used=0.0)])
+    for candidate in made.candidates:
+        candidate.latency_model.latency_s = 0.2
     prices = GpuComposite().prices(made)
     assert prices == pytest.approx([0.2 + 0.3 + 0.1 + 0.05, 0.05])
     parts = GpuComposite().parts(made, 0)
@@ -33,27 +34,31 @@ def test_all_terms_count(offer: Callable[..., Offer]) -> None:
     assert GpuComposite().picked(made, 1) == "least"
 
 
-def test_what_nobody_tells_is_left_out(offer: Callable[..., Offer]) -> None:
+def test_what_nobody_tells_is_left_out(context: Callable[..., SchedulingContext]) -> None:
     """Without readings the queue alone decides, with the whole weight."""
-    made = offer(2, pending=[8.0, 0.0])
+    made = context(2, pending=[8.0, 0.0])
     assert GpuComposite().prices(made) == pytest.approx([0.5, 0.0])
 
 
-def test_unknown_or_stale_is_the_median_of_the_others(offer: Callable[..., Offer]) -> None:
+def test_unknown_or_stale_is_the_median_of_the_others(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """A replica that says nothing looks neither idle nor busy."""
-    made = offer(4, now=10.0)
-    for seat, used, at in zip(made.seats, (0.2, 0.6, 0.4, 0.9), (9, 9, 9, 1), strict=True):
-        seat.replica.observe([Reading(at=float(at), gpu_used=used)])
+    made = context(4, now=10.0)
+    for candidate, used, at in zip(
+        made.candidates, (0.2, 0.6, 0.4, 0.9), (9, 9, 9, 1), strict=True
+    ):
+        candidate.replica.observe([Reading(at=float(at), gpu_used=used)])
     prices = GpuComposite().prices(made)
     assert prices[3] == prices[2]
     assert prices[0] < prices[2] < prices[1]
 
 
-def test_a_pool_has_weights_of_its_own(offer: Callable[..., Offer]) -> None:
+def test_a_pool_has_weights_of_its_own(context: Callable[..., SchedulingContext]) -> None:
     """Only their ratios count, and a change is in force at once."""
-    made = offer(2, pending=[8.0, 0.0], now=1.0)
-    made.seats[1].replica.observe([Reading(at=0.5, gpu_used=0.9)])
-    made.seats[0].replica.observe([Reading(at=0.5, gpu_used=0.1)])
+    made = context(2, pending=[8.0, 0.0], now=1.0)
+    made.candidates[1].replica.observe([Reading(at=0.5, gpu_used=0.9)])
+    made.candidates[0].replica.observe([Reading(at=0.5, gpu_used=0.1)])
     policy = GpuComposite()
     policy.configure(Pool("llm", gpu_weights=GpuWeights(queue=6, gpu=2, kv=0, latency=0)))
     assert policy.prices(made) == pytest.approx([0.75 * 0.5 + 0.25 * 0.1, 0.25 * 0.9])
@@ -67,19 +72,19 @@ NUMBERS = st.tuples(st.integers(0, 40), st.floats(0, 1), st.floats(0, 1), st.flo
 
 
 @given(
-    seats=st.lists(NUMBERS, min_size=1, max_size=6),
+    candidates=st.lists(NUMBERS, min_size=1, max_size=6),
     weights=st.lists(st.floats(0, 10), min_size=4, max_size=4),
 )
 def test_a_price_lies_between_0_and_1(
-    offer: Callable[..., Offer],
-    seats: list[tuple[int, float, float, float]],
+    context: Callable[..., SchedulingContext],
+    candidates: list[tuple[int, float, float, float]],
     weights: list[float],
 ) -> None:
     """Whatever is told and however it is weighed, and its parts make it."""
-    made = offer(len(seats), pending=[float(each[0]) for each in seats], now=1.0)
-    for seat, (_, gpu, kv, latency) in zip(made.seats, seats, strict=True):
-        seat.replica.observe([Reading(at=0.5, gpu_used=gpu, kv_used=kv)])
-        seat.pace.latency_s = latency
+    made = context(len(candidates), pending=[float(each[0]) for each in candidates], now=1.0)
+    for candidate, (_, gpu, kv, latency) in zip(made.candidates, candidates, strict=True):
+        candidate.replica.observe([Reading(at=0.5, gpu_used=gpu, kv_used=kv)])
+        candidate.latency_model.latency_s = latency
     policy = GpuComposite()
     policy.configure(Pool("llm", gpu_weights=GpuWeights(*weights)))
     for index, price in enumerate(policy.prices(made)):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ext_proc.routing.policies.hashing import key_of, ranking
-from ext_proc.routing.types import Features, Form, Request
+from ext_proc.routing.values.request import Features, Form, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.policies import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
 def test_the_session_goes_before_the_prompt() -> None:
@@ -21,12 +21,12 @@ def test_the_session_goes_before_the_prompt() -> None:
     assert key_of(Request("p", None, "http", Features(Form.GENERATE))) is None
 
 
-def test_a_restart_keeps_a_replica_s_keys(offer: Callable[..., Offer]) -> None:
+def test_a_restart_keeps_a_replica_s_keys(context: Callable[..., SchedulingContext]) -> None:
     """The incarnation is no part of the hash; negative block hashes are keys too."""
-    made = offer(3)
+    made = context(3)
     key = key_of(Request("p", None, "http", Features(Form.GENERATE), (-5,)))
     assert key is not None
     before = ranking(key, made)
-    for seat in made.seats:
-        seat.key = seat.key._replace(incarnation=2)
+    for candidate in made.candidates:
+        candidate.key = candidate.key._replace(incarnation=2)
     assert ranking(key, made) == before

@@ -11,28 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.routing.constraints import LearnedSettings
-from ext_proc.routing.learning.guard import CONTROL, LEAST_CONTROL, State
+from ext_proc.routing.learning.guard import CONTROL, LEAST_CONTROL, GuardState
 from ext_proc.routing.policies.auto import Auto
 from ext_proc.routing.policies.learned import MOST_OPEN, NEAR, Learned
-from ext_proc.routing.types import (
-    EndpointKey,
-    Features,
-    Form,
-    Outcome,
-    Pool,
-    Reading,
-    Request,
-    Ticket,
-)
+from ext_proc.routing.values.pool import EndpointKey, Pool
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.request import Features, Form, Request
+from ext_proc.routing.values.settings import LearnedSettings
+from ext_proc.routing.values.ticket import Outcome, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.policies import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 SLOW = 1
-"""The seat whose queue makes requests take longer, which no price says."""
+"""The candidate whose queue makes requests take longer, which no price says."""
 
 
 def made(least: int = 1000, explore: float = 0.02) -> Learned:
@@ -42,17 +36,17 @@ def made(least: int = 1000, explore: float = 0.02) -> Learned:
     return policy
 
 
-def told(offer: Offer) -> Offer:
+def told(context: SchedulingContext) -> SchedulingContext:
     """Let each replica tell how long requests wait in it."""
-    for index, seat in enumerate(offer.seats):
+    for index, candidate in enumerate(context.candidates):
         queue = 0.04 if index == SLOW else 0.0
-        seat.replica.observe([Reading(at=offer.now, queue_s=queue)])
-    return offer
+        candidate.replica.observe([Reading(at=context.now, queue_s=queue)])
+    return context
 
 
 def run(
     policy: Learned,
-    offer: Callable[..., Offer],
+    context: Callable[..., SchedulingContext],
     requests: int,
     *,
     start: float = 0.0,
@@ -63,7 +57,7 @@ def run(
     """Decide and end requests one after another; return who got each and the reason."""
     rng = random.Random(seed)
     found = []
-    shown = told(offer(3, rng=rng, now=start, **changes))
+    shown = told(context(3, rng=rng, now=start, **changes))
     for number in range(requests):
         now = start + number * 1e-3
         if number % 500 == 0:
@@ -72,7 +66,7 @@ def run(
         prices = policy.prices(shown)
         done = min(range(3), key=prices.__getitem__)
         reason = policy.picked(shown, done)
-        ticket = Ticket(number, shown.seats[done].key, "llm", 1.0, now)
+        ticket = Ticket(number, shown.candidates[done].key, "llm", 1.0, now)
         policy.charged(ticket)
         seconds = 0.02 * (3.0 if done == SLOW else 1.0) if cost is None else cost(done, reason)
         if seconds is None:
@@ -83,36 +77,38 @@ def run(
     return found
 
 
-def trained(offer: Callable[..., Offer]) -> Learned:
+def trained(context: Callable[..., SchedulingContext]) -> Learned:
     """Return a live policy that knows the slow replica."""
     policy = made()
-    run(policy, offer, 500)
+    run(policy, context, 500)
     policy.guard.proven(1.0)
     return policy
 
 
-def share(found: list[tuple[int, str]], seat: int) -> float:
-    """Return the share of the requests that a seat got."""
-    return sum(done == seat for done, _ in found) / len(found)
+def share(found: list[tuple[int, str]], candidate: int) -> float:
+    """Return the share of the requests that a candidate got."""
+    return sum(done == candidate for done, _ in found) / len(found)
 
 
-def test_in_the_shadow_auto_decides(offer: Callable[..., Offer]) -> None:
+def test_in_the_shadow_auto_decides(context: Callable[..., SchedulingContext]) -> None:
     """All but the tried share follow its prices, whatever the model believes."""
     policy = made(least=10**6)
-    found = run(policy, offer, 3000, pending=[0.0, 3.0, 3.0])
+    found = run(policy, context, 3000, pending=[0.0, 3.0, 3.0])
     assert share(found, 0) == 1.0  # the others are not within 25 %
-    found = run(policy, offer, 6000)
-    assert policy.guard.state(9.0) is State.SHADOW
+    found = run(policy, context, 6000)
+    assert policy.guard.state(9.0) is GuardState.SHADOW
     assert share(found, SLOW) == pytest.approx(1 / 3, abs=0.05)
 
 
-def test_what_prices_do_not_say_is_learned_proven_and_used(offer: Callable[..., Offer]) -> None:
+def test_what_prices_do_not_say_is_learned_proven_and_used(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """Then the slow replica gets no more than the control share and the trials."""
     policy = made()
-    run(policy, offer, 10_000)
+    run(policy, context, 10_000)
     assert policy.guard.version == 1
-    found = run(policy, offer, 4000, start=30.0)
-    assert policy.guard.state(40.0) is State.LIVE
+    found = run(policy, context, 4000, start=30.0)
+    assert policy.guard.state(40.0) is GuardState.LIVE
     assert share(found, SLOW) < CONTROL / 3 + 0.02
     assert share(found, 0) == pytest.approx(0.5, abs=0.05)  # equal ones stay equal
     assert {reason for _, reason in found} <= {"learned-1", "least", "explore"}
@@ -121,17 +117,17 @@ def test_what_prices_do_not_say_is_learned_proven_and_used(offer: Callable[..., 
     assert control == pytest.approx(CONTROL, abs=0.02)
 
 
-def test_without_trials_it_never_acts(offer: Callable[..., Offer]) -> None:
+def test_without_trials_it_never_acts(context: Callable[..., SchedulingContext]) -> None:
     """Nothing is known of what was never tried."""
     policy = made(explore=0.0)
-    found = run(policy, offer, 5000)
+    found = run(policy, context, 5000)
     assert policy.guard.version == 0
     assert {reason for _, reason in found} == {"least"}
 
 
-def test_it_is_tripped_when_it_turns_out_slower(offer: Callable[..., Offer]) -> None:
+def test_it_is_tripped_when_it_turns_out_slower(context: Callable[..., SchedulingContext]) -> None:
     """The incumbent then decides, for ten minutes and until a new proof."""
-    policy = trained(offer)
+    policy = trained(context)
 
     number = count()
 
@@ -140,15 +136,15 @@ def test_it_is_tripped_when_it_turns_out_slower(offer: Callable[..., Offer]) -> 
             return 0.2
         return 0.06 if done == SLOW else 0.02
 
-    found = run(policy, offer, 40 * LEAST_CONTROL, start=10.0, cost=worse)
+    found = run(policy, context, 40 * LEAST_CONTROL, start=10.0, cost=worse)
     assert policy.guard.trips == {"slower": 1}
-    assert policy.guard.state(20.0) is State.TRIPPED
+    assert policy.guard.state(20.0) is GuardState.TRIPPED
     assert {reason for _, reason in found[-500:]} == {"least"}
 
 
-def test_it_is_tripped_by_failures(offer: Callable[..., Offer]) -> None:
+def test_it_is_tripped_by_failures(context: Callable[..., SchedulingContext]) -> None:
     """They teach the model nothing, but count."""
-    policy = trained(offer)
+    policy = trained(context)
     samples = policy.model.samples
 
     number = count()
@@ -158,33 +154,35 @@ def test_it_is_tripped_by_failures(offer: Callable[..., Offer]) -> None:
             return None
         return 0.06 if done == SLOW else 0.02
 
-    found = run(policy, offer, 40 * LEAST_CONTROL, start=10.0, cost=failing)
+    found = run(policy, context, 40 * LEAST_CONTROL, start=10.0, cost=failing)
     assert policy.guard.trips == {"failing": 1}
     acted = sum(reason.startswith("learned") for _, reason in found)
     assert policy.model.samples - samples == len(found) - (acted + 29) // 30
 
 
-def test_it_is_tripped_in_the_dark(offer: Callable[..., Offer]) -> None:
+def test_it_is_tripped_in_the_dark(context: Callable[..., SchedulingContext]) -> None:
     """Readings that stopped describe another hour."""
-    policy = trained(offer)
-    assert policy.guard.state(10.0) is State.LIVE
-    shown = told(offer(3, rng=random.Random(1))).changed(now=100.0)
+    policy = trained(context)
+    assert policy.guard.state(10.0) is GuardState.LIVE
+    shown = told(context(3, rng=random.Random(1))).changed(now=100.0)
     prices = policy.prices(shown)
     done = min(range(3), key=prices.__getitem__)
     assert policy.picked(shown, done) == "least"
     assert policy.guard.trips == {"dark": 1}
 
 
-def busy(offer: Callable[..., Offer]) -> Offer:
+def busy(context: Callable[..., SchedulingContext]) -> SchedulingContext:
     """Return an offer of a fleet above 80 % utilisation, all alike."""
-    return offer(3, pending=[9.0] * 3)
+    return context(3, pending=[9.0] * 3)
 
 
 @pytest.mark.parametrize("reason", ["busy", "priority"])
-def test_nothing_is_tried_when_busy_or_urgent(offer: Callable[..., Offer], reason: str) -> None:
+def test_nothing_is_tried_when_busy_or_urgent(
+    context: Callable[..., SchedulingContext], reason: str
+) -> None:
     """Above 80 % utilisation, and for requests with a priority."""
     policy, rng = made(), random.Random(3)
-    shown = busy(offer) if reason == "busy" else offer(3)
+    shown = busy(context) if reason == "busy" else context(3)
     if reason == "priority":
         request = Request("llm", "stable", "http", Features(Form.GENERATE, priority=1))
         shown = shown.changed(request=request)
@@ -203,7 +201,7 @@ def test_nothing_is_tried_when_busy_or_urgent(offer: Callable[..., Offer], reaso
     seed=st.integers(0, 99),
 )
 def test_it_never_leaves_what_auto_calls_near(
-    offer: Callable[..., Offer],
+    context: Callable[..., SchedulingContext],
     loads: list[tuple[float, float]],
     weights: list[float],
     live: bool,
@@ -217,7 +215,7 @@ def test_it_never_leaves_what_auto_calls_near(
         policy.guard.proven(0.0)
     rng = random.Random(seed)
     changes: dict[str, Any] = {"tokens": 640.0, "blocks": 10} if prompted else {}
-    shown = offer(
+    shown = context(
         len(loads),
         pending=[pending for pending, _ in loads],
         strength=[strength for _, strength in loads],
@@ -236,46 +234,50 @@ def test_it_never_leaves_what_auto_calls_near(
 @given(st.floats(0, 0.02), st.integers(0, 5))
 @settings(max_examples=4)
 def test_trials_stay_within_their_share(
-    offer: Callable[..., Offer], explore: float, seed: int
+    context: Callable[..., SchedulingContext], explore: float, seed: int
 ) -> None:
     """At most 2 %, live or not."""
     for live in (False, True):
         policy = made(explore=explore)
         if live:
             policy.guard.proven(0.0)
-        found = run(policy, offer, 2000, seed=seed)
+        found = run(policy, context, 2000, seed=seed)
         assert sum(reason == "explore" for _, reason in found) / 2000 <= explore + 0.01
 
 
-def test_asking_changes_nothing(offer: Callable[..., Offer]) -> None:
+def test_asking_changes_nothing(context: Callable[..., SchedulingContext]) -> None:
     """A question that no pick follows is forgotten."""
     policy = made()
-    shown = offer(3)
+    shown = context(3)
     before = policy.describe(0.0)
     for _ in range(10):
-        policy.prices(offer(3))
-    prices = policy.prices(offer(3))
+        policy.prices(context(3))
+    prices = policy.prices(context(3))
     assert policy.describe(0.0) == before
     assert policy.picked(shown, min(range(3), key=prices.__getitem__)) == "least"
     assert policy.describe(0.0) == before
 
 
-def test_what_another_rule_put_first_teaches_nothing(offer: Callable[..., Offer]) -> None:
+def test_what_another_rule_put_first_teaches_nothing(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """A ramp's turn or a lease is nobody's choice."""
     policy = made()
-    shown = offer(3)
+    shown = context(3)
     prices = policy.prices(shown)
     policy.picked(shown, max(range(3), key=prices.__getitem__))
-    ticket = Ticket(1, shown.seats[0].key, "llm", 1.0, 0.0)
+    ticket = Ticket(1, shown.candidates[0].key, "llm", 1.0, 0.0)
     policy.charged(ticket)
     policy.settled(ticket, Outcome.DONE, 1.0)
     assert policy.model.samples == 0
 
 
-def test_open_decisions_are_bounded_and_settle_once(offer: Callable[..., Offer]) -> None:
+def test_open_decisions_are_bounded_and_settle_once(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """The oldest goes at the bound; a second end is none."""
     policy = made()
-    shown = offer(1)
+    shown = context(1)
     key = EndpointKey("r0", 1)
     for number in range(MOST_OPEN + 2):
         policy.prices(shown)
@@ -287,10 +289,10 @@ def test_open_decisions_are_bounded_and_settle_once(offer: Callable[..., Offer])
     assert policy.model.samples == 1
 
 
-def test_its_state_can_be_shown(offer: Callable[..., Offer]) -> None:
+def test_its_state_can_be_shown(context: Callable[..., SchedulingContext]) -> None:
     """Guard, value and weights as JSON."""
     policy = made()
-    run(policy, offer, 50)
+    run(policy, context, 50)
     shown = json.loads(json.dumps(policy.describe(1.0)))
     assert (shown["state"], shown["samples"], shown["value"]["needed"]) == ("shadow", 50, 1000)
     assert set(shown["weights"]) >= {"drain", "uncached", "queue"}

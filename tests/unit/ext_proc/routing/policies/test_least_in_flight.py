@@ -12,28 +12,28 @@ from ext_proc.routing.policies.least_in_flight import LeastInFlight
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.policies import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
-def test_the_price_is_pending_per_strength(offer: Callable[..., Offer]) -> None:
+def test_the_price_is_pending_per_strength(context: Callable[..., SchedulingContext]) -> None:
     """The request being placed counts, so strength matters among idle replicas."""
-    made = offer(3, pending=[0, 0, 3], strength=[1.0, 2.0, 4.0])
+    made = context(3, pending=[0, 0, 3], strength=[1.0, 2.0, 4.0])
     assert LeastInFlight().prices(made) == [1.0, 0.5, 1.0]
 
 
-def test_its_reason_is_least(offer: Callable[..., Offer]) -> None:
+def test_its_reason_is_least(context: Callable[..., SchedulingContext]) -> None:
     """There is one label."""
-    assert LeastInFlight().picked(offer(1), 0) == "least"
+    assert LeastInFlight().picked(context(1), 0) == "least"
 
 
 @given(strength=st.lists(st.floats(0.1, 8), min_size=1, max_size=6), requests=st.integers(0, 60))
 def test_it_fills_like_water(
-    offer: Callable[..., Offer], strength: list[float], requests: int
+    context: Callable[..., SchedulingContext], strength: list[float], requests: int
 ) -> None:
     """No replica ever has more per strength than another would have with one more."""
     policy, pending = LeastInFlight(), [0.0] * len(strength)
     for _ in range(requests):
-        prices = list(policy.prices(offer(len(strength), pending=pending, strength=strength)))
+        prices = list(policy.prices(context(len(strength), pending=pending, strength=strength)))
         pending[prices.index(min(prices))] += 1.0
     lowest = min((have + 1.0) / power for have, power in zip(pending, strength, strict=True))
     for have, power in zip(pending, strength, strict=True):

@@ -12,23 +12,28 @@ from ext_proc.routing.policies.least_response_time import LeastResponseTime, lat
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.policies import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
-def test_the_price_is_latency_times_queue(offer: Callable[..., Offer]) -> None:
+def test_the_price_is_latency_times_queue(context: Callable[..., SchedulingContext]) -> None:
     """A fast replica may have more in flight."""
-    made = offer(2, pending=[2, 0])
-    made.seats[0].pace.latency_s, made.seats[1].pace.latency_s = 0.1, 0.5
+    made = context(2, pending=[2, 0])
+    made.candidates[0].latency_model.latency_s, made.candidates[1].latency_model.latency_s = (
+        0.1,
+        0.5,
+    )
     assert LeastResponseTime().prices(made) == [0.1 * 3, 0.5]
     assert LeastResponseTime().picked(made, 0) == "least"
 
 
-def test_a_replica_without_samples_is_as_the_median(offer: Callable[..., Offer]) -> None:
+def test_a_replica_without_samples_is_as_the_median(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """Unknown is never 0: a new replica is no target."""
-    made = offer(4)
+    made = context(4)
     assert latencies(made) == [1.0] * 4
-    for seat, latency in zip(made.seats, (0.2, 0.4, 0.9), strict=False):
-        seat.pace.latency_s = latency
+    for candidate, latency in zip(made.candidates, (0.2, 0.4, 0.9), strict=False):
+        candidate.latency_model.latency_s = latency
     assert latencies(made) == [0.2, 0.4, 0.9, 0.4]
 
 
@@ -39,10 +44,17 @@ def test_a_replica_without_samples_is_as_the_median(offer: Callable[..., Offer])
     more=st.integers(0, 5),
 )
 def test_slower_or_busier_is_never_cheaper(
-    offer: Callable[..., Offer], latency: float, pending: int, longer: float, more: int
+    context: Callable[..., SchedulingContext],
+    latency: float,
+    pending: int,
+    longer: float,
+    more: int,
 ) -> None:
     """The price grows with both."""
-    made = offer(2, pending=[float(pending), float(pending + more)])
-    made.seats[0].pace.latency_s, made.seats[1].pace.latency_s = latency, latency * longer
+    made = context(2, pending=[float(pending), float(pending + more)])
+    made.candidates[0].latency_model.latency_s, made.candidates[1].latency_model.latency_s = (
+        latency,
+        latency * longer,
+    )
     first, second = LeastResponseTime().prices(made)
     assert 0 < first <= second

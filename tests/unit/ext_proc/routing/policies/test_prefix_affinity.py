@@ -10,66 +10,67 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.policies.prefix_affinity import PrefixAffinity
-from ext_proc.routing.types import Decision, Outcome
+from ext_proc.routing.values.ticket import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.policies import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
-def ranking(made: Offer) -> list[int]:
+def ranking(made: SchedulingContext) -> list[int]:
     prices = PrefixAffinity().prices(made)
     return sorted(range(len(prices)), key=prices.__getitem__)
 
 
-def test_the_longest_match_wins(offer: Callable[..., Offer]) -> None:
+def test_the_longest_match_wins(context: Callable[..., SchedulingContext]) -> None:
     """More cached blocks beat less load, within the bound."""
-    made = offer(3, matched=[2, 9, 0], blocks=10, pending=[0, 1, 0], work=[0, 5e4, 0])
+    made = context(3, matched=[2, 9, 0], blocks=10, pending=[0, 1, 0], work=[0, 5e4, 0])
     assert ranking(made) == [1, 0, 2]
     assert PrefixAffinity().picked(made, 1) == "prefix"
 
 
-def test_load_decides_between_equal_matches(offer: Callable[..., Offer]) -> None:
+def test_load_decides_between_equal_matches(context: Callable[..., SchedulingContext]) -> None:
     """Uncached tokens in flight count, per strength, and not only requests."""
-    made = offer(
+    made = context(
         3, matched=[4, 4, 4], blocks=5, pending=[1, 1, 1], work=[900, 100, 900], strength=[1, 1, 4]
     )
     assert ranking(made) == [2, 1, 0]
 
 
-def test_without_a_match_the_least_loaded_wins(offer: Callable[..., Offer]) -> None:
+def test_without_a_match_the_least_loaded_wins(context: Callable[..., SchedulingContext]) -> None:
     """A prompt that nobody knows goes where least is to do."""
-    made = offer(2, blocks=8, pending=[1, 0])
+    made = context(2, blocks=8, pending=[1, 0])
     assert ranking(made) == [1, 0]
     assert PrefixAffinity().picked(made, 1) == "least"
 
 
-def test_a_replica_above_its_bound_comes_last(offer: Callable[..., Offer]) -> None:
+def test_a_replica_above_its_bound_comes_last(context: Callable[..., SchedulingContext]) -> None:
     """The holder of the prompt is passed over while it has more than its share."""
-    made = offer(4, matched=[9, 0, 3, 0], blocks=10, pending=[6, 2, 2, 2])
+    made = context(4, matched=[9, 0, 3, 0], blocks=10, pending=[6, 2, 2, 2])
     assert ranking(made)[0] == 2
     assert ranking(made)[-1] == 0
     assert PrefixAffinity().picked(made, 2) == "spill"
 
 
-def test_two_requests_never_break_affinity(offer: Callable[..., Offer]) -> None:
+def test_two_requests_never_break_affinity(context: Callable[..., SchedulingContext]) -> None:
     """In a nearly idle fleet the holder takes a second request, but not a third."""
-    assert ranking(offer(8, matched=[5] + [0] * 7, blocks=5, pending=[1] + [0] * 7))[0] == 0
-    assert ranking(offer(8, matched=[5] + [0] * 7, blocks=5, pending=[2] + [0] * 7))[0] != 0
+    assert ranking(context(8, matched=[5] + [0] * 7, blocks=5, pending=[1] + [0] * 7))[0] == 0
+    assert ranking(context(8, matched=[5] + [0] * 7, blocks=5, pending=[2] + [0] * 7))[0] != 0
 
 
-def test_the_bound_follows_strength(offer: Callable[..., Offer]) -> None:
+def test_the_bound_follows_strength(context: Callable[..., SchedulingContext]) -> None:
     """A replica of twice the strength may hold twice the requests."""
-    made = offer(2, matched=[5, 0], blocks=5, pending=[8, 3], strength=[3.0, 1.0])
+    made = context(2, matched=[5, 0], blocks=5, pending=[8, 3], strength=[3.0, 1.0])
     assert ranking(made)[0] == 0
     assert ranking(made.changed(strength=[1.0, 3.0]))[0] == 1
 
 
-def test_common_property_attracts_nobody(offer: Callable[..., Offer]) -> None:
+def test_common_property_attracts_nobody(context: Callable[..., SchedulingContext]) -> None:
     """A shared prefix gives no preference beyond itself."""
-    made = offer(3, matched=[4, 0, 0], blocks=6, shared=4, pending=[1, 0, 0])
+    made = context(3, matched=[4, 0, 0], blocks=6, shared=4, pending=[1, 0, 0])
     assert ranking(made)[-1] == 0
     assert PrefixAffinity().picked(made, 1) == "least"
     deeper = made.changed(matched=[5, 4, 0])
@@ -77,10 +78,10 @@ def test_common_property_attracts_nobody(offer: Callable[..., Offer]) -> None:
 
 
 def test_what_several_conversations_have_attracts_to_idle_replicas_only(
-    offer: Callable[..., Offer],
+    context: Callable[..., SchedulingContext],
 ) -> None:
     """A system prompt's holder takes no second request; a conversation's own does."""
-    made = offer(3, matched=[4, 0, 0], blocks=6, branched=4, pending=[0, 0, 0])
+    made = context(3, matched=[4, 0, 0], blocks=6, branched=4, pending=[0, 0, 0])
     assert ranking(made)[0] == 0
     assert ranking(made.changed(pending=[1, 0, 0]))[-1] == 0
     assert ranking(made.changed(matched=[5, 0, 0], pending=[1, 0, 0]))[0] == 0
@@ -114,11 +115,13 @@ LOADS = st.lists(st.tuples(st.integers(0, 30), st.floats(0.05, 8)), min_size=1, 
 
 @given(loads=LOADS, load_factor=st.floats(1, 3))
 def test_the_bound_is_that_of_bounded_loads(
-    offer: Callable[..., Offer], loads: list[tuple[int, float]], load_factor: float
+    context: Callable[..., SchedulingContext], loads: list[tuple[int, float]], load_factor: float
 ) -> None:
     """Above ``max(2, ceil(factor * (all + 1) * share))`` nobody is preferred to anyone within."""
     pending, strength = [p for p, _ in loads], [s for _, s in loads]
-    made = offer(len(loads), pending=pending, strength=strength, blocks=3, load_factor=load_factor)
+    made = context(
+        len(loads), pending=pending, strength=strength, blocks=3, load_factor=load_factor
+    )
     prices = PrefixAffinity().prices(made)
     share = load_factor * (sum(pending) + 1) / sum(strength)
     within = [p + 1 <= max(2, ceil(share * s - 1e-9)) for p, s in loads]

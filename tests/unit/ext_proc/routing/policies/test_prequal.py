@@ -12,21 +12,21 @@ from ext_proc.routing.policies.prequal import Prequal, hot_above
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.policies import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 ROWS = st.lists(st.tuples(st.integers(0, 30), st.floats(0.01, 9)), min_size=1, max_size=12)
 
 
 @given(rows=ROWS, prompt=st.booleans())
 def test_hot_ones_come_behind_all_cold_ones(
-    offer: Callable[..., Offer], rows: list[tuple[int, float]], prompt: bool
+    context: Callable[..., SchedulingContext], rows: list[tuple[int, float]], prompt: bool
 ) -> None:
     """Whatever the latencies: a hot replica is never chosen while there is a cold one."""
     loads = [float(load) for load, _ in rows]
-    made = offer(len(rows), tokens=100.0 if prompt else None)
+    made = context(len(rows), tokens=100.0 if prompt else None)
     made = made.changed(work=loads) if prompt else made.changed(pending=loads)
-    for seat, (_, latency) in zip(made.seats, rows, strict=True):
-        seat.pace.latency_s = latency
+    for candidate, (_, latency) in zip(made.candidates, rows, strict=True):
+        candidate.latency_model.latency_s = latency
     prices, threshold = Prequal().prices(made), hot_above(loads)
     cold = [price for price, load in zip(prices, loads, strict=True) if load <= threshold]
     hot = [price for price, load in zip(prices, loads, strict=True) if load > threshold]
@@ -34,11 +34,11 @@ def test_hot_ones_come_behind_all_cold_ones(
     assert max(cold) < min(hot, default=float("inf"))
 
 
-def test_among_cold_ones_the_fastest_wins(offer: Callable[..., Offer]) -> None:
+def test_among_cold_ones_the_fastest_wins(context: Callable[..., SchedulingContext]) -> None:
     """Load says only who is hot."""
-    made = offer(4, pending=[0, 1, 1, 9])
-    for seat, latency in zip(made.seats, (0.9, 0.1, 0.3, 0.01), strict=True):
-        seat.pace.latency_s = latency
+    made = context(4, pending=[0, 1, 1, 9])
+    for candidate, latency in zip(made.candidates, (0.9, 0.1, 0.3, 0.01), strict=True):
+        candidate.latency_model.latency_s = latency
     prices = list(Prequal().prices(made))
     assert prices.index(min(prices)) == 1
     assert Prequal().picked(made, 1) == "cold"

@@ -12,19 +12,19 @@ from ext_proc.routing.policies.random_choice import RandomChoice
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.policies import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
-def test_unweighted_all_cost_the_same(offer: Callable[..., Offer]) -> None:
+def test_unweighted_all_cost_the_same(context: Callable[..., SchedulingContext]) -> None:
     """The router draws among equals."""
-    made = offer(3, strength=[1.0, 9.0, 1.0])
+    made = context(3, strength=[1.0, 9.0, 1.0])
     assert RandomChoice().prices(made) == [0.0, 0.0, 0.0]
     assert RandomChoice().picked(made, 0) == "random"
 
 
-def test_weights_converge(offer: Callable[..., Offer]) -> None:
+def test_weights_converge(context: Callable[..., SchedulingContext]) -> None:
     """Each replica is drawn for its share of the strength."""
-    policy, made = RandomChoice(weighted=True), offer(3, strength=[1.0, 2.0, 5.0])
+    policy, made = RandomChoice(weighted=True), context(3, strength=[1.0, 2.0, 5.0])
     draws: Counter[int] = Counter()
     for _ in range(8000):
         prices = list(policy.prices(made))

@@ -8,46 +8,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.routing.policies.session_sticky import IDLE_S, SessionSticky
-from ext_proc.routing.types import Features, Form, Request
+from ext_proc.routing.values.request import Features, Form, Request
 
 from .test_consistent_hash import without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.routing.policies import Offer
+    from ext_proc.routing.state.context import SchedulingContext
 
 
 def keyed(session: str | None) -> Request:
     return Request("llm", None, "http", Features(Form.GENERATE, session=session))
 
 
-def pick(policy: SessionSticky, made: Offer) -> tuple[str, str]:
+def pick(policy: SessionSticky, made: SchedulingContext) -> tuple[str, str]:
     prices = list(policy.prices(made))
     index = prices.index(min(prices))
-    return made.seats[index].key.id, policy.picked(made, index)
+    return made.candidates[index].key.id, policy.picked(made, index)
 
 
-def test_a_session_stays_whatever_the_load(offer: Callable[..., Offer]) -> None:
+def test_a_session_stays_whatever_the_load(context: Callable[..., SchedulingContext]) -> None:
     """It goes to the least loaded once, and then where it was."""
-    policy, made = SessionSticky(), offer(3, pending=[1, 0, 1], request=keyed("a"))
+    policy, made = SessionSticky(), context(3, pending=[1, 0, 1], request=keyed("a"))
     assert pick(policy, made) == ("r1", "least")
     assert pick(policy, made.changed(pending=[0, 90, 0])) == ("r1", "session")
     assert pick(policy, made.changed(pending=[0, 9, 9], request=keyed("b"))) == ("r0", "least")
     assert pick(policy, made.changed(pending=[0, 9, 9], request=keyed(None))) == ("r0", "least")
 
 
-def test_it_moves_once_its_replica_is_not_eligible(offer: Callable[..., Offer]) -> None:
+def test_it_moves_once_its_replica_is_not_eligible(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """And then stays moved, also when the first one is back."""
-    policy, made = SessionSticky(), offer(3, pending=[1, 0, 1], request=keyed("a"))
+    policy, made = SessionSticky(), context(3, pending=[1, 0, 1], request=keyed("a"))
     pick(policy, made)
     assert pick(policy, without(made, 1).changed(pending=[0, 1])) == ("r0", "least")
     assert pick(policy, made) == ("r0", "session")
 
 
-def test_sessions_are_forgotten(offer: Callable[..., Offer]) -> None:
+def test_sessions_are_forgotten(context: Callable[..., SchedulingContext]) -> None:
     """After the idle time, and the least recently used one at the bound."""
-    policy, made = SessionSticky(max_sessions=2), offer(2, pending=[1, 0])
+    policy, made = SessionSticky(max_sessions=2), context(2, pending=[1, 0])
     for session in ("a", "b", "a", "c"):
         pick(policy, made.changed(request=keyed(session)))
     assert len(policy) == 2
@@ -68,16 +70,16 @@ def test_sessions_are_forgotten(offer: Callable[..., Offer]) -> None:
     )
 )
 def test_only_a_lost_replica_moves_a_session(
-    offer: Callable[..., Offer], requests: list[tuple[str, list[float], set[int]]]
+    context: Callable[..., SchedulingContext], requests: list[tuple[str, list[float], set[int]]]
 ) -> None:
     """Under any loads; where it moved it stays."""
     policy, homes = SessionSticky(), dict[str, str]()
     for session, pending, gone in requests:
-        made = offer(4, pending=pending, request=keyed(session))
-        for seat in sorted(gone, reverse=True):
-            made = without(made, seat)
+        made = context(4, pending=pending, request=keyed(session))
+        for candidate in sorted(gone, reverse=True):
+            made = without(made, candidate)
         made = made.changed(pending=[each for at, each in enumerate(pending) if at not in gone])
         name, reason = pick(policy, made)
-        if homes.get(session) in {seat.key.id for seat in made.seats}:
+        if homes.get(session) in {candidate.key.id for candidate in made.candidates}:
             assert (name, reason) == (homes[session], "session")
         homes[session] = name

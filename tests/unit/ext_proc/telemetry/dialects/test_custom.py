@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ext_proc.routing.pool_settings import CustomMetric
+from ext_proc.routing.values.settings import CustomMetric
 from ext_proc.telemetry.dialects import Vocabulary, read_all
 
 

@@ -13,21 +13,14 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from ext_proc.requests.blocks import chained
-from ext_proc.routing.exact_index import ExactIndex
-from ext_proc.routing.prefix_uses import DOUBTS
-from ext_proc.routing.types import (
-    Endpoint,
-    EndpointKey,
-    Features,
-    Form,
-    KvEvents,
-    Pool,
-    Variant,
-)
+from ext_proc.routing.cache.exact_index import ExactIndex
+from ext_proc.routing.cache.prefix_uses import DOUBTS
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, KvEvents, Pool, Variant
+from ext_proc.routing.values.request import Features, Form
 from ext_proc.telemetry.kv_events import subscribe
 from ext_proc.telemetry.kv_events.collector import KvCollector
 from support.kv_engine import KvCache, KvEngine
-from tidegate.stack.ports import HeldPorts
+from tidegate.stack.processes.ports import HeldPorts
 
 R1 = EndpointKey("r1", 1)
 SIZE = 4

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ext_proc.requests.blocks import chained
-from ext_proc.routing.exact_index import ExactIndex, Telling
-from ext_proc.routing.types import EndpointKey, Features, Form
+from ext_proc.routing.cache.exact_index import ExactIndex, Telling
+from ext_proc.routing.values.pool import EndpointKey
+from ext_proc.routing.values.request import Features, Form
 from ext_proc.telemetry.kv_events.events import BlockRemoved, BlockStored
 from ext_proc.telemetry.kv_events.follower import Follower
 from ext_proc.telemetry.kv_events.translate import Translator

@@ -6,18 +6,18 @@ from collections import Counter
 
 import pytest
 
-from tidegate.demo.counters import Counts
+from tidegate.demo.counters import ReplicaCounters
 from tidegate.demo.load import Tally
 from tidegate.demo.phases import affinity, canary, picker_loss, replica_loss, traffic
 
 VARIANTS = {"r1": "stable", "r2": "canary"}
 
 
-def counted(r1: int = 3, r2: int = 0, vision: int = 5) -> dict[str, Counts]:
+def counted(r1: int = 3, r2: int = 0, vision: int = 5) -> dict[str, ReplicaCounters]:
     """Return two replicas' counts."""
     return {
-        "r1": Counts({("toy-llm", "1"): r1, ("vision", "1"): vision}),
-        "r2": Counts({("toy-llm", "2"): r2}),
+        "r1": ReplicaCounters({("toy-llm", "1"): r1, ("vision", "1"): vision}),
+        "r2": ReplicaCounters({("toy-llm", "2"): r2}),
     }
 
 
@@ -36,7 +36,7 @@ def test_traffic_holds_when_every_request_is_counted_once() -> None:
     ],
 )
 def test_traffic_names_what_is_wrong(
-    counts: dict[str, Counts], sent: dict[str, int], reason: str
+    counts: dict[str, ReplicaCounters], sent: dict[str, int], reason: str
 ) -> None:
     """A lost request, a canary without weight that serves, and an idle replica are told."""
     verdict = traffic.assess(counts, VARIANTS, sent, [])
@@ -44,9 +44,11 @@ def test_traffic_names_what_is_wrong(
     assert reason in verdict.text
 
 
-def policy_run(reused: float | None, ttft: list[float], failed: bool = False) -> affinity.Run:
+def policy_run(
+    reused: float | None, ttft: list[float], failed: bool = False
+) -> affinity.AffinityRun:
     """Return one policy's result."""
-    run = affinity.Run("policy", reused, 1000, ttft)
+    run = affinity.AffinityRun("policy", reused, 1000, ttft)
     if failed:
         run.tally.fail(OSError("gone"))
     return run
@@ -69,7 +71,7 @@ def test_affinity_holds_when_it_reuses_more_and_answers_sooner() -> None:
         (policy_run(0.9, [0.1], failed=True), "1 of 1 requests failed"),
     ],
 )
-def test_affinity_does_not_hold_otherwise(affine: affinity.Run, reason: str) -> None:
+def test_affinity_does_not_hold_otherwise(affine: affinity.AffinityRun, reason: str) -> None:
     """Equal reuse, equal time, nothing measured or a failed turn is no success."""
     verdict = affinity.assess(policy_run(0.3, [0.4]), affine)
     assert not verdict.holds

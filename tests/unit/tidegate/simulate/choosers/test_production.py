@@ -69,7 +69,7 @@ def test_prompts_are_equal_where_their_blocks_are() -> None:
 def test_first_tokens_are_heard_of_as_the_log_tells_of_them() -> None:
     """A second after they came, whether the job has ended by then or not."""
     chooser = Production("auto", world(2))
-    pace = chooser._router._paces["simulated"]
+    pace = chooser._router._latency_models["simulated"]
     for number in (1, 2):
         chooser.choose(job(number), 0.0)
         chooser.answering(job(number), 0.5)

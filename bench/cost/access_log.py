@@ -1,0 +1,143 @@
+"""Cost of one access-log entry in the picker: ``python bench/cost/access_log.py``.
+
+Messages like Envoy's (some 16 KiB, one entry of about 600 bytes per request) are read and folded
+into a router that knows the replicas; no network. ``parse`` is reading alone, ``all`` what the log
+service does with it. The best of several rounds counts: others may use the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from envoy.service.accesslog.v3 import als_pb2
+from prometheus_client import CollectorRegistry
+
+from ext_proc.feedback.fold import Feedback
+from ext_proc.feedback.metrics import FeedbackMetrics
+from ext_proc.feedback.service import LogService
+from ext_proc.feedback.wire import entries_of
+from ext_proc.routing.router import Router
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.routing.values.settings import Outlier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+PLAIN = Outlier()
+
+
+def _address(number: int) -> tuple[str, int]:
+    return f"10.0.{number // 250}.{1 + number % 250}", 8000
+
+
+def written(entries: int, replicas: int, rng: random.Random) -> bytes:
+    """Return a message of Envoy's with so many entries."""
+    message = als_pb2.StreamAccessLogsMessage()
+    for number in range(entries):
+        entry = message.http_logs.log_entry.add()
+        common, chosen = entry.common_properties, rng.randrange(replicas)
+        host, port = _address(chosen)
+        common.start_time.FromSeconds(1_700_000_000)
+        common.duration.FromMilliseconds(120)
+        common.time_to_last_rx_byte.FromMilliseconds(1)
+        common.time_to_first_upstream_tx_byte.FromMilliseconds(2)
+        common.time_to_first_upstream_rx_byte.FromMilliseconds(50)
+        common.time_to_last_upstream_rx_byte.FromMilliseconds(118)
+        for place in (
+            common.upstream_remote_address,
+            common.upstream_local_address,
+            common.downstream_remote_address,
+            common.downstream_local_address,
+        ):
+            place.socket_address.address = host
+            place.socket_address.port_value = port
+        common.upstream_cluster = "llm/stable/http"
+        common.route_name = "llm"
+        common.stream_id = f"{number:032x}"
+        common.upstream_request_attempt_count = 1
+        spaces = common.metadata.filter_metadata
+        spaces["tidegate"]["picker"] = "p"
+        spaces["tidegate"]["ticket"] = f"x-{number}"
+        spaces["tidegate"]["at"] = "127.0.0.1:18001"
+        picks = ",".join("{}:{}".format(*_address((chosen + n) % replicas)) for n in range(3))
+        spaces["envoy.lb"]["x-gateway-destination-endpoint"] = picks
+        spaces["envoy.lb"]["x-gateway-destination-endpoint-served"] = f"{host}:{port}"
+        entry.request.path = "/v2/models/toy-llm/generate"
+        entry.request.request_id = f"{number:032x}"
+        entry.response.response_code.value = 200
+        entry.response.response_body_bytes = 512
+        entry.response.response_code_details = "via_upstream"
+    return bytes(message.SerializeToString())
+
+
+def router_of(replicas: int, outlier: Outlier = PLAIN) -> Router:
+    """Return a router that knows the replicas of ``written``."""
+    endpoints = tuple(
+        Endpoint(EndpointKey(f"r{n}", 1), "stable", "{}:{}".format(*_address(n)), None)
+        for n in range(replicas)
+    )
+    pool = Pool("llm", variants=(Variant("stable", 1),), endpoints=endpoints, outlier=outlier)
+    router = Router(random.Random(1))  # noqa: S311 - a repeatable load
+    router.set_pools({"llm": pool}, 0.0)
+    return router
+
+
+def service_of(router: Router, registry: CollectorRegistry) -> LogService:
+    """Return what takes the messages of ``written``."""
+    feedback = Feedback(router, picker="p", life="x-")
+    return LogService(feedback, FeedbackMetrics(registry, feedback, router.conditions))
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run what waits for nothing but its next turn, without a loop."""
+    with suppress(StopIteration):
+        while True:
+            work.send(None)
+
+
+def _best_us(work: Callable[[], int], rounds: int) -> float:
+    best = float("inf")
+    for _ in range(rounds):
+        begin = time.process_time()
+        count = work()
+        best = min(best, (time.process_time() - begin) / count)
+    return best * 1e6
+
+
+def main() -> None:
+    """Print microseconds of CPU per entry."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[8, 100, 1000])
+    parser.add_argument("--entries", type=int, default=24, help="in one message")
+    parser.add_argument("--messages", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--latency-factor", type=float, default=0.0)
+    args = parser.parse_args()
+    rng = random.Random(1)  # noqa: S311 - a repeatable load
+    for count in args.replicas:
+        router = router_of(count, Outlier(latency_factor=args.latency_factor))
+        logs = service_of(router, CollectorRegistry())
+        data = [written(args.entries, count, rng) for _ in range(args.messages)]
+        total = args.entries * args.messages
+
+        def parse(data: list[bytes] = data) -> int:
+            return sum(1 for one in data for _ in entries_of(one))
+
+        def fold(data: list[bytes] = data, logs: LogService = logs, total: int = total) -> int:
+            for one in data:
+                _run(logs.take(one))
+            return total
+
+        parsing, both = _best_us(parse, args.rounds), _best_us(fold, args.rounds)
+        size = len(data[0]) // args.entries
+        print(
+            f"{count:5} replicas, {size} B per entry: parse {parsing:5.2f} us, all {both:5.2f} us"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What a routing decision costs: CPU microseconds per decision, bytes per indexed block.
+
+Run from the repository's root: ``.venv/bin/python -m bench.cost.decide`` (about two minutes). One
+process, one thread, no network. Times are the best of four rounds, as noise only ever adds.
+Each decision is a turn of a conversation: two blocks longer than the turn before, behind a
+system prompt that all share; ticket, index and settling are included. For ``auto`` the index holds
+a million blocks of other conversations meanwhile.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+import tracemalloc
+
+from ext_proc.routing.cache.prefix_index import PrefixIndex
+from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.policies import POLICIES
+from ext_proc.routing.router import Router
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.routing.values.request import Features, Form, Request
+from ext_proc.routing.values.ticket import Outcome
+
+ROUNDS = 4
+DECISIONS = 4_000
+OPEN = 64
+"""Requests in flight at any time."""
+SHARED_BLOCKS = 2
+CHAINS = 6_000
+FILLED = 1_000_000
+
+
+def pool_of(endpoints: int, policy: str) -> Pool:
+    """Return a pool of warm replicas of equal strength."""
+    return Pool(
+        name="bench",
+        models=frozenset({"llm"}),
+        variants=(Variant("stable", 1),),
+        endpoints=tuple(
+            Endpoint(
+                key=EndpointKey(f"replica-{number}", 1),
+                variant="stable",
+                http=f"10.0.{number}.1:8000",
+                grpc=f"10.0.{number}.1:8001",
+            )
+            for number in range(endpoints)
+        ),
+        policy=policy,
+        index_blocks=2 * FILLED,
+    )
+
+
+def fill(router: Router, rng: random.Random) -> None:
+    """Put ``FILLED`` blocks of earlier conversations into the index."""
+    keys = [each.key for each in router.pools["bench"].endpoints]
+    for number in range(FILLED // 100):
+        chain = tuple([rng.getrandbits(63) for _ in range(100)])
+        router.index.insert(keys[number % len(keys)], chain, 0.0)
+
+
+def requests_of(blocks: int, rng: random.Random) -> list[Request]:
+    """Return turns of conversations whose prompts have ``blocks`` blocks at most."""
+    shared = [rng.getrandbits(63) for _ in range(min(SHARED_BLOCKS, blocks))]
+    requests: list[Request] = []
+    while len(requests) < DECISIONS:
+        own = [rng.getrandbits(63) for _ in range(blocks - len(shared))]
+        for length in range(max(0, len(own) - 6), len(own) + 1, 2):
+            chain = tuple(shared + own[:length])
+            features = Features(Form.GENERATE, model="llm", prompt=b"x" * (256 * len(chain)))
+            requests.append(Request("bench", None, "http", features, chain))
+    return requests[:DECISIONS]
+
+
+def microseconds(endpoints: int, blocks: int, policy: str, *, filled: bool = False) -> float:
+    """Return the time of one decision with its settling."""
+    best = float("inf")
+    for seed in range(ROUNDS):
+        rng = random.Random(seed)  # noqa: S311 - a benchmark wants the same numbers each time
+        router = Router(rng)
+        router.set_pools({"bench": pool_of(endpoints, policy)}, 0.0)
+        if filled:
+            fill(router, rng)
+        requests = requests_of(blocks, rng)
+        decided: list[Decision] = []
+        gc.collect()
+        gc.freeze()  # as the picker does: a million blocks are not looked at again
+        start = time.process_time()
+        for number, request in enumerate(requests):
+            decision = router.decide(request, number * 0.001, 0.0)
+            if isinstance(decision, Decision):
+                decided.append(decision)
+            if number >= OPEN:
+                ticket = decided[number - OPEN].ticket
+                if ticket is not None:
+                    router.settle(ticket, Outcome.DONE, number * 0.001)
+        best = min(best, (time.process_time() - start) / len(requests))
+    return best * 1e6
+
+
+def bytes_per_block(blocks: int, endpoints: int) -> float:
+    """Return the memory of the index per block and endpoint that holds it."""
+    rng = random.Random(0)  # noqa: S311 - a benchmark wants the same numbers each time
+    keys = [EndpointKey(f"replica-{number}", 1) for number in range(endpoints)]
+    index = PrefixIndex(max_blocks=10_000_000)
+    tracemalloc.start()
+    for number in range(CHAINS):
+        chain = tuple(rng.getrandbits(63) for _ in range(blocks))
+        index.insert(keys[number % endpoints], chain, float(number))
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return used / sum(index.held(key) for key in keys)
+
+
+def main() -> None:
+    """Print both tables."""
+    print(f"{'policy':<24}{'endpoints':>10}{'blocks':>8}{'us/decision':>13}")
+    for endpoints in (8, 64, 256, 1_000):
+        for blocks in (4, 16, 64, 250):
+            cost = microseconds(endpoints, blocks, "auto", filled=True)
+            print(f"{'auto':<24}{endpoints:>10}{blocks:>8}{cost:>13.1f}")
+    for policy in sorted(POLICIES):
+        for endpoints in (8, 64):
+            cost = microseconds(endpoints, 16, policy)
+            print(f"{policy:<24}{endpoints:>10}{16:>8}{cost:>13.1f}")
+    print(f"\n{'blocks per chain':<18}{'endpoints':>10}{'bytes/block':>13}")
+    for blocks in (4, 16, 64):
+        for endpoints in (8, 64):
+            used = bytes_per_block(blocks, endpoints)
+            print(f"{blocks:<18}{endpoints:>10}{used:>13.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Guard the cost of a request in the picker: ``python bench/cost/guard.py [--write]``.
+
+Time is noise where others use the machine; what the interpreter executes is not. So the picker's
+own Python is counted, in bytecodes, while it reads requests, decides, and runs whole exchanges
+from the first message to the last reply, without gRPC; and one more over a connection of the fast
+transport, in memory, where the extra ``fast`` is installed. Each count is compared with its budget
+in ``bench/guard.json`` and may be at most a tenth above it. C code is not counted in this way:
+parsing the messages is timed against a loop of fixed work, in turns, the best of many.
+
+Counts hold for one minor version of Python, so there is a budget for each that was measured;
+elsewhere nothing is compared, and that is said. Who makes the picker dearer on purpose, or cheaper,
+writes new budgets with ``--write`` and says why in the commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from prometheus_client import CollectorRegistry
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+from bench.cost.bare_picker import BODIES, Scripted, messages
+from ext_proc.observability.metrics import Metrics
+from ext_proc.requests import prompt_blocks, read_body, read_head
+from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.values.request import Features, Form, Request
+from ext_proc.routing.values.ticket import Outcome
+from ext_proc.server.service import PickerServer
+from ext_proc.server.transport import named
+from ext_proc.server.wire import event_of, parse_request
+from support.streams import CHAT_PATH, INFER_PATH, llm, replicas, router
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+BUDGETS = Path(__file__).with_name("guard.json")
+SLACK = 1.10
+"""How far above its budget a count may be."""
+RATIO_SLACK = 1.30
+"""The same for times within one run."""
+WARM, COUNTED = 64, 32
+ENDPOINTS = 8
+OURS = "ext_proc"
+
+
+class Bytecodes:
+    """Counts the bytecodes that run in our own code; a context manager."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before: Any = None
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "call":
+            # What the standard library generates for us (dataclasses) has no file.
+            name = frame.f_globals.get("__name__", "")
+            if not name.startswith(OURS) and frame.f_code.co_filename != "<string>":
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        elif event == "opcode":
+            self.count += 1
+        return self._trace
+
+    def __enter__(self) -> Self:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+
+def counted(work: Callable[[int], object]) -> int:
+    """Return the bytecodes of one piece of work, the mean of some after it has warmed up."""
+    for number in range(WARM):
+        work(number)
+    with Bytecodes() as found:
+        for number in range(WARM, WARM + COUNTED):
+            work(number)
+    return round(found.count / COUNTED)
+
+
+def _text(number: int) -> str:
+    return f"question {number}: " + "what does the tide gauge say at noon? " * 50
+
+
+def reading() -> dict[str, int]:
+    """Count reading a head and a body, by form."""
+    chat = [{"role": "system", "content": _text(0)}, {"role": "user", "content": _text(1)}]
+    bodies = {
+        "generate": (INFER_PATH, {"text_input": _text(0), "max_tokens": 16}),
+        "chat": (CHAT_PATH, {"model": "toy-llm", "messages": chat, "stream": True}),
+    }
+
+    def read(path: str, body: bytes) -> object:
+        features = read_body(read_head("POST", path, {}), {}, body, complete=True)
+        return prompt_blocks(features, 256)
+
+    found = {}
+    for name, (path, document) in bodies.items():
+        body = json.dumps(document).encode()
+        found[f"read {name}"] = counted(lambda _, path=path, body=body: read(path, body))  # type: ignore[misc]  # default binds
+    return found
+
+
+def deciding() -> dict[str, int]:
+    """Count a decision with its settling, among few and many endpoints."""
+    found = {}
+    for endpoints in (ENDPOINTS, 256):
+        chooser = router(llm(endpoints=replicas(endpoints)))
+
+        def decide(number: int, chooser: Any = chooser) -> None:
+            blocks = tuple(hash((number % 8, depth)) for depth in range(8))
+            features = Features(Form.GENERATE, model="toy-llm", prompt=b"x" * 2048)
+            request = Request("llm", "stable", "http", features, blocks)
+            decision = chooser.decide(request, float(number), float(number))
+            if not isinstance(decision, Decision) or decision.ticket is None:
+                raise TypeError(f"no pick: {decision}")
+            chooser.settle(decision.ticket, Outcome.DONE, number + 0.5)
+
+        found[f"decide among {endpoints}"] = counted(decide)
+    return found
+
+
+def _server(mode: str) -> PickerServer:
+    """Return a picker whose clocks count alike in every run."""
+    return PickerServer(
+        router(llm(body=BODIES[mode], endpoints=replicas(ENDPOINTS))),
+        picker="guard",
+        metrics=Metrics(CollectorRegistry()),
+        clock=iter(range(10**9)).__next__,
+        wall_clock=lambda: 0.0,
+    )
+
+
+def exchanging() -> dict[str, int]:
+    """Count whole exchanges, by body mode."""
+    loop = asyncio.new_event_loop()
+    found = {}
+    for mode in BODIES:
+        server = _server(mode)
+        streams = [messages(mode, _text(number)) for number in range(8)]
+
+        def exchange(number: int, server: Any = server, streams: Any = streams) -> None:
+            loop.run_until_complete(server.process(None, Scripted(streams[number % 8])))
+
+        found[f"exchange {mode}"] = counted(exchange)
+    loop.close()
+    return found
+
+
+def carrying() -> dict[str, int]:
+    """Count a whole exchange that comes and goes over a connection of the fast transport."""
+    if named("auto") != "nghttp2":
+        return {}
+    from bench.cost.in_memory import Carried  # noqa: PLC0415 - an extra
+
+    server = _server("peek")
+    streams = [messages("peek", _text(number)) for number in range(8)]
+    loop = asyncio.new_event_loop()
+    carried = loop.run_until_complete(Carried.begin(server))
+    found = counted(lambda number: loop.run_until_complete(carried.exchange(streams[number % 8])))
+    loop.run_until_complete(carried.end())
+    loop.close()
+    return {"carried peek": found}
+
+
+def parsing(rounds: int = 60, calls: int = 200) -> float:
+    """Return what parsing and translating a head costs, in units of a loop of fixed work."""
+    data = messages("none", "")[0]
+
+    def reference() -> None:
+        for _ in range(calls):
+            dict.fromkeys(data, 0)
+
+    def parse() -> None:
+        for _ in range(calls):
+            event_of(parse_request(data))
+
+    def best(work: Callable[[], None]) -> float:
+        begin = time.thread_time()
+        work()
+        return time.thread_time() - begin
+
+    pairs = [(best(parse), best(reference)) for _ in range(rounds)]
+    return min(pair[0] for pair in pairs) / min(pair[1] for pair in pairs)
+
+
+def measure() -> dict[str, float]:
+    """Return all counts, and the ratio."""
+    return {
+        **reading(),
+        **deciding(),
+        **exchanging(),
+        **carrying(),
+        "parse ratio": round(parsing(), 2),
+    }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One figure beside its budget."""
+
+    name: str
+    found: float
+    budget: float | None
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is within its budget; a figure without one is not judged."""
+        slack = RATIO_SLACK if self.name.endswith("ratio") else SLACK
+        return self.budget is None or self.found <= self.budget * slack
+
+    def __str__(self) -> str:
+        budget = "no budget" if self.budget is None else f"budget {self.budget:g}"
+        mark = "" if self.kept else "  TOO MUCH"
+        return f"{self.name:<20}{self.found:>10g}  {budget}{mark}"
+
+
+def judge(found: Mapping[str, float], budgets: Mapping[str, float]) -> list[Verdict]:
+    """Set figures beside their budgets."""
+    return [Verdict(name, value, budgets.get(name)) for name, value in found.items()]
+
+
+def main() -> int:
+    """Measure, then compare or write; 1 where a budget is exceeded."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="make what is measured the budget")
+    args = parser.parse_args()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    every = json.loads(BUDGETS.read_text()) if BUDGETS.exists() else {}
+    found = measure()
+    if args.write:
+        every[version] = found
+        BUDGETS.write_text(json.dumps(every, indent=2) + "\n")
+    if version not in every:
+        print(f"no budgets for Python {version}: write them with --write")
+    verdicts = judge(found, every.get(version, {}))
+    for verdict in verdicts:
+        print(verdict)
+    if all(verdict.kept for verdict in verdicts):
+        return 0
+    print("dearer than its budget: make it cheaper, or write a new budget and say why")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

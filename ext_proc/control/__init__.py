@@ -1,0 +1,1 @@
+"""The picker's connection to the control server: pools in, reports out."""

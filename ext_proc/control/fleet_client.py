@@ -1,0 +1,240 @@
+"""The picker's side of ADS: pools in, acknowledgements out.
+
+Law:
+
+1. A response is taken whole or not at all. It is acknowledged only after the router works with
+   it; a pool that makes no sense, or that the router refuses, is answered with a NACK that names
+   the place, and what was known stays in force.
+2. Losing the control server freezes membership: nothing is forgotten, and the client comes back
+   with jittered delays (0.2 s to 5 s) and says which versions it holds.
+3. Responses, pools and message sizes are bounded.
+
+Source: the incremental xDS protocol, ``envoy/service/discovery/v3/discovery.proto``; the
+subscription is the legacy wildcard (a first request that names nothing).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import structlog
+from envoy.service.discovery.v3 import ads_pb2_grpc
+from envoy.service.discovery.v3 import discovery_pb2 as pb
+from google.protobuf.message import DecodeError
+
+from ext_proc.backoff import Backoff
+from ext_proc.control.pools import PoolError, pool_of
+from tidegate_api.fleet.v1 import pool_pb2
+from tidegate_api.names import PICKER_NODE_CLUSTER, POOL_TYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ext_proc.routing.values.pool import Pool
+
+MAX_POOLS: Final = 10_000
+MAX_MESSAGE_BYTES: Final = 64 * 2**20
+MAX_ERROR_CHARS: Final = 4_096
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A server that is gone without a word is noticed within 15 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # The delays between attempts are the client's own, see Backoff.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+_INVALID_ARGUMENT: Final = 3
+
+_log = structlog.stdlib.get_logger("ext_proc.control.fleet_client")
+
+
+class ServerError(Exception):
+    """The server does not speak the protocol; the stream is given up."""
+
+
+class PoolWatch:
+    """What one client holds of the server's pools; no I/O.
+
+    Args:
+        picker: This picker's id, its node id on ADS.
+        take: Puts a set of pools in force; an exception refuses it.
+    """
+
+    def __init__(self, picker: str, take: Callable[[Mapping[str, Pool]], None]) -> None:
+        self._picker = picker
+        self._take = take
+        self._pools: dict[str, Pool] = {}
+        self._versions: dict[str, str] = {}
+        self.synced = False
+        """True once a response was taken: pools are known, even if there are none."""
+        self.version: str | None = None
+        """The server's name for the last state taken."""
+        self.taken = ""
+        """Nonce of the response that brought it; empty before the first."""
+        self.error: str | None = None
+        """Why the last response was refused; ``None`` where it was taken."""
+
+    def hello(self) -> Any:
+        """Return the first request of a stream."""
+        request = pb.DeltaDiscoveryRequest(type_url=POOL_TYPE)
+        request.node.id = self._picker
+        request.node.cluster = PICKER_NODE_CLUSTER
+        request.node.user_agent_name = "tidegate-picker"
+        request.initial_resource_versions.update(self._versions)
+        return request
+
+    def answer(self, response: Any) -> Any:
+        """Take a ``DeltaDiscoveryResponse`` and return the request that answers it."""
+        request = pb.DeltaDiscoveryRequest(type_url=POOL_TYPE, response_nonce=response.nonce)
+        try:
+            self._apply(response)
+        except Exception as error:  # noqa: BLE001 - whatever refuses it, the server must hear why
+            self.error = str(error)[:MAX_ERROR_CHARS] or type(error).__name__
+            request.error_detail.code = _INVALID_ARGUMENT
+            request.error_detail.message = self.error
+        else:
+            self.error = None
+            self.synced = True
+            self.version = response.system_version_info
+            self.taken = response.nonce
+        return request
+
+    def _apply(self, response: Any) -> None:
+        if response.type_url != POOL_TYPE:
+            raise PoolError(f"asked for {POOL_TYPE}, got {response.type_url!r}")
+        pools, versions, problems = dict(self._pools), dict(self._versions), []
+        for name in response.removed_resources:
+            pools.pop(name, None)
+            versions.pop(name, None)
+        for resource in response.resources:
+            try:
+                pools[resource.name] = _read(resource)
+            except PoolError as error:
+                problems.append(str(error))
+            versions[resource.name] = resource.version
+        if len(pools) > MAX_POOLS:
+            problems.append(f"{len(pools)} pools; at most {MAX_POOLS} are held")
+        if problems:
+            raise PoolError("; ".join(problems))
+        self._take(pools)
+        self._pools, self._versions = pools, versions
+
+    def state(self) -> dict[str, Any]:
+        """Return what is held, for people."""
+        return {
+            "synced": self.synced,
+            "version": self.version,
+            "refused": self.error,
+            "pools": dict(self._versions),
+        }
+
+
+def _read(resource: Any) -> Pool:
+    message = pool_pb2.Pool()
+    if resource.resource.type_url != POOL_TYPE:
+        raise PoolError(f"resource {resource.name!r} is a {resource.resource.type_url!r}")
+    try:
+        message.ParseFromString(resource.resource.value)
+    except DecodeError as error:
+        raise PoolError(f"resource {resource.name!r} is no Pool: {error}") from error
+    if message.name != resource.name:
+        raise PoolError(f"resource {resource.name!r} holds pool {message.name!r}")
+    return pool_of(message)
+
+
+class FleetClient:
+    """Keeps a `PoolWatch` fed from the control server.
+
+    Args:
+        channel: To the control server; see `CHANNEL_OPTIONS`.
+        watch: What to feed.
+        rng: A number in [0, 1), for the jitter.
+        on_connected: Called with True and False as the stream comes and goes.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        watch: PoolWatch,
+        *,
+        rng: Callable[[], float],
+        on_connected: Callable[[bool], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stub = ads_pb2_grpc.AggregatedDiscoveryServiceStub(channel)
+        self._watch = watch
+        self._backoff = Backoff(rng)
+        self._on_connected = on_connected
+        self._clock = clock
+        self._since: float | None = None
+        self._lost: str | None = None
+        self.ready = asyncio.Event()
+        """Set once pools are known; it stays set."""
+
+    async def run(self) -> None:
+        """Follow the server until cancelled."""
+        while True:
+            try:
+                await self._follow()
+                self._lost = "the server ended the stream"
+            except grpc.aio.AioRpcError as error:
+                self._lost = f"{error.code().name}: {error.details()}"
+            except ServerError as error:
+                self._lost = str(error)
+            except asyncio.InvalidStateError:
+                # What grpc.aio says where a write meets a stream that has just ended.
+                self._lost = "the server ended the stream"
+            finally:
+                if self._since is not None:
+                    self._since = None
+                    self._on_connected(False)
+            delay = self._backoff.delay_s()
+            _log.warning("control_server_lost", reason=self._lost, retry_in_s=round(delay, 2))
+            await asyncio.sleep(delay)
+
+    async def _follow(self) -> None:
+        call = self._stub.DeltaAggregatedResources()
+        try:
+            await call.write(self._watch.hello())
+            while (response := await call.read()) is not grpc.aio.EOF:
+                if response is None:
+                    # So grpc.aio hands on a message that cannot be decoded.
+                    raise ServerError("the server sent what is no DeltaDiscoveryResponse")
+                if self._since is None:
+                    self._since = self._clock()
+                    self._backoff.reset()
+                    self._on_connected(True)
+                answer = self._watch.answer(response)
+                if self._watch.error is None:
+                    _log.info("pools_taken", version=self._watch.version)
+                    self.ready.set()
+                else:
+                    _log.error("pools_refused", reason=self._watch.error)
+                await call.write(answer)
+            status = await call.code()
+            if status is not grpc.StatusCode.OK:
+                raise grpc.aio.AioRpcError(
+                    status,
+                    await call.initial_metadata(),
+                    await call.trailing_metadata(),
+                    await call.details(),
+                )
+        finally:
+            call.cancel()
+
+    def state(self) -> dict[str, Any]:
+        """Return connection and contents, for people."""
+        return {
+            "connected_s": None if self._since is None else self._clock() - self._since,
+            "last_loss": self._lost,
+            **self._watch.state(),
+        }

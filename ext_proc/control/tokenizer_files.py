@@ -1,0 +1,161 @@
+"""Tokenizers from local files (Hugging Face ``tokenizer.json``), read off the request path.
+
+Rules:
+
+1. A file is read once, in a thread, when a pool first names it; never from the network. A file that
+   changes is not read again: give the new one another name.
+2. What cannot be read is logged once, with the pool and the fix, and is absent: that pool's prompts
+   are cut by characters. It is tried again when the pools name other files.
+3. At most `MAX_TOKENIZERS` files of at most `MAX_FILE_BYTES` each; those that no pool names any
+   longer are forgotten.
+4. Whatever a tokenizer raises on a text, the text has no ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tokenizers import Tokenizer as HuggingFace
+
+    from ext_proc.requests import Tokenizer
+    from ext_proc.routing.values.pool import Pool
+
+MAX_TOKENIZERS: Final = 8
+MAX_FILE_BYTES: Final = 128 * 2**20
+"""Those of today's vocabularies of 256,000 tokens have about 35 MB."""
+
+_log = structlog.stdlib.get_logger("ext_proc.control.tokenizer_files")
+
+
+class TokenizerError(Exception):
+    """A tokenizer cannot be had; the text says why and what to do."""
+
+
+class FileTokenizer:
+    """A ``tokenizer.json`` as the readers of requests use it.
+
+    Args:
+        loaded: The ``tokenizers`` package's object.
+    """
+
+    def __init__(self, loaded: HuggingFace) -> None:
+        # A file may ask for shorter or padded encodings, which are not what a prompt is.
+        loaded.no_truncation()
+        loaded.no_padding()
+        self._loaded = loaded
+
+    def encode(self, text: str) -> Sequence[int] | None:
+        """Return the ids with those special tokens that the file adds; ``None`` on an error."""
+        try:
+            ids: list[int] = self._loaded.encode(text).ids
+        except Exception:  # noqa: BLE001 - rule 4: the package raises bare exceptions
+            return None
+        return ids
+
+
+def load(path: str) -> Tokenizer:
+    """Read a tokenizer file; this takes up to a second of CPU.
+
+    Raises:
+        TokenizerError: The package or the file is missing, or the file is none.
+    """
+    try:
+        from tokenizers import Tokenizer as HuggingFace  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise TokenizerError(
+            "the package `tokenizers` is missing; install tidegate[tokenizers] beside the picker"
+        ) from None
+    try:
+        size = Path(path).stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise TokenizerError(f"it has {size} bytes; at most {MAX_FILE_BYTES} are read")
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(
+            f"it cannot be read ({error}); put the model's tokenizer.json there"
+        ) from None
+    try:
+        return FileTokenizer(HuggingFace.from_str(text))
+    except Exception as error:  # noqa: BLE001 - the package raises bare exceptions
+        raise TokenizerError(
+            f"it is no tokenizer ({error}); put the model's tokenizer.json there"
+        ) from None
+
+
+class TokenizerFiles:
+    """The tokenizers that pools name, by path; the rules are above.
+
+    Args:
+        read: Reads one file; runs in a thread and raises nothing but ``TokenizerError``.
+    """
+
+    def __init__(self, read: Callable[[str], Tokenizer] = load) -> None:
+        self._read = read
+        self._wanted: dict[str, str] = {}
+        """Path to the first pool that names it."""
+        self._failed: set[str] = set()
+        self._changed = asyncio.Event()
+        self.ready: dict[str, Tokenizer] = {}
+        """What is at hand, by path."""
+
+    def set_pools(self, pools: Mapping[str, Pool]) -> None:
+        """Take the pools: what they name is read soon by `run`, the rest is forgotten."""
+        wanted: dict[str, str] = {}
+        for pool in pools.values():
+            if pool.tokenizer:
+                wanted.setdefault(pool.tokenizer, pool.name)
+        if wanted == self._wanted:
+            return
+        self._wanted = wanted
+        self._failed.clear()
+        for path in self.ready.keys() - wanted.keys():
+            del self.ready[path]
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Read files as pools name them, one after the other, for ever."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while (path := self._next()) is not None:
+                await self._load(path)
+
+    def _next(self) -> str | None:
+        """Return a path to read; ``None`` = all is read."""
+        for path in self._wanted:
+            if path not in self.ready and path not in self._failed:
+                return path
+        return None
+
+    async def _load(self, path: str) -> None:
+        if len(self.ready) >= MAX_TOKENIZERS:
+            most = f"{MAX_TOKENIZERS} other files are loaded, which is the most; let pools share"
+            self._give_up(path, most)
+            return
+        try:
+            tokenizer = await asyncio.to_thread(self._read, path)
+        except TokenizerError as error:
+            self._give_up(path, str(error))
+            return
+        if path in self._wanted:
+            self.ready[path] = tokenizer
+            _log.info("tokenizer_loaded", pool=self._wanted[path], path=path)
+
+    def _give_up(self, path: str, reason: str) -> None:
+        if path not in self._wanted:
+            return
+        self._failed.add(path)
+        _log.warning(
+            "tokenizer_not_loaded",
+            pool=self._wanted[path],
+            path=path,
+            reason=reason,
+            instead="prompts are cut into blocks by characters",
+        )

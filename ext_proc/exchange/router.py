@@ -1,0 +1,35 @@
+"""The seam between an exchange and the router."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ext_proc.routing.pipeline.decision import Decision
+    from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.pool import Protocol as Spoken
+    from ext_proc.routing.values.refusal import Refusal
+    from ext_proc.routing.values.request import Features, Request
+    from ext_proc.routing.values.ticket import Outcome, Ticket
+
+
+class RequestRouter(Protocol):
+    """What an exchange needs of the router."""
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """The pools by name."""
+
+    def pool_for(self, features: Features, path: str, protocol: Spoken) -> str | Refusal:
+        """Name the pool of a request whose route does not."""
+
+    def decide(self, request: Request, now: float, unix_now: float) -> Decision | Refusal:
+        """Choose, and charge the choice."""
+
+    def served(self, ticket: Ticket, address: str, now: float) -> Ticket:
+        """Move the charge to the replica at ``address``; return the ticket that is open now."""
+
+    def settle(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
+        """Take the charge back; tell whether it was still open."""

@@ -1,0 +1,1 @@
+"""What the picker counts, traces and shows."""

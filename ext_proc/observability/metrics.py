@@ -1,0 +1,261 @@
+"""What the picker shows of itself: Prometheus metrics and the debug page.
+
+Law: no label is the caller's text; the pools, variants and endpoints of the fleet are bounded
+by `MAX_SERIES` per metric, and what is above counts under ``other``. The registry is injected;
+nothing is global. On the hot path a metric is a dictionary look-up and an addition.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from ext_proc.observability.counts import MAX_SERIES, Counts, Timings
+from ext_proc.observability.exposition import page_of
+from ext_proc.observability.series import ALL, MATCHED, Picks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ext_proc.exchange import Pick
+
+_SECONDS: Final = (
+    0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0,
+)  # fmt: skip
+
+
+class _InFlight(Collector):
+    """Reads the ledger when it is asked, so that the hot path pays nothing."""
+
+    def __init__(self, in_flight: Callable[[], Mapping[str, int]]) -> None:
+        self._in_flight = in_flight
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "tidegate_picker_in_flight",
+            "Requests in flight that this picker sent to the endpoint.",
+            labels=["endpoint"],
+        )
+        counts = sorted(self._in_flight().items())
+        for endpoint, count in counts[:MAX_SERIES]:
+            family.add_metric([endpoint], count)
+        rest = counts[MAX_SERIES:]
+        if rest:
+            family.add_metric(["other"], sum(count for _, count in rest))
+        yield family
+
+
+class _Reused(Collector):
+    """A counter per endpoint, read when asked."""
+
+    def __init__(self, reused: Callable[[], Mapping[str, float]]) -> None:
+        self._reused = reused
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily(
+            "tidegate_picker_prefix_observed_tokens",
+            "Prompt tokens that the endpoint says it took from its cache, for all its clients.",
+            labels=["endpoint"],
+        )
+        for endpoint, tokens in sorted(self._reused().items())[:MAX_SERIES]:
+            family.add_metric([endpoint], tokens)
+        yield family
+
+
+class Metrics:
+    """The picker's metrics.
+
+    Args:
+        registry: Where they are registered.
+        in_flight: Requests in flight by endpoint id.
+        pools: How many pools are known.
+        index_blocks: How many blocks the prefix index holds.
+        reused: Tokens that endpoints say they took from their caches.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        in_flight: Callable[[], Mapping[str, int]] = dict,
+        pools: Callable[[], int] = int,
+        index_blocks: Callable[[], int] = int,
+        reused: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        self.registry = registry
+        registry.register(_InFlight(in_flight))
+        registry.register(_Reused(reused))
+        prompts = Counts(
+            "tidegate_picker_prefix_prompt_tokens",
+            "Estimated prompt tokens of requests that this picker sent to the endpoint.",
+            ["endpoint"],
+            registry,
+        )
+        predicted = Counts(
+            "tidegate_picker_prefix_predicted_tokens",
+            "Those of them that the endpoint was predicted to have cached.",
+            ["endpoint"],
+            registry,
+        )
+        picks = Counts(
+            "tidegate_picker_picks",
+            "Requests for which an endpoint was chosen.",
+            ["pool", "variant", "reason"],
+            registry,
+        )
+        self._refusals = Counts(
+            "tidegate_picker_refusals",
+            "Requests that were answered with an error.",
+            ["reason"],
+            registry,
+        )
+        self._passes = Counts(
+            "tidegate_picker_passes",
+            "Requests left to the proxy's own balancing.",
+            ["reason"],
+            registry,
+        )
+        self._errors = Counts(
+            "tidegate_picker_errors",
+            "Streams that went wrong; the proxy goes on by itself.",
+            ["kind"],
+            registry,
+        )
+        self._seconds = Timings(
+            "tidegate_picker_exchange_seconds",
+            "Time to a decision: thinking (parsing and choosing) and waiting for the body.",
+            "part",
+            ["thinking", "waiting"],
+            _SECONDS,
+            registry,
+        )
+        blocks = Counts(
+            "tidegate_picker_prompt_blocks",
+            "Prompt blocks of picked requests: all, and those the choice was predicted to hold.",
+            ["part"],
+            registry,
+            known=[ALL, MATCHED],
+        )
+        tokens = Counts(
+            "tidegate_picker_prompt_tokens",
+            "Estimated prompt tokens of picked requests: all, and those predicted to be cached.",
+            ["part"],
+            registry,
+            known=[ALL, MATCHED],
+        )
+        self._picked = Picks(
+            picks.series,
+            tokens.series,
+            blocks.series,
+            prompts.series,
+            predicted.series,
+        )
+        self.streams = 0
+        """Open streams of the proxy."""
+        Gauge(
+            "tidegate_picker_open_streams", "Open streams of the proxy.", registry=registry
+        ).set_function(lambda: self.streams)
+        self._unreadable = Counts(
+            "tidegate_picker_unreadable_bodies",
+            "Bodies that were no request of their form.",
+            [],
+            registry,
+            known=[()],
+        )
+        self._moved = Counts(
+            "tidegate_picker_served_elsewhere",
+            "Requests that another replica than the pick served, as far as the proxy tells.",
+            [],
+            registry,
+            known=[()],
+        )
+        self.connected = Gauge(
+            "tidegate_picker_xds_connected",
+            "1 while the control server's stream is open.",
+            registry=registry,
+        )
+        Gauge("tidegate_picker_pools", "Pools known.", registry=registry).set_function(pools)
+        Gauge(
+            "tidegate_picker_index_blocks", "Blocks in the prefix index.", registry=registry
+        ).set_function(index_blocks)
+
+    def picked(self, pick: Pick) -> None:
+        """Count a pick."""
+        self._picked.count(pick)
+
+    def refused(self, reason: str) -> None:
+        """Count a refusal."""
+        self._refusals.add((reason,))
+
+    def passed(self, reason: str) -> None:
+        """Count a request left to the proxy."""
+        self._passes.add((reason,))
+
+    def unreadable(self) -> None:
+        """Count a body that could not be read."""
+        self._unreadable.add(())
+
+    def moved(self) -> None:
+        """Count a request that another replica than the pick served."""
+        self._moved.add(())
+
+    def failed(self, kind: str) -> None:
+        """Count a stream that went wrong."""
+        self._errors.add((kind,))
+
+    def took(self, thinking_s: float, waiting_s: float | None) -> None:
+        """Observe one decision; ``None`` = it did not wait for a body."""
+        self._seconds.observe("thinking", thinking_s)
+        if waiting_s is not None:
+            self._seconds.observe("waiting", waiting_s)
+
+
+def debug_app(
+    metrics: Metrics,
+    state: Callable[[], Mapping[str, Any]],
+    ready: Callable[[], bool],
+    recent: Callable[[], Sequence[Mapping[str, object]]] = tuple,
+) -> web.Application:
+    """Return the application behind ``--metrics``.
+
+    Its pages: ``/metrics``, ``/debug/state``, ``/debug/explain`` (sampled decisions, the newest
+    first; ``?pool=`` of one pool only) and ``/healthz``.
+
+    Args:
+        metrics: The metrics to print.
+        state: Returns the dump, made of what JSON can hold.
+        ready: Tells whether pools are known and the picker is not stopping.
+        recent: Returns the sampled decisions, the oldest first.
+    """
+
+    async def print_metrics(_: web.Request) -> web.Response:
+        body = await page_of(metrics.registry)
+        return web.Response(body=body, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def print_state(_: web.Request) -> web.Response:
+        options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+        body = orjson.dumps(state(), default=str, option=options)
+        return web.Response(body=body, content_type="application/json")
+
+    async def print_explain(request: web.Request) -> web.Response:
+        pool = request.query.get("pool")
+        shown = [each for each in reversed(recent()) if pool is None or each.get("pool") == pool]
+        body = orjson.dumps(shown, default=str, option=orjson.OPT_INDENT_2)
+        return web.Response(body=body, content_type="application/json")
+
+    async def print_health(_: web.Request) -> web.Response:
+        up = ready()
+        return web.Response(status=200 if up else 503, text="ready\n" if up else "not ready\n")
+
+    app = web.Application(client_max_size=1024)
+    app.router.add_get("/metrics", print_metrics)
+    app.router.add_get("/debug/state", print_state)
+    app.router.add_get("/debug/explain", print_explain)
+    app.router.add_get("/healthz", print_health)
+    return app

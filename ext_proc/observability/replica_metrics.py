@@ -1,0 +1,84 @@
+"""What is believed of each replica, read by Prometheus when it asks: the hot path pays nothing.
+
+Law: a number that is not known has no sample, and is never 0. At most ``MAX_SERIES`` replicas are
+shown; beyond that the extremes of ``/debug/state`` tell more than a page would.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ext_proc.observability.counts import MAX_SERIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from prometheus_client import CollectorRegistry
+
+    from ext_proc.routing.state.replica import Replica
+
+
+class ReplicaMetrics(Collector):
+    """Queue, age of readings, and speed of answers, by endpoint.
+
+    Args:
+        registry: Where they are registered.
+        replicas: Returns what is known of each.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        replicas: Callable[[], Iterable[Replica]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._replicas = replicas
+        self._clock = clock
+        registry.register(self)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the present values."""
+        queue = GaugeMetricFamily(
+            "tidegate_picker_replica_queue",
+            "Requests believed in the replica: ours in flight and others' that wait there.",
+            labels=["endpoint"],
+        )
+        age = GaugeMetricFamily(
+            "tidegate_picker_replica_reading_age_seconds",
+            "Age of the oldest number in use of those that the replica told.",
+            labels=["endpoint"],
+        )
+        first = GaugeMetricFamily(
+            "tidegate_picker_replica_first_byte_seconds",
+            "Usual time from a request's dispatch to the first byte of its answer.",
+            labels=["endpoint", "pool"],
+        )
+        speed = GaugeMetricFamily(
+            "tidegate_picker_replica_bytes_per_second",
+            "Usual speed of an answer from its first byte to its last.",
+            labels=["endpoint", "pool"],
+        )
+        # One family after the other, so that a page can be written in slices.
+        now, replicas = self._clock(), list(islice(self._replicas(), MAX_SERIES))
+        for replica in replicas:
+            others = replica.others_queued(now) or 0.0
+            queue.add_metric([replica.key.id], replica.load.in_flight + others)
+        yield queue
+        for replica in replicas:
+            if replica.readings:
+                oldest = min(each.at for each in replica.readings)
+                age.add_metric([replica.key.id], now - oldest)
+        yield age
+        for family, name in ((first, "first_byte_s"), (speed, "bytes_per_s")):
+            for replica in replicas:
+                for pool, served in replica.served.items():
+                    value = getattr(served, name).value
+                    if value is not None:
+                        family.add_metric([replica.key.id, pool], value)
+            yield family

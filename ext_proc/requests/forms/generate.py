@@ -1,0 +1,100 @@
+"""Triton's ``generate`` and ``generate_stream``: a JSON object whose keys name tensors.
+
+Source: Triton's generate extension. The server ignores ``sequence_id``, ``priority`` and
+``timeout`` here, so they are not read; an empty body is legal. Unknown keys become request
+parameters, so the prompt and the sampling options may lie at the top or inside ``parameters``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from ext_proc.requests.parsing import values
+from ext_proc.requests.parsing.json_prefix import Document, read_object
+from ext_proc.requests.parsing.tensors import (
+    ADAPTER_INPUT,
+    SAMPLING_INPUT,
+    SEPARATOR,
+    sampling_parameters,
+)
+
+if TYPE_CHECKING:
+    from ext_proc.routing.values.request import Features
+
+PROMPT_KEYS: Final = ("text_input", "prompt")
+
+_PARAMETERS: Final = "parameters"
+_PLACE: Final = "the generate request"
+
+
+def read_generate(features: Features, body: bytes | memoryview, *, complete: bool) -> Features:
+    """Read a ``generate`` body; model and version are the path's.
+
+    Raises:
+        BadRequest: It is no JSON object.
+    """
+    if not len(body):
+        return features
+    document = read_object(body, complete=complete, place=_PLACE)
+    members = document.members
+    nested = members.get(_PARAMETERS)
+    parameters: dict[str, Any] = nested if isinstance(nested, dict) else {}
+    prompt, partial = _prompt(document, parameters)
+    sampled = members.get(SAMPLING_INPUT, parameters.get(SAMPLING_INPUT))
+    sampling = {} if sampled is None else _sampling(sampled)
+    places = [place for place in (members, parameters, sampling) if place]
+    made = features.copy()
+    made.request_id = values.label(members.get("id")) or features.request_id
+    made.prompt = prompt
+    made.prompt_is_partial = partial
+    made.max_tokens = _first_positive(places)
+    made.adapter = _adapter(places)
+    return made
+
+
+def _prompt(document: Document, parameters: dict[str, Any]) -> tuple[bytes | None, bool]:
+    for key in PROMPT_KEYS:
+        if key in document.members:
+            return joined(document.members[key], cut=document.is_cut(key))
+    for key in PROMPT_KEYS:
+        if key in parameters:
+            return joined(parameters[key], cut=document.is_cut(_PARAMETERS))
+    return None, False
+
+
+def joined(value: object, *, cut: bool) -> tuple[bytes | None, bool]:
+    """Return one text, or the texts of an array separated, and whether something is missing."""
+    if isinstance(value, str):
+        text = value.encode()
+    elif isinstance(value, list) and all(isinstance(part, str) for part in value):
+        text = SEPARATOR.join(part.encode() for part in value)
+    else:
+        return None, False
+    return text[: values.MAX_PROMPT_BYTES], cut or len(text) > values.MAX_PROMPT_BYTES
+
+
+def _sampling(value: object) -> dict[str, Any]:
+    """Return vLLM's sampling parameters, given as an object or as its JSON text."""
+    if isinstance(value, dict):
+        return value
+    return sampling_parameters(value) if isinstance(value, str) else {}
+
+
+def _adapter(places: list[dict[str, Any]]) -> str | None:
+    """Return the first adapter that is named, or numbered (TensorRT-LLM's ``lora_task_id``)."""
+    for place in places:
+        found = values.label(place.get("lora_name"))
+        if found is not None:
+            return found
+        task = values.positive(place.get(ADAPTER_INPUT))
+        if task is not None:
+            return str(task)
+    return None
+
+
+def _first_positive(places: list[dict[str, Any]]) -> int | None:
+    for place in places:
+        found = values.positive(place.get("max_tokens"))
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,308 @@
+"""KServe's ``ModelInferRequest`` in its gRPC frame (package ``inference``).
+
+Field numbers follow triton-inference-server/common: ``protobuf/grpc_service.proto``. Fields may
+come in any order; serialisers write them by number, so the first part of a message usually names
+the model, its parameters and its inputs, and the tensors' bulk follows.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.requests.forms.infer import describe
+from ext_proc.requests.parsing import values
+from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.requests.parsing.inflate import inflate, is_supported
+from ext_proc.requests.parsing.protobuf import BYTES, VARINT, Field, Scanner, signed
+from ext_proc.requests.parsing.tensors import INTEGERS, NOTHING, READ_INPUTS, Tensor, read_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ext_proc.routing.values.request import Features
+
+FRAME_HEADER_BYTES: Final = 5
+MAX_PARAMETERS: Final = 256
+MAX_INPUTS: Final = 1024
+MAX_TYPED_PARTS: Final = 512
+"""Fields of a typed tensor (texts, or runs of integers) that are read."""
+
+MAX_PACKED: Final = 32_768
+"""Integers of a typed (not raw) tensor that are read: one costs a third of a microsecond."""
+
+_MODEL, _VERSION, _ID, _PARAMETERS, _INPUTS, _RAW = 1, 2, 3, 4, 5, 7
+_KEY, _VALUE = 1, 2
+_CALL_NAME, _CALL_VERSION = 1, 2
+_NAME, _DATATYPE, _INPUT_PARAMETERS, _CONTENTS = 1, 2, 4, 5
+_NAME_BYTES: Final = 4 * values.MAX_NAME_CHARS
+_TEXT_BYTES: Final = 65_536
+_UNKNOWN_END: Final = 2**63
+"""End of a message whose compressed data is cut."""
+_CONTENT_OF: Final = {"INT32": 2, "INT64": 3, "UINT32": 4, "UINT64": 5, "BYTES": 8}
+
+Parameter = bool | int | float | str
+
+
+@dataclass(slots=True)
+class _Input:
+    name: str = ""
+    datatype: str = ""
+    contents: Field | None = None
+    shared: bool = False
+
+
+@dataclass(slots=True)
+class _Message:
+    model: str | None = None
+    version: str | None = None
+    id: str | None = None
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    inputs: list[_Input] = field(default_factory=list)
+    raw: list[Field] = field(default_factory=list)
+
+
+def read_grpc(
+    features: Features,
+    headers: Mapping[str, str],
+    body: bytes | memoryview,
+    *,
+    complete: bool,
+) -> Features:
+    """Read the first framed ``ModelInferRequest`` of ``body``.
+
+    A compressed message whose ``grpc-encoding`` is not gzip or deflate says nothing.
+
+    Raises:
+        BadRequest: The bytes are no gRPC frame with such a message.
+    """
+    opened = _open(headers, body, complete=complete)
+    if opened is None:
+        return features
+    scanner, end = opened
+    return _describe(features, scanner, _read_message(scanner, end))
+
+
+def read_model_call(
+    features: Features,
+    headers: Mapping[str, str],
+    body: bytes | memoryview,
+    *,
+    complete: bool,
+) -> Features:
+    """Read whom ModelReady, ModelMetadata, ModelConfig or ModelStatistics asks about.
+
+    All four have the model's name in field 1 and its version in field 2.
+
+    Raises:
+        BadRequest: The bytes are no gRPC frame with such a message.
+    """
+    opened = _open(headers, body, complete=complete)
+    if opened is None:
+        return features
+    scanner, end = opened
+    model = version = None
+    for item in scanner.fields(0, end):
+        if item.number == _CALL_NAME:
+            model = _identifier(scanner, item, "name")
+        elif item.number == _CALL_VERSION:
+            version = _identifier(scanner, item, "version")
+    made = features.copy()
+    made.model = model or features.model
+    made.version = version or features.version
+    return made
+
+
+def _open(
+    headers: Mapping[str, str], body: bytes | memoryview, *, complete: bool
+) -> tuple[Scanner, int] | None:
+    """Return the first message and where it ends, ``None`` where nothing of it can be read."""
+    if len(body) < FRAME_HEADER_BYTES:
+        if complete:
+            raise BadRequest("the body has no gRPC message; send one framed message")
+        return None
+    flag, length = struct.unpack_from(">BI", body)
+    content: bytes | memoryview = memoryview(body)[FRAME_HEADER_BYTES:]
+    if flag > 1:
+        raise BadRequest(f"the gRPC frame has the compressed flag {flag}; it must be 0 or 1")
+    if complete and length > len(content):
+        raise BadRequest(f"the gRPC frame says {length} bytes, but {len(content)} follow")
+    end = length
+    if flag:
+        if not is_supported(headers.get("grpc-encoding", "")):
+            return None
+        whole = length <= len(content)
+        content, whole = inflate(content[:length], complete=whole, place="the gRPC message")
+        end = len(content) if whole else _UNKNOWN_END
+    return Scanner(content), end
+
+
+def _read_message(scanner: Scanner, end: int) -> _Message:
+    message = _Message()
+    for item in scanner.fields(0, end):
+        if item.number == _MODEL:
+            message.model = _identifier(scanner, item, "model_name")
+        elif item.number == _VERSION:
+            message.version = _identifier(scanner, item, "model_version")
+        elif item.number == _ID:
+            message.id = scanner.text(item, _NAME_BYTES)
+        elif item.number == _PARAMETERS:
+            _read_parameter(scanner, item, message.parameters)
+        elif item.number == _INPUTS:
+            if len(message.inputs) >= MAX_INPUTS:
+                raise BadRequest(f"the request has more than {MAX_INPUTS} inputs; send fewer")
+            message.inputs.append(_read_input(scanner, item))
+        elif item.number == _RAW and len(message.raw) < MAX_INPUTS:
+            message.raw.append(item)
+    return message
+
+
+def _identifier(scanner: Scanner, item: Field, place: str) -> str | None:
+    text = scanner.text(item, _NAME_BYTES)
+    if text is None and item.whole:
+        raise BadRequest(f"{place} is too long; use at most {values.MAX_NAME_CHARS} characters")
+    return values.name(text, place)
+
+
+def _fields(scanner: Scanner, item: Field) -> list[Field]:
+    if item.kind != BYTES:
+        raise BadRequest(f"field {item.number} of the request must be a message")
+    return scanner.fields(item.start, item.end)
+
+
+def _read_parameter(scanner: Scanner, item: Field, into: dict[str, Parameter]) -> None:
+    """Read one entry of a ``map<string, InferParameter>``; a cut one is unknown."""
+    if not item.whole:
+        return
+    key: str | None = None
+    value: Parameter | None = None
+    for part in _fields(scanner, item):
+        if part.number == _KEY:
+            key = scanner.text(part, _NAME_BYTES)
+        elif part.number == _VALUE:
+            value = _parameter_value(scanner, part)
+    if key is None or value is None:
+        return
+    if len(into) >= MAX_PARAMETERS:
+        raise BadRequest(f"the request has more than {MAX_PARAMETERS} parameters; send fewer")
+    into[key] = value
+
+
+def _parameter_value(scanner: Scanner, item: Field) -> Parameter | None:
+    """Read an ``InferParameter``: 1 bool, 2 int64, 3 string, 4 double, 5 uint64."""
+    value: Parameter | None = None
+    for part in _fields(scanner, item):
+        if part.number == 1 and part.kind == VARINT:
+            value = bool(part.value)
+        elif part.number == 2 and part.kind == VARINT:  # noqa: PLR2004 - int64_param
+            value = signed(part.value)
+        elif part.number == 3:  # noqa: PLR2004 - string_param
+            value = scanner.text(part, _TEXT_BYTES)
+        elif part.number == 5 and part.kind == VARINT:  # noqa: PLR2004 - uint64_param
+            value = part.value
+    return value
+
+
+def _read_input(scanner: Scanner, item: Field) -> _Input:
+    found = _Input()
+    for part in _fields(scanner, item):
+        if part.number == _NAME:
+            found.name = scanner.text(part, _NAME_BYTES) or ""
+        elif part.number == _DATATYPE:
+            found.datatype = scanner.text(part, _NAME_BYTES) or ""
+        elif part.number == _INPUT_PARAMETERS:
+            parameters: dict[str, Parameter] = {}
+            _read_parameter(scanner, part, parameters)
+            found.shared = found.shared or "shared_memory_region" in parameters
+        elif part.number == _CONTENTS:
+            found.contents = part
+    return found
+
+
+def _describe(features: Features, scanner: Scanner, message: _Message) -> Features:
+    said = read_tensors(_tensors(scanner, message)) if message.inputs else NOTHING
+    made = describe(features, message.id, message.parameters, said, "parameter sequence_id")
+    made.model = message.model or features.model
+    made.version = message.version or features.version
+    return made
+
+
+def _tensors(scanner: Scanner, message: _Message) -> dict[str, Tensor]:
+    """Find the data of the inputs that matter, in ``raw_input_contents`` or in ``contents``.
+
+    The k-th raw content belongs to the k-th input that lies in no shared memory.
+    """
+    tensors: dict[str, Tensor] = {}
+    raw = iter(message.raw)
+    for item in message.inputs:
+        content = None if item.shared else next(raw, None)
+        if item.shared or item.name not in READ_INPUTS or item.name in tensors:
+            continue
+        if content is not None:
+            if content.kind != BYTES:
+                raise BadRequest("raw_input_contents of the request must be bytes")
+            data = scanner.data[content.start : content.end]
+            tensors[item.name] = Tensor(item.name, item.datatype, data, content.whole)
+        elif item.contents is not None and not message.raw:
+            tensor = _typed_contents(scanner, item, item.contents)
+            if tensor is not None:
+                tensors[item.name] = tensor
+    return tensors
+
+
+def _typed_contents(scanner: Scanner, item: _Input, contents: Field) -> Tensor | None:
+    """Turn ``InferTensorContents`` into the raw layout; ``None`` where it does not matter."""
+    number = _CONTENT_OF.get(item.datatype)
+    if number is None or contents.kind != BYTES:
+        return None
+    raw = bytearray()
+    whole = contents.whole
+    parts = scanner.fields(contents.start, contents.end, MAX_TYPED_PARTS + 1)
+    for index, part in enumerate(parts):
+        if index >= MAX_TYPED_PARTS or len(raw) > values.MAX_PROMPT_BYTES:
+            whole = False
+            break
+        if part.number != number:
+            continue
+        if item.datatype == "BYTES":
+            piece, all_read = _text(scanner, part)
+        else:
+            width = INTEGERS[item.datatype].size
+            piece, all_read = _integers(scanner, item.datatype, part, len(raw) // width)
+        raw += piece
+        whole = whole and all_read
+        if not all_read:
+            break
+    return Tensor(item.name, item.datatype, bytes(raw), whole)
+
+
+def _text(scanner: Scanner, part: Field) -> tuple[bytes, bool]:
+    """Write a text behind its length, as raw tensors do; one that is cut keeps a longer length."""
+    if part.kind != BYTES:
+        raise BadRequest("bytes_contents of the request must be bytes")
+    kept = scanner.data[part.start : min(part.end, part.start + values.MAX_PROMPT_BYTES)]
+    cut = not part.whole or len(kept) < part.end - part.start
+    return struct.pack("<I", len(kept) + cut) + kept, not cut
+
+
+def _integers(scanner: Scanner, datatype: str, part: Field, already: int) -> tuple[bytes, bool]:
+    """Write the integers of a packed field, or the one of an unpacked, little-endian.
+
+    Returns:
+        The bytes, and whether they hold every integer.
+    """
+    most = MAX_PACKED - already
+    if part.kind == VARINT:
+        numbers, all_read = [signed(part.value)], True
+    else:
+        numbers = scanner.varints(part, most + 1)
+        all_read = part.whole and len(numbers) <= most
+        del numbers[most:]
+    if datatype == "UINT64":
+        numbers = [number % 2**64 for number in numbers]
+    try:
+        packed = struct.pack(f"<{len(numbers)}{INTEGERS[datatype].format[1:]}", *numbers)
+    except struct.error:
+        raise BadRequest(f"an integer of a {datatype} input does not fit that datatype") from None
+    return packed, all_read

@@ -1,0 +1,161 @@
+"""OpenAI's completions, chat completions and embeddings.
+
+The body names the model. A prompt is a text, texts, token ids or arrays of them; a chat is put into
+canonical bytes message by message, so that a conversation that grows keeps its prefix. The chat
+template is applied by the replica and unknown here; equal canonical bytes give equal templates'
+output as long as tools and template options are equal too. These are not part of the bytes:
+templates write tools before the messages, but OpenAI's clients write them behind, so a body read in
+part does not show them, and a conversation would change its prefix when it grows beyond that part.
+
+Each message is written as its content and then its role and other members, whatever their order in
+the JSON; of a message in which the cut fell only the content is written. So the prompt of a body
+that was read in part is always a prefix of the whole body's prompt.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import xxhash
+
+from ext_proc.requests.forms.generate import joined
+from ext_proc.requests.parsing import values
+from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.requests.parsing.json_prefix import Document, read_object
+
+if TYPE_CHECKING:
+    from ext_proc.routing.values.request import Features
+
+MAX_MESSAGES: Final = 4096
+MAX_PARTS: Final = 1024
+"""Parts of one message's content."""
+
+_ROLE_MARK: Final = "\x1f"
+_MESSAGE_END: Final = "\x1e"
+_PART_END: Final = "\x1d"
+_MEDIA_MARK: Final = "\x1c"
+_PLAIN: Final = 2
+"""Members of a message that is a text and its role."""
+_PLACE: Final = "the OpenAI request"
+
+
+def read_openai(features: Features, body: bytes | memoryview, *, complete: bool) -> Features:
+    """Read the body of a completion, chat completion or embeddings request.
+
+    Raises:
+        BadRequest: It is no JSON object, or its model is no text.
+    """
+    document = read_object(body, complete=complete, place=_PLACE)
+    members = document.members
+    prompt, partial, token_ids = _prompt(document)
+    limit = values.positive(members.get("max_completion_tokens"))
+    made = features.copy()
+    made.model = values.name(members.get("model"), "`model`") or features.model
+    named = values.session(members.get("prompt_cache_key"))
+    made.session = named or values.session(members.get("user"))
+    made.salt = values.session(members.get("cache_salt"))
+    made.streaming = members.get("stream") is True
+    made.max_tokens = limit or values.positive(members.get("max_tokens"))
+    made.prompt = prompt
+    made.prompt_is_partial = partial
+    made.token_ids = token_ids
+    return made
+
+
+def _prompt(document: Document) -> tuple[bytes | None, bool, bool]:
+    """Return the prompt, whether something of it is missing, and whether it is token ids."""
+    members = document.members
+    if "messages" in members:
+        return (*_chat(members["messages"], cut=document.is_cut("messages")), False)
+    for key in ("prompt", "input"):
+        if key in members:
+            cut = document.is_cut(key)
+            text = joined(members[key], cut=cut) if members[key] != [] else (None, False)
+            if text[0] is not None:
+                return (*text, False)
+            ids = _tokens(members[key], cut=cut)
+            return (*ids, ids[0] is not None)
+    return None, False, False
+
+
+def _tokens(value: object, *, cut: bool) -> tuple[bytes | None, bool]:
+    """Return token ids as little-endian 32-bit integers; arrays of a batch one after the other."""
+    if not isinstance(value, list) or not value:
+        return None, False
+    flat: list[Any] = value
+    if isinstance(value[0], list):
+        flat = []
+        for item in value:
+            flat.extend(item if isinstance(item, list) else (item,))
+    most = values.MAX_PROMPT_BYTES // 4
+    try:
+        packed = struct.pack(f"<{min(len(flat), most)}I", *flat[:most])
+    except struct.error:
+        return None, False
+    return packed, cut or len(flat) > most
+
+
+def _chat(messages: object, *, cut: bool) -> tuple[bytes | None, bool]:
+    if not isinstance(messages, list):
+        raise BadRequest(f"`messages` must be an array, not {values.json_type(messages)}")
+    if len(messages) > MAX_MESSAGES:
+        raise BadRequest(f"the request has more than {MAX_MESSAGES} messages; send fewer")
+    pieces: list[str] = []
+    cut_at = len(messages) - 1 if cut else -1
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            place = f"`messages[{index}]`"
+            raise BadRequest(f"{place} must be an object, not {values.json_type(message)}")
+        content = message.get("content")
+        role = message.get("role")
+        plain = len(message) == _PLAIN and index != cut_at
+        if plain and isinstance(content, str) and isinstance(role, str):
+            pieces += (content, _ROLE_MARK, role, _MESSAGE_END)
+        else:
+            _write_message(pieces, message, cut=index == cut_at)
+    text = "".join(pieces).encode()
+    return text[: values.MAX_PROMPT_BYTES], cut or len(text) > values.MAX_PROMPT_BYTES
+
+
+def _write_message(pieces: list[str], message: dict[str, Any], *, cut: bool) -> None:
+    content = message.get("content")
+    if isinstance(content, str):
+        pieces.append(content)
+    elif isinstance(content, list):
+        _write_parts(pieces, content, cut=cut)
+    if cut:
+        return
+    role = message.get("role")
+    pieces.append(_ROLE_MARK)
+    if isinstance(role, str):
+        pieces.append(role)
+    others = {key: message[key] for key in message if key not in ("content", "role")}
+    if others:
+        pieces += (_MEDIA_MARK, _digest(others))
+    pieces.append(_MESSAGE_END)
+
+
+def _write_parts(pieces: list[str], parts: list[Any], *, cut: bool) -> None:
+    """Write texts as they are, and everything else (images, audio) as a digest."""
+    if len(parts) > MAX_PARTS:
+        raise BadRequest(f"a message of the request has more than {MAX_PARTS} parts; send fewer")
+    last = len(parts) - 1
+    for index, part in enumerate(parts):
+        ends_here = cut and index == last
+        words = part.get("text") if isinstance(part, dict) else part
+        if isinstance(words, str):
+            pieces.append(words)
+        elif not ends_here:
+            pieces += (_MEDIA_MARK, _digest(part))
+        if not ends_here:
+            pieces.append(_PART_END)
+
+
+def _digest(value: object) -> str:
+    try:
+        canonical = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        raise BadRequest("a message of the request nests too deep; send it flatter") from None
+    return xxhash.xxh3_128_hexdigest(canonical)

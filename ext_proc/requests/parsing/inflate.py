@@ -1,0 +1,44 @@
+"""Bounded decompression of request bodies.
+
+Law: never more than ``MAX_OUTPUT_BYTES`` come out, whatever goes in (a gzip bomb costs as much as
+an honest body), and never more than ``MAX_INPUT_BYTES`` are looked at.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+from ext_proc.requests.parsing.errors import BadRequest
+
+MAX_INPUT_BYTES: Final = 2**20
+MAX_OUTPUT_BYTES: Final = 2**20
+
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+_SUPPORTED = frozenset({"gzip", "deflate"})
+
+
+def is_supported(coding: str) -> bool:
+    """Tell whether ``coding`` (an HTTP or gRPC encoding name) can be read."""
+    return coding in _SUPPORTED
+
+
+def inflate(body: bytes | memoryview, *, complete: bool, place: str) -> tuple[bytes, bool]:
+    """Decompress gzip or zlib data (HTTP's and gRPC's ``deflate`` is zlib).
+
+    Returns:
+        The first part of the content, and whether it is all of it.
+
+    Raises:
+        BadRequest: The data is neither, is damaged, or ends early although ``complete``.
+    """
+    source = memoryview(body)
+    inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        content = inflater.decompress(source[:MAX_INPUT_BYTES], MAX_OUTPUT_BYTES)
+    except zlib.error as error:
+        raise BadRequest(f"{place} is not valid gzip or deflate data: {error}") from None
+    bounded = len(source) > MAX_INPUT_BYTES or len(content) >= MAX_OUTPUT_BYTES
+    if complete and not inflater.eof and not bounded:
+        raise BadRequest(f"{place} ends in the middle of its compressed data; send all of it")
+    return content, inflater.eof

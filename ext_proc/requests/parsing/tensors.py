@@ -1,0 +1,237 @@
+"""What the input tensors of an inference request say, whatever protocol carried them.
+
+Triton's language-model backends agree on few names (vllm_backend ``text_input``, ``prompt``;
+tensorrtllm_backend ``text_input``, ``QUERY``, ``input_ids``, ``request_output_len``,
+``lora_task_id``); only tensors of these names are read, and of those only the first bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import orjson
+
+from ext_proc.requests.parsing.cut_text import CutText
+from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.requests.parsing.values import MAX_PROMPT_BYTES, label, positive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+TEXT_INPUTS: Final = ("text_input", "prompt", "QUERY")
+TOKEN_INPUT: Final = "input_ids"  # noqa: S105 - a tensor's name
+LENGTH_INPUTS: Final = ("max_tokens", "request_output_len")
+ADAPTER_INPUT: Final = "lora_task_id"
+SAMPLING_INPUT: Final = "sampling_parameters"
+READ_INPUTS: Final = frozenset(
+    (*TEXT_INPUTS, TOKEN_INPUT, *LENGTH_INPUTS, ADAPTER_INPUT, SAMPLING_INPUT)
+)
+"""Names of the tensors that say something to a router."""
+
+MAX_ELEMENTS: Final = 4096
+"""Elements of a BYTES tensor that are read."""
+
+MAX_SAMPLING_BYTES: Final = 65_536
+"""Larger ``sampling_parameters`` are not read."""
+
+SEPARATOR: Final = b"\0"
+"""Between the prompts of a batch."""
+
+INTEGERS: Final = {
+    "INT32": struct.Struct("<i"),
+    "UINT32": struct.Struct("<I"),
+    "INT64": struct.Struct("<q"),
+    "UINT64": struct.Struct("<Q"),
+}
+"""Datatypes of token ids and limits."""
+
+_WIDE: Final = 8
+"""Bytes of an id whose upper half says nothing."""
+
+
+class Tensor(NamedTuple):
+    """An input whose name is one of ``READ_INPUTS``."""
+
+    name: str
+    datatype: str
+    data: bytes | memoryview
+    """In Triton's raw layout: little-endian, a BYTES element behind its 4-byte length."""
+    whole: bool = True
+    """``data`` is all of it."""
+
+
+class Said(NamedTuple):
+    """What the inputs say."""
+
+    prompt: bytes | None = None
+    partial: bool = False
+    token_ids: bool = False
+    """The prompt is token ids of 32 bits each, not text."""
+    max_tokens: int | None = None
+    adapter: str | None = None
+
+
+NOTHING: Final = Said()
+
+
+def read_tensors(tensors: Mapping[str, Tensor]) -> Said:
+    """Read prompt, token limit and adapter from the inputs, given by name.
+
+    Raises:
+        BadRequest: A BYTES tensor's lengths do not fit its data.
+    """
+    if not tensors:
+        return NOTHING
+    prompt, partial, token_ids = _prompt(tensors)
+    limit = adapter = None
+    if SAMPLING_INPUT in tensors:
+        sampling = _sampling(tensors[SAMPLING_INPUT])
+        limit = positive(sampling.get("max_tokens"))
+        adapter = label(sampling.get("lora_name"))
+    for name in LENGTH_INPUTS:
+        if name in tensors:
+            limit = positive(_integer(tensors[name])) or limit
+    if ADAPTER_INPUT in tensors:
+        task = _integer(tensors[ADAPTER_INPUT])
+        adapter = adapter if task is None else str(task)
+    return Said(prompt, partial, token_ids, limit, adapter)
+
+
+def from_json(name: str, datatype: str, data: list[Any], *, whole: bool) -> Tensor | None:
+    """Turn a tensor of the JSON form, flat or nested, into the raw layout.
+
+    Returns:
+        The tensor; ``None`` where its datatype says nothing to a router.
+
+    Raises:
+        BadRequest: An element does not fit the datatype.
+    """
+    if datatype == "BYTES":
+        return _texts_from_json(name, data, whole=whole)
+    integer = INTEGERS.get(datatype)
+    if integer is None:
+        return None
+    most = MAX_PROMPT_BYTES // integer.size
+    while len(data) == 1 and isinstance(data[0], list):
+        data = data[0]
+    flat = data if data and isinstance(data[0], int) else _flat(data)
+    numbers = list(islice(flat, most + 1))
+    whole = whole and len(numbers) <= most
+    del numbers[most:]
+    try:
+        raw = struct.pack(f"<{len(numbers)}{integer.format[1:]}", *numbers)
+    except struct.error:
+        raise BadRequest(
+            f"the elements of the {datatype} input {name!r} must be integers of that size"
+        ) from None
+    return Tensor(name, datatype, raw, whole)
+
+
+def _texts_from_json(name: str, data: list[Any], *, whole: bool) -> Tensor:
+    raw = bytearray()
+    for element in islice(_flat(data), MAX_ELEMENTS):
+        if not isinstance(element, str):
+            raise BadRequest(f"an element of the BYTES input {name!r} must be a string")
+        text = element.encode()
+        # A text whose end was cut keeps a length beyond its data, as a cut raw tensor does.
+        raw += struct.pack("<I", len(text) + isinstance(element, CutText)) + text
+        if len(raw) > MAX_PROMPT_BYTES:
+            whole = False
+            break
+    return Tensor(name, "BYTES", bytes(raw), whole)
+
+
+def _flat(data: list[Any]) -> Iterable[Any]:
+    """Walk nested lists in row-major order, without recursion."""
+    stack = [iter(data)]
+    while stack:
+        for element in stack[-1]:
+            if isinstance(element, list):
+                stack.append(iter(element))
+                break
+            yield element
+        else:
+            stack.pop()
+
+
+def _prompt(by_name: Mapping[str, Tensor]) -> tuple[bytes | None, bool, bool]:
+    """Return the prompt, whether something of it is missing, and whether it is token ids."""
+    for name in TEXT_INPUTS:
+        tensor = by_name.get(name)
+        if tensor is not None and tensor.datatype == "BYTES":
+            return (*_join(tensor), False)
+    tensor = by_name.get(TOKEN_INPUT)
+    if tensor is None or tensor.datatype not in INTEGERS:
+        return None, False, False
+    width = INTEGERS[tensor.datatype].size
+    kept = min(len(tensor.data), MAX_PROMPT_BYTES)
+    partial = not tensor.whole or kept < len(tensor.data)
+    data = tensor.data[: kept - kept % width]
+    if width == _WIDE:
+        # Every second word is the low one; vocabularies are far smaller than 2**32.
+        data = memoryview(data).cast("I")[::2].tobytes()
+    return bytes(data), partial, True
+
+
+def _join(tensor: Tensor) -> tuple[bytes, bool]:
+    """Return the texts of a BYTES tensor, separated, and whether something is missing."""
+    texts, missing = elements(tensor)
+    joined = SEPARATOR.join(texts)
+    return joined[:MAX_PROMPT_BYTES], missing or len(joined) > MAX_PROMPT_BYTES
+
+
+def elements(tensor: Tensor) -> tuple[list[bytes], bool]:
+    """Return the elements of a BYTES tensor within bounds, and whether something is missing.
+
+    Raises:
+        BadRequest: A length does not fit the data, although the tensor is whole.
+    """
+    texts: list[bytes] = []
+    data, position, size = tensor.data, 0, 0
+    end = len(data)
+    while position + 4 <= end and len(texts) < MAX_ELEMENTS and size <= MAX_PROMPT_BYTES:
+        length = int.from_bytes(data[position : position + 4], "little")
+        position += 4
+        available = min(length, end - position)
+        kept = min(available, MAX_PROMPT_BYTES)
+        texts.append(bytes(data[position : position + kept]))
+        size += kept
+        if available < length and tensor.whole:
+            raise BadRequest(
+                f"an element of the BYTES input {tensor.name!r} says {length} bytes, "
+                f"but {available} are left; send each element behind its 4-byte length"
+            )
+        if kept < available:
+            break
+        position += length
+    return texts, not tensor.whole or position != end
+
+
+def _integer(tensor: Tensor) -> int | None:
+    """Return the first element of an integer tensor, ``None`` where it was not read."""
+    layout = INTEGERS.get(tensor.datatype)
+    if layout is None or len(tensor.data) < layout.size:
+        return None
+    value: int = layout.unpack_from(tensor.data)[0]
+    return value
+
+
+def _sampling(tensor: Tensor) -> dict[str, Any]:
+    """Return vLLM's ``sampling_parameters`` (JSON in a BYTES tensor), empty where unreadable."""
+    if tensor.datatype != "BYTES" or len(tensor.data) > MAX_SAMPLING_BYTES:
+        return {}
+    texts, _ = elements(tensor)
+    return sampling_parameters(texts[0] if texts else b"")
+
+
+def sampling_parameters(text: bytes | str) -> dict[str, Any]:
+    """Read a JSON object that only informs; empty where it is none or too long."""
+    if len(text) > MAX_SAMPLING_BYTES:
+        return {}
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,97 @@
+"""Checked conversions of what a client wrote into what routing keeps.
+
+What identifies a request (model, sequence) is strict: a wrong type is a ``BadRequest``, and a text
+whose end was cut off is unknown. Everything else is lenient: what cannot be used is ``None``, as
+the replica is the judge of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import xxhash
+
+from ext_proc.requests.parsing.cut_text import CutText
+from ext_proc.requests.parsing.errors import BadRequest
+
+MAX_NAME_CHARS: Final = 256
+"""Bound of a model name, version, adapter or sequence id; Triton models are directory names."""
+
+MAX_SESSION_CHARS: Final = 256
+"""Longer session names are replaced by their digest: as sticky, and bounded."""
+
+MAX_PROMPT_BYTES: Final = 2**20
+"""Bound of the prompt that is kept; more is cut and marked partial."""
+
+_INT64 = 2**63
+
+
+def name(value: object, place: str) -> str | None:
+    """Return an identifying text; ``None`` where it is absent, empty or cut.
+
+    Raises:
+        BadRequest: It is no text, or longer than ``MAX_NAME_CHARS``.
+    """
+    if value is None or isinstance(value, CutText):
+        return None
+    if not isinstance(value, str):
+        raise BadRequest(f"{place} must be a string, not {json_type(value)}")
+    if len(value) > MAX_NAME_CHARS:
+        raise BadRequest(f"{place} has {len(value)} characters; use at most {MAX_NAME_CHARS}")
+    return value or None
+
+
+def label(value: object) -> str | None:
+    """Return a text that only informs; ``None`` where it cannot be used."""
+    if isinstance(value, str) and not isinstance(value, CutText) and value:
+        return value[:MAX_NAME_CHARS]
+    return None
+
+
+def session(value: object) -> str | None:
+    """Return a session's name, as a digest where it is long; ``None`` where it cannot be used."""
+    if not isinstance(value, str) or isinstance(value, CutText) or not value:
+        return None
+    if len(value) <= MAX_SESSION_CHARS:
+        return value
+    return "xxh3:" + xxhash.xxh3_128_hexdigest(value.encode("utf-8", "surrogatepass"))
+
+
+def sequence_id(value: object, place: str) -> int | str | None:
+    """Return a sequence's id; ``None`` where it is absent, 0 or empty, which mean none.
+
+    Raises:
+        BadRequest: It is neither an integer nor a text of at most ``MAX_NAME_CHARS``.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value or None
+    if value is None or isinstance(value, str):
+        return name(value, place)
+    raise BadRequest(f"{place} must be an integer or a string, not {json_type(value)}")
+
+
+def positive(value: object) -> int | None:
+    """Return a positive integer below 2**63; ``None`` for everything else."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _INT64:
+        return value
+    return None
+
+
+def sooner(first: float | None, second: float | None) -> float | None:
+    """Return the earlier of two deadlines, ``None`` where there is none."""
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)
+
+
+def json_type(value: object) -> str:
+    """Name the JSON type of ``value`` for an error message."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    return "an array" if isinstance(value, list) else "an object"

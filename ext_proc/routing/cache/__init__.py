@@ -1,0 +1,1 @@
+"""What the caches of the endpoints hold: prefix indexes, estimated and exact."""

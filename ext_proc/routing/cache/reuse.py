@@ -1,0 +1,59 @@
+"""Reuse: how many prompt tokens replicas took from their caches, by their own counters.
+
+Rules:
+
+1. Of two readings of one model the difference of ``reused_blocks`` counts, in tokens of its
+   ``kv_block_tokens``. The first reading is where counting begins; a counter that fell says that
+   the replica was restarted, and begins anew.
+2. What a replica does not tell is unknown: it has no number, not 0.
+3. Only replicas of the fleet are kept, with at most ``MAX_MODELS`` models each.
+
+Engines count the requests of everybody, so with several pickers the share of a replica's prompts
+that was reused is this over the prompts that all of them sent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ext_proc.routing.values.reading import Reading
+
+MAX_MODELS: Final = 64
+
+
+class Reuse:
+    """Tokens reused by endpoint id."""
+
+    __slots__ = ("_before", "_tokens")
+
+    def __init__(self) -> None:
+        self._before: dict[str, dict[tuple[str | None, str | None], float]] = {}
+        self._tokens: dict[str, float] = {}
+
+    def keep(self, endpoints: Iterable[str]) -> None:
+        """Forget all but these."""
+        wanted = set(endpoints)
+        for gone in [each for each in self._before if each not in wanted]:
+            del self._before[gone]
+            self._tokens.pop(gone, None)
+
+    def told(self, endpoint: str, readings: Sequence[Reading]) -> None:
+        """Take what an endpoint says now."""
+        for reading in readings:
+            reused, size = reading.reused_blocks, reading.kv_block_tokens
+            if reused is None or size is None:
+                continue
+            before = self._before.setdefault(endpoint, {})
+            key = (reading.model, reading.version)
+            if key not in before and len(before) >= MAX_MODELS:
+                continue
+            more = reused - before.get(key, reused)
+            before[key] = reused
+            self._tokens[endpoint] = self._tokens.get(endpoint, 0.0) + max(0.0, more) * size
+
+    def tokens(self) -> Mapping[str, float]:
+        """Return the tokens that each endpoint reused since it was first heard."""
+        return self._tokens

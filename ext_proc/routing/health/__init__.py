@@ -1,0 +1,1 @@
+"""Which endpoints must not get new work: conditions and outlier ejection."""

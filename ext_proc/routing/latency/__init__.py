@@ -1,0 +1,1 @@
+"""How fast endpoints are: latency model, pending first bytes, slowdowns."""

@@ -1,0 +1,143 @@
+"""Estimators in constant space, for what durations teach: medians and a fit. Pure.
+
+Rules:
+
+1. A sample costs constant time, and none moves an estimate by more than a bound.
+2. Earlier samples are forgotten exponentially, so that a change is noticed.
+3. What samples cannot tell, for noise or for want of spread, stays near its prior.
+"""
+
+from __future__ import annotations
+
+from math import log
+from typing import Final, NamedTuple
+
+PRIOR_SAMPLES: Final = 1.0
+"""The cold default weighs as much as one request. With six, a fleet ten times as fast was still
+held for half as fast as it is after 60 requests."""
+PRIOR_SPREAD: Final = 1.0
+"""How far the cold default of the speed may be off, as a share of it. Where answers take 100 times
+as long as prefill, durations cannot tell the speed, and the default stays in force."""
+CLOCK_SPREAD: Final = 0.5
+"""The same for the clock's coefficient."""
+SIGMA_PER_MEAN: Final = 1.25
+"""Standard deviation per mean absolute deviation, for a normal distribution."""
+PRIOR_TOKENS: Final = 512.0
+"""Spread of prompt lengths below which a fleet's samples say little about its speed."""
+KEEP: Final = 1.0 - 1.0 / 512.0
+"""What remains of an earlier sample's weight after each new one."""
+SURE: Final = 8.0
+"""Samples before which the usual size of residuals is unknown, so none is clipped."""
+STEPS_START: Final = 24.0
+STEP_GAIN: Final = 1.2
+STEP_LEAST: Final = 0.006
+STEP: Final = 0.02
+"""What one sample moves a ratio at most, as a logarithm. Requests that wait behind one another err
+together: a clock that was wrong once makes some twenty of them look slow. This must not be enough
+to call a replica slow, so its samples are many and their steps short."""
+
+
+class Median:
+    """A running median of positive numbers, in constant space.
+
+    It is tracked by stochastic approximation (Robbins and Monro 1951) in the logarithm: one step
+    up or down per sample.
+    """
+
+    __slots__ = ("log", "seen")
+
+    def __init__(self, start: float) -> None:
+        self.log = log(start)
+        self.seen = 0
+
+    def add(self, value: float) -> None:
+        """Take a value."""
+        self.seen += 1
+        step = max(STEP_LEAST, STEP_GAIN / (STEPS_START + self.seen))
+        self.log += step if log(max(value, 1e-9)) > self.log else -step
+
+    def open_with(self, value: float) -> None:
+        """Start at the first sample where nothing is known before it."""
+        if self.seen:
+            self.add(value)
+        else:
+            self.seen = 1
+            self.log = log(max(value, 1e-9))
+
+
+class Fit:
+    """``y = a + b * u + c * w`` by forgetful, clipped, ridge-held least squares."""
+
+    __slots__ = ("a", "b", "c", "count", "mu", "mw", "my", "prior", "range", "scale", "sums")
+
+    def __init__(self, prior: float, fixed: float, most: float) -> None:
+        self.prior = prior
+        self.range = most
+        self.a, self.b, self.c = fixed, prior, 1.0
+        self.count = self.mu = self.mw = self.my = 0.0
+        self.sums = (0.0, 0.0, 0.0, 0.0, 0.0)
+        self.scale = 0.0
+
+    def add(self, u: float, w: float, y: float) -> None:
+        """Take a sample."""
+        if self.count >= 1.0:
+            residual = y - self.a - self.b * u - self.c * w
+            if self.count >= SURE and abs(residual) > 3.0 * self.scale:
+                clipped = 3.0 * self.scale if residual > 0.0 else -3.0 * self.scale
+                y += clipped - residual
+                residual = clipped
+            self.scale += (abs(residual) - self.scale) / min(self.count + 1.0, 32.0)
+        before = KEEP * self.count
+        self.count = before + 1.0
+        du, dw, dy = u - self.mu, w - self.mw, y - self.my
+        self.mu += du / self.count
+        self.mw += dw / self.count
+        self.my += dy / self.count
+        part = before / self.count
+        uu, uw, ww, uy, wy = self.sums
+        uu = KEEP * uu + part * du * du
+        uw = KEEP * uw + part * du * dw
+        ww = KEEP * ww + part * dw * dw
+        uy = KEEP * uy + part * du * dy
+        wy = KEEP * wy + part * dw * dy
+        self.sums = (uu, uw, ww, uy, wy)
+        # The weight of a prior with a standard deviation, under noise of this size (Bayes).
+        noise = SIGMA_PER_MEAN * self.scale
+        ridge = PRIOR_SAMPLES * max(uu / self.count, PRIOR_TOKENS * PRIOR_TOKENS)
+        ridge = max(ridge, (noise / (PRIOR_SPREAD * self.prior)) ** 2)
+        held = max(PRIOR_SAMPLES, (noise / CLOCK_SPREAD) ** 2)
+        left, right = uu + ridge, ww + held
+        up, down = uy + ridge * self.prior, wy + held
+        determinant = left * right - uw * uw
+        b = (up * right - down * uw) / determinant
+        self.b = min(max(b, self.prior / self.range), self.prior * self.range)
+        self.c = min(max((left * down - uw * up) / determinant, 0.0), 2.0)
+        self.a = max(0.0, self.my - self.b * self.mu - self.c * self.mw)
+
+
+class RegressionSample(NamedTuple):
+    """A request as it counts for its replica's slowness."""
+
+    expected_s: float
+    """By the usual replica of capacity 1, without what stood before it."""
+    took_s: float
+    """What it took, without the same, in units of the replica's capacity."""
+    noise_s: float
+    """Usual deviation of the one from the other."""
+
+
+class Ratio:
+    """The usual ratio of what requests took to what was expected of them: a running median."""
+
+    __slots__ = ("log",)
+
+    def __init__(self) -> None:
+        self.log = 0.0
+        """Its logarithm, 0 until told otherwise."""
+
+    def add(self, sample: RegressionSample) -> None:
+        """Take a sample; one that is mostly noise counts for little."""
+        expected, took, noise = sample
+        share = noise / expected
+        step = STEP / (1.0 + share * share)
+        self.log += step if log(max(took / expected, 1e-9)) > self.log else -step

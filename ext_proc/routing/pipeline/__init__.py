@@ -1,0 +1,1 @@
+"""The stages of one scheduling decision: variant, filters, constraints, prices, slow start."""

@@ -1,0 +1,133 @@
+"""Between the router and its policies: what a policy is shown, and the order its prices make."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.routing.pipeline.ramp import factor
+from ext_proc.routing.state.context import SchedulingContext
+from ext_proc.routing.state.replica import FRESH_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.state.pool_state import PoolState
+    from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.request import Request
+    from ext_proc.routing.values.rng import Rng
+
+CHARS_PER_TOKEN: Final = 4
+"""The usual rule of thumb for text; exact for prompts of 32-bit token ids."""
+
+
+def make_context(
+    pool_state: PoolState,
+    request: Request,
+    variant: str,
+    candidates: Sequence[Candidate],
+    matched: Sequence[int],
+    shared: int,
+    rng: Rng,
+    now: float,
+    unix_now: float,
+    branched: int = 0,
+) -> SchedulingContext:
+    """Gather what a policy may know of a request and its candidates.
+
+    Args:
+        pool_state: The pool.
+        request: The request.
+        variant: Its variant.
+        candidates: Its candidates.
+        matched: How many of its blocks each probably has cached.
+        shared: How many of these are common property.
+        rng: Chance.
+        now: Monotonic seconds, for the age of readings.
+        unix_now: Wall clock, for ramps.
+        branched: How many of its blocks belong to several prompts.
+    """
+    pool = pool_state.pool
+    stale = now - FRESH_S
+    pending: list[float] = [
+        candidate.load.in_flight + candidate.replica.others
+        if candidate.replica.others_at > stale
+        else candidate.load.in_flight
+        for candidate in candidates
+    ]
+    block_tokens = request.block_tokens or pool.block_chars / CHARS_PER_TOKEN
+    tokens: float | None = request.tokens
+    if tokens is None:
+        prompt = request.features.prompt
+        tokens = len(request.blocks) * block_tokens
+        if prompt is not None and len(prompt) > tokens * CHARS_PER_TOKEN:
+            tokens = len(prompt) / CHARS_PER_TOKEN
+    return SchedulingContext(
+        request,
+        candidates,
+        variant,
+        pool_state.size,
+        pending,
+        [candidate.load.work for candidate in candidates],
+        [candidate.capacity for candidate in candidates],
+        matched,
+        len(request.blocks),
+        shared,
+        pool.load_factor,
+        float(int(tokens)) if tokens else None,
+        block_tokens,
+        pool_state.latency_model,
+        now,
+        rng,
+        _ramp(pool, candidates, unix_now) if pool.slow_start.window_s > 0.0 else None,
+        branched,
+    )
+
+
+def _ramp(pool: Pool, candidates: Sequence[Candidate], unix_now: float) -> list[float] | None:
+    ramp: list[float] | None = None
+    for number, candidate in enumerate(candidates):
+        joined, restarted = candidate.joined_unix_s, candidate.replica.restarted_unix_s
+        if restarted is not None:
+            joined = restarted if joined is None else max(joined, restarted)
+        if joined is not None and (risen := factor(pool.slow_start, joined, unix_now)) < 1.0:
+            if ramp is None:
+                ramp = [1.0] * len(candidates)
+            ramp[number] = risen
+    return ramp
+
+
+def silent_last(context: SchedulingContext, prices: Sequence[float]) -> Sequence[float]:
+    """Return the prices with replicas that stopped answering behind all the others."""
+    if not any(candidate.replica.silent for candidate in context.candidates):
+        return prices
+    behind = max(prices) - min(prices) + 1.0
+    return [
+        price + behind if candidate.replica.silent else price
+        for candidate, price in zip(context.candidates, prices, strict=True)
+    ]
+
+
+def cheapest(prices: Sequence[float], count: int, rng: Rng) -> list[int]:
+    """Return the indices of the ``count`` lowest prices, equal ones in random order."""
+    if len(set(prices)) == len(prices):
+        return sorted(range(len(prices)), key=prices.__getitem__)[:count]
+    left, random = list(prices), rng.random
+    wanted = min(count, len(left))
+    order: list[int] = []
+    while len(order) < wanted:
+        lowest = min(left)
+        ties = [index for index, price in enumerate(left) if price == lowest]
+        while ties and len(order) < wanted:
+            chosen = ties.pop(int(random() * len(ties))) if len(ties) > 1 else ties.pop()
+            left[chosen] = inf
+            order.append(chosen)
+    return order
+
+
+def work_of(context: SchedulingContext, index: int) -> float:
+    """Estimate the uncached input tokens of a request on one candidate, at least 1."""
+    if context.tokens is None:
+        return 1.0
+    return max(1.0, context.tokens - context.matched[index] * context.block_tokens)

@@ -1,0 +1,71 @@
+"""The result of a scheduling decision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ext_proc.routing.values.plain import Plain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.values.ticket import Ticket
+
+
+class Decision(Plain):
+    """An ordered choice with its reason.
+
+    Args:
+        ticket: ``None`` for requests that are not inference.
+        addresses: The pick and then its fallbacks.
+        pool: The pool's name.
+        variant: The variant's.
+        reason: Short label out of a fixed set, e.g. ``prefix``, ``least``, ``sequence``.
+        retriable: False for sequences: their state lives in one replica.
+        matched_blocks: Blocks of the prompt that the pick probably holds.
+        candidates: The candidates.
+        prices: Their prices, lower is better.
+    """
+
+    __slots__ = (
+        "addresses",
+        "candidates",
+        "matched_blocks",
+        "pool",
+        "prices",
+        "reason",
+        "retriable",
+        "ticket",
+        "variant",
+    )
+
+    def __init__(
+        self,
+        ticket: Ticket | None,
+        addresses: tuple[str, ...],
+        pool: str,
+        variant: str,
+        reason: str,
+        retriable: bool = True,
+        matched_blocks: int = 0,
+        candidates: Sequence[Candidate] = (),
+        prices: Sequence[float] = (),
+    ) -> None:
+        self.ticket = ticket
+        self.addresses = addresses
+        self.pool = pool
+        self.variant = variant
+        self.reason = reason
+        self.retriable = retriable
+        self.matched_blocks = matched_blocks
+        self.candidates = candidates
+        self.prices = prices
+
+    @property
+    def scores(self) -> list[tuple[str, float]]:
+        """Return endpoint id and price of each candidate, for explanations."""
+        return [
+            (candidate.key.id, price)
+            for candidate, price in zip(self.candidates, self.prices, strict=True)
+        ]

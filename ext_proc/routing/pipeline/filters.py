@@ -1,0 +1,70 @@
+"""Filters: which candidates may be chosen at all, before any price is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.state.candidate import Candidate
+
+
+def in_subset(
+    candidates: Sequence[Candidate], subset: frozenset[str] | None
+) -> Sequence[Candidate]:
+    """Keep the candidates that a subset hint allows.
+
+    The hint is that of the endpoint-picker protocol (Gateway API Inference Extension, proposal
+    004): an entry is ``ip:port``, or a bare IP that allows every port of it. ``None`` is no hint
+    and allows all; an empty hint allows none.
+    """
+    if subset is None:
+        return candidates
+    return [
+        candidate
+        for candidate in candidates
+        if candidate.address in subset
+        or candidate.host in subset
+        or f"[{candidate.host}]" in subset
+    ]
+
+
+def below_limit(candidates: Sequence[Candidate], limit: int) -> Sequence[Candidate]:
+    """Keep candidates with fewer than ``limit`` requests in flight on the replica; 0 = no limit."""
+    if limit == 0:
+        return candidates
+    return [candidate for candidate in candidates if candidate.load.in_flight < limit]
+
+
+def eligible(
+    candidates: Sequence[Candidate], *, subset: frozenset[str] | None, limit: int, where: str
+) -> Sequence[Candidate] | Refusal:
+    """Apply all filters.
+
+    Args:
+        candidates: What the pool offers.
+        subset: The request's subset hint.
+        limit: Most requests in flight on one replica; 0 = no limit.
+        where: Pool and variant, for the message.
+
+    Returns:
+        At least one candidate, or why there is none: ``SATURATED`` only where the in-flight limit
+        alone stands in the way, which waiting cures; else ``NO_ENDPOINTS``.
+    """
+    if not candidates:
+        return Refusal(RefusalKind.NO_ENDPOINTS, f"{where} has no endpoint that takes new work")
+    allowed = in_subset(candidates, subset)
+    if not allowed:
+        return Refusal(
+            RefusalKind.NO_ENDPOINTS, f"{where} has no endpoint in the subset that was asked for"
+        )
+    free = below_limit(allowed, limit)
+    if not free:
+        return Refusal(
+            RefusalKind.SATURATED,
+            f"each endpoint of {where} has {limit} requests in flight, its limit",
+        )
+    return free

@@ -1,0 +1,95 @@
+"""Preferences: what a request would rather have of a replica.
+
+Rules:
+
+1. Preferences order the candidates: the model's device, then the adapter, then the picker's zone.
+   Of the candidates that meet a preference, those within the bound of their share of the requests
+   come first:
+   ``in flight + 1 <= max(2, ceil(spill_factor * (all in flight + 1) * capacity / all capacity))``.
+   The others follow in the policy's order: requests spill to them when all of these are full, and
+   they stay fallbacks for retries.
+2. A preference that no candidate meets, or that all of them meet, has no effect. A later preference
+   orders only within what the earlier ones left alike.
+3. A pool without preferences pays for one look at its settings.
+
+The bound is that of consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam
+2016), with a floor of 2, so that a fleet with little to do keeps to its preferences.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.routing.pipeline.constraints import has_adapter, needs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.request import Features
+
+LEAST_BOUND: Final = 2
+
+
+def preferences(
+    pool: Pool, features: Features, candidates: Sequence[Candidate], zone: str, now: float
+) -> list[tuple[str, list[bool]]]:
+    """Return each wish of a request with who fulfils it, the strongest first.
+
+    Args:
+        pool: The pool.
+        features: The request.
+        candidates: The candidates.
+        zone: The picker's zone; empty = unknown.
+        now: Monotonic seconds.
+    """
+    found: list[tuple[str, list[bool]]] = []
+    needs = needs_of(pool, features) if pool.model_needs else None
+    if needs is not None and needs.device and not needs.device_required:
+        found.append(("device", [candidate.device == needs.device for candidate in candidates]))
+    adapter = features.adapter
+    if adapter is not None and pool.adapters == "prefer":
+        found.append(
+            ("adapter", [has_adapter(candidate, adapter, now) for candidate in candidates])
+        )
+    if zone and pool.prefer_zone:
+        found.append(("zone", [candidate.zone == zone for candidate in candidates]))
+    return [(name, has) for name, has in found if any(has) and not all(has)]
+
+
+def preferred_first(
+    pool: Pool,
+    features: Features,
+    candidates: Sequence[Candidate],
+    prices: Sequence[float],
+    zone: str,
+    now: float,
+) -> Sequence[float]:
+    """Return the prices with those behind that lack what is wished for, or are full (rule 2)."""
+    if not (pool.prefer_zone or pool.model_needs or features.adapter is not None):
+        return prices
+    preferred = preferences(pool, features, candidates, zone, now)
+    if not preferred:
+        return prices
+    free = within_bound(candidates, pool.spill_factor)
+    step = max(prices) - min(prices) + 1.0
+    behind = [0.0] * len(candidates)
+    for _, has in preferred:
+        behind = [
+            2.0 * back + (0.0 if fits and room else 1.0)
+            for back, fits, room in zip(behind, has, free, strict=True)
+        ]
+    return [price + step * back for price, back in zip(prices, behind, strict=True)]
+
+
+def within_bound(candidates: Sequence[Candidate], factor: float) -> list[bool]:
+    """Tell of each candidate whether one more request keeps it within its share; see rule 2."""
+    share = factor * (sum(candidate.load.in_flight for candidate in candidates) + 1.0)
+    share /= sum(candidate.capacity for candidate in candidates)
+    return [
+        # Products such as 1.1 * 10 = 11.000000000000002 must not round up.
+        candidate.load.in_flight + 1 <= max(LEAST_BOUND, ceil(share * candidate.capacity - 1e-9))
+        for candidate in candidates
+    ]

@@ -1,0 +1,254 @@
+"""Choosing: from a request to its candidates with their prices, before anything changes.
+
+Rules:
+
+1. The order is: lease, variant, subset, needs, conditions, in-flight limit, candidates, prices,
+   turns of ramping replicas, wishes, silent ones last.
+2. Nothing changes but the ``rng`` that is passed in, and leases that have run out are dropped. So
+   an explanation asks the same question as a decision and gets the same prices.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ext_proc.routing.pipeline.constraints import satisfying
+from ext_proc.routing.pipeline.context import make_context, silent_last
+from ext_proc.routing.pipeline.filters import below_limit, eligible, in_subset
+from ext_proc.routing.pipeline.preferences import preferred_first
+from ext_proc.routing.pipeline.sampling import SMALL, shortlist
+from ext_proc.routing.pipeline.slow_start import with_slow_start
+from ext_proc.routing.pipeline.variants import draw_variant
+from ext_proc.routing.policies.least_in_flight import LeastInFlight
+from ext_proc.routing.state.leases import LeaseKey
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from tidegate_api.names import POLICY_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ext_proc.routing.cache.prefix_index import PrefixIndex
+    from ext_proc.routing.cache.prefix_table import Steps
+    from ext_proc.routing.health.conditions import Conditions
+    from ext_proc.routing.policies import Policy
+    from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.state.context import SchedulingContext
+    from ext_proc.routing.state.leases import Leases
+    from ext_proc.routing.state.pool_state import PoolState
+    from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.request import Request
+    from ext_proc.routing.values.rng import Rng
+
+
+class Choice:
+    """Candidates with their prices, before anything has changed.
+
+    Args:
+        policy: Who priced them.
+        context: The candidates.
+        prices: The prices.
+        lease_key: The request's sequence.
+        leased: A live lease left no choice.
+        sampled: The pool is large: not all were looked at.
+    """
+
+    __slots__ = (
+        "context",
+        "lease_key",
+        "leased",
+        "policy",
+        "prices",
+        "sampled",
+    )
+
+    def __init__(
+        self,
+        policy: Policy,
+        context: SchedulingContext,
+        prices: Sequence[float],
+        lease_key: LeaseKey | None,
+        leased: bool,
+        sampled: bool,
+    ) -> None:
+        self.policy = policy
+        self.context = context
+        self.prices = prices
+        self.lease_key = lease_key
+        self.leased = leased
+        self.sampled = sampled
+
+
+class Scheduler:
+    """Asks filters and policies; the router keeps what it reads up to date.
+
+    Args:
+        index: What the replicas probably have cached.
+        leases: Where sequences live.
+        conditions: What keeps replicas from new work.
+        zone: Where this picker stands; empty = unknown.
+    """
+
+    def __init__(
+        self, index: PrefixIndex, leases: Leases, conditions: Conditions, zone: str = ""
+    ) -> None:
+        self._zone = zone
+        self._conditions = conditions
+        self._index = index
+        self._leases = leases
+        self._least = LeastInFlight()
+        self.policies: Mapping[str, Mapping[str, Policy]] = {}
+        """By pool and name: the pool's own one and those that a request may ask for."""
+        self.silent = 0
+        """Replicas that stopped telling their numbers."""
+
+    def choose(
+        self, pool_state: PoolState, request: Request, rng: Rng, now: float, unix_now: float
+    ) -> Choice | Refusal:
+        """Filter and price, changing nothing but ``rng`` and leases that have run out."""
+        pool, features = pool_state.pool, request.features
+        inference = features.is_inference
+        policy = self._least if not inference else self._allowed(pool, request)
+        if isinstance(policy, Refusal):
+            return policy
+        sequence = features.sequence if inference else None
+        lease_key = None if sequence is None else LeaseKey(pool.name, sequence)
+        leased = None if lease_key is None else self._leased(pool_state, request, lease_key, now)
+        candidates: Sequence[Candidate]
+        if leased is not None:
+            (variant, candidates), constrained = leased, False
+        else:
+            opened = self._open(pool_state, request, rng, now)
+            if isinstance(opened, Refusal):
+                return opened
+            variant, candidates, constrained = opened
+        limit = pool.per_endpoint_in_flight if inference else 0
+        index, blocks = self._index, request.blocks
+        steps = index.match(blocks) if blocks else []
+        free: Sequence[Candidate] = ()
+        matched: Sequence[int] = ()
+        sampled = (
+            len(candidates) > SMALL
+            and not policy.everyone
+            and request.subset is None
+            and not constrained
+        )
+        if sampled:
+            free, matched = self._sample(
+                pool_state, request, variant, candidates, steps, limit, rng, now
+            )
+        if not free:
+            where = f"{pool.name}/{variant}"
+            if leased is None and candidates:
+                candidates = self._conditions.keep(pool.name, candidates, now)
+            allowed = eligible(candidates, subset=request.subset, limit=limit, where=where)
+            if isinstance(allowed, Refusal):
+                return allowed
+            free = allowed
+            matched = index.depths(steps, free) if steps else [0] * len(free)
+        shared, branched = self._in_common(policy, blocks, matched, len(candidates))
+        context = make_context(
+            pool_state, request, variant, free, matched, shared, rng, now, unix_now, branched
+        )
+        prices = self._prices(pool, policy, context, inference=inference)
+        return Choice(policy, context, prices, lease_key, leased is not None, sampled)
+
+    def _prices(
+        self, pool: Pool, policy: Policy, context: SchedulingContext, *, inference: bool
+    ) -> Sequence[float]:
+        """Return the policy's prices after ramps, wishes and silence."""
+        prices, features = policy.prices(context), context.request.features
+        if inference:
+            if context.ramp is not None:
+                prices = with_slow_start(context, prices, context.rng, in_seconds=policy.in_seconds)
+            if pool.prefer_zone or pool.model_needs or features.adapter is not None:
+                prices = preferred_first(
+                    pool, features, context.candidates, prices, self._zone, context.now
+                )
+        return silent_last(context, prices) if self.silent else prices
+
+    def _sample(
+        self,
+        pool_state: PoolState,
+        request: Request,
+        variant: str,
+        candidates: Sequence[Candidate],
+        steps: Steps,
+        limit: int,
+        rng: Rng,
+        now: float,
+    ) -> tuple[Sequence[Candidate], Sequence[int]]:
+        """Sample a large pool: candidates and blocks that each holds; none where all are full."""
+        door = (variant, request.protocol)
+        by_key, known = pool_state.open_by_key(*door), pool_state.remembered.get(door, ())
+        few, held = shortlist(candidates, by_key, known, self._index, steps, rng)
+        # Within the able: conditions never empty a choice.
+        free = below_limit(self._conditions.keep(request.pool, few, now), limit)
+        return free, held if free is few else [held[few.index(candidate)] for candidate in free]
+
+    def _open(
+        self, pool_state: PoolState, request: Request, rng: Rng, now: float
+    ) -> tuple[str, Sequence[Candidate], bool] | Refusal:
+        """Draw the variant; return it, who may be chosen, and whether needs kept anyone out."""
+        pool, features = pool_state.pool, request.features
+        drawn: str | Refusal | None = pool_state.only if not features.version else None
+        if drawn is None:
+            drawn = draw_variant(
+                pool, features, request.headers, leased=None, drawn=request.variant, rng=rng
+            )
+        if isinstance(drawn, Refusal):
+            return drawn
+        candidates = pool_state.open_candidates(drawn, request.protocol)
+        named = in_subset(candidates, request.subset)
+        if not named:
+            return drawn, candidates, False
+        constrained = False
+        if features.is_inference and (pool.model_needs or features.adapter is not None):
+            fit = satisfying(pool, features, named, now, f"{pool.name}/{drawn}")
+            if isinstance(fit, Refusal):
+                return fit
+            constrained, named = fit is not named, fit
+        return drawn, named, constrained
+
+    def _in_common(
+        self, policy: Policy, blocks: tuple[int, ...], matched: Sequence[int], candidates: int
+    ) -> tuple[int, int]:
+        """Return how much of a prompt is common property, and how much belongs to several."""
+        deepest = max(matched)
+        if not deepest:
+            return 0, 0
+        branched = self._index.branched_depth(blocks, deepest) if policy.copies else 0
+        if policy.stepwise:  # one copy more than there are
+            candidates = min(candidates, 1 + len(matched) - matched.count(0))
+        return self._index.shared_depth(blocks, deepest, candidates), branched
+
+    def _allowed(self, pool: Pool, request: Request) -> Policy | Refusal:
+        """Return the pool's policy, or the one that the request asks for and the pool allows."""
+        policies = self.policies[pool.name]
+        asked = request.headers.get(POLICY_HEADER)
+        if asked is None:
+            return policies[pool.policy]
+        if asked == pool.policy or asked in pool.allow_override:
+            return policies[asked]
+        allowed = ", ".join(sorted(pool.allow_override)) or "none"
+        return Refusal(
+            RefusalKind.BAD_REQUEST,
+            f"{POLICY_HEADER}: pool {pool.name!r} does not let a request choose the policy"
+            f" {asked[:64]!r}; it allows: {allowed}",
+        )
+
+    def _leased(
+        self, pool_state: PoolState, request: Request, key: LeaseKey, now: float
+    ) -> tuple[str, Sequence[Candidate]] | None:
+        """Return variant and candidate of a live lease; ``None``: the sequence is free to move."""
+        lease = self._leases.find(key, now)
+        if lease is None:
+            return None
+        if lease.endpoint not in pool_state.keys:  # it left this pool, though another may have it
+            self._leases.release(key)
+            return None
+        candidate = pool_state.candidate(lease.endpoint, request.protocol)
+        if candidate is None:  # only there can the sequence go on, but not in this protocol
+            return lease.variant, ()
+        if candidate.draining and request.features.sequence_start:
+            return None
+        return candidate.variant, (candidate,)

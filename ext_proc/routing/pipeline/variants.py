@@ -1,0 +1,94 @@
+"""Drawing the variant of a request, before affinity looks at any endpoint.
+
+The order: lease, version pin, header pin, what Envoy's route drew already, weights. A session
+draws by hash instead of chance, with the arithmetic of Envoy's weighted clusters under
+``use_hash_policy`` on one header: ``xxHash64(value, seed 0) % total`` laid over the cumulative
+weights in the order of the variants. So Envoy and picker send one session to one variant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ext_proc.routing.values.pool import Pool, Variant
+    from ext_proc.routing.values.request import Features
+    from ext_proc.routing.values.rng import Rng
+
+
+def session_point(session: str, total: int) -> int:
+    """Return where a session lies on a line of ``total`` weights, the same in Envoy."""
+    return xxhash.xxh64_intdigest(session.encode("utf-8", "surrogateescape"), 0) % total
+
+
+def draw_variant(
+    pool: Pool,
+    features: Features,
+    headers: Mapping[str, str],
+    *,
+    leased: str | None,
+    drawn: str | None,
+    rng: Rng,
+) -> str | Refusal:
+    """Return the name of the variant that serves a request.
+
+    Args:
+        pool: The request's pool.
+        features: Its version and session count.
+        headers: Its headers by lower-case name, for header pins.
+        leased: The variant of the sequence's lease.
+        drawn: The variant that Envoy's route drew; it holds unless a pin says otherwise.
+        rng: Chance, used only where neither lease, pin nor session decides.
+
+    Returns:
+        A variant of the pool, or a refusal: ``UNKNOWN_VERSION`` where every variant declares a
+        version and none of them the asked one, ``NO_ENDPOINTS`` where no variant has weight.
+    """
+    if leased is not None:
+        return leased
+    variants: Sequence[Variant] = pool.variants
+    pinned = False
+    if features.version:
+        exact = [each for each in variants if each.model_version == features.version]
+        pinned = bool(exact)
+        variants = exact or [each for each in variants if each.model_version is None]
+        if not variants:
+            return Refusal(
+                RefusalKind.UNKNOWN_VERSION,
+                f"pool {pool.name!r} has no replica of version {features.version!r}",
+            )
+    for each in variants:
+        if each.headers and all(headers.get(name) == value for name, value in each.headers):
+            return each.name
+    if drawn is not None and any(each.name == drawn for each in variants):
+        return drawn
+    if pinned and len(variants) == 1:
+        return variants[0].name
+    return _by_weight(pool, variants, features.session, pinned=pinned, rng=rng)
+
+
+def _by_weight(
+    pool: Pool, variants: Sequence[Variant], session: str | None, *, pinned: bool, rng: Rng
+) -> str | Refusal:
+    total = sum(each.weight for each in variants)
+    if total == 0:
+        if pinned:  # the version was asked for by name: its variants serve it at any weight
+            return variants[0].name
+        return Refusal(
+            RefusalKind.NO_ENDPOINTS, f"no variant of pool {pool.name!r} has a weight above 0"
+        )
+    if len(variants) == 1:
+        return variants[0].name
+    point = int(rng.random() * total) if session is None else session_point(session, total)
+    for each in variants:
+        point -= each.weight
+        if point < 0:
+            return each.name
+    # Only an rng that breaks its promise and returns 1.0 comes here.
+    return next(each.name for each in reversed(variants) if each.weight)

@@ -1,0 +1,1 @@
+"""What a decision reads: pools, candidates, replicas, the ledger, leases."""

@@ -1,0 +1,72 @@
+"""Which pool a request belongs to when its route names none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.request import Form
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.routing.values.pool import Pool, Protocol
+    from ext_proc.routing.values.request import Features
+
+
+class Directory:
+    """Which pool a request belongs to when no route said so; all questions are O(1).
+
+    Where several pools serve one model, the first by name has it.
+    """
+
+    def __init__(self, pools: Sequence[Pool]) -> None:
+        self.names = frozenset(pool.name for pool in pools)
+        self.paths: set[str] = set()
+        """Paths whose body names the model."""
+        self.by_model: dict[str, str] = {}
+        self.by_path_and_model: dict[tuple[str, str], str] = {}
+        self.path_defaults: dict[str, str] = {}
+        self.grpc_default: str | None = None
+        for pool in sorted(pools, key=lambda each: each.name):
+            self.paths |= pool.paths
+            for model in sorted(pool.models):
+                self.by_model.setdefault(model, pool.name)
+                for path in pool.paths:
+                    self.by_path_and_model.setdefault((path, model), pool.name)
+            for path in pool.default_for_paths:
+                self.path_defaults.setdefault(path, pool.name)
+            if pool.default_for_grpc and self.grpc_default is None:
+                self.grpc_default = pool.name
+
+    def find(self, features: Features, path: str, protocol: Protocol) -> str | Refusal:
+        """Name the pool of a request that no route named; the order is ``Router.pool_for``'s."""
+        if features.pool is not None:
+            if features.pool in self.names:
+                return features.pool
+            return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {features.pool!r}")
+        path = path.partition("?")[0]
+        own_path = protocol == "http" and path in self.paths
+        if features.model is not None:
+            found = (
+                self.by_path_and_model.get((path, features.model))
+                if own_path
+                else self.by_model.get(features.model)
+            )
+            if found is not None:
+                return found
+        if features.model is not None and features.form is not Form.MODEL_CALL:
+            on = f" on {path}" if own_path else ""
+            return Refusal(
+                RefusalKind.UNKNOWN_MODEL, f"no pool serves the model {features.model!r}{on}"
+            )
+        default = self.path_defaults.get(path) if own_path else None
+        if protocol == "grpc":
+            default = self.grpc_default
+        if default is not None:
+            return default
+        return Refusal(
+            RefusalKind.UNKNOWN_MODEL,
+            "the request names no model, and no pool is the default for its form;"
+            " send the header tidegate-pool or tidegate-model",
+        )

@@ -1,0 +1,171 @@
+"""The ledger: which requests this picker has in flight, and on whom.
+
+Rules:
+
+1. The state is the fold of events. ``apply`` (and its short cuts ``charge`` and ``settle``) is the
+   only way to change it, so whoever replays the same events holds the same ledger.
+2. A ticket settles exactly once. A second settle, or one of an unknown ticket, returns False,
+   changes nothing and is counted in ``unmatched``.
+3. Removing an endpoint settles all of its tickets as ``REMOVED``; their later settles fall
+   under rule 2.
+4. Requests and work of an endpoint are never negative, and both are exactly 0 when its last
+   ticket settles: no rounding is carried from one busy period to the next.
+5. At most ``max_tickets`` tickets are open. A charge beyond them is refused and counted in
+   ``overflowed``; the request is then routed without being counted.
+6. A load also holds what others sent that tell us of it (``shift``, see ``peers``): it is in
+   ``in_flight`` and ``work``, and ``others`` says how much of it is not ours.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ext_proc.routing.values.ticket import Outcome, Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ext_proc.routing.values.pool import EndpointKey
+
+MAX_TICKETS: Final = 200_000
+
+
+class Charged(NamedTuple):
+    """A request was sent to an endpoint."""
+
+    ticket: Ticket
+
+
+class Settled(NamedTuple):
+    """A request ended."""
+
+    ticket_id: int
+    outcome: Outcome
+
+
+class EndpointRemoved(NamedTuple):
+    """An endpoint left for good; if it returns, it has a new incarnation."""
+
+    key: EndpointKey
+
+
+LedgerEvent = Charged | Settled | EndpointRemoved
+
+
+class Load:
+    """What one endpoint has in flight; a live view that only the ledger changes."""
+
+    __slots__ = ("in_flight", "others", "work")
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        """Requests."""
+        self.others = 0
+        """How many of them are not ours."""
+        self.work = 0.0
+        """Estimated uncached input tokens of these requests."""
+
+    def __repr__(self) -> str:
+        return f"<Load in_flight={self.in_flight} work={self.work:g}>"
+
+
+class Ledger:
+    """Requests and work in flight per endpoint identity.
+
+    Args:
+        max_tickets: Most tickets open at one time.
+    """
+
+    def __init__(self, max_tickets: int = MAX_TICKETS) -> None:
+        self._max_tickets = max_tickets
+        self._open: dict[int, Ticket] = {}
+        self._loads: dict[EndpointKey, Load] = {}
+        self.outcomes: Counter[Outcome] = Counter()
+        """Settled tickets by outcome."""
+        self.unmatched = 0
+        """Settles of tickets that are not open (rule 2)."""
+        self.overflowed = 0
+        """Charges refused at the bound (rule 5)."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return iter(self._open.values())
+
+    def __repr__(self) -> str:
+        return f"<Ledger open={len(self._open)} endpoints={len(self._loads)}>"
+
+    def load(self, key: EndpointKey) -> Load:
+        """Return the live load of an endpoint.
+
+        It stays the right one until the endpoint is removed, so hot paths may keep it.
+        """
+        load = self._loads.get(key)
+        if load is None:
+            load = self._loads[key] = Load()
+        return load
+
+    def ticket(self, ticket_id: int) -> Ticket | None:
+        """Return an open ticket, ``None`` where none has this id."""
+        return self._open.get(ticket_id)
+
+    def loads(self) -> Iterable[tuple[EndpointKey, Load]]:
+        """Return each known endpoint with its load."""
+        return self._loads.items()
+
+    def apply(self, event: LedgerEvent) -> bool:
+        """Fold one event into the state.
+
+        Returns:
+            Whether anything changed; False for a charge at the bound or of a ticket that is open
+            already, for a settle of a ticket that is not open, and for an unknown endpoint.
+        """
+        if isinstance(event, Charged):
+            return self.charge(event.ticket)
+        if isinstance(event, Settled):
+            return self.settle(event.ticket_id, event.outcome)
+        return self._remove(event.key)
+
+    def charge(self, ticket: Ticket) -> bool:
+        """Fold a ``Charged`` without making the event, for the hot path."""
+        if ticket.id in self._open:
+            return False
+        if len(self._open) >= self._max_tickets:
+            self.overflowed += 1
+            return False
+        self._open[ticket.id] = ticket
+        load = self.load(ticket.endpoint)
+        load.in_flight += 1
+        load.work += ticket.work
+        return True
+
+    def settle(self, ticket_id: int, outcome: Outcome) -> bool:
+        """Fold a ``Settled`` without making the event, for the hot path."""
+        ticket = self._open.pop(ticket_id, None)
+        if ticket is None:
+            self.unmatched += 1
+            return False
+        load = self._loads[ticket.endpoint]
+        load.in_flight -= 1
+        load.work = max(load.work - ticket.work, 0.0) if load.in_flight else 0.0
+        self.outcomes[outcome] += 1
+        return True
+
+    def shift(self, key: EndpointKey, requests: int, work: float) -> None:
+        """Count so many more requests and so much more work of others; less where below 0."""
+        load = self.load(key)
+        load.others += requests
+        load.in_flight += requests
+        load.work = max(load.work + work, 0.0) if load.in_flight else 0.0
+
+    def _remove(self, key: EndpointKey) -> bool:
+        load = self._loads.get(key)
+        if load is None:
+            return False
+        if load.in_flight:
+            for ticket in [each for each in self._open.values() if each.endpoint == key]:
+                self.settle(ticket.id, Outcome.REMOVED)
+        del self._loads[key]
+        return True

@@ -1,0 +1,98 @@
+"""The pool state: a pool compiled for deciding, so that a decision only reads.
+
+A *replica* is one endpoint identity, shared by all pools it serves; a *candidate* is a replica as
+one pool, variant and protocol offer it. What never changes between two memberships is worked out
+here once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ext_proc.routing.latency.estimates import Served
+from ext_proc.routing.latency.model import LatencyModel
+from ext_proc.routing.state.candidate import Candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ext_proc.routing.latency.model import FleetLatencyModel
+    from ext_proc.routing.state.replica import Replica
+    from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
+
+
+class PoolState:
+    """The candidates of one pool.
+
+    Args:
+        pool: The pool.
+        replicas: What is known of its endpoints; what their requests taught in this pool is
+            kept there, so a new pool state knows it too.
+        latency_model: What the pool's usual replica needs.
+    """
+
+    def __init__(
+        self, pool: Pool, replicas: Mapping[EndpointKey, Replica], latency_model: FleetLatencyModel
+    ) -> None:
+        self.pool = pool
+        self.latency_model = latency_model
+        for each in pool.endpoints:
+            latency_models = replicas[each.key].latency_models
+            replicas[each.key].served.setdefault(pool.name, Served())
+            latency_models.setdefault(pool.name, LatencyModel(latency_model, each.capacity)).adapt(
+                each.capacity
+            )
+        self.size = len(pool.endpoints)
+        only = pool.variants[0] if len(pool.variants) == 1 else None
+        self.only = only.name if only is not None and only.weight else None
+        """The one variant, where there is nothing to draw unless a request asks for a version."""
+        self._open: dict[tuple[str, Protocol], tuple[Candidate, ...]] = {}
+        self._open_by_key: dict[tuple[str, Protocol], dict[EndpointKey, Candidate]] = {}
+        self._of: dict[tuple[EndpointKey, Protocol], Candidate] = {}
+        self.remembered: dict[tuple[str, Protocol], tuple[Candidate, ...]] = {}
+        """Candidates of a variant that were good and left over (``candidates``)."""
+        self.keys = frozenset(each.key for each in pool.endpoints)
+        self._at: dict[str, EndpointKey] = {}
+        protocols: tuple[Protocol, ...] = ("http", "grpc")
+        for protocol in protocols:
+            candidates = [
+                Candidate(
+                    each,
+                    address,
+                    replicas[each.key],
+                    position,
+                    replicas[each.key].latency_models[pool.name],
+                    replicas[each.key].served[pool.name],
+                )
+                for position, each in enumerate(pool.endpoints)
+                if (address := each.address(protocol)) is not None
+            ]
+            for candidate in candidates:
+                self._of[candidate.key, protocol] = candidate
+                self._at[candidate.address] = candidate.key
+            for variant in pool.variants:
+                free = [
+                    candidate
+                    for candidate in candidates
+                    if candidate.variant == variant.name and not candidate.draining
+                ]
+                self._open[variant.name, protocol] = tuple(free)
+                self._open_by_key[variant.name, protocol] = {
+                    candidate.key: candidate for candidate in free
+                }
+
+    def open_candidates(self, variant: str, protocol: Protocol) -> tuple[Candidate, ...]:
+        """Return the candidates of a variant that take new work, in the pool's order."""
+        return self._open.get((variant, protocol), ())
+
+    def open_by_key(self, variant: str, protocol: Protocol) -> Mapping[EndpointKey, Candidate]:
+        """Return the same candidates by identity."""
+        return self._open_by_key.get((variant, protocol), {})
+
+    def candidate(self, key: EndpointKey, protocol: Protocol) -> Candidate | None:
+        """Return the candidate of one endpoint, draining or not."""
+        return self._of.get((key, protocol))
+
+    def at(self, address: str) -> EndpointKey | None:
+        """Return who listens on an ``ip:port``, ``None`` where it is nobody of this pool."""
+        return self._at.get(address)

@@ -1,0 +1,1 @@
+"""The immutable values of routing."""

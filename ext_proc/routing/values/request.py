@@ -1,0 +1,206 @@
+"""What goes into a decision and what comes out of it. `types` has the other nouns of routing.
+
+Unknown is ``None``, never 0.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ext_proc.routing.values.plain import Plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ext_proc.routing.values.pool import Protocol
+
+
+class SequenceKey(NamedTuple):
+    """Identity of a Triton sequence; the integer 1 and the string "1" are different ones."""
+
+    model: str
+    version: str
+    id: int | str
+
+
+class Form(StrEnum):
+    """How the request is spoken."""
+
+    GRPC_INFER = "grpc-infer"
+    GRPC_STREAM = "grpc-stream"
+    HTTP_INFER = "http-infer"
+    GENERATE = "generate"
+    GENERATE_STREAM = "generate-stream"
+    OPENAI = "openai"
+    MODEL_CALL = "model-call"
+    """A gRPC call about one model (ready, metadata, config, statistics): its body names the model;
+    never priced."""
+    OTHER = "other"
+    """Health, metadata and everything else that is not inference; never priced."""
+
+
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+GRPC_STREAM: Final = Form.GRPC_STREAM  # see `ext_proc.exchange.state`
+HTTP_INFER: Final = Form.HTTP_INFER
+MODEL_CALL: Final = Form.MODEL_CALL
+OPENAI: Final = Form.OPENAI
+OTHER: Final = Form.OTHER
+
+
+class Features(Plain):
+    """What a request says about itself, as far as it was read."""
+
+    __slots__ = (
+        "adapter",
+        "form",
+        "max_tokens",
+        "model",
+        "pool",
+        "priority",
+        "prompt",
+        "prompt_is_partial",
+        "request_id",
+        "salt",
+        "sequence_end",
+        "sequence_id",
+        "sequence_start",
+        "session",
+        "streaming",
+        "timeout_s",
+        "token_ids",
+        "version",
+    )
+
+    def __init__(
+        self,
+        form: Form,
+        pool: str | None = None,
+        model: str | None = None,
+        version: str | None = None,
+        request_id: str | None = None,
+        sequence_id: int | str | None = None,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        session: str | None = None,
+        adapter: str | None = None,
+        salt: str | None = None,
+        priority: int | None = None,
+        timeout_s: float | None = None,
+        streaming: bool = False,
+        max_tokens: int | None = None,
+        prompt: bytes | None = None,
+        prompt_is_partial: bool = False,
+        token_ids: bool = False,
+    ) -> None:
+        self.form = form
+        self.pool = pool
+        """Named outright by a header."""
+        self.model = model
+        self.version = version
+        self.request_id = request_id
+        self.sequence_id = sequence_id
+        self.sequence_start = sequence_start
+        self.sequence_end = sequence_end
+        self.session = session
+        self.adapter = adapter
+        """The LoRA adapter, by name or number."""
+        self.salt = salt
+        """Separates the caches of tenants (vLLM's ``cache_salt``)."""
+        self.priority = priority
+        self.timeout_s = timeout_s
+        self.streaming = streaming
+        self.max_tokens = max_tokens
+        self.prompt = prompt
+        """Canonical prompt bytes (UTF-8 text, or little-endian token ids), maybe only their
+        start."""
+        self.prompt_is_partial = prompt_is_partial
+        self.token_ids = token_ids
+        """The prompt is token ids of 32 bits each, not text."""
+
+    @property
+    def is_inference(self) -> bool:
+        """Tell whether the request makes the replica work."""
+        return self.form is not OTHER and self.form is not MODEL_CALL
+
+    @property
+    def sequence(self) -> SequenceKey | None:
+        """Return the sequence's identity, ``None`` for a stateless request."""
+        if self.sequence_id is None:
+            return None
+        return SequenceKey(self.model or "", self.version or "", self.sequence_id)
+
+    def copy(self) -> Features:
+        """Return the same once more, for who then fills in what he has read."""
+        return Features(
+            self.form,
+            self.pool,
+            self.model,
+            self.version,
+            self.request_id,
+            self.sequence_id,
+            self.sequence_start,
+            self.sequence_end,
+            self.session,
+            self.adapter,
+            self.salt,
+            self.priority,
+            self.timeout_s,
+            self.streaming,
+            self.max_tokens,
+            self.prompt,
+            self.prompt_is_partial,
+            self.token_ids,
+        )
+
+
+class Request(Plain):
+    """One decision's input.
+
+    Args:
+        pool: The pool's name.
+        variant: The variant already drawn (by Envoy's route or a pin); ``None`` = the router draws
+            it.
+        protocol: How the replica is spoken to.
+        features: What the request says.
+        blocks: Chained hashes of the prompt's full blocks, root first; signed 64-bit integers.
+        block_tokens: Tokens in one of them; ``None`` = estimated from the pool's ``block_chars``.
+        tokens: Tokens of the whole prompt; ``None`` = unknown, so estimated from its length.
+        subset: ``ip:port`` or bare ``ip`` entries that limit the choice; ``None`` = no limit.
+        headers: Request headers by lower-case name; a variant's header pins are read from them.
+    """
+
+    __slots__ = (
+        "block_tokens",
+        "blocks",
+        "features",
+        "headers",
+        "pool",
+        "protocol",
+        "subset",
+        "tokens",
+        "variant",
+    )
+
+    def __init__(
+        self,
+        pool: str,
+        variant: str | None,
+        protocol: Protocol,
+        features: Features,
+        blocks: tuple[int, ...] = (),
+        block_tokens: float | None = None,
+        tokens: int | None = None,
+        subset: frozenset[str] | None = None,
+        headers: Mapping[str, str] = _NO_HEADERS,
+    ) -> None:
+        self.pool = pool
+        self.variant = variant
+        self.protocol = protocol
+        self.features = features
+        self.blocks = blocks
+        self.block_tokens = block_tokens
+        self.tokens = tokens
+        self.subset = subset
+        self.headers = headers

@@ -1,0 +1,178 @@
+"""Calls that are answered message by message, without a task of their own.
+
+Law:
+
+1. Messages are answered in their order, in the turn of the loop in which they came, and after all
+   that came with them: a stream that was reset in the same piece is known to be.
+2. Only replies that must wait make a task: for companions (``DirectHandler.pause``), or for a peer
+   that does not read. What comes meanwhile waits unread, as with any handler.
+3. ``DirectHandler.end`` is called once, whatever ends the call, and before its status is sent. A
+   bug in ``DirectHandler`` ends its own call only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+import structlog
+
+from ext_proc.server.h2.frames import PREFIX, TooLargeError, framed
+from ext_proc.server.h2.stream import GoneError, Http2Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ext_proc.server.h2.stream import Beyond, Channel
+
+_log = structlog.stdlib.get_logger("ext_proc.server.h2")
+
+
+class DirectHandler(Protocol):
+    """What answers the messages of one call."""
+
+    def answer(self, message: bytes) -> Sequence[bytes] | None:
+        """Return the replies to a message; ``None`` ends the call with OK."""
+
+    def pauses(self) -> bool:
+        """Return whether the replies to the last message wait."""
+
+    async def pause(self) -> None:
+        """Wait as long as they do."""
+
+    def handed_over(self) -> None:
+        """Note that the replies to the last message are on their way."""
+
+    def lost(self) -> None:
+        """Note that they are not: the call is gone."""
+
+    def end(self) -> None:
+        """Take the end of the call."""
+
+
+class DirectStream(Http2Stream):
+    """A call that ``DirectHandler`` answer.
+
+    Args:
+        connection: Of which it is a stream.
+        number: Its HTTP/2 id.
+        limit: Most bytes of a message.
+        beyond: Where all streams' long messages are counted.
+        answers: What answers.
+    """
+
+    __slots__ = ("_answers", "_ended", "_over", "_slow")
+
+    def __init__(
+        self, connection: Channel, number: int, limit: int, beyond: Beyond, answers: DirectHandler
+    ) -> None:
+        super().__init__(connection, number, limit, beyond)
+        self._answers = answers
+        self._slow = False
+        """Replies wait, and so do messages."""
+        self._over = False
+        self._ended: asyncio.Future[None] | None = None
+        """Whoever stops the server waits for it."""
+
+    def close(self) -> None:
+        """Take that the stream is gone."""
+        super().close()
+        self._end()
+
+    def waiter(self) -> asyncio.Future[None] | None:
+        """Return what is done when the call is over, ``None`` where it is."""
+        if self._over:
+            return None
+        if self._ended is None:
+            self._ended = self._connection.loop.create_future()
+        return self._ended
+
+    def cut(self) -> None:
+        """End the call, as the server stops."""
+        if self._over:
+            return
+        self.status = grpc.StatusCode.CANCELLED
+        if self.task is not None:
+            self.task.cancel()
+        self._finish()
+
+    def pump(self) -> None:
+        """Answer what has come."""
+        try:
+            while self._unread and not self._slow and not self._over:
+                self._next()
+            if self.ended and not self._unread and not self._slow:
+                self._finish()
+        except Exception:  # noqa: BLE001 - law 3
+            self._failed()
+
+    def _next(self) -> None:
+        message = self._unread.popleft()
+        try:
+            self._took(PREFIX + len(message))
+        except TooLargeError as error:
+            self.status, self.details = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
+            self._finish()
+            return
+        answers = self._answers
+        replies = answers.answer(message)
+        if replies is None:
+            self._finish()
+            return
+        if answers.pauses():
+            self._wait(replies, paused=True)
+            return
+        for number, reply in enumerate(replies, 1):
+            if self._connection.send(self, framed(reply)):
+                self._wait(replies[number:], paused=False)
+                return
+        answers.handed_over()
+
+    def _wait(self, replies: Sequence[bytes], *, paused: bool) -> None:
+        self._slow = True
+        self.task = self._connection.loop.create_task(self._write_waiting(replies, paused=paused))
+
+    async def _write_waiting(self, replies: Sequence[bytes], *, paused: bool) -> None:
+        try:
+            if paused:
+                await self._answers.pause()
+            else:
+                await self._connection.drained(self)
+            for reply in replies:
+                await self.write(reply)
+            self._answers.handed_over()
+        except asyncio.CancelledError:
+            return  # the call is over
+        except GoneError:
+            self._answers.lost()
+        except Exception:  # noqa: BLE001 - law 3
+            self._failed()
+        self._slow, self.task = False, None
+        self.pump()
+
+    def _wake(self) -> None:
+        self._connection.ready.append(self)
+
+    def _failed(self) -> None:
+        """End the call for the bug that is being handled."""
+        self.status = grpc.StatusCode.UNKNOWN
+        _log.exception("handler_failed")
+        self._finish()
+
+    def _finish(self) -> None:
+        """End the call with its status."""
+        if not self._over:
+            self._end()
+            if not self.closed:
+                self._connection.finish(self)
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over = True
+            try:
+                self._answers.end()
+            except Exception:  # noqa: BLE001 - law 3
+                _log.exception("handler_failed")
+            if self._ended is not None:
+                self._ended.set_result(None)

@@ -1,0 +1,119 @@
+"""A gRPC server with the part of ``grpc.aio.Server`` that the picker uses.
+
+It takes gRPC's own handlers, so that services do not know over what they are served.
+
+Rules:
+
+1. Messages are not compressed, and deadlines are the callers' (``Http2Connection``, law 6).
+2. A connection whose peer is gone without a word, or reads nothing, is closed after ``DEAD_S`` by
+   the kernel. ``host`` has the rules of handlers and connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from ext_proc.server.h2.connection import Http2Connection
+from ext_proc.server.h2.host import Host
+
+if TYPE_CHECKING:
+    from ext_proc.server.h2.stream import Http2Stream
+
+DEAD_S: Final = 60
+PROBES: Final = 3
+ROUND_TRIP_S: Final = 0.02
+"""Seconds between the shutdown notice and GOAWAY: streams that the peer had opened before it read
+the notice arrive in between."""
+BACKLOG: Final = 1024
+MAX_PORT: Final = 65_535
+
+
+class Http2Server(Host):
+    """Serves gRPC's handlers.
+
+    Args:
+        limit: Most bytes of a message.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self._sockets: list[socket.socket] = []
+        self._servers: list[asyncio.Server] = []
+
+    def add_insecure_port(self, address: str) -> int:
+        """Take an address, and return its port.
+
+        Raises:
+            RuntimeError: It is taken or none of this machine's, as with gRPC's own.
+        """
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        both = host == "::" and socket.has_dualstack_ipv6()
+        if int(port) > MAX_PORT:
+            raise RuntimeError(f"no port {port}")
+        try:
+            bound = socket.create_server(
+                (host, int(port)), family=family, backlog=BACKLOG, dualstack_ipv6=both
+            )
+        except OSError as error:
+            raise RuntimeError(str(error)) from error
+        _set_up(bound)
+        self._sockets.append(bound)
+        return int(bound.getsockname()[1])
+
+    async def start(self) -> None:
+        """Begin to accept."""
+        loop = asyncio.get_running_loop()
+        for bound in self._sockets:
+            made: Any = partial(Http2Connection, self)  # an `asyncio.Protocol` but for its name
+            server = await loop.create_server(made, sock=bound, backlog=BACKLOG)
+            self._servers.append(server)
+
+    async def stop(self, grace: float | None) -> None:
+        """Take no new streams; after ``grace`` seconds (``None`` = at once) end those open."""
+        for server in self._servers:
+            server.close()
+        for bound in self._sockets:
+            bound.close()
+        if grace:
+            for connection in list(self.connections):
+                connection.announce_end()
+            await asyncio.sleep(min(ROUND_TRIP_S, grace))
+            for connection in list(self.connections):
+                connection.leave()
+            if under_way := self._under_way():
+                await asyncio.wait([waiter for _, waiter in under_way], timeout=grace)
+        if under_way := self._under_way():
+            for stream, _ in under_way:
+                stream.cut()
+            await asyncio.wait([waiter for _, waiter in under_way])
+        for connection in list(self.connections):
+            connection.leave()
+            connection.cut()
+
+    def _under_way(self) -> list[tuple[Http2Stream, asyncio.Future[None]]]:
+        return [
+            (stream, waiter)
+            for connection in self.connections
+            for stream in connection.streams.values()
+            if (waiter := stream.waiter()) is not None
+        ]
+
+
+def _set_up(listener: socket.socket) -> None:
+    """Let the kernel send at once and close connections whose peer is gone: they inherit it."""
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    each = DEAD_S // (PROBES + 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", each),
+        ("TCP_KEEPINTVL", each),
+        ("TCP_KEEPCNT", PROBES),
+        ("TCP_USER_TIMEOUT", DEAD_S * 1000),
+    ):
+        if hasattr(socket, name):  # not each system has each
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

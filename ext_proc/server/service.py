@@ -1,0 +1,218 @@
+"""The gRPC face: Envoy's streams pumped through exchanges.
+
+Law:
+
+1. One stream is one exchange. Whatever ends it, its ticket settles before the handler returns.
+2. No exception of ours reaches Envoy: a stream that goes wrong is closed with OK, so Envoy goes
+   on by itself (fail open), and it is counted.
+3. A cancellation after the pick was handed over is a usual end: Envoy cancels where it needs
+   nothing more.
+4. A stream that waits keeps no message: what is open for long would hold its body all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+
+from ext_proc.health import Health
+from ext_proc.server.answers import Cut, ExchangeHandler, failed
+from ext_proc.server.holds import Holds
+from ext_proc.server.stream import NO_TOKENIZERS, ExchangeStream, Tools
+from ext_proc.server.transport import server as server_over
+from ext_proc.server.wire import METHOD, SERVICE, Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ext_proc.exchange import RequestRouter
+    from ext_proc.observability.metrics import Metrics
+    from ext_proc.observability.tracing import Tracing
+    from ext_proc.requests import Tokenizer
+    from ext_proc.settings import Transport
+
+    Loads = Sequence[tuple[str, str]]
+
+MAX_MESSAGE_BYTES: Final = 257 * 2**20
+"""Most bytes of one message: the largest body that a pool may ask for (``routing.max_body`` is at
+most 256 MiB) and room for the rest. gRPC refuses more by breaking the stream, and Envoy then goes
+on by itself."""
+
+SERVER_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Each HTTP request in flight holds a stream.
+    ("grpc.max_concurrent_streams", 2**31 - 1),
+    # Envoy's idle keepalive pings must not be punished.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A port that is taken is an error, not a silent second listener.
+    ("grpc.so_reuseport", 0),
+)
+
+LOOK_S: Final = 0.05
+"""Time between two looks, while stopping, for exchanges that are still open."""
+NEVER_S: Final = 3600.0
+"""Longer than a stop can take once it was cut short."""
+
+_READINESS: Final = ("", "readiness", SERVICE)
+_LIVENESS: Final = "liveness"
+
+
+class AddressError(OSError):
+    """The address cannot be listened on; the text says which and what to do."""
+
+
+class PickerServer:
+    """Serves ``envoy.service.ext_proc.v3.ExternalProcessor`` and gRPC health.
+
+    Args:
+        chooser: The router.
+        picker: This picker's id.
+        metrics: What to count on.
+        at: Address by which the fleet knows this picker.
+        life: What tickets begin with in access logs.
+        handlers: Further services on the same port.
+        tokenizers: Those at hand, by the path that pools name.
+        on_loads: Takes a replica's id and the headers in which it told its load.
+        tracing: Makes spans; ``None`` = nobody is traced.
+        refresh: Called before a message that may be decided on; ``None`` where nothing needs it.
+        transport: What carries gRPC.
+        clock: Monotonic seconds.
+        wall_clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        chooser: RequestRouter,
+        *,
+        picker: str,
+        metrics: Metrics,
+        at: str = "",
+        life: str = "",
+        handlers: Sequence[grpc.GenericRpcHandler] = (),
+        tokenizers: Mapping[str, Tokenizer] = NO_TOKENIZERS,
+        on_loads: Callable[[str, Loads], None] = lambda *_: None,
+        tracing: Tracing | None = None,
+        refresh: Callable[[], None] | None = None,
+        transport: Transport = "grpc",
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._tools = Tools(
+            chooser,
+            tokenizers,
+            Writer(picker, at, life),
+            metrics,
+            on_loads,
+            tracing,
+            refresh,
+            clock,
+            wall_clock,
+        )
+        self._holds = Holds()
+        self._handlers = tuple(handlers)
+        self._transport = transport
+        self._stopping = False
+        self._cut = Cut()
+        self._health = Health()
+        self._server: Any = None
+        """gRPC's, or what serves the same handlers."""
+
+    async def start(self, address: str) -> str:
+        """Listen on ``ip:port`` (port 0 = a free one) and return the bound address.
+
+        Raises:
+            AddressError: The address is taken or is none of this machine's.
+        """
+        server = server_over(self._transport, limit=MAX_MESSAGE_BYTES, options=SERVER_OPTIONS)
+        self.serve_on(server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise AddressError(
+                f"cannot listen on {address}: it is taken or not an address of this machine;"
+                " choose another with --listen"
+            ) from error
+        self._health.set(_LIVENESS, serving=True)
+        self.set_ready(ready=False)
+        await server.start()
+        self._server = server
+        return f"{address.rpartition(':')[0]}:{port}"
+
+    def serve_on(self, server: Any) -> None:
+        """Serve by a server of ``ext_proc.server.transport``, which somebody else starts."""
+        handler: Any = grpc.stream_stream_rpc_method_handler(self.process)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}), *self._handlers)
+        )
+        direct = getattr(server, "direct", None)
+        if direct is not None:  # our own transport needs no task for a stream
+            direct[f"/{SERVICE}/{METHOD}"] = self._answers
+
+    def set_ready(self, *, ready: bool) -> None:
+        """Say over gRPC health whether requests are decided here; ``liveness`` stays SERVING."""
+        for service in _READINESS:
+            self._health.set(service, serving=ready and not self._stopping)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new streams; after ``grace_s`` seconds end those still open.
+
+        It lasts only as long as exchanges are open: log and health streams, which the proxy never
+        ends by itself, are not waited for.
+        """
+        self._stopping = True
+        self.set_ready(ready=False)
+        if self._server is None:
+            return
+        # gRPC's server lets go of itself where one stop of it meets another at the end of a grace,
+        # and crashes the process. So its own grace never ends: it is cut short by `None`.
+        ends = time.monotonic() + grace_s
+        stopped = asyncio.create_task(self._server.stop(grace_s + NEVER_S))
+        while not stopped.done() and (left_s := ends - time.monotonic()) > 0:
+            await asyncio.wait({stopped}, timeout=min(LOOK_S, left_s))
+            if not self._tools.metrics.streams:
+                break
+        if not stopped.done():
+            self._cut.begun = True
+            await self._server.stop(None)
+        await stopped
+
+    async def process(self, _: Any, context: Any) -> None:
+        """Handle one stream of Envoy; the wire messages are bytes."""
+        metrics = self._tools.metrics
+        stream, reply = ExchangeStream(self._tools), b""
+        replies: Sequence[bytes]
+        metrics.streams += 1
+        try:
+            while (data := await context.read()) is not grpc.aio.EOF:
+                replies = stream.answer(data)
+                data = b""  # law 4
+                if stream.hold is not None:
+                    await self._holds.wait(*stream.hold)
+                try:
+                    for reply in replies:
+                        await context.write(reply)
+                except Exception as error:
+                    raise _PeerGoneError from error
+                replies, reply = (), b""
+                stream.handed_over()
+        except _PeerGoneError:
+            metrics.failed("peer-gone")
+        except Exception as error:  # noqa: BLE001 - law 2: Envoy goes on by itself
+            failed(metrics, error)
+        finally:
+            metrics.streams -= 1
+            stream.end(stopped=self._cut.begun)
+
+    def _answers(self) -> ExchangeHandler:
+        """Handle one stream of Envoy where the transport asks for it message by message."""
+        return ExchangeHandler(self._tools, self._cut, self._holds)
+
+
+class _PeerGoneError(Exception):
+    """A reply could not be handed over."""

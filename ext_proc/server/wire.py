@@ -1,0 +1,379 @@
+"""Envoy's external-processing messages, and the only module that names them.
+
+Source: ``envoy/service/ext_proc/v3/external_processor.proto``. Header values are read from
+``raw_value`` first and then from ``value``, and written to ``raw_value``. Replies leave as
+bytes: those that never differ are serialized once, and so are the parts of picks.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from envoy.config.core.v3 import base_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+
+from ext_proc.exchange import (
+    Action,
+    Body,
+    BodyModeOverride,
+    BodySending,
+    Head,
+    PassThrough,
+    Pick,
+    Refuse,
+    ReplyBody,
+    ReplyHead,
+    ReplyResponse,
+    ReplyTrailers,
+    Response,
+    ResponsePart,
+    Trailers,
+)
+from ext_proc.exchange.events import STREAMED
+from tidegate_api.names import (
+    CLUSTER_ATTRIBUTE,
+    DESTINATION_HEADER,
+    DESTINATION_SERVED_KEY,
+    LB_NAMESPACE,
+    LOAD_BIN_HEADER,
+    LOAD_HEADER,
+    ROUTE_ATTRIBUTE,
+    SUBSET_KEY,
+    SUBSET_NAMESPACE,
+    TIDEGATE_NAMESPACE,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+METHOD: Final = "Process"
+
+MAX_SUBSET: Final = 10_000
+"""Most entries of a subset hint that are read; the rest can only make the choice smaller."""
+
+MAX_DESTINATIONS: Final = 4096
+"""Most written destinations that are kept, a few hundred bytes each."""
+
+_FILTER: Final = "envoy.filters.http.ext_proc"
+"""Key under which Envoy files the attributes that it was asked for."""
+
+_MODE: Final = processing_mode_pb2.ProcessingMode
+_SENDING: Final = {
+    _MODE.NONE: BodySending.NONE,
+    _MODE.STREAMED: BodySending.STREAMED,
+    _MODE.BUFFERED: BodySending.BUFFERED,
+    _MODE.BUFFERED_PARTIAL: BodySending.BUFFERED,
+    _MODE.FULL_DUPLEX_STREAMED: BodySending.DUPLEX,
+}
+_LOAD_HEADERS: Final = (LOAD_HEADER, LOAD_BIN_HEADER)
+_HEAD: Final = "request_headers"
+_BODY: Final = "request_body"
+_RESPONSE_BODY: Final = "response_body"
+_OVERWRITE: Final = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+
+
+class WireError(ValueError):
+    """The message is none that a picker can take."""
+
+
+# --- in -----------------------------------------------------------------------------------------
+
+parse_request: Final = pb.ProcessingRequest.FromString
+"""Bytes of one message to the message."""
+
+
+def event_of(message: Any) -> Head | Body | Trailers | Response:
+    """Translate a ``ProcessingRequest``.
+
+    Raises:
+        WireError: It carries nothing that this release knows.
+    """
+    kind = message.WhichOneof("request")
+    if kind == "request_headers":
+        return _head(message)
+    if kind == "request_body":
+        part = message.request_body
+        return Body(part.body, part.end_of_stream, _subset(message))
+    if kind == "request_trailers":
+        return Trailers()
+    if kind == "response_headers":
+        ended = message.response_headers.end_of_stream
+        headers = message.response_headers.headers.headers
+        served, loads = _served(message), _loads(headers)
+        return Response(ResponsePart.HEADERS, end_of_stream=ended, served=served, loads=loads)
+    if kind == "response_body":
+        part = message.response_body
+        return Response(ResponsePart.BODY, part.body, part.end_of_stream)
+    if kind == "response_trailers":
+        return Response(ResponsePart.TRAILERS, served=_served(message))
+    raise WireError(f"a processing request with {kind or 'nothing'} in it")
+
+
+def read_headers(headers: Iterable[Any]) -> dict[str, str]:
+    """Return a ``HeaderMap``'s headers by lower-case name, repeated ones joined in order.
+
+    RFC 9110 section 5.3 joins by comma; cookies are joined by semicolon (RFC 9113 8.2.3).
+    """
+    found: dict[str, str] = {}
+    for header in headers:
+        name = header.key
+        if not name.islower():  # Envoy's names are; others pay for the copy
+            name = name.lower()
+        raw = header.raw_value
+        # A value is read, never sent on, so bytes that are no UTF-8 may be replaced.
+        value = raw.decode("utf-8", "replace") if raw else header.value
+        if name in found:
+            value = f"{found[name]}{'; ' if name == 'cookie' else ','}{value}"
+        found[name] = value
+    return found
+
+
+def _head(message: Any) -> Head:
+    part = message.request_headers
+    headers = read_headers(part.headers.headers)
+    attributes = message.attributes
+    fields = attributes[_FILTER].fields if _FILTER in attributes else {}
+    config = message.protocol_config
+    return Head(
+        method=headers.pop(":method", ""),
+        path=headers.pop(":path", ""),
+        headers=headers,
+        end_of_stream=part.end_of_stream,
+        cluster=_text(fields, CLUSTER_ATTRIBUTE),
+        route=_text(fields, ROUTE_ATTRIBUTE),
+        # A mode of a later Envoy shows chunks, if it shows anything: decide at the head.
+        request_body=_SENDING.get(config.request_body_mode, STREAMED),
+        response_body=_SENDING.get(config.response_body_mode, STREAMED),
+        subset=_subset(message),
+    )
+
+
+def _text(fields: Any, name: str) -> str | None:
+    if name not in fields:
+        return None
+    return fields[name].string_value or None
+
+
+def _subset(message: Any) -> frozenset[str] | None:
+    """Return the subset hint: absent = ``None`` (no limit), present and empty = nobody.
+
+    Source: Gateway API Inference Extension, endpoint picker protocol 1.0. A list, a comma string
+    and comma strings inside a list are read, blanks trimmed; what is no string is skipped.
+    """
+    if not message.HasField("metadata_context"):
+        return None
+    namespaces = message.metadata_context.filter_metadata
+    if SUBSET_NAMESPACE not in namespaces:
+        return None
+    fields = namespaces[SUBSET_NAMESPACE].fields
+    if SUBSET_KEY not in fields:
+        return None
+    value = fields[SUBSET_KEY]
+    texts = (
+        [item.string_value for item in value.list_value.values]
+        if value.HasField("list_value")
+        else [value.string_value]
+    )
+    entries = (entry.strip() for text in texts for entry in text.split(","))
+    return frozenset([entry for entry in entries if entry][:MAX_SUBSET])
+
+
+def _loads(headers: Iterable[Any]) -> tuple[tuple[str, str], ...]:
+    """Return the headers of an answer in which the replica tells its load."""
+    return tuple(
+        (header.key, header.raw_value.decode("latin-1") or header.value)
+        for header in headers
+        if header.key in _LOAD_HEADERS
+    )
+
+
+def _served(message: Any) -> str | None:
+    """Return the replica that served, as Envoy's ``override_host`` notes it; ``None`` = not told.
+
+    A response's headers and trailers carry it, where the proxy forwards ``envoy.lb``.
+    """
+    if not message.HasField("metadata_context"):
+        return None
+    namespaces = message.metadata_context.filter_metadata
+    if LB_NAMESPACE not in namespaces:
+        return None
+    return _text(namespaces[LB_NAMESPACE].fields, DESTINATION_SERVED_KEY)
+
+
+# --- out ----------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes actions as serialized ``ProcessingResponse`` messages.
+
+    Args:
+        picker: This picker's id; each pick carries it for access logs.
+        at: Address by which the fleet knows this picker; each pick carries it, so that Envoy's log
+            sinks find the way back.
+        life: What tickets begin with there; another one after each start.
+    """
+
+    def __init__(self, picker: str, at: str = "", life: str = "") -> None:
+        self._picker = picker
+        self._at = at
+        self._life = life
+        self._frames: dict[tuple[int | None, bool], tuple[bytes, bytes]] = {}
+        """What stands around tickets, by their length: a dozen at most."""
+
+    def write(self, action: Action) -> bytes:
+        """Return the reply's bytes."""
+        if isinstance(action, ReplyHead):
+            if action.pick is None:
+                return _HEAD_PLAIN[action.ask]
+            return self._picked(action.pick, _HEAD, action.ask)
+        if isinstance(action, ReplyBody):
+            if action.pick is None and action.echo is None:
+                return _BODY_PLAIN
+            reply = b"" if action.pick is None else self._picked(action.pick, _BODY, None)
+            return reply if action.echo is None else _with_echo(reply, _BODY, action.echo)
+        return _unpicked(action)
+
+    def _picked(self, pick: Pick, part: str, ask: BodyModeOverride | None) -> bytes:
+        """Write a pick out of two parts that come again and again, and the ticket.
+
+        A parser merges what is written twice, here ``dynamic_metadata``; source: the protobuf
+        encoding guide, "last one wins" (embedded messages are merged, and so are maps).
+        """
+        where = _where(part, pick.destination, pick.headers, pick.clear_route_cache, ask)
+        if pick.ticket is None:
+            return where + self._who(None, pick.unreadable)[0]
+        ticket = pick.ticket.encode()
+        before, after = self._who(len(ticket), pick.unreadable)
+        return b"%b%b%b%b" % (where, before, ticket, after)
+
+    def _who(self, length: int | None, unreadable: bool) -> tuple[bytes, bytes]:
+        """Return what stands before and behind a ticket of so many bytes; ``None`` = of none."""
+        found = self._frames.get((length, unreadable))
+        if found is None:
+            if length is None:
+                found = self._sign(None, unreadable), b""
+            else:
+                # Where two tickets of that length differ in each byte, there is the ticket.
+                one, other = (self._sign(digit * length, unreadable) for digit in "01")
+                start = next(
+                    at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]
+                )
+                found = one[:start], one[start + length :]
+            self._frames[length, unreadable] = found
+        return found
+
+    def _sign(self, ticket: str | None, unreadable: bool) -> bytes:
+        message = pb.ProcessingResponse()
+        ours = message.dynamic_metadata.fields[TIDEGATE_NAMESPACE].struct_value.fields
+        ours["picker"].string_value = self._picker
+        if ticket is not None:
+            ours["ticket"].string_value = self._life + ticket
+        if self._at:
+            ours["at"].string_value = self._at
+        if unreadable:
+            ours["unreadable"].bool_value = True
+        return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+
+
+def _unpicked(action: ReplyTrailers | ReplyResponse | Refuse) -> bytes:
+    if isinstance(action, ReplyTrailers):
+        return _TRAILERS_PLAIN
+    if isinstance(action, Refuse):
+        return _immediate(action)
+    if action.echo is None:
+        return _RESPONSE_PLAIN[action.part]
+    return _with_echo(b"", _RESPONSE_BODY, action.echo)
+
+
+@lru_cache(maxsize=MAX_DESTINATIONS)
+def _where(
+    part: str,
+    destination: str,
+    headers: tuple[tuple[str, str], ...],
+    clear: bool,
+    ask: BodyModeOverride | None,
+) -> bytes:
+    """Write where a request goes: the same for all that go there."""
+    message = pb.ProcessingResponse()
+    common = getattr(message, part).response
+    common.clear_route_cache = clear
+    _set_headers(common.header_mutation, headers)
+    fields = message.dynamic_metadata.fields
+    fields[LB_NAMESPACE].struct_value.fields[DESTINATION_HEADER].string_value = destination
+    if ask is not None:
+        message.mode_override.CopyFrom(_OVERRIDE[ask])
+    return message.SerializeToString()  # type: ignore[no-any-return]  # untyped library
+
+
+def _set_headers(mutation: Any, headers: Iterable[tuple[str, str]]) -> None:
+    for name, value in headers:
+        option = mutation.set_headers.add(append_action=_OVERWRITE)
+        option.header.key = name
+        option.header.raw_value = value.encode()
+
+
+def _with_echo(reply: bytes, part: str, echo: PassThrough) -> bytes:
+    message = pb.ProcessingResponse.FromString(reply)
+    streamed = getattr(message, part).response.body_mutation.streamed_response
+    streamed.body = echo.chunk
+    streamed.end_of_stream = echo.end_of_stream
+    return message.SerializeToString()  # type: ignore[no-any-return]  # untyped library
+
+
+def _immediate(refuse: Refuse) -> bytes:
+    message = pb.ProcessingResponse()
+    immediate = message.immediate_response
+    immediate.status.code = refuse.status
+    immediate.body = refuse.body
+    immediate.details = f"tidegate_{refuse.reason}".replace("-", "_")
+    if refuse.grpc_status is not None:
+        immediate.grpc_status.status = refuse.grpc_status
+    _set_headers(immediate.headers, refuse.headers)
+    return message.SerializeToString()  # type: ignore[no-any-return]  # untyped library
+
+
+def _override(request_body: int, response_head: int = _MODE.SKIP) -> Any:
+    """The modes that stay are named too: an override replaces all of them."""
+    return _MODE(
+        request_header_mode=_MODE.SEND,
+        request_body_mode=request_body,
+        response_header_mode=response_head,
+        response_body_mode=_MODE.NONE,
+        # Keeps the stream open to the end of the exchange, where the ticket settles.
+        response_trailer_mode=_MODE.SEND,
+    )
+
+
+_OVERRIDE: Final = {
+    BodyModeOverride.FIRST_PART: _override(_MODE.BUFFERED_PARTIAL),
+    BodyModeOverride.NOTHING: _override(_MODE.NONE),
+    BodyModeOverride.FIRST_PART_AND_LOADS: _override(_MODE.BUFFERED_PARTIAL, _MODE.SEND),
+    BodyModeOverride.NOTHING_AND_LOADS: _override(_MODE.NONE, _MODE.SEND),
+}
+_HEAD_PLAIN: Final[Mapping[BodyModeOverride | None, bytes]] = {
+    None: pb.ProcessingResponse(request_headers=pb.HeadersResponse()).SerializeToString(),
+    **{
+        ask: pb.ProcessingResponse(
+            request_headers=pb.HeadersResponse(), mode_override=mode
+        ).SerializeToString()
+        for ask, mode in _OVERRIDE.items()
+    },
+}
+_BODY_PLAIN: Final[bytes] = pb.ProcessingResponse(
+    request_body=pb.BodyResponse()
+).SerializeToString()
+_TRAILERS_PLAIN: Final[bytes] = pb.ProcessingResponse(
+    request_trailers=pb.TrailersResponse()
+).SerializeToString()
+_RESPONSE_PLAIN: Final[Mapping[ResponsePart, bytes]] = {
+    ResponsePart.HEADERS: pb.ProcessingResponse(
+        response_headers=pb.HeadersResponse()
+    ).SerializeToString(),
+    ResponsePart.BODY: pb.ProcessingResponse(response_body=pb.BodyResponse()).SerializeToString(),
+    ResponsePart.TRAILERS: pb.ProcessingResponse(
+        response_trailers=pb.TrailersResponse()
+    ).SerializeToString(),
+}

@@ -1,1 +1,0 @@
-"""Generated protobuf code and its schema; see ``protos.generate``."""

@@ -1,0 +1,46 @@
+"""What a picker believes of replicas, as Prometheus reads it."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from ext_proc.observability import replica_metrics
+from ext_proc.observability.replica_metrics import ReplicaMetrics
+from ext_proc.routing.values.pool import EndpointKey
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.request import Features, Form, Request
+from support.streams import llm, router
+
+QUEUE = "tidegate_picker_replica_queue"
+AGE = "tidegate_picker_replica_reading_age_seconds"
+FIRST = "tidegate_picker_replica_first_byte_seconds"
+
+
+def pages(chooser, now=10.0):
+    registry = CollectorRegistry()
+    ReplicaMetrics(registry, chooser.replicas, lambda: now)
+    return registry.get_sample_value
+
+
+def test_what_is_believed_of_a_replica():
+    """Ours and others' requests add up; what nobody told has no sample."""
+    chooser = router(llm(policy="round-robin"))
+    for _ in range(3):
+        chooser.decide(Request("llm", None, "http", Features(Form.GENERATE)), 9.0, 9.0)
+    chooser.observe("r1", [Reading(9.5, queued=4)])
+    chooser.answered("llm", EndpointKey("r1", 1), 0.25, None, 9.5)
+    sample = pages(chooser)
+    assert sample(QUEUE, {"endpoint": "r1"}) == 4
+    assert sample(QUEUE, {"endpoint": "r2"}) == 1
+    assert sample(AGE, {"endpoint": "r1"}) == 0.5
+    assert sample(AGE, {"endpoint": "r2"}) is None
+    assert round(sample(FIRST, {"endpoint": "r1", "pool": "llm"}), 6) == 0.25
+    assert sample(FIRST, {"endpoint": "r2", "pool": "llm"}) is None
+
+
+def test_series_are_bounded(monkeypatch):
+    """A fleet of any size costs a page of one size."""
+    monkeypatch.setattr(replica_metrics, "MAX_SERIES", 2)
+    sample = pages(router(llm()))
+    shown = [sample(QUEUE, {"endpoint": f"r{number}"}) for number in (1, 2, 3)]
+    assert shown.count(None) == 1

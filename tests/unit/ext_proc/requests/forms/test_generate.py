@@ -1,0 +1,113 @@
+"""generate bodies."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ext_proc.requests.forms.generate import read_generate
+from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.requests.parsing.values import MAX_PROMPT_BYTES
+from ext_proc.routing.values.request import Features, Form
+
+HEAD = Features(Form.GENERATE, model="m")
+
+
+def read(body, *, complete: bool = True) -> Features:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return read_generate(HEAD, data, complete=complete)
+
+
+@pytest.mark.parametrize(
+    ("body", "prompt"),
+    [
+        ({"text_input": "a"}, b"a"),
+        ({"prompt": "b"}, b"b"),
+        ({"prompt": "b", "text_input": "a"}, b"a"),
+        ({"parameters": {"text_input": "c"}}, b"c"),
+        ({"text_input": ["a", "b"]}, b"a\0b"),
+        ({"text_input": 5}, None),
+        ({"text_input": ["a", 5]}, None),
+        ({}, None),
+    ],
+)
+def test_prompt(body, prompt):
+    """The prompt lies under its tensor's name, at the top or in the parameters."""
+    assert read(body).prompt == prompt
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"max_tokens": 5, "lora_name": "a"},
+        {"parameters": {"max_tokens": 5, "lora_name": "a"}},
+        {"sampling_parameters": '{"max_tokens": 5, "lora_name": "a"}'},
+        {"parameters": {"sampling_parameters": {"max_tokens": 5, "lora_name": "a"}}},
+    ],
+)
+def test_options(body):
+    """Token limit and adapter are found wherever a backend looks for them."""
+    features = read(body)
+    assert (features.max_tokens, features.adapter) == (5, "a")
+
+
+def test_sequences_are_ignored():
+    """Triton does not honour sequences, priority and timeout here."""
+    body = {"sequence_id": 1, "parameters": {"sequence_id": 1, "priority": 1, "timeout": 5}}
+    features = read(body)
+    assert (features.sequence_id, features.priority, features.timeout_s) == (None, None, None)
+
+
+def test_unusable_options_are_unknown():
+    """Options of a wrong type are the replica's to judge."""
+    features = read({"max_tokens": True, "lora_name": 1, "sampling_parameters": "{", "id": 5})
+    assert (features.max_tokens, features.adapter, features.request_id) == (None, None, None)
+
+
+def test_empty_body_is_legal():
+    """Nothing says nothing."""
+    assert read(b"") == HEAD
+
+
+def test_bad_json():
+    """What is no JSON object is refused."""
+    with pytest.raises(BadRequest, match="generate request"):
+        read(b"hello")
+
+
+def test_long_prompt_is_cut():
+    """A prompt beyond the bound is cut and says so."""
+    features = read({"text_input": "x" * (MAX_PROMPT_BYTES + 1)})
+    assert features.prompt == b"x" * MAX_PROMPT_BYTES
+    assert features.prompt_is_partial
+
+
+def test_truncation():
+    """The prompt of every first part is a prefix of the prompt."""
+    body = json.dumps(
+        {"id": "r", "text_input": "hé\n\\llo 😀", "stream": False, "max_tokens": 123}
+    ).encode()
+    whole = read(body)
+    for end in range(len(body)):
+        features = read(body[:end], complete=False)
+        assert (whole.prompt or b"").startswith(features.prompt or b"")
+        assert features.max_tokens in (None, 123)
+    assert not read(body[:-3], complete=False).prompt_is_partial
+    assert read(body[:30], complete=False).prompt_is_partial
+
+
+@pytest.mark.parametrize(
+    ("body", "adapter"),
+    [
+        ({"lora_name": "a", "lora_task_id": 3}, "a"),
+        ({"lora_task_id": 3}, "3"),
+        ({"parameters": {"lora_task_id": 4}}, "4"),
+        ({"sampling_parameters": {"lora_name": "b"}}, "b"),
+        ({"lora_task_id": "x"}, None),
+        ({"lora_task_id": 0}, None),
+    ],
+)
+def test_adapter(body, adapter):
+    """An adapter is named, or numbered as TensorRT-LLM does."""
+    assert read(body).adapter == adapter

@@ -1,0 +1,309 @@
+"""Framed ModelInferRequests, written by the real protobuf classes."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+
+import pytest
+from tritonclient.grpc import service_pb2
+
+from ext_proc.requests.forms import grpc_infer
+from ext_proc.requests.forms.grpc_infer import (
+    MAX_INPUTS,
+    MAX_PARAMETERS,
+    read_grpc,
+    read_model_call,
+)
+from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.routing.values.request import Features, Form
+
+HEAD = Features(Form.GRPC_INFER)
+
+
+def frame(message, flag: int = 0) -> bytes:
+    data = message if isinstance(message, bytes) else message.SerializeToString()
+    return struct.pack(">BI", flag, len(data)) + data
+
+
+def read(message, headers=None, *, complete: bool = True, head: Features = HEAD) -> Features:
+    body = message if isinstance(message, bytes) else frame(message)
+    return read_grpc(head, headers or {}, body, complete=complete)
+
+
+def request(**fields):
+    return service_pb2.ModelInferRequest(model_name="m", **fields)
+
+
+def tensor(name: str, datatype: str, **fields):
+    return service_pb2.ModelInferRequest.InferInputTensor(
+        name=name, datatype=datatype, shape=[1], **fields
+    )
+
+
+def elements(*texts: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+
+
+def test_identity():
+    """Model, version and id are read; empty ones are unknown."""
+    features = read(request(model_version="3", id="r"))
+    assert (features.model, features.version, features.request_id) == ("m", "3", "r")
+    empty = read(service_pb2.ModelInferRequest())
+    assert (empty.model, empty.version, empty.request_id) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("int64_param", 7, 7),
+        ("int64_param", -7, -7),
+        ("uint64_param", 2**64 - 1, 2**64 - 1),
+        ("string_param", "7", "7"),
+        ("int64_param", 0, None),
+        ("string_param", "", None),
+    ],
+)
+def test_sequence_id(kind, value, expected):
+    """A sequence id keeps its type; 0 and the empty text mean none."""
+    message = request()
+    setattr(message.parameters["sequence_id"], kind, value)
+    assert read(message).sequence_id == expected
+
+
+def test_parameters():
+    """Sequence flags, priority, timeout, limit and adapter are read, the rest is passed."""
+    message = request()
+    message.parameters["sequence_start"].bool_param = True
+    message.parameters["sequence_end"].bool_param = True
+    message.parameters["priority"].uint64_param = 2
+    message.parameters["timeout"].int64_param = 1_500_000
+    message.parameters["max_tokens"].int64_param = 9
+    message.parameters["lora_name"].string_param = "a"
+    message.parameters["temperature"].double_param = 0.5
+    features = read(message, head=Features(Form.GRPC_INFER, timeout_s=9.0))
+    assert features.sequence_start
+    assert features.sequence_end
+    assert (features.priority, features.timeout_s) == (2, 1.5)
+    assert (features.max_tokens, features.adapter) == (9, "a")
+
+
+def test_sequence_of_a_wrong_type_is_refused():
+    """A sequence id that is no integer or text is a clear error."""
+    message = request()
+    message.parameters["sequence_id"].bool_param = True
+    with pytest.raises(BadRequest, match="sequence_id must be an integer or a string"):
+        read(message)
+
+
+def test_raw_contents_skip_inputs_in_shared_memory():
+    """The k-th raw content is of the k-th input outside shared memory."""
+    shared = tensor("prompt", "BYTES")
+    shared.parameters["shared_memory_region"].string_param = "r"
+    message = request(
+        inputs=[tensor("image", "FP32"), shared, tensor("text_input", "BYTES")],
+        raw_input_contents=[b"\0" * 8, elements(b"hello")],
+    )
+    assert read(message).prompt == b"hello"
+
+
+def test_typed_contents():
+    """Texts, tokens and limits may be written as typed contents."""
+    contents = service_pb2.InferTensorContents
+    message = request(
+        inputs=[
+            tensor("QUERY", "BYTES", contents=contents(bytes_contents=[b"a", b"b"])),
+            tensor("max_tokens", "INT32", contents=contents(int_contents=[5])),
+            tensor("lora_task_id", "UINT64", contents=contents(uint64_contents=[2**64 - 1])),
+            tensor("input_ids", "FP32", contents=contents(fp32_contents=[1.0])),
+        ]
+    )
+    features = read(message)
+    assert (features.prompt, features.max_tokens) == (b"a\0b", 5)
+    assert features.adapter == str(2**64 - 1)
+    assert not features.prompt_is_partial
+
+
+def test_typed_tokens_equal_raw_ones():
+    """Token ids give the same prompt bytes whichever way they were sent."""
+    typed = request(
+        inputs=[
+            tensor(
+                "input_ids",
+                "INT32",
+                contents=service_pb2.InferTensorContents(int_contents=[1, -2, 3]),
+            )
+        ]
+    )
+    raw = request(
+        inputs=[tensor("input_ids", "INT32")], raw_input_contents=[struct.pack("<3i", 1, -2, 3)]
+    )
+    assert read(typed).prompt == read(raw).prompt == struct.pack("<3i", 1, -2, 3)
+
+
+def test_typed_token_bound(monkeypatch):
+    """Typed integers beyond the bound are not read, and the prompt says so."""
+    monkeypatch.setattr(grpc_infer, "MAX_PACKED", 2)
+    contents = service_pb2.InferTensorContents(int64_contents=[1, 2, 3])
+    features = read(request(inputs=[tensor("input_ids", "INT64", contents=contents)]))
+    assert features.prompt == struct.pack("<2I", 1, 2)
+    assert features.prompt_is_partial
+    assert features.token_ids
+
+
+def test_integer_that_does_not_fit_is_refused():
+    """An integer beyond its datatype is a clear error."""
+    contents = service_pb2.InferTensorContents(int64_contents=[2**40])
+    data = tensor("input_ids", "INT64", contents=contents).SerializeToString()
+    wide = data.replace(b"INT64", b"INT32").replace(b"\x1a\x06", b"\x12\x06")
+    message = b"\x0a\x01m\x2a" + bytes([len(wide)]) + wide
+    with pytest.raises(BadRequest, match="does not fit"):
+        read(frame(message))
+
+
+def test_fields_in_any_order():
+    """A message whose bulk comes first says the same."""
+    inputs = service_pb2.ModelInferRequest(inputs=[tensor("text_input", "BYTES")])
+    raw = service_pb2.ModelInferRequest(raw_input_contents=[elements(b"hi")])
+    name = service_pb2.ModelInferRequest(model_name="m")
+    data = b"".join(part.SerializeToString() for part in (raw, inputs, name))
+    features = read(frame(data))
+    assert (features.model, features.prompt) == ("m", b"hi")
+
+
+def test_truncation():
+    """Every first part of a message says nothing that the whole does not say."""
+    message = request(
+        model_version="2",
+        inputs=[tensor("text_input", "BYTES")],
+        raw_input_contents=[elements(b"hello world")],
+    )
+    message.parameters["sequence_id"].string_param = "abcdef"
+    body = frame(message)
+    for end in range(len(body)):
+        features = read(body[:end], complete=False)
+        assert features.model in (None, "m")
+        assert features.version in (None, "2")
+        assert features.sequence_id in (None, "abcdef")
+        assert b"hello world".startswith(features.prompt or b"")
+    assert read(body[:-3], complete=False).prompt_is_partial
+    assert read(body[:-3], complete=False).prompt == b"hello wo"
+
+
+@pytest.mark.parametrize(
+    ("coding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
+def test_compressed(coding, compress):
+    """A compressed message is read, and its first part too."""
+    message = request(
+        inputs=[tensor("text_input", "BYTES")], raw_input_contents=[elements(b"hello" * 100)]
+    )
+    body = frame(compress(message.SerializeToString()), flag=1)
+    headers = {"grpc-encoding": coding}
+    assert read(body, headers).prompt == b"hello" * 100
+    assert read(body[: len(body) // 2], headers, complete=False).model in (None, "m")
+
+
+def test_unknown_compression_says_nothing():
+    """A message in another coding leaves everything unknown."""
+    assert read(frame(b"xyz", flag=1), {"grpc-encoding": "snappy"}) == HEAD
+    assert read(frame(b"xyz", flag=1)) == HEAD
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "no gRPC message"),
+        (b"\0\0\0\0", "no gRPC message"),
+        (b"\x02\0\0\0\0", "compressed flag 2"),
+        (b"\0\0\0\0\x05ab", "says 5 bytes, but 2 follow"),
+        (frame(b"\x0a\x01\xff"), "UTF-8"),
+        (frame(b"\x08\x01"), "must be a string"),
+        (frame(b"\x20\x01"), "must be a message"),
+        (frame(b"\x0a\xad\x02" + b"m" * 301), "at most 256"),
+        (frame(b"\x0a\xb1\x08" + b"m" * 1073), "at most 256"),
+    ],
+)
+def test_bad_frames(body, words):
+    """Each kind of damage has its own clear error."""
+    with pytest.raises(BadRequest, match=words):
+        read(body)
+
+
+def test_no_bytes_yet():
+    """A first part without a whole frame header says nothing."""
+    assert read(b"\0\0", complete=False) == HEAD
+
+
+def test_bounds():
+    """Parameters and inputs beyond their bounds are refused."""
+    message = request()
+    for index in range(MAX_PARAMETERS + 1):
+        message.parameters[str(index)].bool_param = True
+    with pytest.raises(BadRequest, match="more than 256 parameters"):
+        read(message)
+    with pytest.raises(BadRequest, match="more than 1024 inputs"):
+        read(frame(b"\x2a\x00" * (MAX_INPUTS + 1)))
+
+
+def test_a_large_tensor_is_not_copied():
+    """The model of a 20 MB request is read without touching the tensor."""
+    message = request(inputs=[tensor("image", "FP32")])
+    head = message.SerializeToString() + b"\x3a" + b"\x80\x80\x80\x0a"
+    body = bytearray(struct.pack(">BI", 0, len(head) + 20 * 2**20) + head + bytes(20 * 2**20))
+    assert read_grpc(HEAD, {}, memoryview(body), complete=True).model == "m"
+
+
+def test_typed_text_bound():
+    """Texts of a typed tensor beyond the bound are not read, and the request still is."""
+    texts = service_pb2.InferTensorContents(bytes_contents=[b"a"] * 9000)
+    features = read(request(inputs=[tensor("prompt", "BYTES", contents=texts)]))
+    assert features.model == "m"
+    assert features.prompt == b"\0".join([b"a"] * grpc_infer.MAX_TYPED_PARTS)
+    assert features.prompt_is_partial
+
+
+def test_the_first_input_of_a_name_counts():
+    """An input that is given twice is read once."""
+    twice = [tensor("prompt", "BYTES"), tensor("prompt", "BYTES")]
+    message = request(inputs=twice, raw_input_contents=[elements(b"one"), elements(b"two")])
+    assert read(message).prompt == b"one"
+
+
+def test_wrong_kinds_inside_tensors_are_refused():
+    """Contents that are no bytes are a clear error."""
+    wrong = b"\x2a" + bytes([17]) + b"\x0a\x06prompt\x12\x05BYTES"
+    with pytest.raises(BadRequest, match="raw_input_contents"):
+        read(frame(b"\x2a\x0f" + wrong[2:] + b"\x38\x01"))
+    with pytest.raises(BadRequest, match="bytes_contents"):
+        read(frame(b"\x2a\x13" + wrong[2:] + b"\x2a\x02\x40\x01"))
+
+
+CALLS = [
+    service_pb2.ModelReadyRequest,
+    service_pb2.ModelMetadataRequest,
+    service_pb2.ModelConfigRequest,
+    service_pb2.ModelStatisticsRequest,
+]
+CALL = Features(Form.MODEL_CALL)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_model_call(kind):
+    """All calls about a model say which one, and its version."""
+    features = read_model_call(CALL, {}, frame(kind(name="m", version="2")), complete=True)
+    assert (features.model, features.version, features.is_inference) == ("m", "2", False)
+
+
+def test_model_call_about_no_model():
+    """Statistics may be asked of all models."""
+    empty = frame(service_pb2.ModelStatisticsRequest())
+    assert read_model_call(CALL, {}, empty, complete=True) == CALL
+
+
+def test_unreadable_model_call():
+    """A call about a model whose name is no text is refused; an unknown coding says nothing."""
+    with pytest.raises(BadRequest, match="UTF-8"):
+        read_model_call(CALL, {}, frame(b"\x0a\x01\xff"), complete=True)
+    assert read_model_call(CALL, {}, frame(b"x", flag=1), complete=True) == CALL

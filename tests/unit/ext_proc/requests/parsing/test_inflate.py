@@ -1,0 +1,49 @@
+"""Bounded decompression."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import pytest
+
+from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.requests.parsing.inflate import MAX_OUTPUT_BYTES, inflate, is_supported
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
+def test_whole(compress):
+    """Both codings come out whole."""
+    assert inflate(compress(b"hello"), complete=True, place="p") == (b"hello", True)
+
+
+def test_first_part():
+    """Of a first part comes out what is there."""
+    packed = gzip.compress(bytes(range(256)) * 100)
+    content, whole = inflate(memoryview(packed)[:-20], complete=False, place="p")
+    assert (bytes(range(256)) * 100).startswith(content)
+    assert not whole
+
+
+def test_bomb():
+    """However much would come out, the bound comes out."""
+    content, whole = inflate(gzip.compress(bytes(64 * 2**20)), complete=True, place="p")
+    assert len(content) == MAX_OUTPUT_BYTES
+    assert not whole
+
+
+@pytest.mark.parametrize("body", [b"", b"hello", gzip.compress(b"hello" * 99)[:-9]])
+def test_damage(body):
+    """What is no whole compressed data is refused."""
+    with pytest.raises(BadRequest, match="the body"):
+        inflate(body, complete=True, place="the body")
+
+
+def test_supported():
+    """Gzip and deflate can be read, nothing else."""
+    assert [is_supported(name) for name in ("gzip", "deflate", "br", "")] == [
+        True,
+        True,
+        False,
+        False,
+    ]

@@ -1,0 +1,214 @@
+"""Whole and cut JSON objects."""
+
+from __future__ import annotations
+
+import json
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.requests.parsing import json_prefix
+from ext_proc.requests.parsing.cut_text import CutText
+from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.requests.parsing.json_prefix import MAX_DEPTH, read_object
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def cut(text: str | bytes):
+    data = text.encode() if isinstance(text, str) else text
+    return read_object(data, complete=False, place="the body")
+
+
+def is_part(part, full) -> bool:
+    """Tell whether ``part`` is what a prefix of ``full`` may say."""
+    if isinstance(part, CutText):
+        return isinstance(full, str) and full.startswith(part)
+    if isinstance(part, dict):
+        return isinstance(full, dict) and all(
+            key in full and is_part(value, full[key]) for key, value in part.items()
+        )
+    if isinstance(part, list):
+        return isinstance(full, list) and all(map(is_part, part, full)) and len(part) <= len(full)
+    return part == full
+
+
+def test_whole():
+    """A whole object is what orjson says, and whole."""
+    document = read_object(b'{"a": [1]}', complete=True, place="the body")
+    assert document.members == {"a": [1]}
+    assert document.whole
+    assert not document.is_cut("a")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        ("  ", {}),
+        ("{", {}),
+        ('{"a', {}),
+        ('{"a"', {}),
+        ('{"a":', {}),
+        ('{"a": 12', {}),
+        ('{"a": 12,', {"a": 12}),
+        ('{"a": "x', {"a": "x"}),
+        ('{"a": "x", "b": {"c": [1, 2', {"a": "x", "b": {"c": [1]}}),
+        ('{"a": ["x", "y', {"a": ["x", "y"]}),
+        ('{"a": [["x"], tru', {"a": [["x"]]}),
+        ('{"a": "x\\', {"a": "x"}),
+        ('{"a": "x\\\\', {"a": "x\\"}),
+        ('{"a": "x\\u00e', {"a": "x"}),
+        ('{"a": "x\\ud83d', {"a": "x"}),
+        ('{"a": "x\\ud83d\\ude0', {"a": "x"}),
+        ('{"a": "x\\\\ud83d', {"a": "x\\ud83d"}),
+    ],
+)
+def test_cut(text, expected):
+    """Complete members stay, a cut text stays, a cut number or key is dropped."""
+    assert cut(text).members == expected
+
+
+def test_cut_inside_a_character():
+    """A character of which bytes are missing is dropped."""
+    data = '{"a": "xé😀'.encode()
+    assert [cut(data[: len(data) - back]).members["a"] for back in range(7)] == [
+        "xé😀", "xé", "xé", "xé", "xé", "x", "x",
+    ]  # fmt: skip
+
+
+def test_cut_text_is_marked():
+    """Only the text in which the cut fell is marked, and its key is the last one."""
+    document = cut('{"a": "x", "b": {"c": ["y", "z')
+    assert not isinstance(document.members["a"], CutText)
+    first, second = document.members["b"]["c"]
+    assert (isinstance(first, CutText), isinstance(second, CutText)) == (False, True)
+    assert document.is_cut("b")
+    assert not document.is_cut("a")
+
+
+def test_whole_although_only_the_first_part_was_asked_for():
+    """An object that ends within the first part is whole."""
+    assert cut('{"a": 1} ').whole
+
+
+@pytest.mark.parametrize("text", ["x", "[1, 2", "tru", '"a', "1", "}", ", {", '{"a": [}'])
+def test_no_object(text):
+    """What cannot become an object is refused even when cut."""
+    with pytest.raises(BadRequest, match="the body"):
+        cut(text)
+
+
+@pytest.mark.parametrize("text", [b"", b" ", b"[]", b"{", b'{"a": nan}', b'{"a": "\xff"}'])
+def test_whole_but_invalid(text):
+    """A whole body must be a valid JSON object."""
+    with pytest.raises(BadRequest, match="the body"):
+        read_object(text, complete=True, place="the body")
+
+
+def test_depth_bound():
+    """Nesting is refused exactly beyond the bound."""
+    inner = MAX_DEPTH - 1
+    assert cut('{"a":' + "[" * inner).members["a"] is not None
+    with pytest.raises(BadRequest, match="deeper than 100"):
+        cut('{"a":' + "[" * (inner + 1))
+
+
+def test_size_bound(monkeypatch):
+    """Whole JSON beyond the bound is read as a first part."""
+    monkeypatch.setattr(json_prefix, "MAX_JSON_BYTES", 30)
+    monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 20)
+    document = read_object(b'{"a": 1, "b": "' + b"x" * 20 + b'"}', complete=True, place="p")
+    assert document.members == {"a": 1, "b": "x" * 5}
+    assert not document.whole
+
+
+@given(st.dictionaries(st.text(), VALUES, max_size=5), st.data(), st.booleans())
+def test_every_cut_of_a_valid_object_can_be_read(members, data, ascii_only):
+    """A cut of any object says nothing that the object does not say."""
+    text = json.dumps(members, ensure_ascii=ascii_only).encode("utf-8", "replace")
+    end = data.draw(st.integers(0, len(text)))
+    assert is_part(cut(text[:end]).members, orjson.loads(text))
+
+
+@given(st.binary() | st.text(alphabet='{}[]",:\\u1e ').map(str.encode), st.booleans())
+def test_only_bad_request_escapes(body, complete):
+    """Random bytes are read or refused."""
+    try:
+        read_object(b"{" + body, complete=complete, place="p")
+    except BadRequest as error:
+        assert error.message  # noqa: PT017 - either outcome is right
+
+
+def test_bracket_bound():
+    """A first part of more brackets than the bound is refused, exactly beyond it."""
+    pairs = json_prefix.MAX_OPENERS - 1
+    assert len(cut(b'{"a":[' + b"[]," * (pairs)).members["a"]) == pairs
+    with pytest.raises(BadRequest, match="too many arrays and objects"):
+        cut(b'{"a":[' + b"[]," * (pairs + 1))
+
+
+@pytest.mark.parametrize(("opener", "unit"), [(b"[", b"[],"), (b"{", b"{},")])
+def test_opener_bound(monkeypatch, opener, unit):
+    """A long document of more brackets of a kind than the bound is read as a first part."""
+    monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 100)
+    monkeypatch.setattr(json_prefix, "MAX_OPENERS", 50)
+    head, tail = b'{"a":[', b"0]}"
+    most = 50 - head.count(opener)
+    assert read_object(head + unit * most + tail, complete=True, place="p").whole
+    assert not read_object(head + unit * (most + 1) + tail, complete=True, place="p").whole
+
+
+def test_comma_bound(monkeypatch):
+    """A very long document of more commas than the bound is read as a first part."""
+    monkeypatch.setattr(json_prefix, "MAX_CUT_BYTES", 100)
+    monkeypatch.setattr(json_prefix, "MAX_FREE_COMMAS_BYTES", 101)
+    monkeypatch.setattr(json_prefix, "MAX_COMMAS", 50)
+    assert read_object(b'{"a":[' + b"0," * 50 + b"0]}", complete=True, place="p").whole
+    assert not read_object(b'{"a":[' + b"0," * 51 + b"0]}", complete=True, place="p").whole
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"messages":[{"role":"user","content":"what is \\"this\\" and',
+        '{"messages":[{"content":[{"type":"text","text":"a',
+        '{"text_input":"a',
+        '{"prompt": ["a", "b',
+        '{"prompt": [ "b',
+        '{"inputs":[{"name":"text_input","data":["a',
+        '{"a":{"prompt":"x',
+        '{"prompt":"x","b',
+        '{"prompt":"x\\\\"',
+        '{"prompt":"\\\\\\"',
+        '{"prompt":"' + '\\"' * 200,
+    ],
+)
+def test_a_guess_says_what_the_outline_says(text, monkeypatch):
+    """Where a guess closes the document, it closes it as the slow way does."""
+    guessed = cut(text)
+    monkeypatch.setattr(json_prefix, "_guess", lambda _: None)
+    assert guessed == cut(text)
+
+
+KEYS = st.sampled_from(["content", "text", "text_input", "prompt", "input", "data", "messages"])
+
+
+@given(
+    st.dictionaries(KEYS, VALUES | st.lists(st.dictionaries(KEYS, VALUES)), max_size=3), st.data()
+)
+def test_guessing_changes_nothing(members, data):
+    """With and without a guess the same is read."""
+    text = json.dumps(members, separators=(",", ":")).encode("utf-8", "replace")
+    head = text[: data.draw(st.integers(0, len(text)))]
+    closed = json_prefix._guess(head)
+    if closed is None:
+        return
+    text, whole, _ = json_prefix._close(head, "p")
+    assert (closed, False) == (orjson.loads(text), whole)

@@ -1,0 +1,384 @@
+"""The exact index: an endpoint's own word, copies, gaps, speculation, doubt, purge, memory."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ext_proc.routing.cache.exact_index import (
+    Cleared,
+    ExactIndex,
+    IndexEvent,
+    Removed,
+    Stored,
+    Telling,
+)
+from ext_proc.routing.cache.prefix_index import Inserted, Purged
+from ext_proc.routing.cache.prefix_table import LONG
+from ext_proc.routing.cache.prefix_uses import DOUBTS, SPECULATIVE_S
+from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.values.pool import EndpointKey
+
+if TYPE_CHECKING:
+    from .conftest import Build
+
+A, B = (EndpointKey(name, 1) for name in "ab")
+
+
+def telling(**kwargs: float) -> ExactIndex:
+    """Return an index in which A tells all that it holds and B does not tell."""
+    index = ExactIndex(**kwargs)
+    index.tell(A, complete=True)
+    return index
+
+
+def test_what_an_engine_stores_is_held_until_it_removes_it() -> None:
+    """Stored blocks match, removed ones do not, and time ends nothing."""
+    index = telling(ttl_s=10.0)
+    index.store(A, 0, (71, 72, 73), (1, 2, 3))
+    index.expire(1e6)
+    assert index.match_all((1, 2, 3, 4)) == {A: 3}
+    assert index.block(A, 0, 72) == 2
+    index.remove(A, 0, (73, 999))
+    assert index.match_all((1, 2, 3)) == {A: 2}
+    assert index.block(A, 0, 73) is None
+
+
+def test_a_removed_parent_ends_the_match_however_long_the_prompt() -> None:
+    """Contiguity holds where an engine gives up a block before its children."""
+    index = telling()
+    blocks = tuple(range(1, 3 * LONG))
+    index.store(A, 0, blocks, blocks)
+    index.insert(B, blocks[: LONG + 5], 0.0)
+    index.remove(A, 0, (LONG,))
+    assert index.match_all(blocks) == {A: LONG - 1, B: LONG + 5}
+    index.remove(A, 0, (1,))
+    assert index.match_all(blocks) == {B: LONG + 5}
+
+
+def test_a_block_is_held_until_its_last_copy_is_removed() -> None:
+    """An engine that holds two copies tells two removals; so do two engines."""
+    index = telling()
+    index.store(A, 0, (7,), (1,))
+    index.store(A, 0, (7,), (1,))
+    index.store(A, 1, (7,), (1,))
+    assert index.held(A) == 1
+    for engine in (0, 1):
+        index.remove(A, engine, (7,))
+        assert index.match_all((1,)) == {A: 1}
+    index.remove(A, 0, (7,))
+    assert index.match_all((1,)) == {}
+    assert (index.held(A), index.blocks) == (0, 0)
+
+
+def test_what_it_was_sent_counts_for_two_seconds_unless_it_confirms() -> None:
+    """A dispatch is speculative; the engine's word makes it lasting."""
+    index = telling(ttl_s=1e6)
+    index.insert(A, (1, 2, 3), 0.0)
+    index.store(A, 0, (71, 72), (1, 2))
+    assert index.match_all((1, 2, 3)) == {A: 3}
+    index.expire(SPECULATIVE_S + 1.1)
+    assert index.match_all((1, 2, 3)) == {A: 2}
+
+
+def test_a_removal_ends_what_was_sent_before_it() -> None:
+    """A dispatch of blocks that the endpoint holds does not make them speculative."""
+    index = telling()
+    index.store(A, 0, (71, 72), (1, 2))
+    index.insert(A, (1, 2), 0.0)
+    index.remove(A, 0, (71, 72))
+    assert index.match_all((1, 2)) == {}
+
+
+def test_a_story_with_gaps_leaves_the_usual_time() -> None:
+    """Where not all is known, what was sent counts as for an endpoint that does not tell."""
+    index = telling(ttl_s=100.0)
+    index.tell(A, complete=False)
+    index.insert(A, (1, 2), 0.0)
+    index.expire(50.0)
+    assert index.match_all((1, 2)) == {A: 2}
+    index.tell(A, complete=True)
+    index.expire(51.1)
+    assert index.match_all((1, 2)) == {}
+
+
+def test_who_never_confirms_is_not_believed_until_it_does() -> None:
+    """Other hashes than ours fall back to the usual time, are shown, and heal."""
+    index = telling(ttl_s=1000.0)
+    for number in range(DOUBTS):
+        assert index.is_exact(A)
+        index.insert(A, (number + 10,), 0.0)
+        index.store(A, 0, (number,), (-number - 1,))
+    assert index.is_exact(A) is False
+    assert index.telling() == (1, 1, 1)
+    index.expire(500.0)
+    assert index.match_all((10,)) == {A: 1}
+    index.store(A, 0, (12345,), (10,))
+    assert index.is_exact(A)
+    assert index.telling() == (1, 1, 0)
+
+
+def test_what_is_told_of_one_that_does_not_tell_is_passed_over() -> None:
+    """Nothing can be stored, removed or cleared before ``tell``."""
+    index = ExactIndex()
+    index.store(B, 0, (7,), (1,))
+    index.remove(B, 0, (7,))
+    index.clear(B, 0)
+    assert (index.blocks, index.block(B, 0, 7), index.is_exact(B)) == (0, None, None)
+
+
+def test_an_endpoint_that_ends_to_tell_begins_anew() -> None:
+    """Its word is forgotten, and what it is sent then counts for the usual time."""
+    index = telling(ttl_s=100.0)
+    index.store(A, 0, (7,), (1,))
+    index.tell(A, complete=None)
+    assert index.match_all((1,)) == {}
+    index.insert(A, (1,), 0.0)
+    index.expire(50.0)
+    assert index.match_all((1,)) == {A: 1}
+    assert index.is_exact(A) is None
+
+
+def test_an_endpoint_that_is_gone_leaves_nothing() -> None:
+    """Forgetting ends its word and that it tells."""
+    index = telling()
+    index.store(A, 0, (7,), (1,))
+    index.forget(A)
+    index.expire(0.0)
+    assert (index.blocks, index.telling()) == (0, (0, 0, 0))
+
+
+def test_a_purge_takes_effect_at_once_and_the_endpoint_still_tells() -> None:
+    """After a purge stores count again; memory follows."""
+    index = telling()
+    index.store(A, 0, tuple(range(500)), tuple(range(1, 501)))
+    index.purge(A)
+    assert index.match_all((1,)) == {}
+    index.store(A, 0, (7,), (1,))
+    assert index.match_all((1, 2)) == {A: 1}
+    for number in range(10):
+        index.expire(float(number))
+    assert index.blocks == index.held(A) == 1
+
+
+def test_one_engine_of_several_is_cleared_alone() -> None:
+    """What another engine of the endpoint holds stays."""
+    index = telling()
+    index.store(A, 0, (7, 8, 8), (1, 2, 2))
+    index.store(A, 1, (7,), (1,))
+    index.clear(A, 0)
+    assert index.match_all((1, 2)) == {A: 1}
+    index.clear(A, 1)
+    assert index.match_all((1, 2)) == {}
+
+
+def test_the_bound_holds_and_is_counted() -> None:
+    """Of what is told beyond the bound nothing is kept; what was sent gives way to it."""
+    index = telling(max_blocks=3)
+    index.insert(A, (1, 2, 3), 0.0)
+    index.store(A, 0, (74, 75, 76, 77), (4, 5, 6, 7))
+    assert index.held(A) == 3
+    assert index.overflowed == 1
+    assert index.match_all((4,)) == {A: 1}
+    assert index.match_all((1,)) == {}
+    index.remove(A, 0, (77, 74))
+    assert index.held(A) == 2
+
+
+def test_a_lowered_ttl_reaches_one_that_is_not_believed() -> None:
+    """The pool's time counts again as soon as the endpoint's word does not."""
+    index = telling(ttl_s=1000.0)
+    index.insert(A, (1,), 0.0)
+    index.limit(A, 100, 5.0)
+    index.tell(A, complete=False)
+    index.expire(4.0)
+    assert index.match_all((1,)) == {A: 1}
+    index.expire(6.1)
+    assert index.match_all((1,)) == {}
+
+
+def test_a_prefix_that_is_told_in_many_continuations_is_common_property() -> None:
+    """Forks are seen in what engines tell too, with the parent in an earlier event."""
+    index = telling()
+    index.store(A, 0, (1,), (1,))
+    for number in range(10, 16):
+        index.store(A, 0, (number,), (number,), 1)
+    assert index.shared_depth((1, 10), 2, 2) == 1
+
+
+@pytest.mark.parametrize("length", [8, 256])
+def test_a_told_block_takes_less_than_200_bytes(length: int) -> None:
+    """Names and blocks of one endpoint, 200,000 of them."""
+    rng = random.Random(1)
+    total = 200_000
+    index = telling(max_blocks=total)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(total // length):
+        names = tuple([rng.getrandbits(60) for _ in range(length)])
+        index.store(A, 0, names, tuple([rng.getrandbits(63) for _ in range(length)]))
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert index.held(A) >= total - length
+    assert used / index.held(A) < 200
+
+
+# --- Against a model that is too simple to be wrong ---------------------------------------------
+
+PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+ENGINES = st.integers(0, 1)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.sampled_from([A, B]), PATHS),
+        st.tuples(st.just("store"), ENGINES, PATHS),
+        st.tuples(st.just("remove"), ENGINES, PATHS),
+        st.tuples(st.just("clear"), ENGINES),
+        st.tuples(st.just("purge"), st.sampled_from([A, B])),
+        st.tuples(st.just("wait"), st.integers(1, 4)),
+        st.tuples(st.just("tell"), st.sampled_from([True, False])),
+    ),
+    max_size=40,
+)
+USUAL_S = 9.0
+
+
+def chained(path: list[int]) -> tuple[int, ...]:
+    """Hash as the real blocks are: each covers all before it."""
+    return tuple(int("1" + "".join(map(str, path[: depth + 1]))) for depth in range(len(path)))
+
+
+def named(block: int) -> int:
+    """Return the engine's name of a block."""
+    return block * 7919
+
+
+class Model:
+    """Counters of copies by engine, and the time of each dispatch; each step as plain as it can be.
+
+    A method takes a step and returns the event that says it, if any.
+    """
+
+    def __init__(self) -> None:
+        self.engines: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
+        self.sent: dict[EndpointKey, dict[int, float]] = {A: {}, B: {}}
+        self.complete = True
+        self.now = 0.0
+        self.seen = {chained([0])}
+
+    def told(self) -> set[int]:
+        return {block for held in self.engines.values() for block, n in held.items() if n > 0}
+
+    def holds(self, key: EndpointKey) -> set[int]:
+        return set(self.sent[key]) | (self.told() if key == A else set())
+
+    def depths(self, blocks: tuple[int, ...]) -> dict[EndpointKey, int]:
+        found = {}
+        for key in (A, B):
+            held = self.holds(key)
+            depth = next((d for d, block in enumerate(blocks) if block not in held), len(blocks))
+            if depth:
+                found[key] = depth
+        return found
+
+    def send(self, key: EndpointKey, path: list[int]) -> IndexEvent:
+        blocks = chained(path)
+        self.seen.add(blocks)
+        told = self.told() if key == A else set()
+        self.sent[key].update(dict.fromkeys(set(blocks) - told, self.now))
+        return Inserted(key, blocks, self.now)
+
+    def store(self, engine: int, path: list[int]) -> IndexEvent:
+        blocks = chained(path)
+        self.seen.add(blocks)
+        self.engines[engine].update(blocks)
+        for block in blocks:
+            self.sent[A].pop(block, None)
+        return Stored(A, engine, tuple(map(named, blocks)), blocks)
+
+    def remove(self, engine: int, path: list[int]) -> IndexEvent:
+        blocks = chained(path)
+        for block in blocks:
+            self.engines[engine][block] = max(0, self.engines[engine][block] - 1)
+        return Removed(A, engine, tuple(map(named, blocks)))
+
+    def clear(self, engine: int) -> IndexEvent:
+        self.engines[engine].clear()
+        if not +self.engines[1 - engine]:
+            self.sent[A].clear()
+        return Cleared(A, engine)
+
+    def purge(self, key: EndpointKey) -> IndexEvent:
+        self.sent[key].clear()
+        if key == A:
+            self.engines = {0: Counter(), 1: Counter()}
+        return Purged(key)
+
+    def tell(self, complete: bool) -> IndexEvent:
+        self.complete = complete
+        return Telling(A, complete)
+
+    def wait(self, seconds: int) -> None:
+        self.now += seconds + 1.0  # expiry works once a second
+        for key, sent in self.sent.items():
+            ttl = SPECULATIVE_S if key == A and self.complete else USUAL_S
+            for block in [b for b, at in sent.items() if at < self.now - ttl]:
+                del sent[block]
+
+
+@settings(max_examples=400)
+@given(STEPS)
+def test_it_equals_the_engines_cache(steps: list[tuple]) -> None:
+    """After any stores, removals, clears, purges and dispatches it holds what a model holds.
+
+    A second index that applied the events holds the same.
+    """
+    model, indexes = Model(), (telling(ttl_s=USUAL_S), telling(ttl_s=USUAL_S))
+    for kind, *rest in steps:
+        event = getattr(model, kind)(*rest)
+        for index in indexes:
+            if event is None:
+                index.expire(model.now)
+            else:
+                index.apply(event)
+            for key in (A, B):
+                assert index.held(key) == len(model.holds(key))
+            for blocks in model.seen:
+                assert index.match_all(blocks) == model.depths(blocks)
+                assert index._match_long(blocks) == index.match(blocks)
+    index = indexes[0]
+    index.tell(A, complete=None)
+    index.purge(B)
+    index.expire(model.now)
+    assert (index.blocks, len(index._forks), index._by_bit) == (0, 0, {})
+
+
+# --- In the router ------------------------------------------------------------------------------
+
+
+def test_an_endpoints_own_word_reaches_index_and_followers(build: Build) -> None:
+    """What an engine tells decides and is heard; one that nobody knows is ignored."""
+    events: list[object] = []
+    router, key = build.router(build.pool(2), on_event=events.append), EndpointKey("r1", 1)
+    told = [Telling(key, complete=True), Stored(key, 0, (7, 8), (1, 2))]
+    for event in told:
+        router.cached(event)
+    router.cached(Telling(EndpointKey("gone", 1), complete=True))
+    assert events == told
+    decision = router.decide(build.request((1, 2, 3)), 0.0, 0.0)
+    assert isinstance(decision, Decision)
+    assert decision.matched_blocks == 2
+
+
+def test_a_restart_leaves_an_exact_cache_to_its_engine(build: Build) -> None:
+    """Its events tell of a restart themselves, and may have told already what is new."""
+    router, key = build.router(build.pool(2)), EndpointKey("r1", 1)
+    router.cached(Telling(key, complete=True))
+    router.cached(Stored(key, 0, (7,), (1,)))
+    router.restarted("r1", 0.0)
+    assert router.index.match_all((1,)) == {key: 1}

@@ -1,0 +1,40 @@
+"""Blocks that several prompts continue."""
+
+from __future__ import annotations
+
+from ext_proc.routing.cache.forks import Forks
+from ext_proc.routing.cache.prefix_index import PrefixIndex
+from ext_proc.routing.values.pool import EndpointKey
+
+A = EndpointKey("a", 1)
+
+
+def test_turns_of_one_conversation_part_nowhere() -> None:
+    """However long it grows, each of its blocks is continued in one way."""
+    index = PrefixIndex()
+    for length in range(1, 20):
+        index.insert(A, tuple(range(1, length + 1)), 0.0)
+    assert index.branched_depth(tuple(range(1, 20)), 19) == 0
+
+
+def test_what_two_more_prompts_continue_belongs_to_several() -> None:
+    """A prefix is common from its second continuation on, and only as deep as it is held."""
+    index = PrefixIndex()
+    index.insert(A, (1, 2, 3), 0.0)
+    index.insert(A, (1, 2, 4), 0.0)
+    assert index.branched_depth((1, 2, 9), 2) == 0
+    index.insert(A, (1, 2, 5), 0.0)
+    assert index.branched_depth((1, 2, 9), 2) == 2
+    assert index.branched_depth((1, 2, 9), 1) == 0
+    assert index.branched_depth((7, 8), 2) == 0
+
+
+def test_the_deepest_parting_counts() -> None:
+    """Of several partings on the way the last one says how much is common."""
+    forks = Forks()
+    for parent, depth in ((1, 1), (1, 1), (3, 3), (3, 3), (4, 4)):
+        forks.note(parent, depth)
+    assert forks.branched((1, 2, 3, 4, 5), 5) == 3
+    forks.forget(3)
+    assert forks.branched((1, 2, 3, 4, 5), 5) == 1
+    assert len(forks) == 2

@@ -1,0 +1,330 @@
+"""Conditions and what they do to a choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ext_proc.routing.health.conditions import Conditions, moved_on
+from ext_proc.routing.health.ejection import Cause
+from ext_proc.routing.values.pool import EndpointKey, Variant
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.ticket import Outcome
+
+R0, R1 = EndpointKey("r0", 1), EndpointKey("r1", 1)
+
+
+def fail(router, key=R0, pool="llm", *, answered=True):
+    for _ in range(3):
+        router.conditions.bad(pool, key, 0.0, answered=answered)
+
+
+def hosts(router, build, count=20, now=1.0, **request):
+    """Return who is picked over some decisions, each settled at once."""
+    picked = set()
+    for _ in range(count):
+        decision = router.decide(build.request(**request), now, now)
+        picked.add(decision.addresses[0].removesuffix(":8000"))
+        if decision.ticket is not None:
+            router.settle(decision.ticket, Outcome.DONE, now)
+    return picked
+
+
+def test_an_ejected_replica_gets_no_new_work(build):
+    """Neither as the pick nor as a fallback."""
+    router = build.router(build.pool(3, policy="least-in-flight"))
+    fail(router)
+    for _ in range(20):
+        decision = router.decide(build.request(), 1.0, 1.0)
+        assert "10.0.0.0:8000" not in decision.addresses
+
+
+def test_a_half_open_replica_gets_one_request_at_a_time(build):
+    """The first choice goes there once; the next ones go elsewhere until its result is in."""
+    router = build.router(build.pool(2, policy="round-robin"))
+    fail(router)
+    first = [router.decide(build.request(), 11.0, 11.0).addresses[0] for _ in range(8)]
+    assert first.count("10.0.0.0:8000") == 1
+    router.conditions.good("llm", R0, 0.1, 11.5)
+    again = [router.decide(build.request(), 12.0, 12.0).addresses[0] for _ in range(8)]
+    assert again.count("10.0.0.0:8000") == 1
+
+
+def test_a_sequence_goes_on_where_it_lives(build):
+    """A lease outlives the ejection: the state is there and nowhere else."""
+    router = build.router(build.pool(3))
+    request = build.request(sequence_id=7, sequence_start=True)
+    home = router.decide(request, 0.0, 0.0)
+    fail(router, home.ticket.endpoint)
+    more = router.decide(build.request(sequence_id=7), 1.0, 1.0)
+    assert more.addresses == home.addresses
+
+
+def test_not_ready_takes_two_probes_and_ready_takes_one(build):
+    """Hysteresis: one lost probe is a hiccup."""
+    router = build.router(build.pool(2, policy="least-in-flight"))
+    conditions = router.conditions
+    conditions.probed("llm", R0, ready=False)
+    assert hosts(router, build) == {"10.0.0.0", "10.0.0.1"}
+    conditions.probed("llm", R0, ready=False)
+    assert hosts(router, build) == {"10.0.0.1"}
+    assert list(conditions.counts()) == [("llm", "not-ready", 1)]
+    conditions.probed("llm", R0, ready=True)
+    assert hosts(router, build) == {"10.0.0.0", "10.0.0.1"}
+
+
+def test_conditions_never_empty_a_choice(build):
+    """Where all are barred, all are allowed."""
+    router = build.router(build.pool(2))
+    for key in (R0, R1):
+        for _ in range(2):
+            router.conditions.probed("llm", key, ready=False)
+    assert hosts(router, build) == {"10.0.0.0", "10.0.0.1"}
+
+
+def test_conditions_never_empty_a_subset(build):
+    """Where a subset hint leaves only a barred replica, that one is asked."""
+    router = build.router(build.pool(2))
+    fail(router)
+    assert hosts(router, build, subset=frozenset({"10.0.0.0"})) == {"10.0.0.0"}
+
+
+def test_a_condition_holds_in_its_pool_only(build):
+    """A broken model does not take the server's others with it."""
+    other = replace(build.pool(2), name="vision", models=frozenset({"v"}))
+    router = build.router(build.pool(2), other)
+    fail(router)
+    assert hosts(router, build) == {"10.0.0.1"}
+    assert hosts(router, build, pool="vision") == {"10.0.0.0", "10.0.0.1"}
+
+
+def test_a_large_pool_is_filtered_too(build):
+    """The few candidates of a large pool are never barred ones."""
+    count = 100
+    router = build.router(build.pool(count, policy="prefix-affinity"))
+    for number in range(count // 2):
+        fail(router, EndpointKey(f"r{number}", 1))
+    barred = {f"10.0.0.{number}" for number in range(count // 2)}
+    assert not barred & hosts(router, build, 200, blocks=(1, 2))
+
+
+def test_conditions_are_shown_with_their_cause(build):
+    """An operator sees why a replica is out, and for how long."""
+    router = build.router(build.pool(2))
+    fail(router)
+    shown = router.state(4.0)["pools"]["llm"]["endpoints"]["r0"]
+    assert shown["conditions"] == ["ejected", "dead-backend"]
+    assert shown["outlier"]["ejected_for_s"] == pytest.approx(6.0)
+    assert router.conditions.ejected == {("llm", Cause.DEAD_BACKEND): 1}
+
+
+def test_a_silent_replica_is_shown_so(build):
+    """The router's own condition stands beside the others."""
+    router = build.router(build.pool(2))
+    router.observe("r0", (Reading(at=0.0, queued=1.0),))
+    router.silent("r0")
+    shown = router.state(1.0)["pools"]["llm"]["endpoints"]
+    assert (shown["r0"]["conditions"], shown["r1"]["conditions"]) == (["silent"], [])
+
+
+def test_a_new_process_begins_anew(build):
+    """Counters that fell prove that what failed is gone."""
+    router = build.router(build.pool(2))
+    fail(router)
+    router.restarted("r0", 0.0)
+    assert not list(router.conditions.counts())
+
+
+def test_changed_numbers_are_a_sign_of_life():
+    """Time alone is none."""
+    before = (Reading(at=0.0, queued=1.0, kv_used=0.5),)
+    assert not moved_on(before, (replace(before[0], at=9.0),))
+    assert moved_on(before, (replace(before[0], kv_used=0.6),))
+
+
+def test_a_frozen_replica_is_found_by_its_numbers(build):
+    """Work in flight, the same numbers for half a minute, and a peer that moves."""
+    router = build.router(build.pool(2, policy="round-robin"))
+    for _ in range(2):
+        router.decide(build.request(), 0.0, 0.0)
+    for second in range(40):
+        for name in ("r0", "r1"):
+            moving = float(second) if name == "r1" else 0.0
+            router.observe(name, (Reading(at=float(second), running=1.0, kv_used=moving),))
+        router.sweep(float(second))
+    assert router.conditions.of("llm", R0) == ["ejected", "frozen"]
+    assert router.conditions.of("llm", R1) == []
+
+
+def test_pools_and_replicas_that_leave_are_forgotten(build):
+    """Nothing is kept of what is gone, and unknown ones are ignored."""
+    conditions = Conditions()
+    pool = build.pool(2, variants=(Variant("stable", 1),))
+    conditions.set_pools({"llm": pool})
+    for _ in range(3):
+        conditions.bad("llm", R0, 0.0, answered=False)
+        conditions.probed("llm", R1, ready=False)
+    assert len(list(conditions.counts())) == 2
+    conditions.set_pools({})
+    conditions.bad("llm", R0, 0.0, answered=False)
+    conditions.good("llm", R0, None, 0.0)
+    conditions.probed("llm", R1, ready=False)
+    conditions.picked("llm", R0, 0.0)
+    assert not list(conditions.counts())
+    conditions.set_pools({"llm": pool})
+    assert not list(conditions.counts())
+
+
+def test_a_charge_moves_while_its_holder_keeps_the_old_ticket(build):
+    """A long request that was retried counts where it runs, and settles there."""
+    router = build.router(build.pool(2))
+    ticket = router.decide(build.request(), 0.0, 0.0).ticket
+    other = "10.0.0.1:8000" if ticket.endpoint == R0 else "10.0.0.0:8000"
+    there = R1 if ticket.endpoint == R0 else R0
+    assert router.told(ticket.id, other, 1.0)
+    assert not router.told(ticket.id, other, 2.0)
+    assert router.in_flight() == {ticket.endpoint.id: 0, there.id: 1}
+    assert router.settle(ticket, Outcome.DONE, 3.0)
+    assert set(router.in_flight().values()) == {0}
+    assert not router.told(ticket.id, other, 4.0)
+    assert not router.settle(ticket, Outcome.DONE, 5.0)
+
+
+def reading(at, **changes):
+    return Reading(at, **changes)
+
+
+def sick(router, key=R0, pool="llm"):
+    return router.conditions.of(pool, key)
+
+
+def test_an_engine_that_counts_iterations_must_iterate():
+    """Requests that pile up in front of a stuck engine are no sign of life."""
+    stuck = reading(1.0, queued=1, iterations=7), reading(2.0, queued=9, iterations=7)
+    assert not moved_on(stuck[:1], stuck[1:])
+    assert moved_on(stuck[:1], [reading(2.0, queued=1, iterations=8)])
+    assert moved_on([reading(1.0, queued=1)], [reading(2.0, queued=9)])
+    assert moved_on([], stuck[:1])
+
+
+def test_an_index_that_says_no_twice_bars_with_its_reason(build):
+    """The reason is shown, one good answer ends it, and one who left is forgotten."""
+    router = build.router(replace(build.pool(2), repository=True))
+    router.conditions.indexed("llm", R0, "m: LOADING")
+    assert sick(router) == []
+    router.conditions.indexed("llm", R0, "m: UNAVAILABLE (unloaded)")
+    assert sick(router) == ["unavailable"]
+    shown = router.conditions.describe("llm", R0, 0.0, silent=False)
+    assert shown["why"] == {"unavailable": "m: UNAVAILABLE (unloaded)"}
+    assert hosts(router, build) == {"10.0.0.1"}
+    router.conditions.indexed("llm", R0, None)
+    assert sick(router) == []
+    router.conditions.indexed("llm", EndpointKey("nobody", 1), "x")
+    assert list(router.conditions.counts()) == []
+
+
+def test_a_pool_that_asks_no_more_forgets_what_the_index_said(build):
+    """Nobody would ever end it."""
+    router = build.router(replace(build.pool(2), repository=True))
+    for _ in range(2):
+        router.conditions.indexed("llm", R0, "m: LOADING")
+    router.set_pools({"llm": build.pool(2)}, 1.0)
+    assert sick(router) == []
+
+
+def test_low_gpu_memory_has_a_margin(build):
+    """Two seconds below the floor set it; it ends above floor and margin, not between."""
+    router = build.router(replace(build.pool(2), gpu_memory_free=0.1))
+    for at, used, expected in [
+        (1.0, 0.95, []),
+        (2.0, 0.85, []),
+        (3.0, 0.95, []),
+        (4.0, 0.95, []),
+        (5.0, 0.95, ["low-gpu-memory"]),
+        (6.0, 0.89, ["low-gpu-memory"]),
+        (7.0, 0.87, []),
+    ]:
+        router.observe("r0", [reading(at, gpu_memory_used=used)])
+        assert sick(router) == expected, at
+    assert sick(router, R1) == []
+
+
+def test_low_gpu_memory_ends_where_nobody_tells_it_any_more(build):
+    """Unknown is no reason."""
+    router = build.router(replace(build.pool(2), gpu_memory_free=0.1))
+    for at in (1.0, 3.0):
+        router.observe("r0", [reading(at, gpu_memory_used=0.99)])
+    assert hosts(router, build) == {"10.0.0.1"}
+    router.sweep(12.0)
+    assert sick(router) == ["low-gpu-memory"]
+    router.sweep(13.5)
+    assert sick(router) == []
+    router.observe("r0", [reading(14.0, gpu_memory_used=None)])
+    assert sick(router) == []
+
+
+def with_told(build, *names, count=2, **changes):
+    pool = replace(build.pool(count), **changes)
+    first, *rest = pool.endpoints
+    return replace(pool, endpoints=(replace(first, told=names), *rest))
+
+
+def test_what_others_found_bars_too(build):
+    """It is named, says what they found, and ends when the control server says so."""
+    router = build.router(with_told(build, "frozen", share=True))
+    assert hosts(router, build) == {"10.0.0.1"}
+    assert sick(router) == ["told"]
+    shown = router.conditions.describe("llm", R0, 0.0, silent=False)
+    assert shown["why"] == {"told": "frozen"}
+    assert list(router.conditions.counts()) == [("llm", "told", 1)]
+    router.set_pools({"llm": build.pool(2)}, 1.0)
+    assert hosts(router, build) == {"10.0.0.0", "10.0.0.1"}
+
+
+def test_what_was_told_is_not_told_on(build):
+    """Otherwise two pickers would keep a finding alive between them."""
+    router = build.router(with_told(build, "frozen", share=True))
+    assert router.conditions.findings() == []
+    fail(router, R1)
+    (found,) = router.conditions.findings()
+    assert (found.pool, found.key, found.conditions) == ("llm", R1, ("ejected", "dead-backend"))
+
+
+def test_only_pools_that_share_have_findings(build):
+    """And a half-open replica is still one, as its tries are this picker's."""
+    router = build.router(build.pool(2))
+    fail(router)
+    assert router.conditions.findings() == []
+    router.set_pools({"llm": replace(build.pool(2), share=True)}, 1.0)
+    assert [each.key for each in router.conditions.findings()] == [R0]
+    hosts(router, build, now=11.0)
+    assert [each.key for each in router.conditions.findings()] == [R0]
+
+
+def test_who_found_it_tries_it_although_it_was_told(build):
+    """The echo of its own finding must not keep its half-open tries away."""
+    router = build.router(build.pool(2, policy="round-robin"))
+    fail(router)
+    router.set_pools({"llm": with_told(build, "ejected", policy="round-robin", share=True)}, 1.0)
+    assert hosts(router, build, now=2.0) == {"10.0.0.1"}
+    assert hosts(router, build, now=11.0) == {"10.0.0.0", "10.0.0.1"}
+
+
+def test_a_replica_that_fails_fast_is_a_sinkhole(build):
+    """Its errors come in a tenth of the time of its peers' answers."""
+    router = build.router(build.pool(2))
+    router.conditions.good("llm", R1, 0.5, 0.0)
+    for _ in range(3):
+        router.conditions.bad("llm", R0, 0.0, answered=True, after_s=0.02)
+    assert sick(router) == ["ejected", "dead-backend", "sinkhole"]
+
+
+@pytest.mark.parametrize("after_s", [None, 0.4])
+def test_a_replica_that_fails_slowly_is_none(build, after_s):
+    """Nor is one whose failures have no time."""
+    router = build.router(build.pool(2))
+    router.conditions.good("llm", R1, 0.5, 0.0)
+    for _ in range(3):
+        router.conditions.bad("llm", R0, 0.0, answered=True, after_s=after_s)
+    assert sick(router) == ["ejected", "dead-backend"]

@@ -1,0 +1,308 @@
+"""Who of a pool is left alone, and for how long."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.routing.health.ejection import (
+    COMPARE_S,
+    MAX_EJECTION_S,
+    MIN_LATENCIES,
+    Cause,
+    Ejection,
+    Phase,
+)
+from ext_proc.routing.values.pool import EndpointKey
+from ext_proc.routing.values.settings import Outlier
+
+RULES = Outlier(consecutive_failures=3, base_ejection_s=10.0, frozen_after_s=30.0)
+
+
+def key(number: int) -> EndpointKey:
+    return EndpointKey(f"r{number}", 1)
+
+
+class Case:
+    """An ejection over some replicas, and what it told."""
+
+    def __init__(self, build, count: int = 4, rules: Outlier = RULES) -> None:
+        self.told: list[tuple[EndpointKey, Cause]] = []
+        self.ejection = Ejection(lambda who, cause: self.told.append((who, cause)))
+        self.ejection.set_pool(build.pool(count, outlier=rules))
+
+    def fail(self, number: int, times: int = 3, now: float = 0.0, *, answered: bool = False):
+        for _ in range(times):
+            self.ejection.bad(key(number), now, answered=answered)
+
+    def phase(self, number: int) -> Phase:
+        return self.ejection.phase(key(number))
+
+
+def test_failures_in_a_row_eject_and_a_good_answer_between_them_does_not(build):
+    """Two, a success, two: in use; three in a row: out."""
+    case = Case(build)
+    for _ in range(2):
+        case.fail(0, 2)
+        case.ejection.good(key(0), 0.1, 0.0)
+    assert not case.ejection
+    case.fail(0, 3)
+    assert case.ejection.barred(1.0) == {key(0)}
+    assert case.told == [(key(0), Cause.FAILURES)]
+
+
+def test_good_answers_told_at_once_weigh_as_many(build):
+    """The share of failures counts each of them, and so does the way back."""
+    case = Case(build, rules=Outlier(consecutive_failures=99, failure_percent=50))
+    for now in range(8):
+        case.fail(0, 2, float(now))
+        case.ejection.good(key(0), 0.1, float(now), 4)
+    assert not case.ejection
+    case.fail(0, 40, 10.0)
+    assert case.told == [(key(0), Cause.RATIO)]
+    case.ejection.barred(1e3)
+    case.ejection.good(key(0), 0.1, 1e3, 2)
+    assert case.phase(0) is Phase.CLOSED
+
+
+def test_answers_that_are_all_errors_name_a_dead_backend(build):
+    """It answers, so it is not dead; but all it says is 500."""
+    case = Case(build)
+    case.fail(0, answered=True)
+    assert case.told == [(key(0), Cause.DEAD_BACKEND)]
+
+
+def test_the_way_back(build):
+    """Out, half open with one request at a time, two good answers, in use."""
+    case = Case(build)
+    case.fail(0)
+    assert case.ejection.barred(9.9) == {key(0)}
+    assert case.ejection.barred(10.0) == set()
+    case.ejection.picked(key(0), 10.0)
+    assert case.ejection.barred(10.1) == {key(0)}
+    case.ejection.good(key(0), 0.1, 10.2)
+    assert case.ejection.barred(10.2) == set()
+    assert case.phase(0) is Phase.HALF_OPEN
+    case.ejection.good(key(0), 0.1, 10.3)
+    assert case.phase(0) is Phase.CLOSED
+    assert not case.ejection
+
+
+def test_a_half_open_request_without_a_result_is_given_up(build):
+    """After the base time another request may try."""
+    case = Case(build)
+    case.fail(0)
+    case.ejection.barred(10.0)
+    case.ejection.picked(key(0), 10.0)
+    assert case.ejection.barred(19.9) == {key(0)}
+    assert case.ejection.barred(20.0) == set()
+
+
+def test_each_relapse_doubles_the_time_up_to_a_bound(build):
+    """One bad answer in half open is enough; 10, 20, 40 ... seconds."""
+    case = Case(build)
+    case.fail(0)
+    now, spans = 0.0, []
+    for _ in range(8):
+        begun = now
+        while case.ejection.barred(now):
+            now += 1.0
+        spans.append(now - begun)
+        case.fail(0, 1, now)
+    assert spans == [10, 20, 40, 80, 160, *[MAX_EJECTION_S] * 3]
+
+
+def test_a_long_good_time_forgets_the_doubling(build):
+    """Closed for twice the time it was out, a replica starts anew."""
+    case = Case(build)
+    for start in (0.0, 100.0):
+        case.fail(0, now=start)
+        case.ejection.barred(start + 10.0)
+        for _ in range(2):
+            case.ejection.good(key(0), 0.1, start + 10.0)
+    case.fail(0, now=115.0)
+    assert case.ejection.barred(125.1) == {key(0)}
+    assert case.ejection.barred(135.0) == set()
+
+
+def test_results_that_arrive_while_out_change_nothing(build):
+    """They belong to requests from before."""
+    case = Case(build)
+    case.fail(0)
+    case.fail(0, 5, 1.0)
+    case.ejection.good(key(0), 0.1, 1.0)
+    assert case.ejection.barred(5.0) == {key(0)}
+    assert case.ejection.barred(10.0) == set()
+    assert len(case.told) == 1
+
+
+def test_what_the_peers_suffer_too_ejects_nobody(build):
+    """A client that sends nonsense to all is no replica's fault."""
+    case = Case(build)
+    for _ in range(20):
+        for number in range(4):
+            case.fail(number, 1, answered=True)
+    assert len(case.told) <= 2, "the first ones cannot know"
+    late = Case(build)
+    for number in (1, 2, 3):
+        late.fail(number, 2)
+    late.fail(0, 9)
+    assert not late.told
+
+
+def test_two_of_four_may_fail_together(build):
+    """The median of the peers counts, so one bad peer hides nobody."""
+    case = Case(build)
+    for number in (2, 3):
+        case.ejection.good(key(number), 0.1, 0.0)
+    for _ in range(3):
+        case.fail(0, 1)
+        case.fail(1, 1)
+    assert case.ejection.barred(1.0) == {key(0), key(1)}
+
+
+def test_the_share_ejected_is_bounded(build):
+    """Half of four, one of two or three, none of one, and none where the share is 0."""
+    for count, percent, most in ((4, 50, 2), (3, 10, 1), (2, 100, 1), (1, 100, 0), (4, 0, 0)):
+        case = Case(build, count, Outlier(max_percent=percent))
+        for number in range(count):
+            case.fail(number)
+        assert len(case.ejection.barred(1.0)) == most, (count, percent)
+
+
+def test_a_share_of_failures_ejects_once_there_are_enough(build):
+    """Every second request fails, never three in a row."""
+    case = Case(build)
+    for number in range(30):
+        for peer in (1, 2, 3):
+            case.ejection.good(key(peer), 0.1, number * 0.1)
+        case.ejection.good(key(0), 0.1, number * 0.1)
+        case.fail(0, 1 + number % 2, number * 0.1)
+    assert case.told[0] == (key(0), Cause.RATIO)
+
+
+def test_slow_first_bytes_eject_where_a_factor_is_set(build):
+    """Ten times slower than the peers; without a factor nothing is even measured."""
+    for factor, told in ((5.0, [(key(0), Cause.SLOW)]), (0.0, [])):
+        case = Case(build, rules=Outlier(latency_factor=factor))
+        for _ in range(MIN_LATENCIES + 8):
+            for number in range(4):
+                case.ejection.good(key(number), 1.0 if number == 0 else 0.1, 0.0)
+        assert case.told == told
+
+
+def test_work_in_flight_without_a_sign_of_life_is_frozen(build):
+    """Thirty seconds of nothing while others move; a sign of life opens it half at once."""
+    case = Case(build)
+    for second in range(29):
+        case.ejection.alive(key(1), second)
+        case.ejection.sweep({key(0): 1, key(1): 1}, second)
+    assert not case.told
+    case.ejection.alive(key(1), 30.0)
+    case.ejection.sweep({key(0): 1, key(1): 1}, 30.0)
+    assert case.told == [(key(0), Cause.FROZEN)]
+    case.ejection.alive(key(0), 31.0)
+    assert case.phase(0) is Phase.HALF_OPEN
+
+
+def test_when_everything_stands_still_nobody_is_frozen(build):
+    """Long answers without a byte in between look alike everywhere."""
+    case = Case(build)
+    for second in range(0, 100, 5):
+        case.ejection.sweep({key(number): 1 for number in range(4)}, float(second))
+    assert not case.told
+
+
+def test_a_frozen_replica_is_found_although_all_clients_wait_for_it(build):
+    """Its peers went on after it stopped, and then had nothing left to do."""
+    case = Case(build)
+    case.ejection.sweep({key(0): 1}, 0.0)
+    case.ejection.alive(key(1), 7.0)
+    for second in range(1, 40):
+        case.ejection.sweep({key(0): 4}, float(second))
+    assert case.told == [(key(0), Cause.FROZEN)]
+
+
+def test_what_stops_together_is_an_outage(build):
+    """One of them is always the last; that proves nothing against the first."""
+    case = Case(build)
+    case.ejection.sweep({key(number): 1 for number in range(4)}, 0.0)
+    for number in range(4):
+        case.ejection.alive(key(number), 1.0 + number)
+    for second in range(5, 100, 5):
+        case.ejection.sweep({key(number): 1 for number in range(4)}, float(second))
+    assert not case.told
+
+
+def test_an_idle_replica_is_never_frozen(build):
+    """Without work in flight there is nothing to wait for."""
+    case = Case(build)
+    for second in range(0, 100, 5):
+        case.ejection.alive(key(1), second)
+        case.ejection.sweep({key(0): second % 2}, float(second))
+    assert not case.told
+
+
+def test_who_leaves_is_forgotten_and_who_restarts_begins_anew(build):
+    """Neither a new incarnation nor a new process pays for the old one."""
+    case = Case(build)
+    case.fail(0)
+    case.ejection.set_pool(build.pool(4, outlier=RULES))
+    assert case.ejection.barred(1.0) == {key(0)}
+    case.ejection.forget(key(0))
+    assert not case.ejection
+    case.fail(1)
+    case.ejection.set_pool(build.pool(1, outlier=RULES))
+    assert not case.ejection
+    assert case.ejection.describe(key(1), 1.0) == {}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["good", "refused", "error", "alive", "sweep", "pick", "wait"]),
+            st.integers(0, 4),
+        ),
+        max_size=200,
+    ),
+    st.integers(0, 100),
+)
+def test_whatever_happens_the_share_holds_and_every_ejection_ends(build, events, percent):
+    """Never more out than allowed, never everybody, and time alone opens each again."""
+    case = Case(build, 5, Outlier(max_percent=percent, frozen_after_s=5.0, latency_factor=2.0))
+    now = 0.0
+    for what, number in events:
+        now += 0.5
+        if what == "good":
+            case.ejection.good(key(number), 0.1 * (1 + number), now)
+        elif what == "alive":
+            case.ejection.alive(key(number), now)
+        elif what == "sweep":
+            case.ejection.sweep({key(number): 1}, now)
+        elif what == "pick":
+            case.ejection.picked(key(number), now)
+        elif what == "wait":
+            now += 10.0
+        else:
+            case.fail(number, 1, now, answered=what == "error")
+        out = sum(case.phase(one) is not Phase.CLOSED for one in range(5))
+        assert out <= min(4, max(5 * percent // 100, 1 if percent else 0))
+        assert len(case.ejection.barred(now)) <= out
+    assert case.ejection.barred(now + MAX_EJECTION_S) == set()
+
+
+def test_an_outage_of_all_does_not_cost_a_comparison_each_time(build, monkeypatch):
+    """After one that found the peers as bad, failures of the next 10 ms compare nothing."""
+    case = Case(build)
+    compared = []
+    look = Ejection._peers
+    monkeypatch.setattr(
+        Ejection, "_peers", lambda self, *one: (compared.append(one), look(self, *one))[1]
+    )
+    for number in (1, 2, 3):
+        case.fail(number, 2)
+    case.fail(0, 50)
+    assert len(compared) == 1
+    case.fail(0, 1, COMPARE_S)
+    assert len(compared) == 2
+    assert not case.told

@@ -1,0 +1,174 @@
+"""What the silence of a replica says of its speed."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
+from ext_proc.routing.latency.pending_first_bytes import GRACE_S, MOST, TOLERANCE, PendingFirstBytes
+from ext_proc.routing.values.pool import EndpointKey
+from ext_proc.routing.values.ticket import Ticket
+
+
+def sent(number: int, at: float = 0.0, work: float = 100.0) -> Ticket:
+    """Return a request."""
+    return Ticket(number, EndpointKey("a", 1), "llm", work, at)
+
+
+def test_the_first_is_late_after_its_tolerance() -> None:
+    """Silence says nothing at first, then how long it has lasted, and never more than the most."""
+    first_bytes = PendingFirstBytes()
+    first_bytes.note(sent(1, at=10.0), 2.0, 0.0)
+    first_bytes.note(sent(2, at=11.0), 0.0, 0.0)
+    begin = 10.0 + GRACE_S + TOLERANCE * 2.0
+    assert first_bytes.due == begin
+    assert first_bytes.lateness(begin, inf) == 1.0
+    assert first_bytes.lateness(begin + 1.0, inf) == pytest.approx(2.5)
+    assert first_bytes.lateness(begin + 1000.0, inf) == MOST
+
+
+def test_only_later_requests_that_were_heard_of_prove_silence() -> None:
+    """Until then the log may be what is late."""
+    first_bytes = PendingFirstBytes()
+    first_bytes.note(sent(1, at=10.0), 0.1, 0.0)
+    assert first_bytes.lateness(100.0, 10.0) == 1.0
+    assert first_bytes.lateness(100.0, 99.0) == MOST
+
+
+def test_a_log_that_lags_makes_nobody_late() -> None:
+    """What is known ends a while after the latest request that was heard of."""
+    first_bytes = PendingFirstBytes()
+    first_bytes.note(sent(1, at=10.0), 0.1, 0.0)
+    assert first_bytes.lateness(13.0, 10.2) == 1.0
+    assert first_bytes.lateness(13.0, 12.0) == pytest.approx(10.0)
+
+
+def test_an_answer_takes_out_what_was_sent_before_it() -> None:
+    """A replica that answers works, whatever holds up an older request."""
+    first_bytes = PendingFirstBytes()
+    for number in (1, 2, 3):
+        first_bytes.note(sent(number, at=float(number)), 1.0, 0.0)
+    first_bytes.answered(2, at=4.0)
+    assert (len(first_bytes), first_bytes.work) == (1, 100.0)
+    assert first_bytes.due == 3.0 + GRACE_S + TOLERANCE
+    first_bytes.answered(3, at=4.0)
+    assert (len(first_bytes), first_bytes.work, first_bytes.due) == (0, 0.0, inf)
+
+
+def test_a_request_that_moved_takes_out_itself_only() -> None:
+    """What was sent before it is still awaited."""
+    first_bytes = PendingFirstBytes()
+    for number in (1, 2, 3):
+        first_bytes.note(sent(number), 1.0, 0.0)
+    first_bytes.gone(2, at=4.0)
+    assert len(first_bytes) == 2
+    first_bytes.clear()
+    assert (len(first_bytes), first_bytes.work, first_bytes.due) == (0, 0.0, inf)
+
+
+def latency_model(*, hears: bool = True) -> LatencyModel:
+    """Return the pace of a replica that is known to read 1,000 tokens per second."""
+    fleet = FleetLatencyModel(1_000.0)
+    replica = LatencyModel(fleet, 1.0)
+    for number in range(64 if hears else 0):
+        tokens = 100.0 + 10.0 * number
+        replica.answered(tokens, 0.0, tokens / 1_000.0)
+    return replica
+
+
+def factor_after(*answers: tuple[int, float], drain_s: float = 0.0, hears: bool = True) -> float:
+    """Return the lateness after answers to some of three prompts of 1 s that were sent at once.
+
+    Args:
+        answers: Which one began, and when.
+        drain_s: What was known to stand before each of them.
+        hears: First bytes tell the speed.
+    """
+    first_bytes = PendingFirstBytes()
+    key = EndpointKey("a", 1)
+    tickets = [
+        Ticket(number, key, "llm", 1_000.0, 0.0, prompted=True, drain_s=drain_s)
+        for number in range(3)
+    ]
+    for ticket in tickets:
+        first_bytes.note(ticket, drain_s + 1.0, 0.0)
+    for number, at in answers:
+        first_bytes.began(tickets[number], at, latency_model(hears=hears))
+    return first_bytes.lateness(answers[-1][1], 0.0)
+
+
+def test_an_answer_that_came_late_is_remembered() -> None:
+    """The replica is slow by how late it was, also when it has nothing to answer any more."""
+    assert factor_after((0, 4.0)) == pytest.approx(3.4, rel=0.1)
+    assert factor_after((0, 4.0), (1, 8.0), (2, 12.0)) == pytest.approx(3.8, rel=0.1)
+
+
+def test_waiting_for_other_prompts_is_not_being_slow() -> None:
+    """Neither behind those that were awaited, nor behind what else was known to stand there."""
+    assert factor_after((0, 1.0), (1, 2.0), (2, 3.0)) == 1.0
+    assert factor_after((0, 4.0), drain_s=3.0) == 1.0
+
+
+def test_only_whose_turn_is_known_teaches() -> None:
+    """One that is told of before those that were sent before it may have waited for them."""
+    assert factor_after((2, 9.0)) == 1.0
+    assert factor_after((2, 9.0), (0, 4.0), (1, 8.0)) == 1.0
+
+
+def test_where_first_bytes_tell_nothing_nobody_is_slow() -> None:
+    """What is expected of a prompt is unknown there."""
+    assert factor_after((0, 9.0), hears=False) == 1.0
+
+
+def test_the_time_of_who_is_not_told_of_is_not_held_against_the_next() -> None:
+    """A request that ended or was lost may have been worked on until then."""
+    for end in (PendingFirstBytes.answered, PendingFirstBytes.gone):
+        first_bytes, replica = PendingFirstBytes(), latency_model()
+        first, second = sent(1, work=1_000.0), sent(2, work=1_000.0)
+        for ticket in (first, second):
+            first_bytes.note(ticket, 1.0, 0.0)
+        end(first_bytes, first.id, 8.0)
+        first_bytes.began(second, 9.0, replica)
+        assert first_bytes.lateness(9.0, 0.0) == 1.0
+
+
+def test_a_new_process_is_not_slow() -> None:
+    """What was learned of the old one is forgotten."""
+    first_bytes = PendingFirstBytes()
+    first_bytes.note(sent(1, work=1_000.0), 1.0, 0.0)
+    first_bytes.began(sent(1, work=1_000.0), 9.0, latency_model())
+    assert (first_bytes.due, first_bytes.lateness(9.0, 0.0) > 2.0) == (-inf, True)
+    first_bytes.clear()
+    assert (first_bytes.due, first_bytes.lateness(9.0, 0.0)) == (inf, 1.0)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["note", "answered", "gone"]), st.integers(0, 30)), max_size=60
+)
+
+
+@given(steps=STEPS)
+def test_it_holds_what_is_awaited(steps: list[tuple[str, int]]) -> None:
+    """Whatever happens, work and due time are those of the requests that are left."""
+    first_bytes, left, number = PendingFirstBytes(), dict[int, Ticket](), 0
+    for step, value in steps:
+        if step == "note":
+            number += 1
+            left[number] = sent(number, at=float(number), work=1.0 + value)
+            first_bytes.note(left[number], float(value), 0.0)
+        elif step == "gone":
+            first_bytes.gone(value, at=4.0)
+            left.pop(value, None)
+        else:
+            first_bytes.answered(value, at=4.0)
+            if value in left:
+                left = {key: ticket for key, ticket in left.items() if key > value}
+        assert len(first_bytes) == len(left)
+        assert first_bytes.work == pytest.approx(sum(each.work for each in left.values()))
+        first = min(left, default=None)
+        assert first_bytes.due == inf if first is None else first_bytes.due >= first + GRACE_S
+        assert 1.0 <= first_bytes.lateness(100.0, inf) <= MOST

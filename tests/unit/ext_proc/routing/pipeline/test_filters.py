@@ -1,0 +1,87 @@
+"""Filters: subset hint, in-flight limit, and the right refusal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
+from ext_proc.routing.pipeline.filters import eligible
+from ext_proc.routing.state.candidate import Candidate
+from ext_proc.routing.state.ledger import Load
+from ext_proc.routing.state.replica import Replica
+from ext_proc.routing.values.pool import Endpoint, EndpointKey
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def candidate(address: str, in_flight: int = 0) -> Candidate:
+    load = Load()
+    load.in_flight = in_flight
+    key = EndpointKey(address, 1)
+    return Candidate(
+        Endpoint(key, "stable", address, None),
+        address,
+        Replica(key, load),
+        0,
+        LatencyModel(FleetLatencyModel(), 1.0),
+    )
+
+
+SEATS = [candidate(f"10.0.0.{host}:{port}") for host in (1, 2) for port in (8080, 9090)]
+
+
+def chosen(subset: frozenset[str] | None, candidates: Sequence[Candidate] = SEATS) -> list[str]:
+    found = eligible(candidates, subset=subset, limit=0, where="llm/stable")
+    return [] if isinstance(found, Refusal) else [each.address for each in found]
+
+
+@pytest.mark.parametrize(
+    ("subset", "expected"),
+    [
+        (None, ["10.0.0.1:8080", "10.0.0.1:9090", "10.0.0.2:8080", "10.0.0.2:9090"]),
+        ({"10.0.0.1:8080"}, ["10.0.0.1:8080"]),
+        ({"10.0.0.1"}, ["10.0.0.1:8080", "10.0.0.1:9090"]),
+        ({"10.0.0.1:8080", "10.0.0.2"}, ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.2:9090"]),
+        ({"10.0.0.1:3000"}, []),
+        ({"192.168.1.1:8080"}, []),
+        (set(), []),
+    ],
+)
+def test_the_subset_hint_limits_the_choice(subset: set[str] | None, expected: list[str]) -> None:
+    """``ip:port`` allows one address, a bare IP all its ports, an empty hint nothing."""
+    assert chosen(None if subset is None else frozenset(subset)) == expected
+
+
+@pytest.mark.parametrize("entry", ["[::1]:8080", "::1", "[::1]"])
+def test_ipv6_entries_match_with_and_without_brackets(entry: str) -> None:
+    """A bare IPv6 address may be bracketed or not."""
+    assert chosen(frozenset({entry}), [candidate("[::1]:8080")]) == ["[::1]:8080"]
+
+
+def test_the_limit_keeps_full_replicas_out() -> None:
+    """A replica at its in-flight limit is no candidate; 0 is no limit."""
+    candidates = [candidate("10.0.0.1:1", 2), candidate("10.0.0.2:1", 1)]
+    assert eligible(candidates, subset=None, limit=2, where="x") == candidates[1:]
+    assert eligible(candidates, subset=None, limit=0, where="x") == candidates
+
+
+@pytest.mark.parametrize(
+    ("candidates", "subset", "kind"),
+    [
+        ([], None, RefusalKind.NO_ENDPOINTS),
+        ([candidate("10.0.0.1:1", 5)], frozenset({"10.0.0.9"}), RefusalKind.NO_ENDPOINTS),
+        ([candidate("10.0.0.1:1", 5)], None, RefusalKind.SATURATED),
+    ],
+)
+def test_a_refusal_tells_full_from_absent(
+    candidates: list[Candidate], subset: frozenset[str] | None, kind: RefusalKind
+) -> None:
+    """Only what waiting cures is SATURATED; the message names pool and variant."""
+    refused = eligible(candidates, subset=subset, limit=5, where="llm/stable")
+    assert isinstance(refused, Refusal)
+    assert refused.kind is kind
+    assert "llm/stable" in refused.message

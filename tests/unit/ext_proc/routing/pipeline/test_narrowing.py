@@ -1,0 +1,229 @@
+"""Needs remove replicas, wishes order them."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.routing.pipeline.constraints import MEMORY_FRESH_S
+from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.values.pool import Variant
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.settings import AdapterMode, ModelNeeds
+from ext_proc.routing.values.ticket import Outcome
+
+if TYPE_CHECKING:
+    from ext_proc.routing.router import Router
+    from ext_proc.routing.values.pool import Pool
+
+    from .conftest import Build
+
+GIB = 2**30
+
+
+def zoned(build: Build, zones: str, **changes: Any) -> Pool:
+    """Return a pool with an endpoint per letter, which is its zone."""
+    endpoints = tuple(build.endpoint(number, zone=zone) for number, zone in enumerate(zones))
+    return build.pool(endpoints=endpoints, **{"prefer_zone": True, **changes})
+
+
+def ask(router: Router, build: Build, now: float = 0.0, **changes: Any) -> str:
+    """Decide one request and return the id of the pick."""
+    decision = router.decide(build.request(**changes), now, 0.0)
+    assert isinstance(decision, Decision), decision
+    assert decision.ticket is not None
+    return decision.ticket.endpoint.id
+
+
+def refused(router: Router, build: Build, **changes: Any) -> Refusal:
+    """Decide one request that nobody can serve."""
+    refusal = router.decide(build.request(**changes), 0.0, 0.0)
+    assert isinstance(refusal, Refusal)
+    assert len(router.ledger) == 0
+    return refusal
+
+
+def test_a_required_device_is_the_only_one(build: Build) -> None:
+    """However busy it is; other models go where they like."""
+    endpoints = (build.endpoint(0, device="a100"), build.endpoint(1, device="t4"))
+    pool = build.pool(
+        endpoints=endpoints, model_needs=(ModelNeeds("m", device="a100", device_required=True),)
+    )
+    router = build.router(pool)
+    assert {ask(router, build) for _ in range(20)} == {"r0"}
+    assert ask(router, build, model="other") == "r1"
+
+
+def test_nobody_has_the_device(build: Build) -> None:
+    """The refusal says what is missing."""
+    needs = (ModelNeeds("m", device="a100", device_required=True),)
+    refusal = refused(build.router(build.pool(2, model_needs=needs)), build)
+    assert refusal.kind is RefusalKind.NO_ENDPOINTS
+    assert "the device that model 'm' requires" in refusal.message
+
+
+def test_a_preferred_device_spills_when_full(build: Build) -> None:
+    """Two requests always fit; then the others take some."""
+    endpoints = (build.endpoint(0, device="a100"), build.endpoint(1), build.endpoint(2))
+    pool = build.pool(endpoints=endpoints, model_needs=(ModelNeeds("m", device="a100"),))
+    router = build.router(pool)
+    picks = [ask(router, build) for _ in range(9)]
+    assert picks[:2] == ["r0", "r0"]
+    assert picks.count("r0") == ceil(1.5 * 9 / 3)
+
+
+@pytest.mark.parametrize(
+    ("readings", "kept"),
+    [
+        ([], True),
+        ([Reading(at=0.0, gpu_memory_free=1.0)], True),
+        ([Reading(at=0.0, model="x")], True),
+        ([Reading(at=0.0, model="x"), Reading(at=0.0, gpu_memory_free=3 * GIB)], True),
+        ([Reading(at=0.0, model="m"), Reading(at=0.0, gpu_memory_free=1.0)], True),
+        ([Reading(at=0.0, model="x"), Reading(at=0.0, gpu_memory_free=1 * GIB)], False),
+        (
+            [
+                Reading(at=-MEMORY_FRESH_S, model="x"),
+                Reading(at=-MEMORY_FRESH_S, gpu_memory_free=1.0),
+            ],
+            True,
+        ),
+    ],
+)
+def test_memory_removes_only_who_surely_lacks_it(
+    build: Build, readings: list[Reading], kept: bool
+) -> None:
+    """Unknown and stale numbers remove nobody, nor does a model that is loaded already."""
+    pool = build.pool(2, model_needs=(ModelNeeds("m", memory_bytes=2 * GIB),))
+    router = build.router(pool)
+    router.observe("r0", readings)
+    assert ("r0" in {ask(router, build) for _ in range(4)}) is kept
+
+
+def test_a_wanted_adapter_is_preferred(build: Build) -> None:
+    """Declared, or told by the engine a moment ago; requests without one go anywhere."""
+    endpoints = (build.endpoint(0), build.endpoint(1, adapters=frozenset({"fr"})))
+    for pool, told in ((build.pool(endpoints=endpoints), False), (build.pool(2), True)):
+        router = build.router(pool)
+        if told:
+            router.observe("r1", [Reading(at=0.0, adapters=frozenset({"fr"}))])
+        assert [ask(router, build, adapter="fr") for _ in range(2)] == ["r1", "r1"]
+        assert ask(router, build) == "r0"
+
+
+@pytest.mark.parametrize("mode", ["ignore", "prefer", "require"])
+def test_an_adapter_that_nobody_has(build: Build, mode: AdapterMode) -> None:
+    """Where it is required the request is refused by name, else somebody loads it."""
+    router = build.router(build.pool(2, adapters=mode))
+    if mode == "require":
+        assert "the adapter 'fr' loaded" in refused(router, build, adapter="fr").message
+    else:
+        ask(router, build, adapter="fr")
+
+
+def test_a_required_adapter_is_never_spilled(build: Build) -> None:
+    """The limit of requests in flight then refuses, as waiting cures it."""
+    endpoints = (build.endpoint(0), build.endpoint(1, adapters=frozenset({"fr"})))
+    pool = build.pool(endpoints=endpoints, adapters="require", per_endpoint_in_flight=3)
+    router = build.router(pool)
+    assert {ask(router, build, adapter="fr") for _ in range(3)} == {"r1"}
+    refusal = router.decide(build.request(adapter="fr"), 0.0, 0.0)
+    assert isinstance(refusal, Refusal)
+    assert refusal.kind is RefusalKind.SATURATED
+
+
+def test_the_own_zone_comes_first_and_others_stay_fallbacks(build: Build) -> None:
+    """A retry may leave the zone; without a zone of its own the picker prefers none."""
+    router = build.router(zoned(build, "abb"), zone="a")
+    decision = router.decide(build.request(), 0.0, 0.0)
+    assert isinstance(decision, Decision)
+    assert decision.addresses[0] == "10.0.0.0:8000"
+    assert len(decision.addresses) == 3
+    elsewhere = build.router(zoned(build, "abb"))
+    assert {ask(elsewhere, build) for _ in range(3)} == {"r0", "r1", "r2"}
+
+
+def test_a_zone_without_replicas_is_no_wish(build: Build) -> None:
+    """Where nobody stands in the picker's zone all are alike."""
+    router = build.router(zoned(build, "bbb"), zone="a")
+    assert {ask(router, build) for _ in range(3)} == {"r0", "r1", "r2"}
+
+
+def test_the_adapter_is_wished_for_before_the_zone(build: Build) -> None:
+    """The nearest of those that have it, then the others that have it, then the zone."""
+    fr = frozenset({"fr"})
+    endpoints = (
+        build.endpoint(0, zone="a"),
+        build.endpoint(1, zone="b", adapters=fr),
+        build.endpoint(2, zone="a", adapters=fr),
+        build.endpoint(3, zone="b"),
+    )
+    pool = build.pool(endpoints=endpoints, prefer_zone=True, fallbacks=3)
+    decision = build.router(pool, zone="a").decide(build.request(adapter="fr"), 0.0, 0.0)
+    assert isinstance(decision, Decision)
+    hosts = [address[7] for address in decision.addresses]
+    assert hosts == ["2", "1", "0", "3"]
+
+
+@given(
+    zones=st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([0.5, 1.0, 3.0])), min_size=1),
+    factor=st.sampled_from([1.0, 1.1, 1.5, 3.0]),
+    ends=st.lists(st.booleans(), min_size=1, max_size=80),
+)
+def test_the_bound_of_spilling_holds(
+    build: Build, zones: list[tuple[str, float]], factor: float, ends: list[bool]
+) -> None:
+    """The own zone is left exactly when each of its replicas has its share of the requests."""
+    endpoints = tuple(
+        build.endpoint(number, zone=zone, capacity=capacity)
+        for number, (zone, capacity) in enumerate(zones)
+    )
+    pool = build.pool(endpoints=endpoints, prefer_zone=True, spill_factor=factor)
+    router = build.router(pool, zone="a")
+    open_tickets = []
+    for at, end in enumerate(ends):
+        loads = {key.id: load.in_flight for key, load in router.ledger.loads()}
+        share = factor * (sum(loads.values()) + 1) / sum(each.capacity for each in endpoints)
+        room = {
+            each.key.id
+            for each in endpoints
+            if each.zone == "a"
+            and loads[each.key.id] + 1 <= max(2, ceil(share * each.capacity - 1e-9))
+        }
+        decision = router.decide(build.request(), float(at), 0.0)
+        assert isinstance(decision, Decision)
+        assert decision.ticket is not None
+        if room:
+            assert decision.ticket.endpoint.id in room
+        open_tickets.append(decision.ticket)
+        if end:
+            assert router.settle(open_tickets.pop(0), Outcome.DONE, float(at))
+
+
+def test_needs_hold_in_a_large_pool(build: Build) -> None:
+    """A sample never shows whom needs removed, and finds the one who is able."""
+    endpoints = tuple(
+        build.endpoint(number, device="a100" if number == 77 else "t4") for number in range(100)
+    )
+    pool = build.pool(
+        endpoints=endpoints, model_needs=(ModelNeeds("m", device="a100", device_required=True),)
+    )
+    router = build.router(pool)
+    assert {ask(router, build, blocks=(1, 2)) for _ in range(10)} == {"r77"}
+
+
+def test_a_lease_is_stronger_than_needs_and_wishes(build: Build) -> None:
+    """A sequence's state lives in one replica only."""
+    pool = zoned(build, "ab", variants=(Variant("stable", 1),))
+    router = build.router(pool, zone="b")
+    sequence = {"sequence_id": 7}
+    assert ask(router, build, sequence_start=True, **sequence) == "r1"
+    needs = (ModelNeeds("m", device="x", device_required=True),)
+    changed = build.pool(endpoints=pool.endpoints, model_needs=needs)
+    router.set_pools({"llm": changed}, 1.0)
+    assert ask(router, build, now=1.0, **sequence) == "r1"

@@ -1,0 +1,126 @@
+"""Turns give a ramping replica its share, and no more."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
+from ext_proc.routing.pipeline.slow_start import with_slow_start
+from ext_proc.routing.state.candidate import Candidate
+from ext_proc.routing.state.context import SchedulingContext
+from ext_proc.routing.state.ledger import Load
+from ext_proc.routing.state.replica import Replica
+from ext_proc.routing.values.pool import Endpoint, EndpointKey
+from ext_proc.routing.values.request import Features, Form, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def context(ramp: Sequence[float], **changes: Any) -> SchedulingContext:
+    """Return an offer of idle candidates that ramp like this."""
+    candidates, fleet = [], FleetLatencyModel()
+    for number in range(len(ramp)):
+        key, address = EndpointKey(f"r{number}", 1), f"10.0.0.{number}:1"
+        endpoint = Endpoint(key, "stable", address, None)
+        candidates.append(
+            Candidate(endpoint, address, Replica(key, Load()), number, LatencyModel(fleet, 1.0))
+        )
+    made = SchedulingContext(
+        request=Request("llm", "stable", "http", Features(Form.GENERATE)),
+        candidates=candidates,
+        variant="stable",
+        slots=len(ramp),
+        pending=[0.0] * len(ramp),
+        work=[0.0] * len(ramp),
+        strength=[1.0] * len(ramp),
+        matched=[0] * len(ramp),
+        blocks=0,
+        shared=0,
+        load_factor=1.5,
+        tokens=None,
+        block_tokens=64.0,
+        latency_model=fleet,
+        now=0.0,
+        rng=random.Random(0),
+        ramp=ramp,
+    )
+    return made.changed(**changes)
+
+
+def firsts(made: SchedulingContext, prices: list[float], draws: int = 4000) -> list[float]:
+    """Return how often each candidate came first."""
+    rng, counts = random.Random(3), [0] * len(prices)
+    for _ in range(draws):
+        turned = list(with_slow_start(made, prices, rng))
+        counts[turned.index(min(turned))] += 1
+    return [count / draws for count in counts]
+
+
+def test_the_share_is_the_ramped_part_of_the_capacity() -> None:
+    """A quarter-warm replica of double capacity gets 0.5 of 2.5."""
+    shares = firsts(context([1.0, 1.0, 0.25], strength=[1.0, 1.0, 2.0]), [1.0, 2.0, 3.0])
+    assert shares[2] == pytest.approx(0.5 / 2.5, abs=0.03)
+
+
+def test_a_busy_one_is_not_called() -> None:
+    """A turn passes by where the ramping replica has more to do than the others."""
+    assert firsts(context([1.0, 0.5], pending=[1.0, 3.0]), [1.0, 2.0])[1] == 0.0
+
+
+def test_overrun_warm_replicas_are_helped() -> None:
+    """Where prices are seconds a replica at a tenth is worth ten times its price, not never."""
+    made = context([1.0, 0.1], pending=[60.0, 0.0])
+    for warm, shares in ((9.0, [1.0, 0.0]), (11.0, [0.0, 1.0])):
+        turned = with_slow_start(made, [warm, 1.0], Never(), in_seconds=True)
+        assert list(turned) == [warm, 10.0]
+        assert [price == min(turned) for price in turned] == [bool(each) for each in shares]
+
+
+class Never:
+    """Chance that calls nobody: the warm candidates come last in the draw."""
+
+    def random(self) -> float:
+        """Return nearly 1."""
+        return 0.999
+
+
+def test_a_prompt_that_somebody_holds_is_nobodys_turn() -> None:
+    """A cached request is not sent to a cold replica for the ramp's sake."""
+    made = context([1.0, 0.9], matched=[4, 0], blocks=5)
+    assert firsts(made, [1.0, 2.0]) == [1.0, 0.0]
+
+
+def test_a_hit_on_the_ramping_replica_keeps_its_price() -> None:
+    """Affinity is worth the same on a young replica."""
+    made = context([1.0, 0.1], matched=[0, 4], blocks=5)
+    assert list(with_slow_start(made, [5.0, 1.0], random.Random(1))) == [5.0, 1.0]
+
+
+def test_where_all_are_new_prices_stay() -> None:
+    """A fleet that just started is used as it is."""
+    prices = [3.0, 1.0]
+    assert with_slow_start(context([0.1, 0.2]), prices, random.Random(1)) is prices
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.001, 1.0), st.floats(0.0, 50.0), st.floats(-10.0, 1e6)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(0, 2**32),
+)
+def test_warm_seats_keep_their_order(rows: list[tuple[float, float, float]], seed: int) -> None:
+    """Turns never change the order among warm replicas, nor any of their prices."""
+    made = context([row[0] for row in rows], pending=[row[1] for row in rows])
+    prices = [row[2] for row in rows]
+    turned = with_slow_start(made, prices, random.Random(seed))
+    assert [t for t, row in zip(turned, rows, strict=True) if row[0] >= 1.0] == [
+        row[2] for row in rows if row[0] >= 1.0
+    ]

@@ -1,0 +1,146 @@
+"""Drawing a variant: lease, version, header, route, weights."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ext_proc.routing.pipeline.variants import draw_variant, session_point
+from ext_proc.routing.values.pool import Pool, Variant
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.request import Features, Form
+
+
+def pool(*variants: Variant) -> Pool:
+    return Pool("llm", variants=variants)
+
+
+def draw(made: Pool, **options: object) -> str | Refusal:
+    names = ("version", "session")
+    features = Features(Form.GENERATE, **{n: options.pop(n) for n in names if n in options})
+    given_: dict[str, object] = {"leased": None, "drawn": None, "rng": random.Random(1)}
+    headers = options.pop("headers", {})
+    return draw_variant(made, features, headers, **{**given_, **options})
+
+
+STABLE = Variant("stable", 90, "1")
+CANARY = Variant("canary", 10, "2", (("x-canary", "yes"),))
+
+
+def test_a_lease_decides_before_everything() -> None:
+    """A sequence stays in its variant, whatever version or header say."""
+    made = pool(STABLE, CANARY)
+    assert draw(made, leased="canary", version="1", headers={}) == "canary"
+
+
+def test_a_version_pins() -> None:
+    """The variant that declares the asked version gets the request, at weight 0 too."""
+    made = pool(STABLE, Variant("dark", 0, "3"))
+    assert draw(made, version="3", drawn="stable") == "dark"
+
+
+def test_an_unknown_version_is_refused() -> None:
+    """Where every variant declares a version, another one is refused by name."""
+    refused = draw(pool(STABLE, CANARY), version="7")
+    assert isinstance(refused, Refusal)
+    assert refused.kind is RefusalKind.UNKNOWN_VERSION
+    assert "'7'" in refused.message
+
+
+def test_a_variant_without_a_version_takes_any() -> None:
+    """An undeclared variant serves versions that no other one declares, and only those."""
+    made = pool(STABLE, Variant("any", 1))
+    assert draw(made, version="7") == "any"
+    assert draw(made, version="1") == "stable"
+
+
+def test_two_variants_of_the_asked_version_share_it() -> None:
+    """Among variants of one version the weights go on; without any the first has it."""
+    made = pool(Variant("a", 0, "1"), Variant("b", 5, "1"), Variant("c", 50, "2"))
+    assert draw(made, version="1") == "b"
+    assert draw(pool(Variant("a", 0, "1"), Variant("b", 0, "1")), version="1") == "a"
+
+
+def test_headers_pin() -> None:
+    """All headers of a variant must match; the pin beats what the route drew."""
+    made = pool(STABLE, CANARY)
+    assert draw(made, headers={"x-canary": "yes"}, drawn="stable") == "canary"
+    assert draw(made, headers={"x-canary": "no"}, drawn="stable") == "stable"
+    both = Variant("both", 0, None, (("a", "1"), ("b", "2")))
+    assert draw(pool(STABLE, both), headers={"a": "1"}) == "stable"
+
+
+def test_a_version_is_stronger_than_a_header() -> None:
+    """A header cannot lead to replicas that do not serve the asked version."""
+    assert draw(pool(STABLE, CANARY), version="1", headers={"x-canary": "yes"}) == "stable"
+
+
+def test_what_the_route_drew_holds() -> None:
+    """Without a pin Envoy's draw is kept; one that is no variant any more is drawn again."""
+    made = pool(Variant("stable", 1), Variant("canary", 0))
+    assert draw(made, drawn="canary") == "canary"
+    assert draw(made, drawn="gone") == "stable"
+
+
+def test_without_weights_nobody_is_drawn() -> None:
+    """A pool whose weights are all 0 refuses what nothing pins."""
+    refused = draw(pool(Variant("a", 0), Variant("b", 0)))
+    assert isinstance(refused, Refusal)
+    assert refused.kind is RefusalKind.NO_ENDPOINTS
+
+
+def test_a_session_uses_envoys_arithmetic() -> None:
+    """xxHash64 of the session, modulo the total, over cumulative weights in order."""
+    made = pool(Variant("a", 3), Variant("b", 0), Variant("c", 7))
+    for number in range(200):
+        session = f"session-{number}"
+        point = xxhash.xxh64_intdigest(session.encode(), 0) % 10
+        assert draw(made, session=session) == ("a" if point < 3 else "c")
+
+
+def test_the_hash_is_the_published_one() -> None:
+    """xxHash64 with seed 0 of "a" and of nothing are the reference values."""
+    assert session_point("a", 2**64) == 0xD24EC4F1A98C6E5B
+    assert session_point("", 2**64) == 0xEF46DB3751D8E999
+
+
+@pytest.mark.parametrize("session", [None, "yes"])
+@settings(max_examples=20, deadline=None)
+@given(weights=st.lists(st.integers(0, 100), min_size=1, max_size=4).filter(sum))
+def test_shares_are_the_weights(session: str | None, weights: list[int]) -> None:
+    """By chance or by session, shares equal weights, and weight 0 is never drawn."""
+    made = pool(*(Variant(f"v{n}", weight) for n, weight in enumerate(weights)))
+    rng = random.Random(0)
+    drawn = Counter(
+        draw(made, rng=rng, session=None if session is None else f"{session}-{number}")
+        for number in range(1_500)
+    )
+    for number, weight in enumerate(weights):
+        share = drawn[f"v{number}"] / 1_500
+        assert share == pytest.approx(weight / sum(weights), abs=0.06)
+        assert weight or not share
+
+
+def test_a_raised_weight_moves_only_its_share_of_the_sessions() -> None:
+    """At a fixed total, sessions of the canary stay there as it grows at the end of the line."""
+    before, after = (
+        pool(Variant("canary", share), Variant("stable", 100 - share)) for share in (10, 30)
+    )
+    for number in range(300):
+        if draw(before, session=f"s{number}") == "canary":
+            assert draw(after, session=f"s{number}") == "canary"
+
+
+def test_a_broken_source_of_chance_still_draws_a_weighted_variant() -> None:
+    """An rng that returns 1.0 against its promise gets the last variant with weight."""
+
+    class One:
+        def random(self) -> float:
+            return 1.0
+
+    assert draw(pool(Variant("a", 1), Variant("b", 1), Variant("c", 0)), rng=One()) == "b"

@@ -1,0 +1,212 @@
+"""What peer workers did counts here, once, and is told to nobody."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.peers import LatencySample, Share
+from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
+from ext_proc.routing.values.pool import EndpointKey
+from ext_proc.routing.values.request import SequenceKey
+from ext_proc.routing.values.ticket import Outcome, Ticket
+from ext_proc.workers.account import Account
+from support.crew import POOL, decide, key, loads, pool, router
+
+NEVER = "r9"
+
+
+def share(replica: int = 0, in_flight: int = 1, charges: int | None = None) -> Share:
+    """Return what is said of requests of 10 tokens each."""
+    made = in_flight if charges is None else charges
+    return Share(POOL, key(replica), in_flight, 10.0 * in_flight, made, 10.0 * made)
+
+
+def test_two_routers_that_hear_all_hold_the_same_loads():
+    """After each event both know what is in flight on whom, and each reports only its own."""
+    accounts, heard = [Account(), Account()], [[], []]
+
+    def tell(who: int, event) -> None:
+        heard[who] += accounts[who].take(event, 0.0)
+
+    both = [router(on_event=partial(tell, who)) for who in (0, 1)]
+    open_tickets = []
+    chance = random.Random(1)
+    for step in range(200):
+        who = chance.randrange(2)
+        if open_tickets and chance.random() < 0.5:
+            owner, one = open_tickets.pop(chance.randrange(len(open_tickets)))
+            both[owner].settle(one, Outcome.DONE, step / 10)
+        else:
+            made = decide(both[who], step / 10, (step % 7, 100 + step % 7))
+            open_tickets.append((who, made.ticket))
+        for me, other in ((0, 1), (1, 0)):
+            for event in (*heard[other], *accounts[other].sums()):
+                both[me].peers.follow(other, event, step / 10)
+            heard[other].clear()
+        in_flight = [{name: count for name, (count, _) in loads(one).items()} for one in both]
+        assert in_flight[0] == in_flight[1]
+        assert sum(in_flight[0].values()) == len(open_tickets)
+        ours = [sum(one.in_flight().values()) for one in both]
+        assert ours == [sum(owner == me for owner, _ in open_tickets) for me in (0, 1)]
+        assert both[0].index.blocks == both[1].index.blocks
+    for owner, one in open_tickets:
+        both[owner].settle(one, Outcome.DONE, 30.0)
+
+
+def test_a_siblings_deeds_are_no_events():
+    """Whoever follows says nothing, or events would go round for ever."""
+    events = []
+    made = router(on_event=events.append)
+    made.peers.follow(1, share(), 0.0)
+    made.peers.follow(1, Inserted(key(0), (1, 2), 0.0), 0.0)
+    made.peers.follow(1, share(in_flight=0, charges=1), 1.0)
+    assert events == []
+
+
+def test_prices_see_what_siblings_sent():
+    """A replica that a peer worker has loaded is not chosen."""
+    made = router(2, more={"policy": "least-in-flight"})
+    made.peers.follow(1, share(in_flight=5), 0.0)
+    assert decide(made, 0.0).addresses[0] == "10.0.0.1:8000"
+
+
+def test_limits_hold_for_all_workers_together():
+    """A replica's limit of requests in flight counts those of peer workers."""
+    made = router(2, more={"per_endpoint_in_flight": 1})
+    made.peers.follow(1, share(1), 0.0)
+    assert decide(made, 0.0).addresses[0] == "10.0.0.0:8000"
+
+
+def test_a_lost_sibling_takes_its_charges_with_it():
+    """What it had in flight ends at once; that of others and our own stays."""
+    made = router()
+    ours = decide(made, 0.0)
+    for peer_worker in (1, 2):
+        for replica, in_flight in enumerate((2, 1, 1)):
+            made.peers.follow(peer_worker, share(replica, in_flight), 0.0)
+    assert made.peers.lost(1) == 4
+    assert made.peers.open_by() == {2: 4}
+    assert sum(count for count, _ in loads(made).values()) == 5
+    assert made.peers.lost(2) == 4
+    assert made.peers.lost(2) == 0
+    made.settle(ours.ticket, Outcome.DONE, 1.0)
+    assert set(loads(made).values()) == {(0, 0.0)}
+
+
+def test_the_last_word_counts():
+    """A share stands for all before it: heard twice or after a gap, the load is what it says."""
+    made = router()
+    for in_flight, charges in ((3, 3), (3, 3), (1, 7), (0, 9)):
+        made.peers.follow(1, share(0, in_flight, charges), 0.0)
+        assert loads(made)["r0"] == (in_flight, 10.0 * in_flight)
+
+
+def test_the_clock_moves_by_what_was_sent_since():
+    """A replica's prefill backlog counts each prompt of the peer workers once."""
+    made = router()
+    replica = made._replicas[key(0)]
+    per_token = made._per_token(POOL, key(0))
+    before = [Share(POOL, key(0), 2, 2e4, 100, 1e9), Share(POOL, key(0), 2, 2e4, 100, 1e9)]
+    for said in before:  # of what was sent before we listened, only that in flight
+        made.peers.follow(1, said, 5.0)
+        assert replica.busy_until == pytest.approx(5.0 + 2e4 * per_token)
+    made.peers.follow(1, Share(POOL, key(0), 3, 3e4, 101, 1e9 + 1e4), 5.0)
+    assert replica.busy_until == pytest.approx(5.0 + 3e4 * per_token)
+
+
+def test_an_endpoint_that_left_is_not_counted():
+    """Charges on it end with it, and later ones are not taken."""
+    made = router(2)
+    made.peers.follow(1, share(1), 0.0)
+    made.set_pools({POOL: pool(1)}, 1.0)
+    made.peers.follow(1, share(1, 2), 1.0)
+    assert len(made.peers) == 0
+    assert made.peers.lost(1) == 0
+    assert loads(made) == {"r0": (0, 0.0)}
+
+
+def test_events_about_strangers_change_nothing():
+    """An endpoint that is no member here gets no load, no blocks and no lease."""
+    made = router()
+    stranger = EndpointKey(NEVER, 1)
+    made.peers.follow(1, share()._replace(endpoint=stranger), 0.0)
+    late = Ticket(1, stranger, POOL, 10.0, 0.0, True, 0.0, 0)
+    made.peers.follow(1, LatencySample(late, 1.0), 1.0)
+    made.peers.follow(1, Inserted(stranger, (1, 2), 0.0), 0.0)
+    lease = Leased(LeaseKey(POOL, SequenceKey("m", "", 1)), Lease(stranger, "stable", 9.0))
+    made.peers.follow(1, lease, 0.0)
+    assert NEVER not in loads(made)
+    assert made.index.blocks == 0
+    assert len(made.leases) == 0
+
+
+def test_a_sequence_goes_on_where_a_sibling_began_it():
+    """A lease that a peer worker granted binds here, and what it released binds no more."""
+    made = router(8)
+    where = LeaseKey(POOL, SequenceKey("m", "", 7))
+    made.peers.follow(1, Leased(where, Lease(key(5), "stable", 60.0)), 0.0)
+    assert decide(made, 1.0, sequence_id=7).addresses == ("10.0.0.5:8000",)
+    made.peers.follow(1, Released(where), 2.0)
+    assert len(made.leases) == 0
+
+
+def test_an_older_lease_does_not_shorten_a_newer_one():
+    """What comes late, as in a snapshot, gives way to what is known already."""
+    made = router()
+    where = LeaseKey(POOL, SequenceKey("m", "", 7))
+    made.peers.follow(1, Leased(where, Lease(key(1), "stable", 60.0)), 0.0)
+    made.peers.follow(2, Leased(where, Lease(key(2), "stable", 50.0)), 0.0)
+    assert made.leases.find(where, 0.0) == Lease(key(1), "stable", 60.0)
+
+
+def test_leases_are_read_before_a_sequence_is_decided():
+    """Whoever brings leases is called for requests of sequences only."""
+    calls = []
+    made = router(on_sequence=lambda: calls.append(1))
+    decide(made, 0.0)
+    assert calls == []
+    decide(made, 0.0, sequence_id=7)
+    assert calls == [1]
+
+
+def test_paces_learn_from_siblings():
+    """A slow replica is found although only a peer worker sends to it."""
+    made = router(2)
+    for number in range(400):
+        at, replica = number / 10, number % 2
+        one = Ticket(number, key(replica), POOL, 200.0 + number % 5 * 300, at, True, 0.0, 0)
+        slow = 4.0 if replica else 1.0
+        seconds = slow * (0.05 + one.work * 1e-3)
+        made.peers.follow(1, LatencySample(one, at + seconds), at + seconds)
+    slowness = [made._replicas[key(n)].latency_models[POOL].slowness for n in (0, 1)]
+    assert slowness[1] > 1.5 * slowness[0]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 5), st.integers(0, 2)),
+        max_size=60,
+    )
+)
+def test_loads_are_what_siblings_said_last(steps):
+    """In any order of words and losses a load is the sum of what stands, never less."""
+    made = router(3)
+    model: dict[tuple[int, int], int] = {}
+    for peer_worker, is_lost, in_flight, replica in steps:
+        if is_lost:
+            made.peers.lost(peer_worker)
+            model = {one: count for one, count in model.items() if one[0] != peer_worker}
+        else:
+            made.peers.follow(peer_worker, share(replica, in_flight), 0.0)
+            model[peer_worker, replica] = in_flight
+        for each in range(3):
+            count = sum(count for (_, where), count in model.items() if where == each)
+            assert loads(made)[f"r{each}"] == (count, pytest.approx(10.0 * count))
+            assert made.in_flight()[f"r{each}"] == 0
+        assert len(made.peers) == sum(model.values())

@@ -1,0 +1,145 @@
+"""Who there is: pools and replicas that come, change and go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.request import Features, Form
+from ext_proc.routing.values.settings import SlowStart
+from ext_proc.routing.values.ticket import Outcome
+from support.routing import PROMPT, decide, end
+
+if TYPE_CHECKING:
+    from ext_proc.routing.router import Router
+
+    from .conftest import Build
+
+
+# --- Membership ---------------------------------------------------------------------------------
+
+
+def test_an_endpoint_gone_from_all_pools_is_forgotten(build: Build) -> None:
+    """Its tickets settle once, its blocks go; one that another pool still has stays."""
+    pool = build.pool(1)
+    other = build.pool(1, name="other", models=frozenset({"n"}))
+    router = build.router(pool, other)
+    decision = decide(router, build.request((1, 2)))
+    assert decision.ticket is not None
+    router.set_pools({"other": other}, 1.0)
+    assert router.in_flight() == {"r0": 1}
+    router.set_pools({}, 1.0)
+    assert router.in_flight() == {}
+    assert router.index.match_all((1, 2)) == {}
+    assert not router.settle(decision.ticket, Outcome.DONE, 1.0)
+    assert router.ledger.outcomes == {Outcome.REMOVED: 1}
+
+
+def test_a_change_of_policy_keeps_ledger_and_index(build: Build) -> None:
+    """What is in flight and what is cached outlive a hot reload."""
+    router = build.router(build.pool(2))
+    decide(router, build.request(PROMPT))
+    router.set_pools({"llm": build.pool(2, policy="round-robin")}, 1.0)
+    assert sum(router.in_flight().values()) == 1
+    decision = decide(router, build.request(PROMPT))
+    assert decision.reason == "round-robin"
+    router.set_pools({"llm": build.pool(2)}, 1.0)
+    assert decide(router, build.request(PROMPT)).reason == "prefix"
+
+
+def test_a_change_elsewhere_keeps_the_cursor(build: Build) -> None:
+    """Round-robin goes on where it was when only weights or limits changed."""
+    router = build.router(build.pool(3, policy="round-robin"))
+    first = decide(router, build.request()).addresses[0]
+    router.set_pools({"llm": build.pool(3, policy="round-robin", fallbacks=0)}, 1.0)
+    rest = {decide(router, build.request()).addresses[0] for _ in range(2)}
+    assert len(rest | {first}) == 3
+
+
+def test_an_unknown_policy_changes_nothing(build: Build) -> None:
+    """One bad pool costs one clear error; the pools in force stay."""
+    router = build.router(build.pool(2))
+    decide(router, build.request())
+    with pytest.raises(ValueError, match="unknown policy 'magic'"):
+        router.set_pools({"llm": build.pool(0, policy="magic")}, 1.0)
+    assert sum(router.in_flight().values()) == 1
+    assert len(decide(router, build.request()).addresses) == 2
+
+
+def test_a_restart_empties_cache_and_leases_and_ramps_again(build: Build) -> None:
+    """After a restart the replica matches nothing, holds no sequence, and starts small."""
+    router = build.router(build.pool(1, slow_start=SlowStart(100.0)))
+    decide(router, build.request((1, 2), sequence_id=5))
+    router.restarted("nobody", 1000.0)
+    assert len(router.leases) == 1
+    router.restarted("r0", 1000.0)
+    decision = decide(router, build.request((1, 2), sequence_id=5), 0.0, 1010.0)
+    assert (decision.matched_blocks, decision.reason) == (0, "least")
+    older = build.endpoint(0, joined_unix_s=900.0)
+    pool = build.pool(
+        endpoints=(older, build.endpoint(1)), slow_start=SlowStart(100.0), policy="least-in-flight"
+    )
+    router.set_pools({"llm": pool}, 1.0)
+    picks = Counter(decide(router, build.request(), 1.0, 1010.0).addresses[0] for _ in range(500))
+    assert picks["10.0.0.0:8000"] / 500 == pytest.approx(0.1 / 1.1, abs=0.04)
+
+
+def placed(router: Router, build: Build) -> dict[int, str]:
+    """Take the next turn of two hundred conversations, one after the other."""
+    places = {}
+    for number in range(200):
+        blocks = tuple(1_000 * number + depth for depth in range(4))
+        decision = decide(router, build.request(blocks))
+        places[number] = decision.addresses[0]
+        end(router, decision)
+    return places
+
+
+def test_membership_changes_surprise_nobody_else(build: Build) -> None:
+    """A new replica moves no conversation; a lost one moves only its own."""
+    router = build.router(build.pool(4))
+    before = placed(router, build)
+    router.set_pools({"llm": build.pool(5)}, 1.0)
+    assert placed(router, build) == before
+    router.set_pools({"llm": build.pool(3)}, 2.0)
+    after = placed(router, build)
+    for number, address in before.items():
+        assert address == "10.0.0.3:8000" or after[number] == address
+
+
+# --- Which pool ---------------------------------------------------------------------------------
+
+
+CHAT = "/v1/chat/completions"
+
+
+def test_the_pool_is_found_by_header_model_path_or_default(build: Build) -> None:
+    """A header names it outright, then the model, then the default of the form."""
+    router = build.router(
+        build.pool(name="a", models=frozenset({"m", "x"})),
+        build.pool(
+            name="b",
+            models=frozenset({"n", "x"}),
+            paths=frozenset({CHAT}),
+            default_for_grpc=True,
+            default_for_paths=frozenset({CHAT}),
+        ),
+    )
+
+    def found(path: str, protocol: str = "http", **says: str) -> str | RefusalKind:
+        answer = router.pool_for(Features(Form.OPENAI, **says), path, protocol)
+        return answer.kind if isinstance(answer, Refusal) else answer
+
+    assert found("/", pool="a", model="n") == "a"
+    assert found("/", pool="zzz") is RefusalKind.UNKNOWN_POOL
+    assert found("/", model="m") == "a"
+    assert found("/", "grpc", model="x") == "a"
+    assert found(CHAT + "?k=v", model="x") == "b"
+    assert found(CHAT, model="m") is RefusalKind.UNKNOWN_MODEL
+    assert found("/", model="zzz") is RefusalKind.UNKNOWN_MODEL
+    assert found(CHAT) == "b"
+    assert found("/inference.GRPCInferenceService/ModelInfer", "grpc") == "b"
+    assert found("/v1/embeddings") is RefusalKind.UNKNOWN_MODEL

@@ -1,0 +1,423 @@
+"""A connection, driven in memory by another HTTP/2 implementation's client side."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import ngh2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from ext_proc.server.h2 import connection as h2
+from ext_proc.server.h2 import limits
+from ext_proc.server.h2.frames import framed
+from ext_proc.server.h2.stream import HIGH
+from support.h2peer import DIRECT, HEADERS, LIMIT, Call, H2Peer, Pipe, settle
+
+CODE = grpc.StatusCode
+
+
+@pytest.fixture(autouse=True)
+def logged():
+    """Keep what is logged: tracebacks take long to print."""
+    with capture_logs() as entries:
+        yield entries
+
+
+def full(peer):
+    """Return whether the peer has all windows of the connection back."""
+    return peer.connection._h2.local_window_size > limits.CONNECTION_WINDOW // 2
+
+
+async def owes_nothing(peer):
+    """Each byte received was given back: half the window and more, whatever has passed."""
+    await peer.turn()
+    assert full(peer)
+    assert all(not stream._owed for stream in peer.connection.streams.values())
+
+
+async def test_a_duplex_call():
+    """Messages are answered one by one, and the end with the status."""
+    async with H2Peer() as peer:
+        call = peer.found[number := peer.open("echo", b"one")]
+        await peer.turn()
+        assert call.messages == [b"one"]
+        assert call.status is None
+        peer.client.send_data(number, framed(b"two"), end_stream=True)
+        await peer.turn()
+        assert (call.messages, call.status, call.closed) == ([b"one", b"two"], 0, 0)
+        await owes_nothing(peer)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 7, 100])
+async def test_bytes_cut_anywhere(cut):
+    """Frames, headers and messages need not arrive whole."""
+    async with H2Peer() as peer:
+        numbers = [peer.open("echo", b"a" * 50, b"", b"b" * 300, end=True) for _ in range(3)]
+        await peer.turn(cut)
+        for number in numbers:
+            assert peer.found[number].messages == [b"a" * 50, b"", b"b" * 300]
+            assert peer.found[number].status == 0
+
+
+async def test_the_four_kinds_of_call():
+    """Streams and single messages, either way."""
+    async with H2Peer() as peer:
+        once = peer.found[peer.open("once", b"abc", end=True)]
+        collect = peer.found[peer.open("collect", b"", b"1234", b"12", end=True)]
+        none = peer.found[peer.open("once", end=True)]
+        await peer.turn()
+        assert (once.messages, once.status) == ([b"cba"], 0)
+        assert (collect.messages, collect.status) == ([b"0,4,2"], 0)
+        assert none.status == CODE.UNIMPLEMENTED.value[0]
+
+
+async def test_many_streams_at_once():
+    """They do not meet, and none stays."""
+    async with H2Peer() as peer:
+        peer.client.receive_data(b"")
+        numbers = [peer.open("echo", str(each).encode()) for each in range(2000)]
+        await peer.turn()
+        assert len(peer.connection.streams) == 2000
+        assert all(
+            peer.found[number].messages == [str(n).encode()] for n, number in enumerate(numbers)
+        )
+        for number in numbers:
+            peer.client.end_stream(number)
+        await peer.turn()
+        assert not peer.connection.streams
+        assert {call.status for call in peer.found.values()} == {0}
+
+
+@pytest.mark.parametrize(
+    ("method", "before"), [("echo", True), ("echo", False), ("nothing", False)]
+)
+async def test_a_reset_that_comes_with_bad_bytes(method, before):
+    """The answer to them has no stream to go out on any more, and that is all."""
+    async with H2Peer() as peer:
+        number = peer.open(method, *([b"x"] if before else []))
+        if before:
+            await peer.turn()
+        peer.client.send_data(number, b"\1\0\0\0\1x")
+        out = peer.client.data_to_send()
+        peer.client.reset_stream(number)
+        peer.connection.data_received(out + peer.client.data_to_send())
+        await peer.turn()
+        assert not peer.connection.streams
+        assert not peer.connection._early
+        assert not peer.pipe.closing
+        await owes_nothing(peer)
+
+
+async def test_a_reset_in_the_middle_of_a_message():
+    """The handler is cancelled, and what was received is given back."""
+    async with H2Peer() as peer:
+        for _ in range(400):
+            number = peer.open("held", b"x" * 30_000)
+            peer.client.send_data(number, framed(b"y" * 40_000)[:-1])
+            await peer.turn()
+            assert peer.server.beyond.held
+            peer.client.reset_stream(number)
+            await peer.turn()
+            assert not peer.server.beyond.held
+        assert peer.calls.cancelled == 400
+        await owes_nothing(peer)
+
+
+async def test_an_unread_stream_holds_its_peer():
+    """No more than its window is taken; reading opens it again, and nothing is lost."""
+    async with H2Peer() as peer:
+        messages = [bytes([n]) * 100_000 for n in range(10)]
+        call = peer.found[peer.open("held", *messages, end=True)]
+        await peer.turn()
+        (stream,) = peer.connection.streams.values()
+        assert len(stream._unread) in {2, 3}
+        assert stream._owed <= limits.STREAM_WINDOW
+        assert 0 < stream._beyond < 100_005
+        assert peer.server.beyond.held == stream._beyond
+        peer.calls.go.set()
+        await peer.turn()
+        assert call.messages == messages
+        await owes_nothing(peer)
+
+
+async def test_a_message_larger_than_the_windows():
+    """It comes whole, as nobody could read it before its end."""
+    async with H2Peer() as peer:
+        message = bytes(range(256)) * (LIMIT // 256)
+        call = peer.found[peer.open("echo", message, end=True)]
+        await peer.turn()
+        assert call.messages == [message]
+        await owes_nothing(peer)
+
+
+async def test_messages_that_cannot_be_taken():
+    """Too large or compressed ones end their call with a status; others go on."""
+    async with H2Peer() as peer:
+        large = peer.found[peer.open("echo", b"fine", b"x" * (LIMIT + 1))]
+        number = peer.open("echo")
+        peer.client.send_data(number, b"\1\0\0\0\1x", end_stream=True)
+        other = peer.found[peer.open("echo", b"other", end=True)]
+        await peer.turn()
+        assert large.status == CODE.RESOURCE_EXHAUSTED.value[0]
+        assert b"at most" in large.headers[b"grpc-message"]
+        assert peer.found[number].status == CODE.UNIMPLEMENTED.value[0]
+        assert other.messages == [b"other"]
+        assert not peer.connection.streams
+        await owes_nothing(peer)
+
+
+async def test_unfinished_messages_are_bounded_in_all():
+    """Many that are each allowed are not, together; what is refused is counted no more."""
+    async with H2Peer() as peer:
+        part = framed(b"x" * LIMIT)[: LIMIT - 10_000]
+        for _ in range(6):
+            peer.client.send_data(peer.open("echo"), part)
+        await peer.turn()
+        refused = [call for call in peer.found.values() if call.status is not None]
+        assert {call.status for call in refused} == {CODE.RESOURCE_EXHAUSTED.value[0]}
+        assert 0 < len(refused) < 4
+        assert 0 < peer.server.beyond.held <= peer.server.beyond.limit
+        await owes_nothing(peer)
+
+
+async def test_statuses_and_their_texts(logged):
+    """Text that is no plain ASCII is written in percent signs, and a bug is UNKNOWN."""
+    async with H2Peer() as peer:
+        aborts = peer.found[peer.open("aborts", end=True)]
+        fails = peer.found[peer.open("fails", b"x")]
+        unknown = peer.found[peer.open("nothing", end=True)]
+        await peer.turn()
+        assert aborts.status == CODE.NOT_FOUND.value[0]
+        assert aborts.headers[b"grpc-message"] == b"50 %25 %C3%A4lter: %E6%BD%AE%0A"
+        assert fails.status == CODE.UNKNOWN.value[0]
+        assert unknown.status == CODE.UNIMPLEMENTED.value[0]
+        assert [entry["event"] for entry in logged] == ["handler_failed"]
+        assert not peer.connection.streams
+
+
+async def test_an_early_answer_ends_the_stream():
+    """What the peer still sends there neither counts nor stays."""
+    async with H2Peer() as peer:
+        number = peer.open("early", b"q")
+        await peer.turn()
+        call = peer.found[number]
+        assert (call.messages, call.status, call.closed) == ([b"answer to q"], 0, 0)
+        assert not peer.connection.streams
+        assert not peer.connection._early
+
+
+async def test_what_is_no_grpc():
+    """It is told so, and nothing runs."""
+    async with H2Peer() as peer:
+        headers = [pair for pair in HEADERS if pair[0] != b"content-type"]
+        for kind, end in ((b"text/plain", True), (b"application/grpc-web", False)):
+            line = ((b":path", b"/test.T/echo"), *headers, (b"content-type", kind))
+            number = peer.client.send_request(line, end_stream=end)
+            call = peer.found[number] = Call()
+            await peer.turn()
+            assert call.headers[b":status"] == b"415"
+            assert call.closed == 0
+        assert not peer.connection.streams
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + b"x" * 50],
+)
+async def test_bytes_that_are_no_http2(garbage):
+    """The connection ends, with the handlers of its streams."""
+    async with H2Peer() as peer:
+        peer.open("held", b"x")
+        await peer.turn()
+        tasks = peer.tasks()
+        peer.connection.data_received(garbage)
+        await settle()
+        assert peer.pipe.closing
+        assert [task.done() for task in tasks] == [True]
+        peer.connection.data_received(b"more of it")
+
+
+async def test_a_lost_connection():
+    """Its handlers are cancelled, and what they would write is dropped."""
+    async with H2Peer(reads=False) as peer:
+        peer.open("held", b"x")
+        peer.open("pours", b"x")
+        await peer.turn()
+        tasks = peer.tasks()
+        assert not any(task.done() for task in tasks)
+        peer.pipe.closing = True
+        peer.connection.connection_lost(ConnectionResetError())
+        await settle()
+        assert all(task.done() for task in tasks)
+        assert peer.calls.cancelled == 2
+
+
+async def test_a_peer_that_opens_no_window_is_not_written_for():
+    """Small messages wait too, and the handler with them; its reset frees it."""
+    async with H2Peer(reads=False) as peer:
+        number = peer.open("pours", b"x")
+        await peer.turn()
+        await settle()
+        queued = peer.connection._h2.queued_body_size(number)
+        assert HIGH < queued <= HIGH + 1100
+        written = len(peer.calls.read)
+        await settle()
+        assert len(peer.calls.read) == written
+        peer.client.acknowledge_received_data(peer.found[number].data, number)
+        await peer.turn()
+        assert len(peer.calls.read) > written
+        peer.client.reset_stream(number)
+        await peer.turn()
+        assert peer.calls.cancelled == 1
+
+
+async def test_a_full_socket_holds_the_writers():
+    """Nothing goes to a transport that takes nothing, and all of it when it does again."""
+    async with H2Peer() as peer:
+        call = peer.found[peer.open("echo", b"1", b"2", b"3", end=True)]
+        peer.connection.pause_writing()
+        await peer.turn()
+        assert peer.calls.read == [b"1"]
+        assert not call.messages
+        peer.connection.resume_writing()
+        await peer.turn()
+        assert call.messages == [b"1", b"2", b"3"]
+
+
+async def test_goodbye():
+    """Open streams go on, new ones do not, and the connection closes after the last."""
+    async with H2Peer() as peer:
+        number = peer.open("echo", b"1")
+        await peer.turn()
+        peer.connection.announce_end()
+        peer.connection.leave()
+        await peer.turn()
+        assert peer.gone
+        assert not peer.pipe.closing
+        peer.client.send_data(number, framed(b"2"), end_stream=True)
+        await peer.turn()
+        assert peer.found[number].messages == [b"1", b"2"]
+        assert peer.pipe.closing
+
+
+async def test_a_peers_goodbye():
+    """What it has open is served to its end."""
+    async with H2Peer() as peer:
+        number = peer.open("echo", b"1")
+        await peer.turn()
+        peer.client.send_goaway()
+        peer.client.send_data(number, framed(b"2"), end_stream=True)
+        await peer.turn()
+        assert peer.found[number].messages == [b"1", b"2"]
+
+
+async def test_streams_above_the_limit(monkeypatch):
+    """They are refused before anything runs, also where the peer has not heard of the limit."""
+    monkeypatch.setitem(limits.SETTINGS, ngh2.Setting.MAX_CONCURRENT_STREAMS, 3)
+    async with H2Peer() as peer:
+        hasty, pipe = ngh2.Connection(ngh2.Role.CLIENT), Pipe()
+        hasty.initiate_connection()
+        path = (b":path", b"/test.T/held")
+        numbers = [hasty.send_request((path, *HEADERS)) for _ in range(5)]
+        connection = h2.Http2Connection(peer.server)
+        connection.connection_made(pipe)
+        connection.data_received(hasty.data_to_send())
+        await settle()
+        assert list(connection.streams) == numbers[:3]
+        hasty.receive_data(bytes(pipe.written))
+        refused = [event for event in hasty.events() if isinstance(event, ngh2.StreamReset)]
+        assert [event.stream_id for event in refused] == numbers[3:]
+        assert {event.error_code for event in refused} == {ngh2.ErrorCode.REFUSED_STREAM}
+        connection.connection_lost(None)
+
+
+async def test_a_flood_of_resets(monkeypatch):
+    """Beyond what Envoy does it ends the connection."""
+    few = ngh2.Configuration(auto_window_update=False, stream_reset_rate_limit=(50, 1))
+    monkeypatch.setattr(h2, "CONFIG", few)
+    async with H2Peer() as peer:
+        while not peer.gone:
+            number = peer.open("held", b"x")
+            await peer.turn()
+            peer.client.reset_stream(number)
+            await peer.turn()
+        assert peer.pipe.closing
+        assert peer.calls.cancelled <= 60
+
+
+async def test_who_says_nothing_is_cut(monkeypatch):
+    """A connection that does not begin to speak HTTP/2 stays for a while only."""
+    monkeypatch.setattr(h2, "GREETING_S", 0.0)
+    async with H2Peer() as peer:
+        silent, pipe = h2.Http2Connection(peer.server), Pipe()
+        silent.connection_made(pipe)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert pipe.closing
+        assert not peer.pipe.closing
+        silent.connection_lost(None)
+
+
+async def test_too_many_connections(monkeypatch, logged):
+    """A further one is closed at once, which is said once, and those there stay."""
+    monkeypatch.setattr("ext_proc.server.h2.host.MAX_CONNECTIONS", 1)
+    async with H2Peer() as peer:
+        for _ in range(3):
+            other, pipe = h2.Http2Connection(peer.server), Pipe()
+            other.connection_made(pipe)
+            assert pipe.closing
+            assert not pipe.written
+            other.connection_lost(None)
+        assert [entry["event"] for entry in logged] == ["too_many_connections"]
+        assert peer.server.connections == {peer.connection}
+
+
+CALM = [name for name in DIRECT if name != "pours-directly"]  # that one takes too many turns
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["echo", "held", "early", "fails", "aborts", "nothing", "go", *CALM]),
+        st.lists(st.integers(0, 60_000), max_size=4),
+        st.sampled_from(["end", "reset", "cut", "stay", "compressed"]),
+    ),
+    max_size=12,
+)
+
+
+@given(ACTS, st.sampled_from([None, None, 3000]))
+@settings(deadline=None, max_examples=150)
+def test_windows_are_exact(acts, cut):
+    """Whatever calls do, each byte is given back once: after the last none is owed."""
+
+    async def run():
+        async with H2Peer() as peer:
+            for method, sizes, way in acts:
+                if method == "go":
+                    peer.calls.go.set()
+                    continue
+                number = peer.open(method, *(bytes(size) for size in sizes))
+                await asyncio.sleep(0)
+                if way == "end":
+                    peer.client.end_stream(number)
+                elif way == "cut":
+                    peer.client.send_data(number, framed(b"x" * 100)[:50], end_stream=True)
+                elif way == "compressed":
+                    peer.client.send_data(number, b"\1\0\0\0\1x")
+                await peer.turn(cut)
+                if way == "reset" and peer.found[number].closed is None:
+                    peer.client.reset_stream(number)
+                    await peer.turn(cut)
+                owed = sum(stream._owed for stream in peer.connection.streams.values())
+                assert owed <= limits.STREAM_WINDOW * len(peer.connection.streams)
+            peer.calls.go.set()
+            for number, call in peer.found.items():
+                if call.closed is None:
+                    peer.client.reset_stream(number)
+            await peer.turn()
+            assert not peer.connection.streams
+            await owes_nothing(peer)
+
+    asyncio.run(run())

@@ -1,0 +1,75 @@
+"""Messages out of bytes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.server.h2.frames import CompressedError, Deframer, TooLargeError, framed
+
+LIMIT = 300
+
+
+def pieces(data, cuts):
+    """Cut bytes at these places."""
+    at = sorted({cut % (len(data) + 1) for cut in cuts})
+    return [data[a:b] for a, b in zip([0, *at], [*at, len(data)], strict=True)]
+
+
+MESSAGES = st.lists(st.binary(max_size=LIMIT), max_size=8)
+CUTS = st.lists(st.integers(0, 10_000), max_size=12)
+
+
+@given(MESSAGES, CUTS)
+def test_any_cut_gives_the_same_messages(messages, cuts):
+    """However bytes are cut, the messages are those that were sent, in order."""
+    deframer = Deframer(LIMIT)
+    found = []
+    for piece in pieces(b"".join(map(framed, messages)), cuts):
+        found += deframer.feed(piece)
+    assert found == messages
+    assert deframer.waiting == 0
+
+
+@given(MESSAGES, CUTS, st.binary(max_size=4))
+def test_each_byte_is_counted_once(messages, cuts, rest):
+    """Those of messages, with their prefixes, and what waits beyond them are all that came."""
+    deframer = Deframer(LIMIT)
+    rest = rest[:1] and b"\0" + rest[1:]  # the beginning of a prefix
+    came = took = 0
+    for piece in pieces(b"".join(map(framed, messages)) + rest, cuts):
+        came += len(piece)
+        took += sum(5 + len(message) for message in deframer.feed(piece))
+        assert came - took == deframer.waiting
+    assert deframer.waiting == len(rest)
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+def test_a_message_above_the_limit(cut):
+    """Its prefix is enough to refuse it, and one at the limit is taken."""
+    at_most = framed(bytes(LIMIT))
+    deframer = Deframer(LIMIT)
+    deframer.feed(at_most[:cut])
+    assert deframer.feed(at_most[cut:]) == [bytes(LIMIT)]
+    above = framed(bytes(LIMIT + 1))[:5]
+    with pytest.raises(TooLargeError, match="301 bytes: at most 300"):
+        deframer.feed(above)
+
+
+def test_a_compressed_message():
+    """It is refused as soon as that is known, behind whole ones too."""
+    with pytest.raises(CompressedError, match="send them as they are"):
+        Deframer(LIMIT).feed(framed(b"whole") + b"\1\0\0\0\1x")
+
+
+@given(st.binary(max_size=200), CUTS)
+def test_any_bytes(data, cuts):
+    """Bytes that are no messages are refused, or wait within the limit."""
+    deframer = Deframer(LIMIT)
+    try:
+        for piece in pieces(data, cuts):
+            assert all(len(message) <= LIMIT for message in deframer.feed(piece))
+            assert deframer.waiting <= LIMIT + 5
+    except (CompressedError, TooLargeError):
+        pass

@@ -1,0 +1,370 @@
+"""The gRPC face over a real channel in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from ext_proc.observability.metrics import Metrics
+from ext_proc.routing.policies.base import HELD
+from ext_proc.routing.values.ticket import Outcome
+from ext_proc.server.service import MAX_MESSAGE_BYTES, NEVER_S, AddressError, PickerServer
+from ext_proc.server.wire import SERVICE
+from support.peer import Peer
+from support.streams import (
+    CHAT_PATH,
+    GRPC_INFER,
+    MODE,
+    Messages,
+    llm,
+    replicas,
+    router,
+    vision,
+)
+from tidegate_api.names import LOAD_HEADER
+
+PROMPT = {"text_input": "tell me about tides " * 60}
+
+
+@pytest.fixture(autouse=True, params=["grpc", "nghttp2"])
+def transport(request):
+    """All of it holds over both transports."""
+    before, Peer.transport = Peer.transport, request.param
+    yield request.param
+    Peer.transport = before
+
+
+async def test_a_peeked_request():
+    """V31: two replies, the pick in the second; the ticket lives until the stream ends."""
+    async with Peer(router(llm())) as peer:
+        call, (asked, picked) = await peer.talk(Messages().head().body(PROMPT))
+        assert asked.message.mode_override.request_body_mode == MODE.BUFFERED_PARTIAL
+        assert asked.picked is None
+        assert len(picked.picked) == 3
+        assert sum(peer.router.in_flight().values()) == 1
+        assert peer.counted("open_streams") == 1
+        assert await peer.finish(call) is grpc.StatusCode.OK
+        await peer.settled(Outcome.DONE)
+        assert peer.counted("open_streams") == 0
+        assert peer.counted("prompt_blocks_total", part="all") == 4
+        assert peer.counted("exchange_seconds_count", part="waiting") == 1
+        assert peer.counted("picks_total", pool="llm", variant="stable", reason="least") == 1
+
+
+async def test_what_others_did_is_read_before_a_decision():
+    """Before each message that may be decided on, and not after the pick."""
+    chooser, seen = router(llm()), []
+    async with Peer(chooser, refresh=lambda: seen.append(chooser.in_flight())) as peer:
+        call, _ = await peer.talk(Messages().head().body(PROMPT).response())
+        assert len(seen) == 2
+        assert not any(sum(counts.values()) for counts in seen)
+        await peer.finish(call)
+
+
+async def test_round_robin_alternates():
+    """V14: of two endpoints the second request gets the other and the third the first."""
+    chooser = router(llm(policy="round-robin", endpoints=replicas(2), body="none"))
+    async with Peer(chooser) as peer:
+        seen = []
+        for _ in range(3):
+            call, (answer,) = await peer.talk(Messages().head())
+            seen.append(answer.picked[0])
+            await peer.finish(call)
+    assert seen[0] != seen[1]
+    assert seen[2] == seen[0]
+
+
+@pytest.mark.parametrize(
+    ("hint", "allowed"),
+    [
+        (["10.0.0.3:8080"], {"10.0.0.3:8080"}),
+        ("10.0.0.2:8080,10.0.0.3:8080", {"10.0.0.2:8080", "10.0.0.3:8080"}),
+        (None, {"10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"}),
+        ({"unrelated": "x"}, {"10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"}),
+        ("10.0.0.1", {"10.0.0.1:8080"}),
+    ],
+)
+async def test_subsets(hint, allowed):
+    """V17-V27: the pick and its fallbacks come from the subset, whole pool without one."""
+    async with Peer(router(llm())) as peer:
+        _, (answer,) = await peer.talk(Messages().head(end=True, subset=hint))
+        assert set(answer.picked) == allowed
+
+
+@pytest.mark.parametrize("hint", [[], "192.168.1.1:8080", "10.0.0.1:3000"])
+async def test_subsets_without_a_match(hint):
+    """V23, V25, V27d: nobody in the subset is 503 with its reason."""
+    async with Peer(router(llm())) as peer:
+        _, (answer,) = await peer.talk(Messages().head(end=True, subset=hint))
+        assert (answer.status, answer.reason) == (503, "no-endpoints")
+        assert peer.counted("refusals_total", reason="no-endpoints") == 1
+
+
+async def test_the_body_message_decides_about_the_subset():
+    """V78: the last message's metadata is the one used."""
+    async with Peer(router(llm())) as peer:
+        messages = Messages().head(subset="10.0.0.1").body(PROMPT, subset="10.0.0.2")
+        _, (_, answer) = await peer.talk(messages)
+        assert answer.picked == ["10.0.0.2:8080"]
+
+
+@pytest.mark.parametrize("body", [b"no healthy upstream", b'{"prompt": "hello'])
+async def test_unreadable_bodies(body):
+    """V38: 400 where only the body names the pool; with a known pool the request goes on."""
+    async with Peer(router(llm())) as peer:
+        _, answers = await peer.talk(Messages(route="unnamed/chat").head(CHAT_PATH).body(body))
+        assert (answers[-1].status, answers[-1].reason) == (400, "bad-request")
+        _, answers = await peer.talk(Messages().head().body(body))
+        assert answers[-1].picked is not None
+        assert peer.counted("unreadable_bodies_total") == 2
+
+
+async def test_an_empty_pool():
+    """V16, V40: 503 as a reply, never a stream error; gRPC callers get their status."""
+    async with Peer(router(llm(endpoints=()))) as peer:
+        _, (answer,) = await peer.talk(Messages().head(end=True))
+        assert answer.status == 503
+        assert answer.headers["retry-after"] == "1"
+        messages = Messages(cluster="llm/stable/grpc").head(
+            GRPC_INFER, headers={"content-type": "application/grpc"}, end=True
+        )
+        _, (answer,) = await peer.talk(messages)
+        assert answer.message.immediate_response.grpc_status.status == 14
+
+
+async def test_a_moved_request():
+    """The body names another pool than the route's: the reply moves the request there."""
+    async with Peer(router(llm(), vision())) as peer:
+        messages = Messages(route="unnamed/chat").head(CHAT_PATH)
+        _, answers = await peer.talk(messages.body({"model": "vision", "messages": []}))
+        assert answers[-1].picked == ["10.0.0.20:8080"]
+        assert answers[-1].common.clear_route_cache
+
+
+async def test_served_elsewhere_is_credited_and_counted():
+    """V28: response headers say another replica served; it holds the ticket to the end."""
+    async with Peer(router(llm(body="none"))) as peer:
+        call, (answer,) = await peer.talk(Messages().head())
+        served = {"x-gateway-destination-endpoint-served": answer.picked[1]}
+        _, (reply,) = await peer.talk(Messages().response(served=served), call)
+        assert reply.message.response_headers.response.ByteSize() == 0
+        names = {each.http: each.key.id for each in llm().endpoints}
+        assert peer.router.in_flight()[names[answer.picked[1]]] == 1
+        await peer.finish(call)
+        await peer.settled(Outcome.DONE)
+        assert peer.counted("served_elsewhere_total") == 1
+
+
+async def test_no_pools_is_no_pick():
+    """Before any pool is known the proxy goes on by itself."""
+    async with Peer(router()) as peer:
+        _, (answer,) = await peer.talk(Messages().head())
+        assert (answer.kind, answer.picked) == ("request_headers", None)
+        assert peer.counted("passes_total", reason="no-pools") == 1
+
+
+async def test_cancelled_after_the_decision():
+    """Envoy cancels where it needs nothing more: that is a usual end."""
+    async with Peer(router(llm())) as peer:
+        call, _ = await peer.talk(Messages().head().body(PROMPT))
+        call.cancel()
+        await peer.settled(Outcome.DONE)
+        assert peer.counted("errors_total", kind="internal") is None
+
+
+async def test_cancelled_before_the_decision():
+    """A client that leaves while the body is awaited costs nothing."""
+    async with Peer(router(llm())) as peer:
+        call, _ = await peer.talk(Messages().head())
+        call.cancel()
+        async with asyncio.timeout(60):
+            while peer.counted("open_streams"):  # noqa: ASYNC110 - no event to await
+                await asyncio.sleep(0)
+        assert not sum(peer.router.ledger.outcomes.values())
+
+
+async def test_a_stop_settles_open_streams():
+    """Streams still open after the grace end, and their tickets with them."""
+    async with Peer(router(llm())) as peer:
+        await peer.talk(Messages().head().body(PROMPT))
+        await peer.server.stop(0)
+        await peer.settled(Outcome.SHUTDOWN)
+
+
+async def test_a_stop_waits_for_exchanges_only():
+    """An open health watch, which the proxy never ends, does not take the whole grace."""
+    async with Peer(router(llm())) as peer:
+        watch = health_pb2_grpc.HealthStub(peer.channel).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        call, _ = await peer.talk(Messages().head().body(PROMPT))
+        stopping = asyncio.create_task(peer.server.stop(60))
+        await asyncio.sleep(0)
+        assert not stopping.done()
+        assert await peer.finish(call) is grpc.StatusCode.OK
+        async with asyncio.timeout(60):
+            await stopping
+        watch.cancel()
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 0.02, 60.0])
+async def test_no_grace_of_grpc_ever_ends(monkeypatch, grace_s):
+    """Its server crashes where a second stop meets the end of a grace: only ``None`` cuts it."""
+    async with Peer(router(llm())) as peer:
+        watch = health_pb2_grpc.HealthStub(peer.channel).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        stop, given = peer.server._server.stop, []
+
+        def noted(grace):
+            given.append(grace)
+            return stop(grace)
+
+        monkeypatch.setattr(peer.server, "_server", SimpleNamespace(stop=noted))
+        async with asyncio.timeout(60):
+            await peer.server.stop(grace_s)
+        assert sorted(given, key=lambda grace: grace is not None) == [None, grace_s + NEVER_S]
+        watch.cancel()
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [Messages().body(b"x"), Messages().head().head(), Messages().trailers()],
+    ids=["body-first", "two-heads", "trailers-first"],
+)
+async def test_illegal_orders_close_the_stream_with_ok(messages):
+    """Envoy goes on by itself; the stream is counted and not answered."""
+    async with Peer(router(llm())) as peer:
+        call, answers = await peer.talk(messages)
+        assert len(answers) == len(messages.made) - 1
+        assert await call.code() is grpc.StatusCode.OK
+        assert peer.counted("errors_total", kind="protocol") == 1
+
+
+async def test_garbage_closes_the_stream_with_ok():
+    """Bytes that are no message, and a message that says nothing."""
+    async with Peer(router(llm())) as peer:
+        for data in (b"\xff\xff", b""):
+            call = peer.open()
+            await call.write(data)
+            assert await call.read() is grpc.aio.EOF
+            assert await call.code() is grpc.StatusCode.OK
+        assert peer.counted("errors_total", kind="protocol") == 2
+
+
+async def test_a_bug_never_escapes(monkeypatch):
+    """An exception of ours closes the stream with OK, so the request is served without a pick."""
+    async with Peer(router(llm())) as peer:
+        monkeypatch.setattr(peer.router, "decide", lambda *_: 1 / 0)
+        call, answers = await peer.talk(Messages().head(end=True))
+        assert answers == []
+        assert await call.code() is grpc.StatusCode.OK
+        assert peer.counted("errors_total", kind="internal") == 1
+
+
+async def test_a_reply_that_waits_for_companions(monkeypatch):
+    """It is held for the pool's time, and then handed over like any other."""
+    async with Peer(router(llm(body="none", co_batch_hold_s=0.0005))) as peer:
+        decide = peer.router.decide
+        monkeypatch.setattr(peer.router, "decide", lambda *on: decide(*on).changed(reason=HELD))
+        call, (answer,) = await peer.talk(Messages().head())
+        assert answer.picked
+        assert peer.server._holds.held == 1
+        assert await peer.finish(call) is grpc.StatusCode.OK
+        await peer.settled(Outcome.DONE)
+
+
+async def test_a_large_body_crosses():
+    """V80: a whole body above gRPC's usual 4 MiB is read, and one above the pool's bound is 413."""
+    assert MAX_MESSAGE_BYTES > 256 * 2**20  # the most that `routing.max_body` may be
+    big = {"text_input": "x" * 5_000_000}
+    async with Peer(router(llm(body="full", max_body_bytes=8 * 2**20))) as peer:
+        _, answers = await peer.talk(Messages(mode=MODE.BUFFERED).head().body(big))
+        assert answers[-1].picked is not None
+    async with Peer(router(llm(body="full"))) as peer:
+        _, answers = await peer.talk(Messages(mode=MODE.BUFFERED).head().body(big))
+        assert answers[-1].status == 413
+
+
+async def test_a_taken_port_is_one_clear_error():
+    """Two pickers never share a port in silence."""
+    async with Peer(router()) as peer:
+        other = PickerServer(router(), picker="x", metrics=Metrics(CollectorRegistry()))
+        with pytest.raises(AddressError, match=f"cannot listen on {peer.address}"):
+            await other.start(peer.address)
+        await other.stop(0)
+
+
+async def test_health():
+    """V105: readiness follows `set_ready`, liveness stays, unknown services are not found."""
+    serving, not_serving = (
+        health_pb2.HealthCheckResponse.SERVING,
+        health_pb2.HealthCheckResponse.NOT_SERVING,
+    )
+    async with Peer(router()) as peer:
+        stub = health_pb2_grpc.HealthStub(peer.channel)
+
+        async def check(service):
+            return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+        names = ("", "readiness", SERVICE)
+        assert [await check(name) for name in names] == [not_serving] * 3
+        assert await check("liveness") == serving
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"))
+        assert (await watch.read()).status == not_serving
+        peer.server.set_ready(ready=True)
+        assert (await watch.read()).status == serving
+        assert [await check(name) for name in names] == [serving] * 3
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await check("nobody")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        watch.cancel()
+
+
+async def test_load_reports_go_to_whom_asked_for_them():
+    """With the replica that has the request; without a ticket they are nobody's."""
+    heard = []
+    async with Peer(router(llm(orca=True, body="none")), lambda *told: heard.append(told)) as peer:
+        call, (picked,) = await peer.talk(Messages().head())
+        assert picked.picked
+        await peer.talk(Messages().response(headers={LOAD_HEADER: "TEXT rps=1", "x": "y"}), call)
+        await peer.finish(call)
+    ((endpoint, headers),) = heard
+    assert headers == ((LOAD_HEADER, "TEXT rps=1"),)
+    assert endpoint in {"r1", "r2", "r3"}
+
+
+async def test_an_override_keeps_the_answers_headers_where_a_pool_asks():
+    """The picker's own mode would otherwise undo the route's."""
+    for orca, mode in ((True, MODE.SEND), (False, MODE.SKIP)):
+        async with Peer(router(llm(orca=orca))) as peer:
+            call, (asked, _) = await peer.talk(Messages().head().body(PROMPT))
+            assert asked.message.mode_override.response_header_mode == mode
+            await peer.finish(call)
+
+
+async def test_a_waiting_stream_keeps_no_message():
+    """Law 4: while a stream waits for its end, nothing holds its body's message any more."""
+    sent = Messages().head().body(PROMPT).bytes()
+    references = []
+
+    class Stream:
+        """Hands the messages out, and counts the references to the last one at the end."""
+
+        async def read(self):
+            if sent:
+                self.message = sent.pop(0)
+                return self.message
+            references.append(sys.getrefcount(self.message))
+            return grpc.aio.EOF
+
+        async def write(self, reply):
+            assert reply
+
+    server = PickerServer(router(llm()), picker="p", metrics=Metrics(CollectorRegistry()))
+    await server.process(None, Stream())
+    assert references == [2]  # the stream's own, and the call that counts

@@ -1,0 +1,84 @@
+"""How gRPC is told to read sockets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ext_proc.__main__ import main
+from ext_proc.server import transport
+from ext_proc.settings import EXIT_USAGE, MissingExtraError
+
+
+def test_the_cheaper_listener_is_named():
+    """A process that says nothing gets it."""
+    environment: dict[str, str] = {}
+    transport.choose(environment)
+    assert environment == {"GRPC_EXPERIMENTS": "-event_engine_listener"}
+
+
+def test_an_operators_choice_stays():
+    """What is set already is left alone."""
+    environment = {"GRPC_EXPERIMENTS": "call_v3"}
+    transport.choose(environment)
+    assert environment == {"GRPC_EXPERIMENTS": "call_v3"}
+
+
+def test_grpc_knows_the_name():
+    """The installed gRPC takes the name without complaint, or the choice has no effect."""
+    begin = (
+        "from concurrent.futures import ThreadPoolExecutor; import grpc\n"
+        "server = grpc.server(ThreadPoolExecutor(1)); server.add_insecure_port('127.0.0.1:0')\n"
+        "server.start(); server.stop(None).wait()"
+    )
+    environment = {**os.environ, "GRPC_EXPERIMENTS": transport.LISTENER}
+    run = subprocess.run(
+        [sys.executable, "-c", begin], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "Unknown experiment" not in run.stderr
+
+
+def test_it_is_chosen_in_time():
+    """The picker's command chooses before gRPC is loaded, as gRPC reads the choice then only."""
+    look = "import sys, ext_proc.__main__; print('grpc' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
+
+
+@pytest.mark.parametrize(("wanted", "meant"), [("auto", "nghttp2"), ("nghttp2", "nghttp2")])
+def test_the_fast_one_is_taken_where_it_is_installed(wanted, meant):
+    """It is the default then; who asks for gRPC's own gets that."""
+    assert transport.named(wanted) == meant
+    assert transport.named("grpc") == "grpc"
+
+
+def test_without_the_extra_the_default_is_grpc(monkeypatch):
+    """Nothing needs the extra unless it is asked for by name."""
+    monkeypatch.setitem(sys.modules, "ngh2", None)
+    assert transport.named("auto") == "grpc"
+    with pytest.raises(MissingExtraError, match=r"--transport nghttp2 .*'tidegate\[fast\]'"):
+        transport.named("nghttp2")
+
+
+def test_the_command_says_once_what_is_missing(monkeypatch, capsys):
+    """Before any worker starts, and with the code of a usage error."""
+    monkeypatch.setitem(sys.modules, "ngh2", None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert main(["--transport", "nghttp2", "--workers", "2"]) == EXIT_USAGE
+    assert capsys.readouterr().err.count("pip install 'tidegate[fast]'") == 1
+
+
+def test_the_picker_runs_without_the_extra():
+    """All of the picker is loaded and a server made where it is not installed."""
+    look = (
+        "import sys; sys.modules['ngh2'] = None\n"
+        "import asyncio, ext_proc.app, ext_proc.server.service\n"
+        "from ext_proc.server.transport import server\n"
+        "async def made(): return type(server('auto', limit=1, options=())).__module__\n"
+        "print(asyncio.run(made()))"
+    )
+    run = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("grpc.aio")

@@ -1,0 +1,332 @@
+"""Envoy's messages to events, actions to Envoy's messages."""
+
+from __future__ import annotations
+
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf import json_format
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ext_proc.exchange import (
+    Body,
+    BodyModeOverride,
+    BodySending,
+    Head,
+    PassThrough,
+    Pick,
+    Refuse,
+    ReplyBody,
+    ReplyHead,
+    ReplyResponse,
+    ReplyTrailers,
+    Response,
+    ResponsePart,
+    Trailers,
+)
+from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.server.wire import (
+    MAX_SUBSET,
+    WireError,
+    Writer,
+    event_of,
+    parse_request,
+    read_headers,
+)
+from support.streams import MODE, Answer, Messages
+
+DECISION = Decision(None, ("10.0.0.1:80",), "llm", "stable", "least")
+PICK = Pick(
+    "10.0.0.1:80",
+    (("x-gateway-destination-endpoint", "10.0.0.1:80"),),
+    clear_route_cache=False,
+    ticket="7",
+    decision=DECISION,
+    prompt_blocks=0,
+    prompt_tokens=None,
+    matched_tokens=0,
+)
+
+
+def event(messages):
+    return event_of(parse_request(messages.bytes()[0]))
+
+
+def write(action):
+    return Answer.of(Writer("picker-1").write(action))
+
+
+def headers(*items):
+    message = pb.HttpHeaders()
+    for item in items:
+        message.headers.headers.add(**item)
+    return read_headers(message.headers.headers)
+
+
+def test_a_head():
+    """Method, path, headers, attributes and the announced mode are read."""
+    made = event(Messages(mode=MODE.BUFFERED).head("/p?q=1", "PUT", {"X-A": "1"}, end=True))
+    assert made == Head(
+        "PUT",
+        "/p?q=1",
+        {"x-a": "1"},
+        end_of_stream=True,
+        cluster="llm/stable/http",
+        route="llm/http",
+        request_body=BodySending.BUFFERED,
+    )
+
+
+def test_a_head_without_attributes_and_config():
+    """What is not sent is unknown, and without an announced mode there is no body."""
+    made = event(Messages(cluster=None, route=None, mode=None).head())
+    assert (made.cluster, made.route, made.request_body) == (None, None, BodySending.NONE)
+
+
+@pytest.mark.parametrize(
+    ("mode", "sending"),
+    [
+        (MODE.NONE, BodySending.NONE),
+        (MODE.BUFFERED, BodySending.BUFFERED),
+        (MODE.BUFFERED_PARTIAL, BodySending.BUFFERED),
+        (MODE.STREAMED, BodySending.STREAMED),
+        (MODE.FULL_DUPLEX_STREAMED, BodySending.DUPLEX),
+        (MODE.GRPC, BodySending.STREAMED),
+        (99, BodySending.STREAMED),
+    ],
+)
+def test_modes(mode, sending):
+    """Each announced mode has its meaning; one of a later Envoy is taken as chunks."""
+    assert event(Messages(mode=mode).head()).request_body is sending
+
+
+@pytest.mark.parametrize(
+    ("item", "value"),
+    [
+        ({"key": "x", "raw_value": b"raw", "value": "text"}, "raw"),
+        ({"key": "X-Mixed", "raw_value": b"raw"}, "raw"),
+        ({"key": "x", "value": "text"}, "text"),
+        ({"key": "x"}, ""),
+        ({"key": "x", "raw_value": b"\xff"}, "\N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_header_reading(item, value):
+    """V76: the raw value wins, names lose their case, the text is the fallback."""
+    assert headers(item) == {item["key"].lower(): value}
+
+
+def test_repeated_headers_keep_all_values_in_order():
+    """V20: both values of each are kept, cookies in their own way."""
+    assert headers(
+        {"key": "x-forwarded-for", "raw_value": b"a"},
+        {"key": "cookie", "raw_value": b"c=1"},
+        {"key": "x-forwarded-for", "raw_value": b"b"},
+        {"key": "cookie", "raw_value": b"d=2"},
+    ) == {"x-forwarded-for": "a,b", "cookie": "c=1; d=2"}
+
+
+@pytest.mark.parametrize(
+    ("hint", "entries"),
+    [
+        (None, None),
+        ({"unrelated": "x"}, None),
+        (["10.0.0.3:8080"], {"10.0.0.3:8080"}),
+        ("10.0.0.2:8080,10.0.0.3:8080", {"10.0.0.2:8080", "10.0.0.3:8080"}),
+        ([], set()),
+        ("  10.0.0.2:8080 ,  ,  10.0.0.3:8080  ", {"10.0.0.2:8080", "10.0.0.3:8080"}),
+        (["10.0.0.2:8080, 10.0.0.3:8080"], {"10.0.0.2:8080", "10.0.0.3:8080"}),
+        (["10.0.0.2", 7, True], {"10.0.0.2"}),
+        (7, set()),
+    ],
+)
+def test_subset_hints(hint, entries):
+    """V17-V26: absent is no limit, empty is nobody, ragged texts and lists are read."""
+    found = event(Messages().head(subset=hint)).subset
+    assert found == entries
+    assert event(Messages().body(b"x", subset=hint)).subset == entries
+
+
+def test_a_subset_is_bounded():
+    """More entries than the bound are not kept."""
+    hint = ",".join(f"e{number}" for number in range(MAX_SUBSET + 1))
+    assert len(event(Messages().head(subset=hint)).subset) == MAX_SUBSET
+
+
+def test_other_messages():
+    """Bodies, trailers and the parts of a response."""
+    assert event(Messages().body(b"x", end=False)) == Body(b"x", end_of_stream=False)
+    assert event(Messages().trailers()) == Trailers()
+    assert event(Messages().response()) == Response(ResponsePart.HEADERS)
+    assert event(Messages().response("body", b"y")) == Response(ResponsePart.BODY, b"y")
+    assert event(Messages().response("trailers")) == Response(ResponsePart.TRAILERS)
+
+
+@pytest.mark.parametrize(
+    ("space", "served"),
+    [
+        (None, None),
+        ({}, None),
+        ({"x-gateway-destination-endpoint": "10.0.0.1:80"}, None),
+        ({"x-gateway-destination-endpoint-served": 7}, None),
+        ({"x-gateway-destination-endpoint-served": "10.0.0.2:3000"}, "10.0.0.2:3000"),
+    ],
+)
+@pytest.mark.parametrize("part", ["headers", "trailers"])
+def test_the_served_replica(part, space, served):
+    """V28, V29: a response's headers and trailers tell who served, if the proxy says it."""
+    made = Messages().response(part, served=space)
+    assert event(made) == Response(ResponsePart[part.upper()], served=served)
+
+
+def test_a_message_without_content():
+    """A request that carries nothing known is an error, not a guess."""
+    with pytest.raises(WireError, match="nothing"):
+        event_of(pb.ProcessingRequest())
+
+
+def test_a_pick_in_a_head_reply():
+    """Destination as header and metadata, picker and ticket as metadata, nothing cleared."""
+    answer = write(ReplyHead(PICK))
+    assert (answer.kind, answer.picked) == ("request_headers", ["10.0.0.1:80"])
+    assert not answer.common.clear_route_cache
+    assert dict(answer.message.dynamic_metadata["tidegate"]) == {
+        "picker": "picker-1",
+        "ticket": "7",
+    }
+    (option,) = answer.common.header_mutation.set_headers
+    assert option.append_action == option.OVERWRITE_IF_EXISTS_OR_ADD
+    assert option.header.value == ""
+    assert not answer.message.HasField("mode_override")
+
+
+def test_a_pick_tells_access_logs_where_to_go():
+    """The picker's address, tickets of this life, and bodies that may be the caller's fault."""
+    writer = Writer("picker-1", "127.0.0.1:18001", "a1-")
+    answer = Answer.of(writer.write(ReplyHead(PICK.changed(unreadable=True))))
+    assert dict(answer.message.dynamic_metadata["tidegate"]) == {
+        "picker": "picker-1",
+        "ticket": "a1-7",
+        "at": "127.0.0.1:18001",
+        "unreadable": True,
+    }
+
+
+@given(
+    picker=st.text(max_size=300),
+    life=st.sampled_from(["", "a1-", "01-", "1"]),
+    at=st.sampled_from(["", "127.0.0.1:18001"]),
+    ticket=st.none() | st.integers(0, 10**40).map(str),
+    destination=st.sampled_from(["10.0.0.1:80", "10.0.0.2:80,10.0.0.1:80"]),
+    unreadable=st.booleans(),
+    clear=st.booleans(),
+    ask=st.sampled_from([None, *BodyModeOverride]),
+)
+def test_a_pick_out_of_parts_says_all_of_it(
+    picker, life, at, ticket, destination, unreadable, clear, ask
+):
+    """However long names and tickets are, the parts make the message that was meant."""
+    headers = (("x-gateway-destination-endpoint", destination), ("x-envoy-max-retries", "0"))
+    pick = PICK.changed(
+        destination=destination,
+        headers=headers,
+        clear_route_cache=clear,
+        ticket=ticket,
+        unreadable=unreadable,
+    )
+    writer = Writer(picker, at, life)
+    answer = Answer.of(writer.write(ReplyHead(pick, ask)))
+    assert answer.headers == dict(headers)
+    assert answer.common.clear_route_cache is clear
+    assert answer.message.HasField("mode_override") is (ask is not None)
+    told = {
+        "picker": picker,
+        "ticket": None if ticket is None else life + ticket,
+        "at": at or None,
+        "unreadable": unreadable or None,
+    }
+    assert json_format.MessageToDict(answer.message.dynamic_metadata) == {
+        "envoy.lb": {"x-gateway-destination-endpoint": destination},
+        "tidegate": {name: value for name, value in told.items() if value is not None},
+    }
+    again = Answer.of(writer.write(ReplyBody(pick)))
+    assert again.message.dynamic_metadata == answer.message.dynamic_metadata
+    assert again.common == answer.common
+
+
+def test_a_pick_that_calls_the_body_off():
+    """The pick rides with the override, and response trailers keep the stream open."""
+    answer = write(ReplyHead(PICK, BodyModeOverride.NOTHING))
+    assert answer.picked is not None
+    assert answer.message.mode_override.request_body_mode == MODE.NONE
+    assert answer.message.mode_override.response_trailer_mode == MODE.SEND
+
+
+def test_asking_for_the_first_part():
+    """BUFFERED_PARTIAL, and the other modes stay as the route has them."""
+    answer = write(ReplyHead(ask=BodyModeOverride.FIRST_PART))
+    mode = answer.message.mode_override
+    assert answer.picked is None
+    assert mode.request_body_mode == MODE.BUFFERED_PARTIAL
+    assert mode.response_header_mode == MODE.SKIP
+    assert mode.response_body_mode == MODE.NONE
+    assert mode.response_trailer_mode == MODE.SEND
+
+
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [
+        (ReplyHead(), "request_headers"),
+        (ReplyBody(), "request_body"),
+        (ReplyTrailers(), "request_trailers"),
+        (ReplyResponse(ResponsePart.HEADERS), "response_headers"),
+        (ReplyResponse(ResponsePart.BODY), "response_body"),
+        (ReplyResponse(ResponsePart.TRAILERS), "response_trailers"),
+    ],
+)
+def test_plain_replies(action, kind):
+    """Each says only: go on."""
+    answer = write(action)
+    assert answer.kind == kind
+    assert answer.message.ByteSize() == 2
+
+
+def test_a_pick_in_a_body_reply_without_ticket():
+    """A moved pick clears the route cache; a pick without charge names no ticket."""
+    moved = Pick(
+        "10.0.0.1:80",
+        (*PICK.headers, ("x-tidegate-pool", "llm")),
+        clear_route_cache=True,
+        ticket=None,
+        decision=DECISION,
+        prompt_blocks=0,
+        prompt_tokens=None,
+        matched_tokens=0,
+    )
+    answer = write(ReplyBody(moved))
+    assert answer.kind == "request_body"
+    assert answer.common.clear_route_cache
+    assert answer.headers["x-tidegate-pool"] == "llm"
+    assert "ticket" not in answer.message.dynamic_metadata["tidegate"]
+
+
+def test_echoes():
+    """Chunks are handed back as streamed responses in both directions."""
+    for action in (
+        ReplyBody(echo=PassThrough(b"x", end_of_stream=True)),
+        ReplyResponse(ResponsePart.BODY, PassThrough(b"x", end_of_stream=True)),
+    ):
+        streamed = write(action).common.body_mutation.streamed_response
+        assert (streamed.body, streamed.end_of_stream) == (b"x", True)
+
+
+def test_a_refusal():
+    """Status, reason header, body, details, and the gRPC status for those who read it."""
+    answer = write(
+        Refuse(503, 14, "no-endpoints", b"why", (("x-tidegate-reason", "no-endpoints"),))
+    )
+    assert (answer.status, answer.reason) == (503, "no-endpoints")
+    immediate = answer.message.immediate_response
+    assert (immediate.body, immediate.grpc_status.status) == (b"why", 14)
+    assert immediate.details == "tidegate_no_endpoints"
+    plain = write(Refuse(400, None, "bad-request", b"{}"))
+    assert not plain.message.immediate_response.HasField("grpc_status")

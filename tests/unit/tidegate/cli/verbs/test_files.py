@@ -1,0 +1,85 @@
+"""Verbs about files alone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import yaml
+
+from tidegate.cli.verbs import files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from .conftest import Run
+
+FLEET = """\
+pools:
+- name: llm
+  default: true
+  match: {models: [toy-llm]}
+  endpoints:
+  - {grpc: 127.0.0.1:8001}
+"""
+
+
+def test_a_valid_file_is_summed_up(run: Run, tmp_path: Path) -> None:
+    """Pools and endpoints are counted."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FLEET)
+    ran = run("validate", str(file))
+    assert ran.code == 0
+    assert "1 pools, 1 endpoints" in ran.out
+
+
+def test_a_bad_file_is_told_by_its_line(run: Run, tmp_path: Path) -> None:
+    """The error names file, line and path; exit code 1."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FLEET.replace("127.0.0.1:8001", "nowhere"))
+    ran = run("validate", str(file))
+    assert ran.code == 1
+    assert f"{file}:6" in ran.err
+    assert "endpoints[0].grpc" in ran.err
+
+
+def test_the_schema_is_json(run: Run) -> None:
+    """--schema prints the JSON Schema and wants no file."""
+    ran = run("validate", "--schema")
+    assert ran.code == 0
+    assert "pools" in json.loads(ran.out)["properties"]
+
+
+def test_what_is_no_text_is_refused(run: Run, tmp_path: Path) -> None:
+    """Binary rubbish costs one sentence."""
+    file = tmp_path / "fleet.yaml"
+    file.write_bytes(b"pools: \xff")
+    ran = run("validate", str(file))
+    assert ran.code == 1
+    assert "no UTF-8 text (byte 7)" in ran.err
+
+
+def test_a_huge_file_is_not_read(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size is bounded."""
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 10)
+    file = tmp_path / "fleet.yaml"
+    file.write_text("# 10 bytes")
+    assert "larger" not in run("validate", str(file)).err
+    file.write_text("# 11 bytes!")
+    assert "larger than 10 bytes" in run("validate", str(file)).err
+
+
+def test_a_bootstrap_names_its_node(run: Run) -> None:
+    """The bootstrap is YAML with the node's id and both addresses."""
+    ran = run("envoy-bootstrap", "--node-id", "edge-1", "--xds", "127.0.0.1:18000")
+    assert ran.code == 0
+    assert yaml.safe_load(ran.out)["node"]["id"] == "edge-1"
+
+
+def test_a_bad_address_is_one_sentence(run: Run) -> None:
+    """A wrong address is refused with its fix."""
+    ran = run("envoy-bootstrap", "--xds", "nowhere")
+    assert ran.code == 1
+    assert "host:port" in ran.err

@@ -1,0 +1,99 @@
+"""The verb ``simulate``: what it prints, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tidegate.cli.main import main
+
+FIXTURES = Path(__file__).resolve().parents[4] / "contract" / "fixtures" / "traces"
+QUICK = ("--policies", "round-robin,oracle", "--seeds", "1", "--rate", "2")
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    """Run the verb; return its exit code and what it printed."""
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", *args])
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def test_a_trace_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """A Mooncake trace gives one line per policy under the rate."""
+    trace = FIXTURES / "mooncake-conversation.jsonl"
+    code, out, _ = run(capsys, "--trace", str(trace), *QUICK)
+    assert code == 0
+    assert "mooncake-conversation: 60 requests" in out
+    assert "2 requests/s" in out
+    assert [line.split()[0] for line in out.splitlines()[-2:]] == ["round-robin", "oracle"]
+
+
+def test_loads_are_shares_of_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a rate the saturation is searched and shown."""
+    code, out, _ = run(
+        capsys,
+        *("--trace", "sessions", "--requests", "80", "--replicas", "2"),
+        *("--policies", "oracle", "--seeds", "2", "--load", "0.5,0.8", "-o", "json"),
+    )
+    data = json.loads(out)
+    assert code == 0
+    assert [row["rate"] / data["saturation"] for row in data["rows"]] == pytest.approx([0.5, 0.8])
+
+
+def test_the_trace_s_own_pace(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--load trace`` replays as recorded, troubles and all."""
+    code, out, _ = run(
+        capsys,
+        *("--trace", str(FIXTURES / "azure-conversation.csv"), "--load", "trace"),
+        *("--policies", "oracle,prefix-affinity", "--seeds", "1", "--against", "oracle"),
+        *("--fail-at", "5", "--join-at", "3", "--slow", "2", "--slow-start", "5"),
+        *("--pickers", "2", "--freeze-at", "2", "--freeze", "4"),
+    )
+    assert code == 0
+    assert "mean vs oracle" in out
+
+
+def test_files_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The page and the plots lie where they were asked for."""
+    page, plots = tmp_path / "page.html", tmp_path / "plots"
+    code, _, _ = run(
+        capsys,
+        *("--trace", "bursts", "--requests", "30", *QUICK),
+        *("--html", str(page), "--png", str(plots)),
+    )
+    assert code == 0
+    assert page.read_text().startswith("<!doctype html>")
+    assert len(list(plots.glob("bursts-*.png"))) == 7
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("--trace", "nothing"), 2, "none of shared-prefix"),
+        (("--trace", "no.jsonl"), 1, "No such file"),
+        (("--trace", "bursts", "--policies", "best"), 2, "best unknown"),
+        (("--trace", "bursts", "--policies", ","), 2, "none unknown"),
+        (("--trace", "bursts", "--load", "0.5,x"), 2, "--load: '0.5,x'"),
+        (("--trace", "bursts", "--rate", "-1"), 2, "--rate: '-1'"),
+        (("--trace", "bursts", "--against", "oracle", "--policies", "probe"), 2, "--against"),
+        (("--trace", "bursts", "--replicas", "1", "--fail-at", "3"), 1, "cannot lose"),
+        (("--trace", "mixed", "--cache-blocks", "20"), 1, "needs"),
+        (("--trace", "bursts", "--requests", "30", "--slo", "0.001"), 1, "no rate"),
+        (
+            ("--trace", "bursts", "--requests", "10", *QUICK, "--html", "/no/such/page.html"),
+            1,
+            "/no/such/page.html: No such file",
+        ),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], args: tuple[str, ...], code: int, said: str
+) -> None:
+    """Each mistake ends with its exit code and a line that names it."""
+    ended, _, err = run(capsys, *args)
+    assert ended == code
+    assert said in err
+    assert len(err.splitlines()) == 1

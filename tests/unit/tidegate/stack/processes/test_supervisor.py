@@ -1,0 +1,258 @@
+"""The supervisor of child processes, with real children."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidegate.stack.processes.supervisor import TAIL_LINES, Supervisor, first_crash, read_tail
+
+SLEEPER = ("/bin/sleep", "60")
+ENV = dict(os.environ)
+
+
+def python(code: str) -> tuple[str, ...]:
+    """Return a command that runs this Python code."""
+    return (sys.executable, "-S", "-c", code)
+
+
+@pytest.fixture
+async def supervisor(tmp_path):
+    """Return a supervisor whose children end with the test."""
+    subject = Supervisor(tmp_path)
+    yield subject
+    await subject.stop(grace_s=1)
+
+
+def exists(pid: int) -> bool:
+    """Tell whether a process lives (a zombie does not)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+async def until(condition) -> None:
+    """Wait for something that another process does."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - another process has no event of ours
+            await asyncio.sleep(0.005)
+
+
+async def test_output_goes_to_the_childs_log(supervisor):
+    """Both output streams are in one file."""
+    code = "import sys; print('out', flush=True); print('err', file=sys.stderr)"
+    await supervisor.start("one", python(code), ENV)
+    await supervisor.crashed()
+    assert supervisor.log("one").read_text() == "out\nerr\n"
+
+
+async def test_a_child_gets_exactly_its_environment(supervisor):
+    """Nothing of ours leaks into it."""
+    await supervisor.start("one", ("/usr/bin/env",), {"LC_ALL": "C", "ONLY": "this"})
+    await supervisor.crashed()
+    assert supervisor.log("one").read_text() == "LC_ALL=C\nONLY=this\n"
+
+
+async def test_an_unasked_exit_is_a_crash(supervisor):
+    """The crash names the child, its exit code, its log and the log's end."""
+    code = "print('the reason'); raise SystemExit(3)"
+    await supervisor.start("one", python(code), ENV)
+    crash = await supervisor.crashed()
+    assert (crash.name, crash.code, crash.tail) == ("one", 3, "the reason")
+    text = str(crash)
+    assert "one exited with 3" in text
+    assert str(supervisor.log("one")) in text
+
+
+async def test_a_signal_is_told_as_such(supervisor):
+    """A crash by signal says which."""
+    await supervisor.start("one", SLEEPER, ENV)
+    os.kill(supervisor.pid("one"), signal.SIGSEGV)
+    assert "was killed by signal 11" in str(await supervisor.crashed())
+
+
+async def test_a_program_that_does_not_exist_is_a_crash(supervisor):
+    """The log's end says what was not found."""
+    await supervisor.start("one", ("/nowhere/program",), ENV)
+    assert "FileNotFoundError" in (await supervisor.crashed()).tail
+
+
+async def test_a_kill_is_no_crash(supervisor):
+    """What we asked for is expected."""
+    await supervisor.start("one", SLEEPER, ENV)
+    await supervisor.kill("one")
+    assert not supervisor.running("one")
+    assert supervisor.crash is None
+
+
+async def test_a_kill_takes_the_whole_group(supervisor):
+    """Grandchildren end with the child."""
+    code = (
+        "import subprocess, time; "
+        "print(subprocess.Popen(['/bin/sleep', '60']).pid, flush=True); time.sleep(60)"
+    )
+    await supervisor.start("one", python(code), ENV)
+    await until(lambda: supervisor.log("one").read_text().endswith("\n"))
+    grandchild = int(supervisor.log("one").read_text())
+    assert exists(grandchild)
+    await supervisor.kill("one")
+    await until(lambda: not exists(grandchild))
+
+
+async def test_killing_what_has_ended_is_harmless(supervisor):
+    """A second kill changes nothing."""
+    await supervisor.start("one", SLEEPER, ENV)
+    await supervisor.kill("one")
+    await supervisor.kill("one")
+
+
+async def test_a_restart_is_a_new_process_with_the_same_command(supervisor):
+    """It appends to the log and is no crash."""
+    await supervisor.start(
+        "one", python("print('up', flush=True); import time; time.sleep(60)"), ENV
+    )
+    await until(lambda: supervisor.log("one").read_text() == "up\n")
+    first = supervisor.pid("one")
+    await supervisor.restart("one")
+    await until(lambda: supervisor.log("one").read_text() == "up\nup\n")
+    assert supervisor.pid("one") != first
+    assert supervisor.crash is None
+
+
+async def test_a_killed_child_can_be_restarted(supervisor):
+    """Kill, wait, restart is how outages are played."""
+    await supervisor.start("one", SLEEPER, ENV)
+    await supervisor.kill("one")
+    await supervisor.restart("one")
+    assert supervisor.running("one")
+
+
+async def test_a_crash_after_a_restart_counts_again(supervisor):
+    """Being killed once is no licence to crash later."""
+    await supervisor.start("one", SLEEPER, ENV)
+    await supervisor.restart("one")
+    os.kill(supervisor.pid("one"), signal.SIGKILL)
+    assert (await supervisor.crashed()).code == -9
+
+
+async def test_a_name_is_used_once(supervisor):
+    """Starting a running child raises and leaves it running."""
+    await supervisor.start("one", SLEEPER, ENV)
+    with pytest.raises(ValueError, match="one is running already"):
+        await supervisor.start("one", SLEEPER, ENV)
+    assert supervisor.running("one")
+
+
+async def test_an_unknown_name_raises(supervisor):
+    """Only children can be killed."""
+    with pytest.raises(KeyError):
+        await supervisor.kill("nobody")
+
+
+async def test_stop_ends_all(supervisor):
+    """A polite child ends by SIGTERM."""
+    for name in ("one", "two"):
+        await supervisor.start(name, SLEEPER, ENV)
+    await supervisor.stop()
+    assert not supervisor.running("one")
+    assert not supervisor.running("two")
+    assert supervisor.crash is None
+
+
+async def test_stop_kills_who_ignores_it(supervisor):
+    """SIGKILL follows after the bound."""
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('deaf', flush=True); time.sleep(60)"
+    )
+    await supervisor.start("one", python(code), ENV)
+    await until(lambda: supervisor.log("one").read_text() == "deaf\n")
+    await supervisor.stop(grace_s=0.05)
+    assert not supervisor.running("one")
+
+
+async def test_each_exit_is_told(tmp_path):
+    """Callers can clean up behind a child, however it ended."""
+    told = []
+    subject = Supervisor(tmp_path, on_exit=told.append)
+    await subject.start("one", SLEEPER, ENV)
+    await subject.kill("one")
+    await subject.start("two", ("/bin/true",), ENV)
+    await subject.crashed()
+    assert told == ["one", "two"]
+    await subject.stop()
+
+
+async def test_nothing_survives_the_supervising_process(tmp_path):
+    """A supervisor that is killed itself takes its children along."""
+    code = f"""
+import asyncio, os, pathlib
+from tidegate.stack.processes.supervisor import Supervisor
+async def main():
+    subject = Supervisor(pathlib.Path({str(tmp_path)!r}))
+    await subject.start("child", ("/bin/sleep", "60"), dict(os.environ))
+    print(subject.pid("child"), flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    child = int(await process.stdout.readline())
+    await until(lambda: "sleep" in Path(f"/proc/{child}/cmdline").read_text())
+    process.kill()
+    await process.communicate()
+    await until(lambda: not exists(child))
+
+
+async def test_a_group_ends_with_its_leader(tmp_path):
+    """Grandchildren end when their parent is killed by someone else, and we with it."""
+    shell = "/bin/sleep 60 & echo $! ; wait"
+    code = f"""
+import asyncio, os, pathlib
+from tidegate.stack.processes.supervisor import Supervisor
+async def main():
+    subject = Supervisor(pathlib.Path({str(tmp_path)!r}))
+    await subject.start("child", ("/bin/sh", "-c", {shell!r}), dict(os.environ), group=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    log = tmp_path / "child.log"
+    await until(lambda: log.exists() and log.read_text().endswith("\n"))
+    grandchild = int(log.read_text())
+    assert exists(grandchild)
+    process.kill()
+    await process.wait()
+    await until(lambda: not exists(grandchild))
+
+
+async def test_the_first_crash_of_several_supervisors_is_found(tmp_path):
+    """The stack watches its services and its replicas at once."""
+    one, two = Supervisor(tmp_path), Supervisor(tmp_path)
+    await one.start("calm", SLEEPER, ENV)
+    await two.start("wild", ("/bin/false",), ENV)
+    crash = await first_crash((one, two))
+    await one.stop()
+    assert (crash.name, crash.code) == ("wild", 1)
+
+
+def test_a_log_tail_is_bounded(tmp_path):
+    """A crash report stays readable whatever a child wrote."""
+    log = tmp_path / "x.log"
+    log.write_text("".join(f"{'y' * 2000} {line}\n" for line in range(500)))
+    tail = read_tail(log)
+    assert tail.endswith(" 499")
+    assert len(tail.splitlines()) <= TAIL_LINES
+    assert len(tail) <= 16_384
+
+
+def test_a_missing_log_has_no_tail(tmp_path):
+    """Reporting a crash never fails itself."""
+    assert read_tail(tmp_path / "none.log") == ""

@@ -1,0 +1,297 @@
+"""The only writer of the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import closing
+
+import pytest
+
+from support.controls import TEXT, WAIT, World, settle, weight
+from support.fleets import endpoint, fleet, pool
+from xds_server.control import fleet_control as control_module
+from xds_server.control import rollout
+from xds_server.control.operation import Busy, ChangeOptions
+from xds_server.fleet.change import UnknownName
+from xds_server.fleet.load import FleetError
+from xds_server.fleet.revision import FleetState
+from xds_server.fleet.store import RevisionStore, StoreError, UnknownRevision
+
+
+async def test_the_first_fleet_is_revision_1(world: World) -> None:
+    """It is published from nothing."""
+    assert world.control.revision == 1
+    assert world.revisions == [1]
+    assert world.publisher.labels() == ["add", "use"]
+
+
+async def test_without_a_fleet_there_is_nothing_to_change() -> None:
+    """Before the start every question is an error, not a crash later."""
+    with closing(RevisionStore(None)) as store:
+        control = World(store).control
+        assert control.revision == 0
+        with pytest.raises(RuntimeError, match="no fleet yet"):
+            _ = control.fleet
+        with pytest.raises(RuntimeError, match="no fleet yet"):
+            await control.set_weights("llm", {"stable": 1}, ChangeOptions())
+
+
+async def test_a_change_is_stored_and_published(world: World) -> None:
+    """With author, reason and what differs."""
+    change = await world.control.set_weights("llm", {"canary": 30}, WAIT)
+    assert change.revision == 2
+    assert change.changes == ("pool llm: variant canary weight 10 -> 30",)
+    assert change.outcome is not None
+    assert change.outcome.acked == 2
+    (newest, _) = await world.control.revisions(10)
+    assert (newest.author, newest.reason, newest.changes) == ("ann", "because", change.changes)
+    assert newest.at_unix_ms == 1_700_000_000_000
+    assert weight(world.control) == 30
+    assert world.publisher.labels() == ["add", "use", "switch", "stop", "remove"]
+
+
+async def test_authors_and_reasons_are_bounded(world: World) -> None:
+    """History does not grow by someone's essay."""
+    options = ChangeOptions("a" * 1000, "r" * 5000)
+    await world.control.set_weights("llm", {"canary": 30}, options)
+    (newest, _) = await world.control.revisions(10)
+    assert (len(newest.author), len(newest.reason)) == (128, 1024)
+
+
+async def test_a_dry_run_changes_nothing(world: World) -> None:
+    """It shows what would differ."""
+    options = ChangeOptions(dry_run=True, wait=True)
+    change = await world.control.set_weights("llm", {"canary": 30}, options)
+    assert change.changes == ("pool llm: variant canary weight 10 -> 30",)
+    assert (change.revision, change.outcome) == (1, None)
+    assert weight(world.control) == 10
+    assert len(world.publisher.published) == 1
+
+
+async def test_what_changes_nothing_makes_no_revision(world: World) -> None:
+    """But a caller who waits learns that everybody has it."""
+    change = await world.control.set_weights("llm", {"canary": 10}, WAIT)
+    assert (change.revision, change.changes) == (1, ())
+    assert change.outcome is not None
+    assert change.outcome.state == "done"
+    assert len(world.publisher.published) == 1
+
+
+async def test_a_bad_fleet_changes_nothing(world: World) -> None:
+    """Rules are held before anything is stored."""
+    with pytest.raises(FleetError, match="all weights"):
+        await world.control.set_weights("llm", {"stable": 0, "canary": 0}, WAIT)
+    assert world.control.revision == 1
+    assert len(world.publisher.published) == 1
+
+
+async def test_what_cannot_be_built_is_not_stored(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resources are rehearsed before the revision is kept."""
+
+    def refuse(_old, _new):
+        raise ValueError("no such resource")
+
+    monkeypatch.setattr(rollout, "plan", lambda _old, _new, _memo: refuse(_old, _new))
+    with pytest.raises(ValueError, match="no such resource"):
+        await world.control.set_weights("llm", {"canary": 30}, WAIT)
+    assert len(await world.control.revisions(10)) == 1
+    assert weight(world.control) == 10
+
+
+async def test_what_cannot_be_stored_is_not_published(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart would not know it."""
+
+    def full(_state) -> None:
+        raise StoreError("disk full")
+
+    monkeypatch.setattr(world.store, "append", full)
+    with pytest.raises(StoreError, match="disk full"):
+        await world.control.set_weights("llm", {"canary": 30}, WAIT)
+    assert weight(world.control) == 10
+    assert len(world.publisher.published) == 1
+
+
+async def test_unknown_names_are_told(world: World) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(UnknownName):
+        await world.control.set_draining("r99", True, ChangeOptions())
+
+
+async def test_a_replica_drains(world: World) -> None:
+    """And the last stage waits for it."""
+    await world.control.set_draining("r1", True, ChangeOptions())
+    assert world.publisher.published[-1].stages[-1].wait_for_drained == {"r1"}
+
+
+async def test_a_rollback_is_a_new_revision(world: World) -> None:
+    """History only grows."""
+    await world.control.set_weights("llm", {"canary": 30}, ChangeOptions())
+    change = await world.control.rollback(1, ChangeOptions())
+    assert change.revision == 3
+    assert weight(world.control) == 10
+
+
+async def test_a_rollback_to_nowhere_is_told(world: World) -> None:
+    """The message says which revisions there are."""
+    with pytest.raises(UnknownRevision, match="kept are 1-1"):
+        await world.control.rollback(9, ChangeOptions())
+
+
+async def test_applying_is_exact(world: World) -> None:
+    """What an operator hands over is what is in force, run-time weights included."""
+    await world.control.set_weights("llm", {"canary": 30}, ChangeOptions())
+    await world.control.apply(fleet(), ChangeOptions())
+    assert weight(world.control) == 10
+
+
+async def test_an_edited_file_keeps_run_time_weights(world: World) -> None:
+    """Where the edit did not touch them."""
+    await world.control.set_weights("llm", {"canary": 30}, ChangeOptions())
+    edited = fleet(pool(default=True, routing={"fallbacks": 1})).model_dump_json()
+    change = await world.control.apply_file(edited, "fleet.yaml")
+    assert change.changes == ("pool llm: routing.fallbacks 2 -> 1",)
+    assert weight(world.control) == 30
+
+
+async def test_the_same_file_is_not_taken_twice(world: World) -> None:
+    """Not even after operators changed what it says."""
+    await world.control.apply(fleet(pool("other")), ChangeOptions())
+    await world.control.apply_file(TEXT, "fleet.yaml")
+    assert world.control.fleet.pools[0].name == "other"
+
+
+async def test_a_bad_file_leaves_the_fleet(world: World) -> None:
+    """The reason is shown until a good text comes."""
+    with pytest.raises(FleetError):
+        await world.control.apply_file("pools: []", "fleet.yaml")
+    assert world.control.file_error.startswith("fleet.yaml:1: pools: empty")
+    assert world.control.revision == 1
+    await world.control.apply_file(TEXT, "fleet.yaml")
+    assert world.control.file_error == ""
+
+
+async def test_a_comment_in_the_file_makes_no_revision(world: World) -> None:
+    """Its text is remembered all the same."""
+    await world.control.apply_file(TEXT + "\n# comment", "fleet.yaml")
+    assert world.control.revision == 1
+    latest = world.store.latest()
+    assert latest is not None
+    assert latest.file is not None
+    assert latest.file.text_hash == control_module.text_hash(TEXT + "\n# comment")
+
+
+async def test_a_restart_with_nothing_changed_is_the_same(tmp_path) -> None:
+    """The same revision, the same incarnations, the same resources."""
+    published = []
+    for _ in range(2):
+        with closing(RevisionStore(tmp_path)) as store:
+            world = World(store)
+            await world.control.start(TEXT, "fleet.yaml")
+            await world.control.set_weights("llm", {"canary": 30}, ChangeOptions())
+            published.append(world.publisher.published[-1].stages[-2:])
+            assert world.control.revision == 2
+            await world.control.stop()
+    final = [{stage.audience: stage.snapshot for stage in stages} for stages in published]
+    assert final[0] == final[1]
+
+
+async def test_a_restart_takes_over_an_edited_file(tmp_path) -> None:
+    """What was edited while the server was down is one more revision."""
+    with closing(RevisionStore(tmp_path)) as store:
+        await World(store).control.start(TEXT, "fleet.yaml")
+    edited = fleet(pool(default=True, routing={"fallbacks": 1})).model_dump_json()
+    with closing(RevisionStore(tmp_path)) as store:
+        world = World(store)
+        change = await world.control.start(edited, "fleet.yaml")
+        assert change.revision == 2
+        assert world.revisions == [1, 2]
+        await world.control.stop()
+
+
+async def test_a_new_replica_gets_its_own_incarnation(world: World) -> None:
+    """The newest state has it, with the time at which it joined."""
+    grown = pool(default=True, endpoints=[*pool()["endpoints"], endpoint(4)])
+    await world.control.apply(fleet(grown), ChangeOptions())
+    latest = world.store.latest()
+    assert latest is not None
+    assert latest.incarnations["r4"] == (2, 1_700_000_000_000)
+    assert latest.incarnations["r1"] == (1, 0)
+
+
+async def test_changes_are_made_one_after_the_other(world: World) -> None:
+    """Each is made on what the one before left."""
+    await asyncio.gather(
+        world.control.set_weights("llm", {"canary": 30}, ChangeOptions()),
+        world.control.set_draining("r1", True, ChangeOptions()),
+        world.control.set_weights("llm", {"stable": 70}, ChangeOptions()),
+    )
+    assert world.control.revision == 4
+    assert (weight(world.control, "stable"), weight(world.control)) == (70, 30)
+    assert world.control.fleet.pools[0].endpoints[0].draining
+
+
+async def test_waiting_changes_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the bound one waits, beyond it one is refused."""
+    monkeypatch.setattr(control_module, "MAX_WAITING", 2)
+    results = await asyncio.gather(
+        *(world.control.set_weights("llm", {"canary": n}, ChangeOptions()) for n in (1, 2, 3)),
+        return_exceptions=True,
+    )
+    assert [isinstance(result, Busy) for result in results] == [False, False, True]
+
+
+async def test_a_change_is_finished_without_its_caller(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that hangs up leaves no half of a revision."""
+    hung_up, append = threading.Event(), world.store.append
+
+    def append_then(state: FleetState) -> None:
+        assert hung_up.wait(60)
+        append(state)
+
+    monkeypatch.setattr(world.store, "append", append_then)
+    task = asyncio.create_task(world.control.set_weights("llm", {"canary": 30}, ChangeOptions()))
+    await settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    hung_up.set()
+    await world.control.set_weights("llm", {"stable": 70}, ChangeOptions())
+    assert world.control.revision == 3
+    assert weight(world.control) == 30
+
+
+async def test_a_caller_waits_only_so_long(world: World) -> None:
+    """What is not acknowledged by then has no time."""
+    world.publisher.at_once = False
+    change = await world.control.set_weights(
+        "llm", {"canary": 30}, ChangeOptions(wait=True, timeout_s=0)
+    )
+    assert change.outcome is not None
+    assert (change.outcome.state, change.elapsed_s) == ("waiting", None)
+
+
+async def test_who_does_not_wait_gets_no_outcome(world: World) -> None:
+    """The revision is in force, its way to the clients goes on."""
+    world.publisher.at_once = False
+    change = await world.control.set_weights("llm", {"canary": 30}, ChangeOptions())
+    assert (change.revision, change.outcome, change.elapsed_s) == (2, None, None)
+
+
+async def test_a_superseded_change_is_acknowledged_with_its_successor(world: World) -> None:
+    """The newer revision contains it."""
+    world.publisher.at_once = False
+    first = asyncio.create_task(world.control.set_weights("llm", {"canary": 30}, WAIT))
+    await world.publisher.begun()
+    await world.control.set_draining("r1", True, ChangeOptions())
+    world.now += 2
+    world.publisher.published[-1].end()
+    change = await first
+    assert change.outcome is not None
+    assert (change.revision, change.outcome.state, change.elapsed_s) == (2, "done", 2.0)

@@ -1,0 +1,145 @@
+"""A snapshot whose parts do not fit together is not published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from envoy.config.cluster.v3 import cluster_pb2
+from envoy.config.endpoint.v3 import endpoint_pb2
+from envoy.config.route.v3 import route_pb2
+
+from support.fleets import endpoint, fleet, pool
+from tidegate_api.names import (
+    CLUSTER_TYPE,
+    ENDPOINT_TYPE,
+    LISTENER_TYPE,
+    ROUTE_CONFIG_NAME,
+    ROUTE_TYPE,
+    SECRET_TYPE,
+)
+from xds_server.fleet.view import View
+from xds_server.protocol.snapshot import Snapshot
+from xds_server.snapshots import build, stages
+from xds_server.snapshots.check import Inconsistent, hold
+
+Contents = dict[str, dict[str, bytes]]
+
+EVERYTHING = fleet(
+    pool(
+        default=True,
+        variants=[{"name": "stable"}, {"name": "canary", "weight": 0}],
+        endpoints=[endpoint(1, zone="b"), endpoint(2, zone="a"), endpoint(3, variant="canary")],
+        shadow={"variant": "canary"},
+        zones=["a", "b"],
+        drop_overload=5,
+        upstream_tls={"ca": "/ca.crt", "certificate": "/tls.crt", "key": "/tls.key"},
+    ),
+    listener={"tls": {"certificate": "/l.crt", "key": "/l.key", "client_ca": "/c.crt"}},
+)
+CLUSTER = "llm/stable/http"
+
+
+def contents() -> Contents:
+    """Return all resources of a fleet that uses everything."""
+    both = {**build.upstream_resources(EVERYTHING), **build.front_resources(EVERYTHING)}
+    return {type_url: dict(messages) for type_url, messages in both.items()}
+
+
+def changed(
+    type_url: str, name: str, message: Any, change: Callable[[Any], object]
+) -> Callable[[Contents], None]:
+    """Return what changes one resource."""
+
+    def step(of: Contents) -> None:
+        message.ParseFromString(of[type_url][name])
+        change(message)
+        of[type_url][name] = message.SerializeToString()
+
+    return step
+
+
+def routes(change: Callable[[Any], object]) -> Callable[[Contents], None]:
+    """Return what changes the routes of the only host."""
+    return changed(
+        ROUTE_TYPE,
+        ROUTE_CONFIG_NAME,
+        route_pb2.RouteConfiguration(),
+        lambda message: change(message.virtual_hosts[0].routes),
+    )
+
+
+def endpoints(change: Callable[[Any], object]) -> Callable[[Contents], None]:
+    """Return what changes an assignment."""
+    return changed(ENDPOINT_TYPE, CLUSTER, endpoint_pb2.ClusterLoadAssignment(), change)
+
+
+def _split(routes: Any, *weights: int) -> None:
+    route = routes.add(name="split")
+    for weight in weights:
+        route.route.weighted_clusters.clusters.add(name=CLUSTER).weight.value = weight
+
+
+def test_what_tidegate_builds_fits_together() -> None:
+    """X62: every resource that another one names is there."""
+    snapshot = Snapshot.of(contents())
+    assert hold(snapshot) is snapshot
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (lambda of: of[ENDPOINT_TYPE].pop(CLUSTER), f"needs ClusterLoadAssignment '{CLUSTER}'"),
+        (lambda of: of[CLUSTER_TYPE].pop(CLUSTER), f"needs Cluster '{CLUSTER}'"),
+        (lambda of: of[CLUSTER_TYPE].pop("tidegate-picker"), "needs Cluster 'tidegate-picker'"),
+        (lambda of: of[ROUTE_TYPE].clear(), "needs RouteConfiguration 'tidegate-routes'"),
+        (lambda of: of[SECRET_TYPE].pop("pool/llm/ca"), "needs Secret 'pool/llm/ca'"),
+        (lambda of: of[SECRET_TYPE].pop("pool/llm/certificate"), "needs Secret"),
+        (lambda of: of[SECRET_TYPE].pop("listener/client-ca"), "needs Secret"),
+        (lambda of: of[LISTENER_TYPE].update(x=of[LISTENER_TYPE].popitem()[1]), "calls itself"),
+        (
+            changed(CLUSTER_TYPE, CLUSTER, cluster_pb2.Cluster(), lambda c: c.ClearField("name")),
+            f"'{CLUSTER}' calls itself ''",
+        ),
+        (lambda of: of[ENDPOINT_TYPE].update(x=b"\n\x01x"), "assignment 'x' has no cluster"),
+        (routes(lambda all_: all_.add(name="nobody")), "two routes are named 'nobody'"),
+        (routes(lambda all_: _split(all_, 0, 0)), "route 'split' add up to 0"),
+        (routes(lambda all_: _split(all_, 2**32 - 1, 1)), "add up to 4294967296"),
+        (endpoints(lambda one: one.policy.drop_overloads.add()), "more than one drop category"),
+        (
+            endpoints(lambda one: setattr(one.endpoints[0], "priority", 4)),
+            "leave one out",
+        ),
+        (
+            endpoints(
+                lambda one: setattr(
+                    one.endpoints[0].lb_endpoints[0].load_balancing_weight, "value", 0
+                )
+            ),
+            "an endpoint of weight 0",
+        ),
+    ],
+)
+def test_what_does_not_is_told(step: Callable[[Contents], None], told: str) -> None:
+    """X33: the place is named, and that nothing was published."""
+    broken = contents()
+    step(broken)
+    with pytest.raises(Inconsistent, match="nothing was published") as error:
+        hold(Snapshot.of(broken))
+    assert told in str(error.value)
+
+
+def test_a_long_list_of_faults_is_cut() -> None:
+    """One sentence, whatever is wrong."""
+    broken = contents()
+    broken[CLUSTER_TYPE].clear()
+    with pytest.raises(Inconsistent, match=r"and \d+ more$"):
+        hold(Snapshot.of(broken))
+
+
+def test_a_plan_with_a_fault_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check stands in the way of every stage for Envoys."""
+    monkeypatch.setattr(stages, "upstream_resources", lambda *_: {CLUSTER_TYPE: {}})
+    with pytest.raises(Inconsistent):
+        stages.plan(None, View(fleet()))

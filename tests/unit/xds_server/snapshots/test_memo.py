@@ -1,0 +1,118 @@
+"""Resources that were built before."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.fleets import endpoint, fleet, pool
+from tidegate_api.names import ClusterRef
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.view import clusters_of
+from xds_server.resources.clusters import variant_cluster
+from xds_server.resources.endpoints import assignment
+from xds_server.resources.listener import listener
+from xds_server.resources.routes import route_configuration
+from xds_server.snapshots import memo as memo_module
+from xds_server.snapshots.memo import KEPT, Memo
+
+VARIANTS = [{"name": "stable", "weight": 1}, {"name": "canary", "weight": 9}]
+CHANGES: tuple[dict, ...] = (
+    {},
+    {"variants": VARIANTS},
+    {"endpoints": [endpoint(1), endpoint(3, variant="canary", zone="b", draining=True)]},
+    {"endpoints": [endpoint(1, grpc=None), endpoint(3, variant="canary", grpc=None)]},
+    {"endpoints": [endpoint(1, http=None), endpoint(3, variant="canary", capacity=2)]},
+    {"endpoints": [endpoint(1, zone="b"), endpoint(3, variant="canary")], "zones": ["b", "a"]},
+    {"health": {"path": "/up"}},
+    {"outlier": {"interval": "7s"}},
+    {"slow_start": {"window": "0s"}},
+    {"circuit_breaker": {"max_requests": 7}},
+    {"drop_overload": 10},
+    {"timeouts": {"request": "9s"}},
+    {"match": {"models": ["other"], "paths": ["/v1/chat/completions"]}},
+    {"routing": {"session_header": "x-user"}},
+)
+
+
+def one(**change) -> Fleet:
+    """Return a fleet with this difference."""
+    return fleet(pool(default=True, **change))
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_remembered_resources_are_what_would_be_built(change: dict) -> None:
+    """Rule 1: whatever was built before, the result is that of the builder."""
+    memo = Memo()
+    for found in (one(), one(**change), one()):
+        (made,) = found.pools
+        variants = {variant.name: variant for variant in made.variants}
+        for ref in clusters_of(made):
+            variant = variants[ref.variant]
+            assert memo.cluster(made, variant, ref) == variant_cluster(made, variant, ref)
+            assert memo.assignment(made, ref) == assignment(made, ref)
+        assert memo.listener(found) == listener(found)
+        assert memo.routes(found, one()) == route_configuration(found, one())
+        assert memo.routes(found, None) == route_configuration(found)
+
+
+def test_a_change_of_weights_and_endpoints_builds_no_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """These are the frequent changes, and clusters the costly resources."""
+    built: list[ClusterRef] = []
+    monkeypatch.setattr(
+        memo_module, "variant_cluster", lambda _pool, _variant, ref: built.append(ref) or b"c"
+    )
+    memo, ref = Memo(), ClusterRef("llm", "stable", "http")
+    for change in CHANGES[:3]:
+        (made,) = one(**change).pools
+        assert memo.cluster(made, one().pools[0].variants[0], ref) == b"c"
+    assert built == [ref]
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 2: so many results per key, so many keys."""
+    memo, built = Memo(), []
+    for subject in range(KEPT + 1):
+        memo.recall("key", subject, lambda: built.append(1) or b"")
+    memo.recall("key", KEPT, lambda: built.append(1) or b"")
+    assert len(built) == KEPT + 1
+    memo.recall("key", 0, lambda: built.append(1) or b"")
+    assert len(built) == KEPT + 2
+    monkeypatch.setattr(memo_module, "MAX_KEYS", 2)
+    for key in ("a", "b", "c"):
+        memo.recall(key, 1, lambda: b"")
+    assert list(memo._known) == ["b", "c"]
+
+
+def test_what_a_cluster_does_not_know_is_rightly_left_out() -> None:
+    """Remembered or built afresh, from a pool that uses every setting: the same bytes."""
+    full = fleet(
+        pool(
+            default=True,
+            variants=[{"name": "stable"}, {"name": "canary", "weight": 0}],
+            circuit_breaker={"max_requests": 7, "max_connections_per_endpoint": 3},
+            slow_start={"window": "5s", "aggression": 2, "min_weight_percent": 3},
+            shadow={"variant": "canary"},
+            zones=["a"],
+            drop_overload=5,
+            upstream_tls={"ca": "/ca.crt"},
+            outlier={"interval": "9s"},
+            health={"path": "/x"},
+        )
+    ).pools[0]
+    memo = Memo()
+    for variant in full.variants:
+        ref = ClusterRef("llm", variant.name, "http")
+        assert memo.cluster(full, variant, ref) == variant_cluster(full, variant, ref)
+
+
+def test_a_limit_builds_no_cluster_again() -> None:
+    """Its channel is RTDS; building would cost milliseconds for nothing."""
+    memo, seen = Memo(), set()
+    for limit in (5, 6):
+        of = fleet(pool(circuit_breaker={"max_requests": limit}, drop_overload=limit))
+        (one,) = of.pools
+        ref = ClusterRef("llm", "stable", "http")
+        seen.add(id(memo.cluster(one, one.variants[0], ref)))
+    assert len(seen) == 1

@@ -1,0 +1,259 @@
+"""Stages: at every moment of a change, each client can use what the other ones may name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from envoy.config.core.v3 import health_check_pb2
+from envoy.config.endpoint.v3 import endpoint_pb2
+from envoy.config.route.v3 import route_pb2
+from google.protobuf import any_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.fleets import endpoint, fleet, pool
+from tidegate_api.fleet.v1 import pool_pb2
+from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, POOL_TYPE, ROUTE_CONFIG_NAME, ROUTE_TYPE
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.rules.fleet import problems
+from xds_server.fleet.view import View
+from xds_server.protocol.snapshot import Snapshot
+from xds_server.snapshots.stages import newly_draining, plan, widened
+
+
+def body(snapshot: Snapshot, type_url: str, name: str) -> bytes:
+    """Return one resource's message bytes."""
+    return any_pb2.Any.FromString(snapshot.resources(type_url)[name].any).value
+
+
+def names(snapshot: Snapshot, type_url: str) -> set[str]:
+    """Return the names of a type's resources."""
+    return set(snapshot.resources(type_url))
+
+
+class Envoy(NamedTuple):
+    """What an Envoy that has this snapshot can do."""
+
+    clusters: set[str]
+    hosts: dict[str, set[int]]
+    routed: set[str]
+    pickable: set[tuple[str, str]]
+
+
+def envoy(snapshot: Snapshot) -> Envoy:
+    """Read a snapshot as an Envoy would use it."""
+    routes = route_pb2.RouteConfiguration.FromString(body(snapshot, ROUTE_TYPE, ROUTE_CONFIG_NAME))
+    routed: set[str] = set()
+    pickable = set()
+    for route in routes.virtual_hosts[0].routes:
+        if route.HasField("route"):
+            routed.update(c.name for c in route.route.weighted_clusters.clusters)
+            routed.update({route.route.cluster} - {""})
+        if route.name.startswith("picked/"):
+            pool_name, variant, _ = route.name.removeprefix("picked/").split("/")
+            pickable.add((pool_name, variant))
+    hosts = {}
+    for name in names(snapshot, ENDPOINT_TYPE):
+        message = endpoint_pb2.ClusterLoadAssignment.FromString(body(snapshot, ENDPOINT_TYPE, name))
+        hosts[name] = {
+            host.endpoint.address.socket_address.port_value
+            for locality in message.endpoints
+            for host in locality.lb_endpoints
+        }
+    return Envoy(names(snapshot, CLUSTER_TYPE), hosts, routed, pickable)
+
+
+def pools(snapshot: Snapshot) -> list[pool_pb2.Pool]:
+    """Read a snapshot as a picker would use it."""
+    return [
+        pool_pb2.Pool.FromString(body(snapshot, POOL_TYPE, name))
+        for name in names(snapshot, POOL_TYPE)
+    ]
+
+
+def assert_can_use(proxy: Envoy, picker: list[pool_pb2.Pool]) -> None:
+    """Hold what must be true between any Envoy and any picker at one moment."""
+    assert proxy.routed <= proxy.clusters
+    assert set(proxy.hosts) == proxy.clusters
+    for known in picker:
+        draws = {v.name for v in known.variants if v.weight or v.headers}
+        for variant in draws if known.models or known.paths else ():
+            assert (known.name, variant) in proxy.pickable
+        for one in known.endpoints:
+            for protocol, address in (("http", one.http_address), ("grpc", one.grpc_address)):
+                if address:
+                    cluster = f"{known.name}/{one.variant}/{protocol}"
+                    assert int(address.rpartition(":")[2]) in proxy.hosts[cluster]
+
+
+VARIANTS = ("stable", "canary", "blue")
+
+
+@st.composite
+def fleets(draw) -> Fleet:
+    """Draw a valid fleet out of a small world, so that two of them overlap."""
+    drawn = []
+    for name in draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True)):
+        base = 10 * ord(name)
+        kept = draw(st.lists(st.sampled_from(VARIANTS), min_size=1, max_size=3, unique=True))
+        numbers = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4, unique=True))
+        endpoints = [
+            endpoint(base + n, variant=draw(st.sampled_from(kept)), draining=draw(st.booleans()))
+            for n in numbers
+        ]
+        used = {one["variant"] for one in endpoints}
+        heaviest = draw(st.sampled_from(sorted(used)))
+        variants = [
+            {"name": v, "weight": (v == heaviest) + draw(st.integers(0, 3)) * (v in used)}
+            for v in kept
+        ]
+        drawn.append(pool(name, default=not drawn, variants=variants, endpoints=endpoints))
+    result = fleet(*drawn)
+    assert not problems(result)
+    return result
+
+
+@settings(max_examples=30)
+@given(old=fleets(), new=fleets())
+def test_no_moment_of_a_change_breaks_a_request(old: Fleet, new: Fleet) -> None:
+    """Between any two stages, whatever a picker may name is known to every Envoy."""
+    first = plan(None, View(old))
+    proxy = [envoy(stage.snapshot) for stage in first if stage.audience == "envoy"][-1]
+    picker = [pools(stage.snapshot) for stage in first if stage.audience == "picker"][-1]
+    for stage in plan(View(old), View(new)):
+        if stage.audience == "envoy":
+            after = envoy(stage.snapshot)
+            assert_can_use(after, picker)
+            proxy = after
+        else:
+            # While this stage runs some pickers have the old and some the new snapshot.
+            later = pools(stage.snapshot)
+            assert_can_use(proxy, picker)
+            assert_can_use(proxy, later)
+            picker = later
+
+
+@settings(max_examples=30)
+@given(old=fleets(), new=fleets(), sick=st.sets(st.integers(1, 4)), well=st.sets(st.integers(1, 4)))
+def test_a_change_ends_where_a_fresh_start_would(
+    old: Fleet, new: Fleet, sick: set[int], well: set[int]
+) -> None:
+    """Nothing of the way remains: the last stages are the new fleet's own resources."""
+
+    def told(fleet: Fleet, numbers: set[int]) -> dict[str, dict[str, tuple[str, ...]]]:
+        return {pool.name: {f"r{n}": ("ejected",) for n in numbers} for pool in fleet.pools}
+
+    before, after = View(old, told=told(old, well)), View(new, told=told(new, sick))
+    fresh = {stage.audience: stage.snapshot for stage in plan(None, after)}
+    changed = {stage.audience: stage.snapshot for stage in plan(before, after)}
+    assert changed == fresh
+
+
+@settings(max_examples=30)
+@given(old=fleets())
+def test_no_change_is_no_message(old: Fleet) -> None:
+    """Publishing the same fleet again leaves every stage equal to what is in force."""
+    force = {stage.audience: stage.snapshot for stage in plan(None, View(old))}
+    assert all(force[stage.audience] == stage.snapshot for stage in plan(View(old), View(old)))
+
+
+def test_a_weight_changes_only_routes_and_pools() -> None:
+    """Canary weights travel the cheap way: no cluster is touched."""
+    old = fleet()
+    variants = [
+        {"name": "stable", "weight": 50, "model_version": "1"},
+        {"name": "canary", "weight": 50, "model_version": "2"},
+    ]
+    stages = plan(View(old), View(fleet(pool(default=True, variants=variants))))
+    force = {stage.audience: stage.snapshot for stage in plan(None, View(old))}
+    for stage in stages:
+        for type_url in (CLUSTER_TYPE, ENDPOINT_TYPE):
+            if stage.audience == "envoy":
+                assert stage.snapshot.version(type_url) == force["envoy"].version(type_url)
+
+
+def test_a_drain_tells_pickers_before_envoys() -> None:
+    """Endpoints are marked only in the last stage, which waits for their work."""
+    old, new = (
+        fleet(),
+        fleet(
+            pool(
+                default=True,
+                endpoints=[endpoint(1, draining=True), endpoint(2), endpoint(3, variant="canary")],
+            )
+        ),
+    )
+    stages = {stage.label: stage for stage in plan(View(old), View(new))}
+    before = {stage.audience: stage.snapshot for stage in plan(None, View(old))}["envoy"]
+    assert stages["switch"].snapshot == before
+    (told,) = pools(stages["stop"].snapshot)
+    assert [one.draining for one in told.endpoints] == [True, False, False]
+    assert stages["remove"].wait_for_drained == {"r1"}
+
+
+def test_only_new_drains_are_waited_for() -> None:
+    """A replica that already drained does not hold up later changes."""
+    drained = fleet(pool(endpoints=[endpoint(1, draining=True), endpoint(2)]))
+    both = fleet(pool(endpoints=[endpoint(1, draining=True), endpoint(2, draining=True)]))
+    assert newly_draining(drained, both) == {"r2"}
+
+
+def test_a_replica_that_moves_is_two_hosts_for_a_while() -> None:
+    """The same id at another address: Envoy knows both until no picker names the old one."""
+    moved = {**endpoint(1), "http": "127.0.0.1:9999"}
+    old = fleet(pool(endpoints=[endpoint(1)]))
+    new = fleet(pool(endpoints=[moved]))
+    (wide,) = widened(old, new).pools
+    assert sorted(one.http or "" for one in wide.endpoints) == ["127.0.0.1:8010", "127.0.0.1:9999"]
+    (known,) = pools(plan(View(old), View(new))[1].snapshot)
+    assert [one.http_address for one in known.endpoints] == ["127.0.0.1:8010"]
+
+
+def test_a_replica_that_changes_sides_is_on_both_for_a_while() -> None:
+    """A renamed variant has replicas for pickers before any Envoy routes to it."""
+    variants = [{"name": "stable"}, {"name": "new"}]
+    old = fleet(pool(endpoints=[endpoint(1), endpoint(2)]))
+    new = fleet(pool(variants=variants, endpoints=[endpoint(1), endpoint(2, variant="new")]))
+    (known,) = pools(plan(View(old), View(new))[1].snapshot)
+    sides = [(one.id, one.variant) for one in known.endpoints]
+    assert sides == [("r2", "new"), ("r1", "stable"), ("r2", "stable")]
+
+
+def test_a_variant_is_withdrawn_after_a_pause() -> None:
+    """Envoys' workers follow, and requests that were routed to it come back from pickers."""
+    old = fleet(pool())
+    new = fleet(pool(variants=[{"name": "stable"}], endpoints=[endpoint(1)]))
+    grace = {stage.label: stage.grace_s for stage in plan(View(old), View(new))}
+    assert grace == {"add": 0, "use": 0, "switch": 0, "stop": 0.05, "remove": pytest.approx(0.25)}
+    assert not any(stage.grace_s for stage in plan(View(new), View(old)))
+
+
+def test_sick_replicas_are_told_by_one_push_each() -> None:
+    """Envoys see the host unhealthy, pickers see why; nothing else is sent."""
+    well = View(fleet())
+    sick = View(fleet(), told={"llm": {"r2": ("ejected", "frozen")}})
+    before = {stage.audience: stage.snapshot for stage in plan(None, well)}
+    changed: dict[str, set[str]] = {"envoy": set(), "picker": set()}
+    for stage in plan(well, sick):
+        old = before[stage.audience]
+        for type_url in stage.snapshot.type_urls:
+            if stage.snapshot.resources(type_url) != old.resources(type_url):
+                changed[stage.audience].add(type_url)
+        before[stage.audience] = stage.snapshot
+    assert changed == {"envoy": {ENDPOINT_TYPE}, "picker": {POOL_TYPE}}
+    made = pool_pb2.Pool.FromString(body(before["picker"], POOL_TYPE, "llm"))
+    assert {e.id: list(e.told) for e in made.endpoints if e.told} == {"r2": ["ejected", "frozen"]}
+    data = body(before["envoy"], ENDPOINT_TYPE, "llm/stable/http")
+    hosts = endpoint_pb2.ClusterLoadAssignment.FromString(data).endpoints[0].lb_endpoints
+    health = {h.endpoint.address.socket_address.port_value: h.health_status for h in hosts}
+    assert health == {8010: health_check_pb2.HEALTHY, 8020: health_check_pb2.UNHEALTHY}
+
+
+def test_a_draining_replica_is_draining_also_when_it_is_sick() -> None:
+    """What an operator wished is shown before what pickers found."""
+    one = pool(endpoints=[endpoint(1, draining=True), endpoint(2)])
+    snapshots = plan(None, View(fleet(one), told={"llm": {"r1": ("ejected",)}}))
+    data = body(snapshots[0].snapshot, ENDPOINT_TYPE, "llm/stable/http")
+    host = endpoint_pb2.ClusterLoadAssignment.FromString(data).endpoints[0].lb_endpoints[0]
+    assert host.health_status == health_check_pb2.DRAINING

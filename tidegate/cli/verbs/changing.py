@@ -1,0 +1,237 @@
+"""Verbs that change the fleet: ``apply``, ``weight``, ``drain``, ``undrain``, ``rollback``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.errors import CliError
+from tidegate.cli.options import (
+    DEFAULT_SERVER,
+    DEFAULT_TIMEOUT_S,
+    AuthorOption,
+    ChangeFlags,
+    DryRunOption,
+    Output,
+    OutputOption,
+    ReasonOption,
+    ServerOption,
+    TimeoutOption,
+    WaitOption,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidegate_api.admin.v1.admin_pb2 import ChangeResult
+    from tidegate_api.admin.v1.admin_pb2_grpc import AdminStub
+
+MAX_WEIGHT = 2**32 - 1
+
+
+def apply(
+    fleet: Annotated[
+        str, typer.Option("--file", "-f", metavar="FLEET", help="The fleet file; `-` reads stdin.")
+    ],
+    reason: ReasonOption = "",
+    author: AuthorOption = "",
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Put a fleet file in force as one new revision."""
+    from tidegate.cli.verbs.files import read_text
+    from tidegate_api.admin.v1.admin_pb2 import ApplyRequest
+
+    text, source = read_text(fleet)
+    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
+    request = ApplyRequest(fleet=text, source=source, options=change.to_proto())
+    perform(change, output, lambda stub, bound: stub.Apply(request, timeout=bound))
+    if dry_run:
+        _asked_of_envoy(text, source)
+
+
+def weight(
+    pool: Annotated[str, typer.Argument(help="The pool.")],
+    weights: Annotated[
+        list[str],
+        typer.Argument(metavar="VARIANT=W...", help="Variants not named keep their weight."),
+    ],
+    reason: ReasonOption = "",
+    author: AuthorOption = "",
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Set how a pool's requests are shared among its variants (canary)."""
+    from tidegate_api.admin.v1.admin_pb2 import SetWeightsRequest
+
+    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
+    request = SetWeightsRequest(
+        pool=pool, weights=parse_weights(weights), options=change.to_proto()
+    )
+    perform(change, output, lambda stub, bound: stub.SetWeights(request, timeout=bound))
+
+
+def drain(
+    endpoint: Annotated[str, typer.Argument(help="Endpoint id, or POOL/ID for one pool only.")],
+    reason: ReasonOption = "",
+    author: AuthorOption = "",
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Give a replica no new work and wait until what runs on it has ended."""
+    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
+    _set_draining(endpoint, draining=True, change=change, output=output)
+
+
+def undrain(
+    endpoint: Annotated[str, typer.Argument(help="Endpoint id, or POOL/ID for one pool only.")],
+    reason: ReasonOption = "",
+    author: AuthorOption = "",
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Take a drained replica into use again."""
+    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
+    _set_draining(endpoint, draining=False, change=change, output=output)
+
+
+def rollback(
+    revision: Annotated[int, typer.Argument(min=1, help="Its fleet becomes a new revision.")],
+    reason: ReasonOption = "",
+    author: AuthorOption = "",
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Put the fleet of an earlier revision in force again."""
+    from tidegate_api.admin.v1.admin_pb2 import RollbackRequest
+
+    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
+    request = RollbackRequest(revision=revision, options=change.to_proto())
+    perform(change, output, lambda stub, bound: stub.Rollback(request, timeout=bound))
+
+
+def parse_weights(words: list[str]) -> dict[str, int]:
+    """Read ``VARIANT=W`` words.
+
+    Raises:
+        typer.BadParameter: a word is no weight, or names a variant twice.
+    """
+    weights: dict[str, int] = {}
+    for word in words:
+        variant, equals, number = word.partition("=")
+        if not variant or not equals or not number.isascii() or not number.isdigit():
+            raise typer.BadParameter(f"{word!r} is no weight; write VARIANT=W, e.g. canary=10")
+        if int(number) > MAX_WEIGHT:
+            raise typer.BadParameter(f"{word!r}: a weight is at most {MAX_WEIGHT}")
+        if variant in weights:
+            raise typer.BadParameter(f"variant {variant!r} is named twice")
+        weights[variant] = int(number)
+    return weights
+
+
+def outcome_lines(result: ChangeResult, change: ChangeFlags) -> list[str]:
+    """Say what a change did, one fact per line."""
+    if not result.changes:
+        return [f"nothing to change; revision {result.revision} is in force"]
+    lines = [f"  {one}" for one in result.changes]
+    if change.dry_run:
+        return ["dry run, nothing was changed; this would change:", *lines]
+    lines.insert(0, f"revision {result.revision}:")
+    if result.channels:
+        lines.append(f"sent over {', '.join(result.channels)}")
+    if not change.wait:
+        lines.append("not waited for; follow it with `tidegate status`")
+    elif not result.clients:
+        lines.append("no client is connected; each takes the change when it connects")
+    else:
+        took = f" in {result.elapsed_ms:.0f} ms" if result.HasField("elapsed_ms") else ""
+        lines.append(f"acknowledged by {result.acked} of {result.clients} clients{took}")
+    lines += [
+        f"{one.client}: {one.type} {one.state}: {one.message}".rstrip(": ")
+        for one in result.problems
+    ]
+    return lines
+
+
+def failure(result: ChangeResult, change: ChangeFlags) -> CliError | None:
+    """Tell what keeps a waited-for change from being everywhere, ``None`` when nothing does."""
+    if change.dry_run or not change.wait or not result.changes:
+        return None
+    if result.outcome == "abandoned":
+        return CliError(
+            f"revision {result.revision} was refused and is not in force; the last good fleet is "
+            "back as a new revision, see `tidegate status` and `tidegate history`"
+        )
+    if result.problems:
+        names = ", ".join(sorted({one.client for one in result.problems}))
+        return CliError(
+            f"revision {result.revision} is not in force everywhere: {names} did not take it; "
+            "see `tidegate status`, and `tidegate rollback` to go back"
+        )
+    if result.acked < result.clients:
+        return CliError(
+            f"{result.acked} of {result.clients} clients have acknowledged revision "
+            f"{result.revision} after {change.timeout_s:g} s; the change goes on, follow it with "
+            "`tidegate status`"
+        )
+    return None
+
+
+def _asked_of_envoy(text: str, source: str) -> None:
+    """Let an Envoy of this machine, if there is one, check a fleet that the server took.
+
+    Raises:
+        CliError: Envoy refuses it.
+    """
+    from tidegate.cli import envoy_check
+    from xds_server.fleet.load import FleetError, load_text
+
+    binary = envoy_check.find_envoy()
+    if binary is None:
+        return
+    try:
+        fleet = load_text(text, source)
+    except FleetError as error:  # this command line and the server are of different versions
+        raise CliError(str(error)) from error
+    envoy_check.hold(fleet, source, binary)
+
+
+def _set_draining(endpoint: str, *, draining: bool, change: ChangeFlags, output: Output) -> None:
+    from tidegate_api.admin.v1.admin_pb2 import SetDrainingRequest
+
+    request = SetDrainingRequest(endpoint=endpoint, draining=draining, options=change.to_proto())
+    perform(change, output, lambda stub, bound: stub.SetDraining(request, timeout=bound))
+
+
+def perform(
+    change: ChangeFlags, output: Output, call: Callable[[AdminStub, float], ChangeResult]
+) -> None:
+    """Make the call, print its outcome, and fail where the change is not everywhere."""
+    from tidegate.cli import views
+    from tidegate.cli.client import CHANGE_MARGIN_S, admin
+    from tidegate.cli.output import emit, spinner
+
+    bound = CHANGE_MARGIN_S + (change.timeout_s if change.wait else 0.0)
+    with admin(change.server) as stub, spinner("waiting for the clients to acknowledge"):
+        result = call(stub, bound)
+    data = views.change(result, dry_run=change.dry_run)
+    emit(data, ["\n".join(outcome_lines(result, change))], output)
+    error = failure(result, change)
+    if error is not None:
+        raise error

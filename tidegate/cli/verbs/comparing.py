@@ -1,0 +1,46 @@
+"""``diff``: what differs between revisions, or between a file and what is in force."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidegate.cli.options import DEFAULT_SERVER, Output, OutputOption, ServerOption
+
+
+def diff(
+    old: Annotated[
+        int | None, typer.Argument(min=1, metavar="[OLD]", help="A revision, see history.")
+    ] = None,
+    new: Annotated[
+        int | None,
+        typer.Argument(min=1, metavar="[NEW]", help="Another; what is in force if omitted."),
+    ] = None,
+    fleet: Annotated[
+        str | None,
+        typer.Option(
+            "--file", "-f", metavar="FLEET", help="A fleet file instead; `-` reads stdin."
+        ),
+    ] = None,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what differs: two revisions, or what a file would change."""
+    from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate.cli.output import emit
+    from tidegate.cli.verbs.files import read_text
+    from tidegate_api.admin.v1.admin_pb2 import ApplyRequest, ChangeOptions, DiffRequest
+
+    if (old is None) == (fleet is None):
+        raise typer.BadParameter("name a revision to compare from, or a file with -f")
+    if fleet is not None:
+        text, source = read_text(fleet)
+        request = ApplyRequest(fleet=text, source=source, options=ChangeOptions(dry_run=True))
+        with admin(server) as stub:
+            changes = list(stub.Apply(request, timeout=READ_TIMEOUT_S).changes)
+    else:
+        with admin(server) as stub:
+            asked = DiffRequest(old_revision=old or 0, new_revision=new or 0)
+            changes = list(stub.Diff(asked, timeout=READ_TIMEOUT_S).changes)
+    emit({"changes": changes}, ["\n".join(changes) or "no difference"], output)

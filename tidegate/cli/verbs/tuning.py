@@ -1,0 +1,149 @@
+"""Verbs that tune a pool under traffic: ``breaker``, ``slow-start``, ``shed``."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from tidegate.cli.options import (
+    DEFAULT_SERVER,
+    DEFAULT_TIMEOUT_S,
+    AuthorOption,
+    ChangeFlags,
+    DryRunOption,
+    Output,
+    OutputOption,
+    ReasonOption,
+    ServerOption,
+    TimeoutOption,
+    WaitOption,
+)
+from tidegate.cli.verbs.changing import perform
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+BREAKER: Final = {
+    "max-connections": "max_connections",
+    "max-pending": "max_pending",
+    "max-requests": "max_requests",
+    "connections-per-endpoint": "max_connections_per_endpoint",
+    "per-endpoint": "per_endpoint_in_flight",
+    "retry-percent": "retry_budget_percent",
+    "min-retries": "min_retries",
+}
+"""What people write, and the field of ``circuit_breaker`` that it means."""
+
+SLOW_START: Final = {
+    "window": "window",
+    "aggression": "aggression",
+    "min": "min_weight_percent",
+}
+"""What people write, and the field of ``slow_start`` that it means."""
+
+_FRACTIONAL: Final = {"retry_budget_percent", "window", "aggression", "min_weight_percent"}
+_NUMBER = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|h)?")
+_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def breaker(
+    pool: Annotated[str, typer.Argument(help="The pool.")],
+    limits: Annotated[
+        list[str],
+        typer.Argument(metavar="LIMIT=N...", help=f"Out of {', '.join(BREAKER)}."),
+    ],
+    reason: ReasonOption = "",
+    author: AuthorOption = "",
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Set limits of a pool; those not named stay."""
+    from tidegate_api.admin.v1.admin_pb2 import SetBreakerRequest
+
+    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
+    request = SetBreakerRequest(
+        pool=pool,
+        options=change.to_proto(),
+        **parse_settings(limits, BREAKER),  # type: ignore[arg-type]  # whole where they must be
+    )
+    perform(change, output, lambda stub, bound: stub.SetBreaker(request, timeout=bound))
+
+
+def slow_start(
+    pool: Annotated[str, typer.Argument(help="The pool.")],
+    ramp: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FIELD=N...", help="Out of window (30s), aggression and min (percent)."
+        ),
+    ],
+    reason: ReasonOption = "",
+    author: AuthorOption = "",
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Set how new replicas of a pool ramp up; fields not named stay."""
+    from tidegate_api.admin.v1.admin_pb2 import SetSlowStartRequest
+
+    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
+    request = SetSlowStartRequest(
+        pool=pool, options=change.to_proto(), **parse_settings(ramp, SLOW_START)
+    )
+    perform(change, output, lambda stub, bound: stub.SetSlowStart(request, timeout=bound))
+
+
+def shed(
+    pool: Annotated[str, typer.Argument(help="The pool.")],
+    percent: Annotated[
+        float, typer.Argument(min=0, max=100, help="Share of requests to refuse; 0 = none.")
+    ],
+    reason: ReasonOption = "",
+    author: AuthorOption = "",
+    dry_run: DryRunOption = False,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
+    server: ServerOption = DEFAULT_SERVER,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Refuse a share of a pool's requests with 503 (emergency brake)."""
+    from tidegate_api.admin.v1.admin_pb2 import SetDropOverloadRequest
+
+    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
+    request = SetDropOverloadRequest(pool=pool, percent=percent, options=change.to_proto())
+    perform(change, output, lambda stub, bound: stub.SetDropOverload(request, timeout=bound))
+
+
+def parse_settings(words: list[str], known: Mapping[str, str]) -> dict[str, float]:
+    """Read ``NAME=N`` words into values by field; only ``window`` takes a unit of time.
+
+    Raises:
+        typer.BadParameter: A word is no setting, names none, or names one twice.
+    """
+    values: dict[str, float] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        field = known.get(name)
+        if not equals or field is None:
+            raise typer.BadParameter(
+                f"{word!r}: write NAME=N with a name out of {', '.join(known)}"
+            )
+        if field in values:
+            raise typer.BadParameter(f"{name!r} is named twice")
+        number = _NUMBER.fullmatch(text)
+        if number is None or (number[2] and field != "window"):
+            raise typer.BadParameter(f"{word!r}: {text!r} is no number")
+        if field in _FRACTIONAL:
+            values[field] = float(number[1]) * _UNIT_S[number[2] or "s"]
+        elif "." in number[1] or int(number[1]) >= 2**32:
+            raise typer.BadParameter(f"{word!r}: write a whole number below {2**32}")
+        else:
+            values[field] = int(number[1])
+    return values

@@ -1,0 +1,125 @@
+"""``tidegate up``: control server, picker and Envoy for replicas that already run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.settings import MAX_WORKERS
+from tidegate.cli.errors import FAILED, OK, CliError
+from tidegate.cli.output import console
+from tidegate.cli.verbs.files import read_text
+from tidegate.stack.addresses import Addresses
+from tidegate.stack.assets import DemoExtraMissingError
+from tidegate.stack.local import LocalStack
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.supervisor import Crash, CrashError
+from tidegate.stack.processes.waiting import StackError
+from xds_server.fleet.load import FleetError, load_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from tidegate.stack.envoy import XdsProtocol
+    from xds_server.fleet.model.fleet import Fleet
+
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What ``up`` was asked for; addresses are ``ip:port``."""
+
+    fleet: Path
+    ads: str
+    admin: str
+    envoy_admin: str
+    state: Path | None
+    protocol: XdsProtocol
+
+
+def plan_addresses(fleet: Fleet, options: UpOptions, ports: HeldPorts) -> Addresses:
+    """Return where the parts listen: as the fleet and the options say, the rest on free ports.
+
+    Where the fleet names several pickers, ``up`` starts one picker with a worker at each address.
+
+    Raises:
+        CliError: the fleet names no picker, or more than one can have workers.
+    """
+    pickers = fleet.pickers.addresses
+    if not 1 <= len(pickers) <= MAX_WORKERS:
+        raise CliError(
+            f"the fleet names {len(pickers)} pickers but `up` starts 1 to {MAX_WORKERS}; start "
+            "the parts yourself with `tidegate xds`, `tidegate picker` and Envoy"
+        )
+    return Addresses(
+        listener=fleet.listener.address,
+        ads=options.ads,
+        admin=options.admin,
+        control_metrics=ports.address(),
+        picker=pickers[0],
+        more_pickers=tuple(pickers[1:]),
+        more_picker_metrics=tuple(ports.address() for _ in pickers[1:]),
+        picker_metrics=ports.address(),
+        envoy_admin=options.envoy_admin,
+    )
+
+
+async def run(options: UpOptions) -> int:
+    """Start everything, stay until SIGINT, SIGTERM or a crash; return the exit code.
+
+    Raises:
+        CliError: the fleet file is bad or something did not start.
+    """
+    text, source = read_text(str(options.fleet))
+    try:
+        fleet = load_text(text, source)
+    except FleetError as error:
+        raise CliError(str(error)) from error
+    out = console()
+    with HeldPorts() as ports:
+        stack = LocalStack(
+            replicas=(),
+            fleet_file=options.fleet.resolve(),
+            addresses=plan_addresses(fleet, options, ports),
+            state=options.state,
+            protocol=options.protocol,
+            on_progress=lambda step, detail: out.print(f"{step}: {detail}", markup=False),
+        )
+        try:
+            async with stack:
+                crash = await _stay(out, stack)
+        except (CrashError, StackError, DemoExtraMissingError) as error:
+            raise CliError(str(error)) from error
+    if crash is None:
+        return OK
+    console(stderr=True).print(f"tidegate: {crash}", markup=False, style="red")
+    return FAILED
+
+
+async def _stay(out: Console, stack: LocalStack) -> Crash | None:
+    """Wait for a signal (``None``) or a crash."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    out.print(
+        f"up: HTTP and gRPC at {stack.http_address}; `tidegate status --server "
+        f"{stack.admin_address}` shows it, edits of {stack.fleet_file} are taken over; "
+        "Ctrl-C stops",
+        markup=False,
+    )
+    crashed = asyncio.create_task(stack.crashed())
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait({crashed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return crashed.result() if crashed in done else None
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+        for task in (crashed, stopped):
+            task.cancel()
+        await asyncio.gather(crashed, stopped, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""Triton replicas as child processes."""

@@ -1,0 +1,168 @@
+"""A set of Triton replicas that several stacks can share."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final, Self
+
+import aiohttp
+
+from tidegate.stack.fleet import CANARY_VERSION, LLM_MODEL, STABLE_VERSION
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.supervisor import Supervisor
+from tidegate.stack.processes.waiting import http_ok, wait_until
+from tidegate.stack.runfolder import RunFolder
+from tidegate.stack.tritons import replica as triton
+from tidegate.stack.tritons.replica import MODELS, TritonReplica
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+READY_TIMEOUT_S: Final = 90.0
+"""A replica starts in about 3 s; many at once on a small machine take a multiple."""
+
+
+class Tritons:
+    """Replicas ``r1`` to ``rN``; an async context manager.
+
+    The last one is the canary (version 2 of the language model) when there are at least two; the
+    others serve version 1.
+
+    Args:
+        count: how many.
+        models: which models each of them serves.
+        env: added to their environment, e.g. ``{"TOY_LLM_TIME_SCALE": "0.1"}``.
+        run: the run folder; a fresh one by default.
+        source: folder of the models; the project's own by default.
+        on_progress: told ``(step, detail)`` as replicas become ready.
+    """
+
+    def __init__(
+        self,
+        count: int = 3,
+        *,
+        models: Sequence[str] = MODELS,
+        env: Mapping[str, str] | None = None,
+        run: RunFolder | None = None,
+        source: Path | None = None,
+        on_progress: Callable[[str, str], None] | None = None,
+    ) -> None:
+        if count < 1:
+            raise ValueError(f"{count} replicas; there must be at least 1")
+        self._count = count
+        self._models = tuple(models)
+        self._env = dict(env or {})
+        self._given_run = run
+        self._source = source
+        self._on_progress = on_progress
+        self._exit = AsyncExitStack()
+        self.replicas: tuple[TritonReplica, ...] = ()
+        """The replicas, once started."""
+
+    async def __aenter__(self) -> Self:
+        """Start all replicas and wait until each of their models is ready.
+
+        Raises:
+            DemoExtraMissingError: Triton is not installed.
+            CrashError: a replica crashed while it started.
+            StackError: a replica was not ready in time.
+        """
+        installation = triton.find_triton()
+        async with AsyncExitStack() as exit_:
+            self._run = self._given_run or exit_.enter_context(RunFolder.create())
+            triton.sweep_shared_memory(self._run.path.parent)
+            ports = exit_.enter_context(HeldPorts())
+            self._http = await exit_.enter_async_context(aiohttp.ClientSession())
+            self.supervisor = Supervisor(self._run.logs, on_exit=self._exited)
+            exit_.push_async_callback(self.supervisor.stop)
+            self.replicas = plan_replicas(self._count, self._models, ports)
+            backends = triton.prepare_backends(self._run, installation)
+            for replica in self.replicas:
+                repository = triton.prepare_repository(self._run, replica, self._source)
+                prefix = triton.shared_memory_prefix(self._run, replica.name)
+                await self.supervisor.start(
+                    replica.name,
+                    triton.triton_command(installation, replica, repository, backends, prefix),
+                    triton.triton_environment(installation, replica, self._env),
+                    group=True,
+                )
+            await asyncio.gather(*(self.wait_ready(replica.name) for replica in self.replicas))
+            self._exit = exit_.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop all replicas."""
+        await self._exit.aclose()
+
+    @property
+    def run(self) -> RunFolder:
+        """The run folder with their logs."""
+        return self._run
+
+    def replica(self, name: str) -> TritonReplica:
+        """Return a replica by its name.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        for replica in self.replicas:
+            if replica.name == name:
+                return replica
+        raise KeyError(name)
+
+    async def kill(self, name: str, sig: signal.Signals | None = None) -> None:
+        """Kill a replica's whole process group (SIGKILL by default) and wait until it is gone."""
+        if sig is None:
+            await self.supervisor.kill(name)
+        else:
+            await self.supervisor.kill(name, sig)
+
+    async def restart(self, name: str) -> None:
+        """Start a replica again on its old addresses and wait until its models are ready."""
+        await self.supervisor.restart(name)
+        await self.wait_ready(name)
+
+    async def wait_ready(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait until each model of a replica is ready."""
+        replica = self.replica(name)
+        for url in replica.ready_urls():
+            await wait_until(
+                lambda url=url: http_ok(self._http, url),  # type: ignore[misc]  # a loop's value
+                f"replica {name}",
+                timeout_s=timeout_s,
+                supervisors=(self.supervisor,),
+            )
+        if self._on_progress is not None:
+            self._on_progress("triton", f"{name} serves {describe(replica)} at {replica.http}")
+
+    def _exited(self, name: str) -> None:
+        triton.remove_shared_memory(self._run, name)
+
+
+def plan_replicas(count: int, models: Sequence[str], ports: HeldPorts) -> tuple[TritonReplica, ...]:
+    """Return ``r1`` to ``rN`` with free addresses; the last of several is the canary."""
+    replicas = []
+    for number in range(1, count + 1):
+        canary = number == count and count > 1
+        version = CANARY_VERSION if canary else STABLE_VERSION
+        replicas.append(
+            TritonReplica(
+                name=f"r{number}",
+                http=ports.address(),
+                grpc=ports.address(),
+                metrics=ports.address(),
+                variant="canary" if canary else "stable",
+                models={
+                    model: (version if model == LLM_MODEL else STABLE_VERSION,) for model in models
+                },
+            )
+        )
+    return tuple(replicas)
+
+
+def describe(replica: TritonReplica) -> str:
+    """Say in a few words what a replica serves."""
+    return ", ".join(f"{model} v{'+'.join(versions)}" for model, versions in replica.models.items())

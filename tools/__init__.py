@@ -1,0 +1,1 @@
+"""Build tools of a checkout; no wheel carries them."""

@@ -1,0 +1,192 @@
+"""The picker's own code, compiled: ``TIDEGATE_COMPILE=1 pip install .`` (``hatch_build.py``).
+
+mypyc makes C of the modules that a request passes; mypy's types are what it works with. The Python
+source stays the truth: what is compiled is the same text, and everything runs without.
+
+Rules:
+
+1. The checkout is only read. Sources are copied into a folder and compiled there.
+2. Modules with public dataclasses stay Python: mypyc looks at their types while they are imported,
+   and orjson cannot read compiled ones.
+3. The types of named tuples are put in quotes in the copy, as mypyc would look at them too, though
+   ``from __future__ import annotations`` says that nobody does.
+4. Compiled code does not look its own constants and methods up: what a test replaces there is not
+   replaced.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+PACKAGES: Final = ("ext_proc", "tidegate_api")
+"""What is copied: all that the compiled modules import of ours."""
+
+ON_THE_WAY: Final = (
+    "ext_proc/server/answers.py",
+    "ext_proc/routing/**/*.py",
+    "ext_proc/exchange/*.py",
+    "ext_proc/requests/**/*.py",
+    "ext_proc/feedback/entries.py",
+    "ext_proc/feedback/fold.py",
+    "ext_proc/feedback/wire.py",
+    "ext_proc/server/h2/*.py",
+    "ext_proc/observability/series.py",
+    "ext_proc/server/stream.py",
+    "ext_proc/server/wire.py",
+    "ext_proc/workers/account.py",
+    "ext_proc/workers/decode.py",
+    "ext_proc/workers/encode.py",
+    "tidegate_api/names.py",
+)
+"""What a request and its log entry pass, at the worker that has it and at the others."""
+
+LEFT_OUT: Final = frozenset(
+    {
+        "ext_proc/requests/parsing/cut_text.py",  # a kind of str, which mypyc does not make
+        "ext_proc/routing/values/pool.py",  # rule 2
+        "ext_proc/routing/values/reading.py",  # rule 2
+        "ext_proc/routing/values/refusal.py",  # rule 2
+        "ext_proc/routing/values/settings.py",  # rule 2
+    }
+)
+
+GROUP: Final = "tidegate_picker"
+"""Names the library that holds the code of all modules; each has a small one beside it."""
+
+
+def chosen(root: Path) -> list[str]:
+    """Return the modules that are compiled, as paths below ``root``.
+
+    Raises:
+        ValueError: A glob matches no file, or an entry that is left out is in no glob: a module
+            has moved, and it would silently stay uncompiled.
+    """
+    matches = {
+        glob: {path.relative_to(root).as_posix() for path in root.glob(glob)} for glob in ON_THE_WAY
+    }
+    found = set().union(*matches.values())
+    stale = [glob for glob, paths in matches.items() if not paths] + sorted(LEFT_OUT - found)
+    if stale:
+        raise ValueError(f"these name no module to compile any more: {', '.join(stale)}")
+    return sorted(found - LEFT_OUT)
+
+
+def quoted(source: str) -> str:
+    """Return a module's text with the types of its named tuples in quotes, line by line the same.
+
+    Raises:
+        ValueError: A type goes over several lines, or has both kinds of quotes.
+    """
+    lines = source.encode().splitlines(keepends=True)
+    for at in _tuple_types(ast.parse(source)):
+        line = lines[at.lineno - 1]
+        text = line[at.col_offset : at.end_col_offset]
+        mark = b"'" if b'"' in text else b'"'
+        if at.end_lineno != at.lineno or mark in text:
+            raise ValueError(f"line {at.lineno}: a type that cannot be put in quotes")
+        lines[at.lineno - 1] = (
+            line[: at.col_offset] + mark + text + mark + line[at.end_col_offset :]
+        )
+    return b"".join(lines).decode()
+
+
+def _tuple_types(tree: ast.Module) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and any(
+            isinstance(base, ast.Name) and base.id == "NamedTuple" for base in node.bases
+        ):
+            for each in node.body:
+                if isinstance(each, ast.AnnAssign):
+                    yield each.annotation
+
+
+def prepare(root: Path, folder: Path) -> None:
+    """Copy the sources from ``root`` into an empty ``folder``, ready for mypyc."""
+    for package in PACKAGES:
+        shutil.copytree(
+            root / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for name in chosen(folder):
+        path = folder / name
+        path.write_text(quoted(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def compile_picker(root: Path, work: Path) -> dict[str, str]:
+    """Compile the picker of a checkout.
+
+    It takes a minute or two, a C compiler and Python's headers.
+
+    Args:
+        root: The checkout.
+        work: A folder for what is made on the way; what lies there is removed.
+
+    Returns:
+        Path of each library that was made, and where it belongs below the packages' folder.
+
+    Raises:
+        RuntimeError: It failed; the text is what mypyc or the C compiler said at the end.
+    """
+    shutil.rmtree(work, ignore_errors=True)
+    source, made = work / "source", work / "made"
+    prepare(root, source)
+    command = (sys.executable, str(Path(__file__).resolve()), str(made), *chosen(source))
+    ended = subprocess.run(  # noqa: S603 - ourselves
+        command,
+        cwd=source,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    if ended.returncode != 0:
+        said = ended.stdout.decode("utf-8", "replace").strip()[-4000:]
+        raise RuntimeError(f"the picker could not be compiled:\n{said}")
+    return {str(path): path.relative_to(made).as_posix() for path in sorted(made.rglob("*.so"))}
+
+
+def is_current(root: Path, folder: Path) -> bool:
+    """Tell whether ``folder`` (``build/compiled``) was made of what now is in the checkout."""
+    return bool(list(folder.glob(f"{GROUP}*.so"))) and all(
+        (folder / each).is_file() and (folder / each).read_bytes() == (root / each).read_bytes()
+        for package in PACKAGES
+        for each in (path.relative_to(root) for path in (root / package).rglob("*.py"))
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Compile modules in the current folder: where to, then their paths."""
+    from mypyc.build import mypycify  # noqa: PLC0415 - only who compiles has it
+    from setuptools import setup  # noqa: PLC0415 - same
+
+    made, *paths = arguments
+    # Types of other packages are not needed, and where pip builds they are not there.
+    flags = ["--config-file=", "--ignore-missing-imports", "--cache-dir=../types"]
+    setup(
+        name=GROUP,
+        packages=[],
+        py_modules=[],
+        ext_modules=mypycify(
+            [*flags, *paths],
+            opt_level="2",
+            debug_level="0",
+            target_dir="../c",
+            group_name=GROUP,
+        ),
+        script_args=[
+            *("build_ext", f"--build-lib={made}", "--build-temp=../temporary"),
+            f"--parallel={os.cpu_count() or 1}",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,405 @@
+"""The only writer of the fleet: every change, whoever asks for it, passes here.
+
+Laws:
+
+1. Changes are made one after the other, each on what the one before left.
+2. A change is judged as a whole - rules, then resources - before anything is stored, stored
+   before it is published, and published once. What fails on the way changes nothing.
+3. What changes nothing makes no revision.
+4. A revision that clients refuse does not stay in force unseen: it is marked with their words,
+   and before anything else is changed a new revision leads back to the last good one. Drains and
+   the coming and going of replicas survive that (``xds_server.fleet.fallback``).
+5. A change that has its turn is finished even if nobody waits for it any more.
+6. At most ``MAX_WAITING`` changes wait for their turn; further ones are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from xds_server.control.operation import MAX_TIMEOUT_S, Busy, Change, ChangeOptions, told
+from xds_server.control.rollout import Rollout
+from xds_server.fleet import change as changes_of
+from xds_server.fleet.diff import diff
+from xds_server.fleet.fallback import fallen_back, led_back
+from xds_server.fleet.load import check, load_text
+from xds_server.fleet.revision import FileState, FleetState, Revision, following, text_hash
+from xds_server.fleet.store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from xds_server.control.publisher import Publisher
+    from xds_server.control.rollout import Planned, Published
+    from xds_server.fleet.findings import Told
+    from xds_server.fleet.model.fleet import Fleet
+    from xds_server.fleet.store import RevisionStore
+
+MAX_WAITING = 64
+GOES_BACK = "tidegate"
+"""Author of the revisions that lead back."""
+
+_T = TypeVar("_T")
+_log = structlog.get_logger(__name__)
+
+
+class Control:
+    """Changes the fleet.
+
+    Args:
+        store: Where revisions are kept.
+        publisher: Who brings them to clients.
+        unix_ms: Wall clock, Unix milliseconds.
+        monotonic_s: Monotonic clock, seconds.
+        on_revision: Is told the number of each revision that comes into force.
+    """
+
+    def __init__(
+        self,
+        store: RevisionStore,
+        publisher: Publisher,
+        unix_ms: Callable[[], int],
+        monotonic_s: Callable[[], float],
+        on_revision: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.file_error: str = ""
+        """Why the fleet file on disk is not in force; empty when it is."""
+        self.refusal: str = ""
+        """Which revision clients refused last, and why; empty once a later one is in force."""
+        self._store = store
+        self._rollout = Rollout(publisher)
+        self._unix_ms = unix_ms
+        self._monotonic_s = monotonic_s
+        self._on_revision = on_revision
+        self._turn = asyncio.Lock()
+        self._state: FleetState | None = None
+        self._tasks: set[asyncio.Task[tuple[Change, Published | None]]] = set()
+        self._watchers: set[asyncio.Task[None]] = set()
+
+    @property
+    def fleet(self) -> Fleet:
+        """The fleet in force.
+
+        Raises:
+            RuntimeError: There is none yet.
+        """
+        return _there(self._state).fleet
+
+    @property
+    def revision(self) -> int:
+        """Number of the revision in force; 0 if there is none yet."""
+        return 0 if self._state is None else self._state.revision.number
+
+    @property
+    def incarnations(self) -> Mapping[str, int]:
+        """The incarnation of each endpoint that has not its first one."""
+        known = {} if self._state is None else self._state.incarnations
+        return {endpoint: number for endpoint, (number, _) in known.items()}
+
+    async def tell(self, told: Told) -> None:
+        """Publish the fleet in force with these replicas marked sick; it makes no revision.
+
+        Raises:
+            StoreError: The way back from a refused revision could not be stored.
+        """
+        async with self._turn:
+            await self._go_back()
+            self._rollout.told = told
+            if self._state is not None:
+                self._publish(self._state)
+
+    async def start(self, text: str, source: str) -> Change:
+        """Bring the stored fleet into force, and the file's if it was edited since.
+
+        Args:
+            text: Content of the fleet file.
+            source: The file's name, for messages.
+
+        Raises:
+            FleetError: The file is no valid fleet.
+            StoreError: The store cannot be used.
+        """
+        self._state = await asyncio.to_thread(self._store.latest)
+        if self._state is not None:
+            self._publish(self._state)
+        return await self.apply_file(text, source)
+
+    async def stop(self) -> None:
+        """Finish the changes under way; the store is its owner's to close."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+
+    async def apply_file(self, text: str, source: str) -> Change:
+        """Take over the fleet file, if it is not the one taken over last.
+
+        Weights and drains that operators set at run time survive where the edit did not touch
+        them (``xds_server.fleet.change.merge``). ``file_error`` tells how it went.
+
+        Raises:
+            FleetError: It is no valid fleet; the running one stays in force.
+            StoreError: It could not be stored; the same.
+            Busy: Too many changes wait.
+        """
+        digest = text_hash(text)
+        try:
+            known = None if self._state is None else self._state.file
+            if known is not None and known.text_hash == digest:
+                result = Change(self.revision, ())
+            else:
+                file = FileState(digest, load_text(text, source))
+                options = ChangeOptions("fleet file", f"{source} changed")
+                result = await self._make(lambda live: self._merged(file, live), options, file)
+        except Exception as error:
+            self.file_error = str(error)
+            raise
+        self.file_error = ""
+        return result
+
+    async def apply(self, fleet: Fleet, options: ChangeOptions) -> Change:
+        """Make ``fleet`` the fleet in force, exactly.
+
+        Raises:
+            FleetError: It breaks rules.
+            StoreError: It could not be stored.
+            Busy: Too many changes wait.
+        """
+        return await self._make(lambda _: fleet, options)
+
+    async def set_weights(
+        self, pool: str, weights: Mapping[str, int], options: ChangeOptions
+    ) -> Change:
+        """Set weights of a pool's variants; those not named keep theirs.
+
+        Raises:
+            UnknownName: No such pool or variant.
+            BadChange: A weight is out of range.
+            FleetError: All weights would be 0, or the like.
+            StoreError: It could not be stored.
+            Busy: Too many changes wait.
+        """
+        return await self._make(
+            lambda live: changes_of.set_weights(_there(live), pool, weights), options
+        )
+
+    async def set_draining(self, endpoint: str, draining: bool, options: ChangeOptions) -> Change:
+        """Drain a replica (an id, or ``pool/id`` to mean one pool), or take it back.
+
+        Raises:
+            UnknownName: No such endpoint.
+            StoreError: It could not be stored.
+            Busy: Too many changes wait.
+        """
+        return await self._make(
+            lambda live: changes_of.set_draining(_there(live), endpoint, draining), options
+        )
+
+    async def set_section(
+        self,
+        pool: str,
+        section: changes_of.Section,
+        values: Mapping[str, float],
+        options: ChangeOptions,
+    ) -> Change:
+        """Set fields of a pool's limits or ramp; fields not named keep theirs.
+
+        Raises:
+            UnknownName: No such pool.
+            BadChange: An unknown field, or a value out of range.
+            StoreError: It could not be stored.
+            Busy: Too many changes wait.
+        """
+        return await self._make(
+            lambda live: changes_of.set_section(_there(live), pool, section, values), options
+        )
+
+    async def set_drop_overload(self, pool: str, percent: float, options: ChangeOptions) -> Change:
+        """Make Envoy refuse a percentage of a pool's requests; 0 ends it.
+
+        Raises:
+            UnknownName: No such pool.
+            BadChange: The percentage is out of range.
+            StoreError: It could not be stored.
+            Busy: Too many changes wait.
+        """
+        return await self._make(
+            lambda live: changes_of.set_drop_overload(_there(live), pool, percent), options
+        )
+
+    async def difference(self, old: int, new: int) -> tuple[str, ...]:
+        """Return what differs between two revisions; 0 is the fleet in force.
+
+        Raises:
+            UnknownRevision: There is none of a number, or no longer.
+            StoreError: They cannot be read.
+        """
+        was = await asyncio.to_thread(self._store.fleet, old) if old else self.fleet
+        now = await asyncio.to_thread(self._store.fleet, new) if new else self.fleet
+        return diff(was, now)
+
+    async def rollback(self, revision: int, options: ChangeOptions) -> Change:
+        """Make the fleet of an earlier revision the fleet in force, as a new revision.
+
+        Raises:
+            UnknownRevision: There is none of that number, or no longer.
+            FleetError: It breaks rules that it did not break then.
+            StoreError: It could not be read or stored.
+            Busy: Too many changes wait.
+        """
+        fleet = await asyncio.to_thread(self._store.fleet, revision)
+        return await self._make(lambda _: fleet, options)
+
+    async def revisions(self, limit: int) -> tuple[Revision, ...]:
+        """Return at most ``limit`` revisions, newest first.
+
+        Raises:
+            StoreError: They cannot be read.
+        """
+        return await asyncio.to_thread(self._store.revisions, limit)
+
+    async def _make(
+        self,
+        step: Callable[[Fleet | None], Fleet],
+        options: ChangeOptions,
+        file: FileState | None = None,
+    ) -> Change:
+        began = self._monotonic_s()
+        if len(self._tasks) >= MAX_WAITING:
+            raise Busy(f"{MAX_WAITING} changes already wait for their turn; try again")
+        task = asyncio.create_task(self._take_turn(step, options, file))
+        task.add_done_callback(_retrieve)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        change, published = await asyncio.shield(task)
+        if not options.wait or published is None:
+            return change
+        outcome = await published.wait(options.timeout_s, self._monotonic_s)
+        # A publication that ended before the call took none of the caller's time.
+        ended = None if outcome.elapsed_s is None else self._monotonic_s() - began
+        return Change(change.revision, change.changes, outcome, ended)
+
+    async def _take_turn(
+        self, step: Callable[[Fleet | None], Fleet], options: ChangeOptions, file: FileState | None
+    ) -> tuple[Change, Published | None]:
+        async with self._turn:
+            await self._go_back()
+            live = None if self._state is None else self._state.fleet
+            fleet = step(live)
+            check(fleet)
+            lines = diff(live, fleet)
+            if not lines:
+                if file is not None and not options.dry_run:
+                    await self._remember(file)
+                return Change(self.revision, ()), self._rollout.newest
+            at, number = self._unix_ms(), self.revision + 1
+            revision = Revision(number, at, options.author, options.reason, lines)
+            state = following(self._state, fleet, revision, file)
+            # Built once before anything is kept: what cannot be published is never stored.
+            planned = await asyncio.to_thread(self._rollout.plan, state, self._rollout.reached())
+            if options.dry_run:
+                return Change(self.revision, lines), None
+            await self._keep(state)
+            change, newest = Change(state.revision.number, lines), self._rollout.newest
+            if newest is not None and newest.refused:
+                # What it was made on was refused in the meantime, so it goes the same way.
+                await self._go_back()
+                return change, newest
+            return change, self._publish(state, planned)
+
+    async def _keep(self, state: FleetState) -> None:
+        await asyncio.to_thread(self._store.append, state)
+        self._state = state
+        _log.info(
+            "revision_stored",
+            revision=state.revision.number,
+            author=state.revision.author,
+            reason=state.revision.reason,
+            changes=len(state.revision.changes),
+        )
+
+    def _merged(self, file: FileState, live: Fleet | None) -> Fleet:
+        if live is None or self._state is None:
+            return file.fleet
+        last = None if self._state.file is None else self._state.file.fleet
+        return changes_of.merge(last, file.fleet, live)
+
+    async def _remember(self, file: FileState) -> None:
+        await asyncio.to_thread(self._store.remember_file, file)
+        state = _there(self._state)
+        self._state = FleetState(state.revision, state.fleet, state.incarnations, file)
+
+    def _publish(self, state: FleetState, planned: Planned | None = None) -> Published:
+        published = self._rollout.publish(state, planned)
+        self._on_revision(state.revision.number)
+        watcher = asyncio.create_task(self._follow(published))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+        return published
+
+    async def _follow(self, published: Published) -> None:
+        """See a publication to its end, and note how it ended."""
+        number = published.state.revision.number
+        while True:
+            outcome = await published.publication.wait(MAX_TIMEOUT_S)
+            if outcome.state != "waiting":
+                break
+        for problem in outcome.problems:
+            _log.warning(
+                "client_behind",
+                revision=number,
+                client=problem.client,
+                state=problem.state,
+                type=problem.type,
+                message=problem.message,
+            )
+        try:
+            if outcome.state == "abandoned":
+                async with self._turn:
+                    await self._go_back()
+                return
+            if outcome.state == "done" and published.state.revision.author != GOES_BACK:
+                self.refusal = ""
+            await asyncio.to_thread(self._store.note, number, told(outcome))
+        except StoreError as error:
+            _log.error("outcome_not_stored", revision=number, error=str(error))
+
+    async def _go_back(self) -> None:
+        """Lead clients back to the last good state, if they refused the newest one.
+
+        Raises:
+            StoreError: That could not be stored; the next change tries again.
+        """
+        refused = self._rollout.newest
+        if refused is None or not refused.refused:
+            return
+        outcome, here, good = refused.outcome, _there(self._state), refused.good
+        number, words = refused.state.revision.number, told(outcome)
+        membership = all(problem.type != "EDS" for problem in outcome.problems)
+        fleet = fallen_back(good.fleet, here.fleet, membership=membership)
+        why = f"revision {number} was {words}"
+        reason = f"back to revision {good.revision.number}: {why}"
+        state = led_back(good, here, fleet, GOES_BACK, reason, self._unix_ms())
+        await self._keep(state)
+        refused.answered = True
+        self.refusal = f"{why}; revision {state.revision.number} leads back"
+        if here.file != good.file:
+            self.file_error = self.refusal
+        self._publish(state)
+        for passed in range(number, here.revision.number + 1):
+            await asyncio.to_thread(self._store.note, passed, words)
+
+
+def _there(value: _T | None) -> _T:
+    if value is None:
+        raise RuntimeError("the control server has no fleet yet")
+    return value
+
+
+def _retrieve(task: asyncio.Task[tuple[Change, Published | None]]) -> None:
+    """Look at a task's error, which nobody else may be left to see."""
+    if not task.cancelled():
+        task.exception()

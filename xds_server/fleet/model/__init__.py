@@ -1,0 +1,1 @@
+"""The fleet as pydantic models, and its JSON Schema."""

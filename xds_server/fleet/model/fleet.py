@@ -1,0 +1,384 @@
+"""The fleet: everything an operator may declare, as one immutable value.
+
+The same model reads the fleet file, answers the admin API and is published as JSON Schema
+(``tidegate validate --schema``). Field errors come from the types in ``fields``; what needs more
+than one field is checked in ``xds_server.fleet.rules.fleet``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from xds_server.fleet.model.fields import (
+    MAX_WEIGHT_SUM,
+    RESERVED_HEADER_PREFIXES,
+    CookieName,
+    CookieValue,
+    Duration,
+    EndpointId,
+    FilePath,
+    HeaderName,
+    HeaderValue,
+    HostPort,
+    HttpPath,
+    Label,
+    MetricsUrl,
+    ModelName,
+    ModelVersion,
+    Name,
+    Percentage,
+    ServerName,
+    Strict,
+)
+from xds_server.fleet.model.routing import (
+    MAX_NEEDS,
+    GpuWeightsSpec,
+    LearnedSpec,
+    ModelNeedsSpec,
+    PolicyName,
+)
+from xds_server.fleet.model.telemetry import EndpointTelemetry, PoolTelemetry
+
+
+class Match(Strict):
+    """Which requests belong to the pool."""
+
+    models: tuple[ModelName, ...] = ()
+    """Models it serves; in a path (`/v2/models/NAME`) or in the body."""
+    paths: tuple[HttpPath, ...] = ()
+    """Further exact paths whose body names the model, e.g. `/v1/chat/completions`."""
+
+
+class VariantMatch(Strict):
+    """What pins a request to a variant."""
+
+    headers: dict[HeaderName, HeaderValue] = Field(default={})
+    """All of these request headers must have exactly these values."""
+    cookies: dict[CookieName, CookieValue] = Field(default={})
+    """All of these cookies must have exactly these values. Envoy alone sees cookies: they pin
+    where path or headers name the pool, not where only the body does."""
+
+    @model_validator(mode="after")
+    def _reserved(self) -> Self:
+        for name in self.headers:
+            if name.startswith(RESERVED_HEADER_PREFIXES):
+                raise PydanticCustomError(
+                    "reserved_header",
+                    "header '{name}' is reserved and stripped from client requests; "
+                    "choose another name",
+                    {"name": name},
+                )
+        return self
+
+    def __bool__(self) -> bool:
+        """Tell whether it pins anything."""
+        return bool(self.headers or self.cookies)
+
+    def includes(self, other: VariantMatch) -> bool:
+        """Tell whether every request that this takes, ``other`` would take as well."""
+        return (
+            other.headers.items() <= self.headers.items()
+            and other.cookies.items() <= self.cookies.items()
+        )
+
+
+class VariantSpec(Strict):
+    """A named share of the pool: replicas that serve one version of the model."""
+
+    name: Name
+    weight: Annotated[int, Field(ge=0, le=MAX_WEIGHT_SUM)] = 1
+    """Relative share of the requests that nothing pins; 0 = none."""
+    model_version: ModelVersion | None = None
+    """The model version that these replicas serve. Requests are never rewritten."""
+    match: VariantMatch = VariantMatch()
+
+
+class EndpointSpec(Strict):
+    """One replica."""
+
+    id: EndpointId = ""
+    """Name of the replica, the same in each pool it serves; if omitted, its gRPC or else HTTP
+    address."""
+    http: HostPort | None = None
+    """Address of its HTTP port."""
+    grpc: HostPort | None = None
+    """Address of its gRPC port."""
+    metrics: MetricsUrl | None = None
+    """URL of its Prometheus page."""
+    variant: Name | None = None
+    """Its variant; the pool's first if omitted."""
+    capacity: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
+    """Relative strength; 2.0 takes twice the load of 1.0."""
+    zone: Label = ""
+    """Where it stands, for people and metrics, and for the pool's `zones`."""
+    labels: Annotated[dict[Label, Label], Field(max_length=64)] = Field(default={})
+    """Free key-value pairs, carried to the pickers."""
+    device: Label = ""
+    """What it computes on, e.g. `a100`; for the pool's `model_needs`."""
+    adapters: Annotated[tuple[Label, ...], Field(max_length=1024)] = ()
+    """LoRA adapters that are loaded on it, as requests name them."""
+    draining: bool = False
+    """Takes no new work."""
+    telemetry: EndpointTelemetry = EndpointTelemetry()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_id(cls, data: Any) -> Any:
+        if isinstance(data, dict) and not data.get("id"):
+            return {**data, "id": data.get("grpc") or data.get("http") or ""}
+        return data
+
+    @model_validator(mode="after")
+    def _has_address(self) -> Self:
+        if self.http is None and self.grpc is None:
+            raise PydanticCustomError("no_address", "an endpoint needs `grpc`, `http` or both", {})
+        return self
+
+
+BodyMode = Literal["none", "peek", "full"]
+
+
+class Routing(Strict):
+    """How the picker chooses."""
+
+    policy: PolicyName = "auto"
+    """How the picker prices replicas; docs/routing.md says which is for what."""
+    allow_override: Annotated[tuple[PolicyName, ...], Field(max_length=32)] = ()
+    """Policies that a request may ask for with the header `tidegate-policy`."""
+    body: BodyMode = "peek"
+    """How much of a request's body the picker reads: nothing, a bounded first part, or all."""
+    first_message: Literal["none", "duplex"] = "none"
+    """Whether a gRPC stream (ModelStreamInfer) is routed by its headers alone, or by its first
+    message, with every message going through the picker: then a stream breaks with its picker."""
+    fallbacks: Annotated[int, Field(ge=0, le=8)] = 2
+    """Further endpoints behind the pick, which Envoy's retries walk."""
+    session_header: HeaderName = "x-session-id"
+    """Requests of one session draw the same variant."""
+    block_chars: Annotated[int, Field(ge=16, le=65_536)] = 256
+    """Characters of prompt in one prefix block."""
+    block_tokens: Annotated[int, Field(ge=4, le=16_384)] = 64
+    """The same in tokens, where a request carries token ids or the pool has a `tokenizer`."""
+    tokenizer: FilePath | None = None
+    """The model's Hugging Face `tokenizer.json`, as the pickers see it: prompts are cut into blocks
+    by their exact tokens. If omitted, by characters, which costs less."""
+    index_blocks: Annotated[int, Field(ge=16, le=10_000_000)] = 100_000
+    """Bound of the prefix index, blocks per endpoint."""
+    index_ttl: Duration = 600.0
+    """A prefix unused for so long is forgotten."""
+    sequence_idle: Duration = 60.0
+    """A sequence keeps its replica for so long after its last request; at least Triton's
+    `max_sequence_idle_microseconds`."""
+    load_factor: Annotated[float, Field(ge=1, le=100)] = 1.5
+    """The cached replica is chosen while its load is at most this factor above the mean."""
+    gpu_weights: GpuWeightsSpec = GpuWeightsSpec()
+    learned: LearnedSpec = LearnedSpec()
+    co_batch_hold_ms: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Policy `co-batch`: longest time for which a request waits for companions, where the rate
+    makes one likely; 0 = none waits."""
+    adapters: Literal["ignore", "prefer", "require"] = "prefer"
+    """Whether replicas that have a request's LoRA adapter loaded are preferred or required."""
+    prefer_zone: bool = False
+    """Replicas of the picker's own zone (its `--zone`) are preferred."""
+    spill_factor: Annotated[float, Field(ge=1, le=100)] = 1.5
+    """A preferred replica (zone, adapter, device) is kept to while its requests in flight are at
+    most this factor above the mean."""
+    peek_bytes: Annotated[int, Field(ge=4096, le=16 * 2**20)] = 65_536
+    """In body mode `peek`: about how much of a body the picker reads, and the largest body that
+    Envoy can send again to another replica."""
+    max_body: Annotated[int, Field(ge=1024, le=256 * 2**20)] = 4 * 2**20
+    """Bytes; in body mode `full` a larger request is refused with 413."""
+
+
+class SlowStartSpec(Strict):
+    """The ramp of a new replica (Envoy's formula, applied by Envoy and picker alike)."""
+
+    window: Duration = 30.0
+    """0 switches it off."""
+    aggression: Annotated[float, Field(gt=0, le=100)] = 1.0
+    min_weight_percent: Annotated[float, Field(ge=0, le=100)] = 10.0
+
+
+class CircuitBreaker(Strict):
+    """Bounds that Envoy keeps per variant, and the picker per endpoint."""
+
+    max_connections: Annotated[int, Field(ge=1, le=2**31)] = 1024
+    max_pending: Annotated[int, Field(ge=1, le=2**31)] = 512
+    max_requests: Annotated[int, Field(ge=1, le=2**31)] = 1024
+    max_connections_per_endpoint: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """Most connections from one Envoy to one replica; 0 = no limit. Not changed over RTDS."""
+    per_endpoint_in_flight: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """Most requests in flight on one replica, kept by the picker; 0 = no limit."""
+    retry_budget_percent: Annotated[float, Field(ge=0, le=100)] = 50.0
+    """Share of a variant's active requests that may be retries. A replica that dies takes its
+    whole share of them with it: half, where two replicas serve."""
+    min_retries: Annotated[int, Field(ge=0, le=2**31)] = 32
+    """So many retries may be active however small that share is."""
+
+
+class OutlierSpec(Strict):
+    """Passive ejection, by Envoy and by the pickers."""
+
+    consecutive_failures: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Failures in a row (5xx, resets, refused connections) that eject a replica."""
+    interval: Annotated[Duration, Field(gt=0)] = 5.0
+    base_ejection: Annotated[Duration, Field(gt=0)] = 10.0
+    """Length of the first ejection; each further one is longer by this."""
+    max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = 50
+    failure_percent: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 50.0
+    """Share of failures for which a picker ejects a replica, unless its peers fail as much;
+    0 = off."""
+    latency_factor: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.0
+    """A picker ejects a replica whose first bytes come so many times later than its peers'; 0 =
+    off, as caches make honest replicas differ. Otherwise at least 1."""
+    frozen_after: Duration = 30.0
+    """A picker ejects a replica that has work in flight and gave no sign of life for so long, no
+    byte and no changed gauge, while its peers did; 0 = off."""
+
+    @model_validator(mode="after")
+    def _factor(self) -> Self:
+        if 0 < self.latency_factor < 1:
+            raise PydanticCustomError(
+                "latency_factor", "`latency_factor` must be 0 (off) or at least 1", {}
+            )
+        return self
+
+
+class HealthSpec(Strict):
+    """Health checks, by Envoy and by the pickers."""
+
+    interval: Annotated[Duration, Field(gt=0)] = 5.0
+    timeout: Annotated[Duration, Field(gt=0)] = 1.0
+    unhealthy_after: Annotated[int, Field(ge=1, le=100)] = 2
+    healthy_after: Annotated[int, Field(ge=1, le=100)] = 1
+    path: HttpPath | None = None
+    """HTTP path to probe; the readiness of the pool's first model if omitted."""
+    repository: bool = False
+    """Pickers ask Triton's repository index too: a model that is there and not READY gets no
+    work. Only over HTTP."""
+    gpu_memory_free_percent: Annotated[float, Field(ge=0, lt=100, allow_inf_nan=False)] = 0.0
+    """A replica whose GPUs have less memory free than this gets no new work; 0 = off."""
+    share: bool = False
+    """Pickers report the sick replicas that they find, and all pickers and Envoys leave them
+    alone."""
+    quorum: Annotated[int, Field(ge=1, le=100)] = 1
+    """With `share`: so many pickers must find the same replica sick."""
+
+
+class Timeouts(Strict):
+    """Bounds on a request."""
+
+    request: Duration = 0.0
+    """From the end of the request to the end of the response; 0 = none, as generations are long."""
+    idle: Duration = 300.0
+    """A stream without a byte in either direction for so long is ended."""
+
+
+class Shadow(Strict):
+    """Copies of requests, whose answers nobody sees."""
+
+    variant: Name
+    """Where copies go; in the same pool a variant of weight 0."""
+    pool: Name | None = None
+    """Pool of that variant; the same if omitted. Its replicas serve this pool's models too."""
+    percent: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 100.0
+    """Share of requests that are copied."""
+
+
+class UpstreamTls(Strict):
+    """TLS to a pool's replicas. The files are read by each Envoy, and again when they change."""
+
+    ca: FilePath | None = None
+    """Certificates that a replica's must be signed by; unchecked if omitted."""
+    certificate: FilePath | None = None
+    """Envoy's own certificate (PEM), where replicas ask for one."""
+    key: FilePath | None = None
+    """Its private key."""
+    server_name: ServerName | None = None
+    """Name to ask for, and, with `ca`, the name that the replica's certificate must have."""
+
+
+class ListenerTls(Strict):
+    """TLS to clients. The files are read by each Envoy, and again when they change."""
+
+    certificate: FilePath
+    """Certificate chain (PEM)."""
+    key: FilePath
+    """Its private key."""
+    client_ca: FilePath | None = None
+    """If given, clients must show a certificate signed by one of these."""
+
+
+class PoolSpec(Strict):
+    """Replicas that serve the same models, and how they are used."""
+
+    name: Name
+    default: bool = False
+    """Takes requests whose pool only the body names, whenever no picker answers."""
+    match: Match
+    variants: Annotated[tuple[VariantSpec, ...], Field(min_length=1)] = (
+        VariantSpec(name="stable"),
+    )
+    endpoints: tuple[EndpointSpec, ...] = ()
+    routing: Routing = Routing()
+    model_needs: Annotated[tuple[ModelNeedsSpec, ...], Field(max_length=MAX_NEEDS)] = ()
+    """What single models need of a replica."""
+    slow_start: SlowStartSpec = SlowStartSpec()
+    circuit_breaker: CircuitBreaker = CircuitBreaker()
+    outlier: OutlierSpec = OutlierSpec()
+    health: HealthSpec = HealthSpec()
+    timeouts: Timeouts = Timeouts()
+    zones: tuple[Label, ...] = ()
+    """Zones in the order in which Envoy, left to itself, prefers their replicas; further zones
+    come last. Empty = all alike."""
+    shadow: Shadow | None = None
+    """Copies requests to a variant without traffic of its own."""
+    drop_overload: Percentage = 0.0
+    """Emergency brake: Envoy refuses this share of the pool's requests with 503."""
+    upstream_tls: UpstreamTls | None = None
+    """Speak TLS to the replicas."""
+    telemetry: PoolTelemetry = PoolTelemetry()
+
+    def variant_of(self, endpoint: EndpointSpec) -> str:
+        """Return the name of the variant to which ``endpoint`` belongs."""
+        return endpoint.variant or self.variants[0].name
+
+
+class ListenerSpec(Strict):
+    """Where clients connect."""
+
+    address: HostPort = "127.0.0.1:10000"
+    debug_headers: bool = False
+    """Answer with `x-tidegate-served-by`, the replica's address."""
+    buffer_bytes: Annotated[int, Field(ge=16_384, le=16 * 2**20)] = 65_536
+    """What Envoy buffers of one connection, each way. Also bounds what `peek` collects."""
+    headers_timeout: Duration = 10.0
+    """How long a client may take to send a request's headers; 0 = no limit. A body that stalls is
+    ended by the pool's `timeouts.idle`."""
+    tls: ListenerTls | None = None
+    """Accept TLS only."""
+
+
+class Pickers(Strict):
+    """The pickers that Envoy asks."""
+
+    addresses: tuple[HostPort, ...] = ("127.0.0.1:18001",)
+    timeout: Annotated[Duration, Field(gt=0)] = 1.0
+    """How long Envoy waits for an answer before it goes on by itself. A dead picker costs nothing
+    (Envoy's health check), so this bounds only a slow one; too short, and sequences lose their
+    replica whenever the machine is busy."""
+    fail_open: bool = True
+    """Without an answer Envoy balances by itself; otherwise the request fails."""
+
+
+class Fleet(Strict):
+    """The whole desired state."""
+
+    listener: ListenerSpec = ListenerSpec()
+    pickers: Pickers = Pickers()
+    on_reject: Literal["rollback", "keep"] = "rollback"
+    """When an Envoy refuses new routes while others took them: all go back, or the others keep
+    them."""
+    pools: Annotated[tuple[PoolSpec, ...], Field(min_length=1)]

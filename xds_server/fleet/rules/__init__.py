@@ -1,0 +1,1 @@
+"""The rules that hold between the fields of a fleet."""

@@ -1,0 +1,320 @@
+"""What must hold between the fields of a fleet.
+
+Laws:
+
+1. ``problems`` is the only judge: a fleet for which it returns nothing can be published.
+2. Every problem names its place and what to write instead; all are reported at once.
+3. A pool serves a *form* whose pool only the body names - gRPC, or one of its extra paths - if
+   it has a replica that speaks the protocol. Of the pools that share a form exactly one is its
+   default; a pool alone is the default without saying so.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+from xds_server.fleet.model.fields import MAX_WEIGHT_SUM, RESERVED_HEADER_PREFIXES, split_host_port
+from xds_server.fleet.rules.kv_events import kv_events
+from xds_server.fleet.rules.problem import Location, Problem, repeated, spell
+from xds_server.fleet.rules.routing import constraints
+from xds_server.fleet.rules.traffic import traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tidegate_api.names import Protocol
+    from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
+
+_OWN_PREFIXES = ("/v2/", "/inference.GRPCInferenceService/")
+_RESERVED_POOL_NAMES = frozenset({"unnamed"})  # would read like a route whose pool nobody names
+
+
+def problems(fleet: Fleet) -> list[Problem]:
+    """Return every broken rule, in the order of the file; empty = the fleet can be published."""
+    found = [
+        *_names(fleet),
+        *(
+            problem
+            for position, pool in enumerate(fleet.pools)
+            for problem in _pool(("pools", position), pool)
+        ),
+        *_identities(fleet),
+        *_addresses(fleet),
+        *_models(fleet),
+        *_defaults(fleet),
+        *_front(fleet),
+        *traffic(fleet),
+        *kv_events(fleet),
+    ]
+    return sorted(found, key=lambda problem: _order(problem.location))
+
+
+def default_for_grpc(fleet: Fleet) -> str | None:
+    """Return the pool of gRPC requests that nobody names; ``None`` where no pool speaks gRPC."""
+    return _default([pool for pool in fleet.pools if _speaks(pool, "grpc")])
+
+
+def default_for_path(fleet: Fleet, path: str) -> str | None:
+    """Return the pool of requests to ``path`` that nobody names; ``None`` where none serves it."""
+    return _default([pool for pool in fleet.pools if _serves_path(pool, path)])
+
+
+def _default(sharing: Sequence[PoolSpec]) -> str | None:
+    if len(sharing) == 1:
+        return sharing[0].name
+    marked = [pool.name for pool in sharing if pool.default]
+    return marked[0] if len(marked) == 1 else None
+
+
+def _speaks(pool: PoolSpec, protocol: Protocol) -> bool:
+    return any(getattr(endpoint, protocol) is not None for endpoint in pool.endpoints)
+
+
+def _serves_path(pool: PoolSpec, path: str) -> bool:
+    return path in pool.match.paths and _speaks(pool, "http")
+
+
+def _order(location: Location) -> tuple[tuple[int, str], ...]:
+    return tuple((part, "") if isinstance(part, int) else (-1, part) for part in location)
+
+
+def _names(fleet: Fleet) -> Iterator[Problem]:
+    yield from repeated([pool.name for pool in fleet.pools], ("pools",), "name", "pool name")
+    for position, pool in enumerate(fleet.pools):
+        if pool.name in _RESERVED_POOL_NAMES:
+            yield Problem(
+                ("pools", position, "name"), f"the name '{pool.name}' is reserved; choose another"
+            )
+
+
+def _pool(at: Location, pool: PoolSpec) -> Iterator[Problem]:
+    match = pool.match
+    if not match.models and not match.paths:
+        yield Problem(
+            (*at, "match"),
+            f"pool '{pool.name}' matches nothing; name its models, for example models: [my-model]",
+        )
+    yield from repeated(match.models, (*at, "match", "models"), None, "model")
+    yield from repeated(match.paths, (*at, "match", "paths"), None, "path")
+    for position, path in enumerate(match.paths):
+        if path.startswith(_OWN_PREFIXES):
+            yield Problem(
+                (*at, "match", "paths", position),
+                f"'{path}' is a path of Triton's own API, which `models` covers; remove it",
+            )
+    if match.paths and pool.endpoints and not _speaks(pool, "http"):
+        yield Problem(
+            (*at, "match", "paths"),
+            f"paths are HTTP, but no replica of pool '{pool.name}' has an `http` address; "
+            "give one or remove the paths",
+        )
+    if pool.routing.session_header.startswith(RESERVED_HEADER_PREFIXES):
+        yield Problem(
+            (*at, "routing", "session_header"),
+            f"header '{pool.routing.session_header}' is reserved and stripped from client "
+            "requests; choose another name",
+        )
+    yield from _variants(at, pool)
+    yield from _endpoints(at, pool)
+    yield from constraints(at, pool)
+
+
+def _variants(at: Location, pool: PoolSpec) -> Iterator[Problem]:
+    names = [variant.name for variant in pool.variants]
+    yield from repeated(names, (*at, "variants"), "name", "variant name")
+    total = sum(variant.weight for variant in pool.variants)
+    if total == 0:
+        yield Problem(
+            (*at, "variants"),
+            f"all weights of pool '{pool.name}' are 0, so nothing could be served; "
+            "give at least one variant a weight",
+        )
+    if total > MAX_WEIGHT_SUM:
+        yield Problem(
+            (*at, "variants"),
+            f"the weights of pool '{pool.name}' add up to {total}; Envoy takes at most "
+            f"{MAX_WEIGHT_SUM}; write smaller ones",
+        )
+    for later, variant in enumerate(pool.variants):
+        for earlier in pool.variants[:later]:
+            if earlier.match and variant.match.includes(earlier.match):
+                yield Problem(
+                    (*at, "variants", later, "match"),
+                    f"every request that matches variant '{variant.name}' already matches "
+                    f"'{earlier.name}' before it; use another header, cookie or value, or swap "
+                    "them",
+                )
+                break
+    for position, variant in enumerate(pool.variants):
+        own = [e for e in pool.endpoints if pool.variant_of(e) == variant.name]
+        for protocol, word in (("http", "HTTP"), ("grpc", "gRPC")):
+            share = variant.weight > 0 and any(getattr(e, protocol) for e in pool.endpoints)
+            if share and not any(getattr(e, protocol) for e in own):
+                lack = f"has no replica with a `{protocol}` address" if own else "has no replica"
+                yield Problem(
+                    (*at, "variants", position, "weight"),
+                    f"variant '{variant.name}' has weight {variant.weight} but {lack}, so its "
+                    f"share of the {word} requests would fail; add one or set the weight to 0",
+                )
+                break
+
+
+def _endpoints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
+    ids = [endpoint.id for endpoint in pool.endpoints]
+    yield from repeated(ids, (*at, "endpoints"), "id", "endpoint id")
+    names = [variant.name for variant in pool.variants]
+    for position, endpoint in enumerate(pool.endpoints):
+        if endpoint.variant is not None and endpoint.variant not in names:
+            yield Problem(
+                (*at, "endpoints", position, "variant"),
+                f"pool '{pool.name}' has no variant '{endpoint.variant}'; "
+                f"it has {', '.join(names)}",
+            )
+        for field in ("http", "grpc"):
+            address = getattr(endpoint, field)
+            if address is not None and (reason := _not_connectable(address)):
+                yield Problem((*at, "endpoints", position, field), reason)
+
+
+def _not_connectable(address: str) -> str | None:
+    ip = ipaddress.ip_address(split_host_port(address)[0])
+    if ip.is_unspecified or ip.is_multicast:
+        return f"nobody can connect to {address}; write the address of one host"
+    return None
+
+
+def _all_endpoints(fleet: Fleet) -> Iterator[tuple[Location, EndpointSpec]]:
+    for i, pool in enumerate(fleet.pools):
+        for j, endpoint in enumerate(pool.endpoints):
+            yield ("pools", i, "endpoints", j), endpoint
+
+
+def _identities(fleet: Fleet) -> Iterator[Problem]:
+    first: dict[str, tuple[Location, EndpointSpec]] = {}
+    for at, endpoint in _all_endpoints(fleet):
+        known_at, known = first.setdefault(endpoint.id, (at, endpoint))
+        if known_at[:2] == at[:2]:
+            continue  # itself, or a repetition within one pool, which has its own message
+        for field in ("http", "grpc", "metrics", "telemetry", "device"):
+            here, there = getattr(endpoint, field), getattr(known, field)
+            if here != there:
+                yield Problem(
+                    (*at, field),
+                    f"endpoint '{endpoint.id}' is one replica, but {spell(known_at)} gives "
+                    f"{there or 'nothing'} here; write the same in each pool or use another id",
+                )
+
+
+def _addresses(fleet: Fleet) -> Iterator[Problem]:
+    owner: dict[str, tuple[Location, str]] = {}
+    for at, endpoint in _all_endpoints(fleet):
+        for field in ("http", "grpc", "metrics"):
+            value = getattr(endpoint, field)
+            if value is None:
+                continue
+            known_at, known_id = owner.setdefault(value, ((*at, field), endpoint.id))
+            if known_id != endpoint.id:
+                yield Problem(
+                    (*at, field),
+                    f"{value} already belongs to endpoint '{known_id}' ({spell(known_at)}); "
+                    "two replicas cannot share it, so correct one of them or give both one id",
+                )
+
+
+def _models(fleet: Fleet) -> Iterator[Problem]:
+    owner: dict[str, tuple[int, str]] = {}
+    for i, pool in enumerate(fleet.pools):
+        for j, model in enumerate(pool.match.models):
+            known, name = owner.setdefault(model, (i, pool.name))
+            if known != i:
+                yield Problem(
+                    ("pools", i, "match", "models", j),
+                    f"model '{model}' already belongs to pool '{name}'; "
+                    "a model is in one pool only: use variants for its versions",
+                )
+
+
+def _defaults(fleet: Fleet) -> Iterator[Problem]:
+    forms = [
+        (
+            "have gRPC replicas, and only its body says which one a gRPC request means",
+            [i for i, pool in enumerate(fleet.pools) if _speaks(pool, "grpc")],
+        )
+    ]
+    paths = dict.fromkeys(path for pool in fleet.pools for path in pool.match.paths)
+    forms += [
+        (
+            f"share the path {path}, and only its body says which one a request means",
+            [i for i, pool in enumerate(fleet.pools) if _serves_path(pool, path)],
+        )
+        for path in paths
+    ]
+    for what, sharing in forms:
+        marked = [i for i in sharing if fleet.pools[i].default]
+        if len(sharing) < 2 or len(marked) == 1:  # noqa: PLR2004 - a pool alone is the default
+            continue
+        names = ", ".join(fleet.pools[i].name for i in sharing)
+        if marked:
+            both = ", ".join(fleet.pools[i].name for i in marked)
+            yield Problem(
+                ("pools", marked[1], "default"),
+                f"pools {names} {what}, but {both} are all its default; "
+                "leave `default: true` on one of them",
+            )
+        else:
+            yield Problem(
+                ("pools", sharing[0], "default"),
+                f"pools {names} {what}; write `default: true` on one of them, "
+                "which takes such requests when no picker answers",
+            )
+
+
+def _front(fleet: Fleet) -> Iterator[Problem]:
+    pickers = fleet.pickers
+    at: Location = ("pickers", "addresses")
+    yield from repeated(pickers.addresses, at, None, "picker address")
+    if not pickers.addresses and not pickers.fail_open:
+        yield Problem(
+            at,
+            "without pickers and with `fail_open: false` every request would fail; "
+            "name a picker or set `fail_open: true`",
+        )
+    for position, address in enumerate(pickers.addresses):
+        if reason := _not_connectable(address):
+            yield Problem((*at, position), reason)
+        if _collides(fleet.listener.address, address):
+            yield Problem(
+                (*at, position),
+                f"{address} is where Envoy itself listens (listener.address); use another port",
+            )
+    picker_addresses = frozenset(pickers.addresses)
+    for where, endpoint in _all_endpoints(fleet):
+        for field in ("http", "grpc"):
+            address = getattr(endpoint, field)
+            if address is None:
+                continue
+            if _collides(fleet.listener.address, address):
+                yield Problem(
+                    (*where, field),
+                    f"{address} is where Envoy itself listens (listener.address), "
+                    "so requests would go in circles; use another port",
+                )
+            if address in picker_addresses:
+                yield Problem(
+                    (*where, field),
+                    f"{address} is a picker's (pickers.addresses); write the replica's own port",
+                )
+
+
+def _collides(listener: str, other: str) -> bool:
+    """Tell whether ``other`` reaches the listener, as far as that can be known from here."""
+    if listener == other:
+        return True
+    host, port = split_host_port(listener)
+    other_host, other_port = split_host_port(other)
+    return (
+        port == other_port
+        and ipaddress.ip_address(host).is_unspecified
+        and ipaddress.ip_address(other_host).is_loopback
+    )

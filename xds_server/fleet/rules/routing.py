@@ -1,0 +1,51 @@
+"""Rules between a pool's routing settings and its endpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xds_server.fleet.rules.problem import Location, Problem, repeated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from xds_server.fleet.model.fleet import PoolSpec
+
+
+def constraints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
+    """Yield what does not hold between a pool's constraints and its replicas."""
+    needs = pool.model_needs
+    yield from repeated([each.model for each in needs], (*at, "model_needs"), "model", "model")
+    devices = {endpoint.device for endpoint in pool.endpoints}
+    for position, each in enumerate(needs):
+        here = (*at, "model_needs", position)
+        if each.model not in pool.match.models:
+            yield Problem(
+                (*here, "model"),
+                f"pool '{pool.name}' does not serve '{each.model}'; "
+                "write one of its match.models or remove the entry",
+            )
+        if each.device_required and not each.device:
+            yield Problem(
+                (*here, "device_required"),
+                f"which device '{each.model}' requires is not said; give `device`",
+            )
+        elif each.device_required and pool.endpoints and each.device not in devices:
+            yield Problem(
+                (*here, "device"),
+                f"'{each.model}' requires the device '{each.device}', but no replica of pool "
+                f"'{pool.name}' has it; give one `device: {each.device}`",
+            )
+    endpoints = pool.endpoints
+    declared = any(endpoint.adapters for endpoint in endpoints)
+    if pool.routing.adapters == "require" and endpoints and not declared:
+        yield Problem(
+            (*at, "routing", "adapters"),
+            f"no replica of pool '{pool.name}' declares `adapters`, so each request for one would "
+            "be refused; declare them or write `prefer`",
+        )
+    if pool.routing.prefer_zone and endpoints and not any(each.zone for each in endpoints):
+        yield Problem(
+            (*at, "routing", "prefer_zone"),
+            f"no replica of pool '{pool.name}' has a `zone`; give them zones or remove this",
+        )

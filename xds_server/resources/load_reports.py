@@ -1,0 +1,44 @@
+"""Load reports in answers' headers (ORCA), where a pool asks for them.
+
+The request says so to the replica, and the route makes Envoy show the answer's headers to the
+picker. On an *unnamed* route the pool is not known yet when Envoy decides what it shows, so there
+headers are shown as soon as any pool asks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
+
+from tidegate_api.names import LOAD_FORMAT_HEADER, UNNAMED_ROUTE_PREFIX, parse_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from xds_server.fleet.model.fleet import Fleet
+
+_EXT_PROC = "envoy.filters.http.ext_proc"
+_SEND = processing_mode_pb2.ProcessingMode.SEND
+
+
+def ask_for_loads(routes: Iterable[Any], fleet: Fleet) -> None:
+    """Change the routes of pools that ask for load reports."""
+    asking = {pool.name for pool in fleet.pools if pool.telemetry.orca}
+    if not asking:
+        return
+    for route in routes:
+        if not route.HasField("route"):
+            continue
+        clusters = route.route.weighted_clusters.clusters
+        ref = parse_cluster(route.route.cluster or clusters[0].name)
+        if ref is not None and ref.pool in asking:
+            header = route.request_headers_to_add.add().header
+            # Triton writes "=" in its text form, which not every reader takes.
+            header.key, header.value = LOAD_FORMAT_HEADER, "JSON"
+        elif not route.name.startswith(UNNAMED_ROUTE_PREFIX):
+            continue
+        settings = ext_proc_pb2.ExtProcPerRoute()
+        if route.typed_per_filter_config[_EXT_PROC].Unpack(settings) and not settings.disabled:
+            settings.overrides.processing_mode.response_header_mode = _SEND
+            route.typed_per_filter_config[_EXT_PROC].Pack(settings, deterministic=True)

@@ -1,0 +1,1 @@
+"""The control server's gRPC server: ADS streams, publications, the pickers' reports."""

@@ -1,0 +1,384 @@
+"""The control server's gRPC face: ADS in both variants, the pickers' reports, and health.
+
+Rules:
+
+1. Each stream has one reader and one writer. What waits to be written is bounded by the protocol
+   (one message per type until it is answered) and, where a client provokes answers without
+   reading them, by ``MAX_OUTBOX``: then its requests are not read either. A slow client costs
+   itself time, and others nothing.
+2. All state changes happen in ``Publisher``, on the event loop, without awaiting.
+3. A message that breaks the protocol ends its own stream with INVALID_ARGUMENT.
+4. Whichever way a stream ends, its client and its counts are forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from tidegate_api.fleet.v1 import report_pb2_grpc
+from tidegate_api.names import PICKER_NODE_CLUSTER
+from xds_server.protocol import wire
+from xds_server.protocol.messages import ProtocolError, short_type
+from xds_server.protocol.stream import DeltaStream, SotwStream
+from xds_server.protocol.transaction import Publisher
+from xds_server.server.connection import AdsConnection, ClientView, Variant
+from xds_server.server.publication import Publication
+from xds_server.server.reports import PickerReports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xds_server.fleet.findings import Findings
+    from xds_server.observability import XdsMetrics
+    from xds_server.protocol.publication import (
+        Audience,
+        OnReject,
+        Plan,
+        PublicationOutcome,
+        PublicationRun,
+    )
+    from xds_server.protocol.snapshot import Snapshot
+    from xds_server.protocol.transaction import Sent
+
+__all__ = ["AdsServer"]
+
+MAX_STREAMS: Final = 4096
+"""ADS streams at a time; further ones get RESOURCE_EXHAUSTED."""
+
+MAX_OUTBOX: Final = 64
+"""Messages that may wait for a client before its requests are no longer read."""
+
+MAX_RECEIVE_BYTES: Final = 8 * 2**20
+MAX_SEND_BYTES: Final = 64 * 2**20
+FIRST_REQUEST_S: Final = 30.0
+ENDING_S: Final = 1.0
+"""How long a stop waits for handlers that gRPC has ended."""
+"""A stream without a request for so long is closed."""
+
+SERVER_OPTIONS: Final = (
+    # Envoy pings idle streams (connection_keepalive); by default gRPC answers with GOAWAY after
+    # about four pings without data and so tears the ADS stream down every two minutes.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    # And we ping, so that a client that vanished without a word is noticed.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+    ("grpc.max_send_message_length", MAX_SEND_BYTES),
+    # Two servers on one port would each serve half of the clients; a taken port must fail.
+    ("grpc.so_reuseport", 0),
+)
+
+_STOPPING: Final = "the control server stops"
+_log = structlog.get_logger(__name__)
+
+
+class AdsServer:
+    """Serves what is published to Envoys and pickers.
+
+    Args:
+        metrics: Where to count.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, metrics: XdsMetrics, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._publisher = Publisher()
+        self._connections: dict[int, AdsConnection] = {}
+        self._numbers = itertools.count(1)
+        # Nonces of one server's life mean nothing to the next.
+        self._epoch = f"{time.time_ns():x}"
+        self._reports = PickerReports(self._weigh, self._hear)
+        self.on_findings: Callable[[], None] = lambda: None
+        """Called when pickers find other replicas sick than before."""
+        self._running: list[Publication] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._server: grpc.aio.Server | None = None
+        self._health: Any = None
+        self._closing = asyncio.Event()
+        self._serving: set[asyncio.Task[Any]] = set()
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def start(self, address: str) -> str:
+        """Listen on ``ip:port``; port 0 chooses a free one.
+
+        Returns:
+            The address with the real port.
+
+        Raises:
+            OSError: The address cannot be bound.
+        """
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((self._handlers(),))
+        report_pb2_grpc.add_PickerReportsServicer_to_server(self._reports, server)
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from error
+        await server.start()
+        self._server = server
+        for service in ("", wire.ADS_SERVICE):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        bound = f"{address.rpartition(':')[0]}:{port}"
+        _log.info("ads_listening", address=bound)
+        return bound
+
+    async def stop(self, grace: float = 1.0) -> None:
+        """End every stream with UNAVAILABLE and stop, after at most ``grace`` seconds."""
+        self._closing.set()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._server is not None:
+            await self._health.enter_graceful_shutdown()
+            await self._server.stop(grace)
+            self._server = None
+        if self._serving:
+            # gRPC does not wait for the handlers; a loop that ended under them would log each.
+            await asyncio.wait(self._serving, timeout=ENDING_S)
+
+    # --- publishing -----------------------------------------------------------------------------
+
+    def publish(self, plan: Plan, *, on_reject: OnReject = "rollback") -> Publication:
+        """Begin to lead all clients along the stages; a running publication is superseded.
+
+        Args:
+            plan: The stages, or what computes them: it is called once, at once, when
+                ``in_force`` is what they start from.
+            on_reject: What a refusal in the stage ``switch`` does, see ``Publisher``.
+
+        Raises:
+            ValueError: There are too many stages; nothing has changed.
+        """
+        run, sent = self._publisher.publish(plan, self._clock(), on_reject=on_reject)
+        publication = Publication(run, self._outcome)
+        self._running.append(publication)
+        self._dispatch(sent)
+        return publication
+
+    def in_force(self, audience: Audience) -> Snapshot | None:
+        """Return what the audience should hold now; ``None`` = nothing was published yet."""
+        return self._publisher.in_force(audience)
+
+    @property
+    def settled(self) -> bool:
+        """No publication is under way."""
+        return self._publisher.settled
+
+    def clients(self) -> tuple[ClientView, ...]:
+        """Return every connected client by node id; of two with one id, the newer."""
+        now = self._clock()
+        newest = {c.node: c for c in self._connections.values() if c.known}
+        return tuple(
+            ClientView(c.node, c.audience, c.variant, c.peer, now - c.since, c.stream.views(now))
+            for _, c in sorted(newest.items())
+        )
+
+    def in_flight(self) -> dict[str, int]:
+        """Return endpoint id -> requests in flight, summed over the pickers that report."""
+        return self._reports.in_flight()
+
+    def findings(self) -> list[Findings]:
+        """Return what each group of pickers finds sick."""
+        return self._reports.findings()
+
+    def _hear(self) -> None:
+        self.on_findings()
+
+    def _outcome(self, run: PublicationRun) -> PublicationOutcome:
+        return self._publisher.outcome(run, self._clock())
+
+    # --- after every change ---------------------------------------------------------------------
+
+    def _dispatch(self, sent: Sent) -> None:
+        for number, response in sent:
+            connection = self._connections[number]
+            connection.outbox.append(response)
+            connection.filled.set()
+            self._metrics.pushed(response.type_url)
+        self._settle_publications()
+        self._arm()
+
+    def _settle_publications(self) -> None:
+        ended = [p for p in self._running if p.ended]
+        for publication in ended:
+            self._running.remove(publication)
+            publication.end()
+            outcome = publication.outcome
+            self._metrics.published(outcome.state, outcome.elapsed_s or 0.0)
+            _log.info(
+                "publication_ended",
+                state=outcome.state,
+                stage=outcome.stage,
+                clients=outcome.clients,
+                acked=outcome.acked,
+                problems=len(outcome.problems),
+            )
+        if ended:
+            self._count_resources()
+
+    def _count_resources(self) -> None:
+        for audience in ("envoy", "picker"):
+            snapshot = self._publisher.in_force(audience)
+            if snapshot is None:
+                continue
+            for type_url in snapshot.type_urls:
+                self._metrics.resources(audience, type_url, len(snapshot.resources(type_url)))
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = self._publisher.wake_at
+        if at is not None and not self._closing.is_set():
+            delay = max(0.0, at - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._dispatch(self._publisher.tick(self._clock()))
+
+    # --- ADS ------------------------------------------------------------------------------------
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        def passed(encoded: bytes) -> bytes:
+            return encoded
+
+        return grpc.method_handlers_generic_handler(
+            wire.ADS_SERVICE,
+            {
+                "StreamAggregatedResources": grpc.stream_stream_rpc_method_handler(
+                    self._serve_sotw, wire.parse_sotw, passed
+                ),
+                "DeltaAggregatedResources": grpc.stream_stream_rpc_method_handler(
+                    self._serve_delta, wire.parse_delta, passed
+                ),
+            },
+        )
+
+    async def _serve_sotw(self, _: Any, context: Any) -> None:
+        number = next(self._numbers)
+        await self._serve(context, number, "sotw", SotwStream(f"{self._epoch}-{number}"))
+
+    async def _serve_delta(self, _: Any, context: Any) -> None:
+        number = next(self._numbers)
+        await self._serve(context, number, "delta", DeltaStream(f"{self._epoch}-{number}"))
+
+    async def _serve(
+        self, context: Any, number: int, variant: Variant, stream: SotwStream | DeltaStream
+    ) -> None:
+        if (serving := asyncio.current_task()) is not None:
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
+        if self._closing.is_set():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
+        if len(self._connections) >= MAX_STREAMS:
+            text = f"{MAX_STREAMS} streams are open already"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        connection = AdsConnection(number, variant, context.peer(), self._clock(), stream)
+        self._connections[number] = connection
+        reader = asyncio.create_task(self._read(context, connection))
+        tasks = (
+            reader,
+            asyncio.create_task(self._write(context, connection)),
+            asyncio.create_task(self._closing.wait()),
+        )
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._closing.is_set():
+                await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
+            if reader.done():
+                await self._end(context, connection, reader)
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._forget(connection)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _end(
+        self, context: Any, connection: AdsConnection, reader: asyncio.Task[None]
+    ) -> None:
+        try:
+            reader.result()
+        except ProtocolError as error:
+            _log.warning("xds_protocol_error", node=connection.node, error=str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except TimeoutError:
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"no request within {FIRST_REQUEST_S:g} s"
+            )
+
+    async def _read(self, context: Any, connection: AdsConnection) -> None:
+        async with asyncio.timeout(FIRST_REQUEST_S):
+            request = await context.read()
+        while request is not grpc.aio.EOF:
+            if not connection.known:
+                self._introduce(connection, wire.node_of(request))
+            sotw = connection.variant == "sotw"
+            self._take(connection, wire.read_sotw(request) if sotw else wire.read_delta(request))
+            while len(connection.outbox) >= MAX_OUTBOX:
+                connection.drained.clear()
+                await connection.drained.wait()
+            request = await context.read()
+
+    async def _write(self, context: Any, connection: AdsConnection) -> None:
+        encode = wire.write_sotw if connection.variant == "sotw" else wire.write_delta
+        while True:
+            await connection.filled.wait()
+            connection.filled.clear()
+            while connection.outbox:
+                await context.write(encode(connection.outbox.popleft()))
+                connection.drained.set()
+
+    def _introduce(self, connection: AdsConnection, node: wire.XdsNode) -> None:
+        connection.node = node.id
+        connection.audience = "picker" if node.cluster == PICKER_NODE_CLUSTER else "envoy"
+        connection.known = True
+        self._publisher.connect(
+            connection.number, node.id, connection.audience, connection.stream, self._clock()
+        )
+        self._metrics.stream_opened(connection.audience, connection.variant)
+        _log.info(
+            "xds_client_connected",
+            node=node.id,
+            audience=connection.audience,
+            protocol=connection.variant,
+            peer=connection.peer,
+        )
+
+    def _take(self, connection: AdsConnection, request: Any) -> None:
+        sent, verdict = self._publisher.request(connection.number, request, self._clock())
+        if verdict is not None and verdict.accepted:
+            self._metrics.acked(verdict.type_url, verdict.waited_s)
+        elif verdict is not None:
+            self._metrics.nacked(verdict.type_url)
+            _log.warning(
+                "xds_nack",
+                node=connection.node,
+                type=short_type(verdict.type_url),
+                message=verdict.message,
+            )
+        self._dispatch(sent)
+
+    def _forget(self, connection: AdsConnection) -> None:
+        del self._connections[connection.number]
+        if connection.known:
+            self._metrics.stream_closed(connection.audience, connection.variant)
+            _log.info("xds_client_gone", node=connection.node)
+            self._dispatch(self._publisher.disconnect(connection.number, self._clock()))
+
+    def _weigh(self) -> None:
+        self._dispatch(self._publisher.loads(self._reports.loads(), self._clock()))

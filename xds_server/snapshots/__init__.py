@@ -1,0 +1,1 @@
+"""Whole resource snapshots: built, checked, and ordered into the stages of a change."""

@@ -1,0 +1,91 @@
+"""Whole sets of resources, by audience: type URL to name to serialized message."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from tidegate_api.names import (
+    CLUSTER_TYPE,
+    ENDPOINT_TYPE,
+    LISTENER_NAME,
+    LISTENER_TYPE,
+    PICKER_CLUSTER,
+    POOL_TYPE,
+    ROUTE_CONFIG_NAME,
+    ROUTE_TYPE,
+    RUNTIME_NAME,
+    RUNTIME_TYPE,
+    SECRET_TYPE,
+)
+from xds_server.fleet.view import clusters_of
+from xds_server.resources.access_log import log_clusters
+from xds_server.resources.clusters import picker_cluster
+from xds_server.resources.endpoints import picker_assignment
+from xds_server.resources.pools import pool_resource
+from xds_server.resources.runtime import runtime
+from xds_server.resources.secrets import secrets
+from xds_server.snapshots.memo import Memo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xds_server.fleet.findings import Told
+    from xds_server.fleet.model.fleet import Fleet
+    from xds_server.fleet.view import View
+
+    Resources = Mapping[str, Mapping[str, bytes]]
+
+_NOBODY: Final[Told] = MappingProxyType({})
+
+
+def upstream_resources(fleet: Fleet, memo: Memo | None = None, told: Told = _NOBODY) -> Resources:
+    """Return clusters and assignments: what Envoy can reach.
+
+    Args:
+        fleet: The fleet.
+        memo: Resources built before.
+        told: Replicas that pickers find sick.
+    """
+    memo = memo or Memo()
+    clusters = {PICKER_CLUSTER: memo.recall(PICKER_CLUSTER, None, picker_cluster)}
+    assignments = {PICKER_CLUSTER: picker_assignment(fleet.pickers.addresses)}
+    for name, address in log_clusters(fleet.pickers).items():
+        clusters[name] = memo.recall(name, None, partial(picker_cluster, name))
+        assignments[name] = picker_assignment((address,), name)
+    for pool in fleet.pools:
+        variants = {variant.name: variant for variant in pool.variants}
+        for ref in clusters_of(pool):
+            clusters[str(ref)] = memo.cluster(pool, variants[ref.variant], ref)
+            assignments[str(ref)] = memo.assignment(pool, ref, frozenset(told.get(pool.name, ())))
+    return {CLUSTER_TYPE: clusters, ENDPOINT_TYPE: assignments}
+
+
+def front_resources(
+    fleet: Fleet,
+    retiring: Fleet | None = None,
+    coming: Fleet | None = None,
+    memo: Memo | None = None,
+) -> Resources:
+    """Return listener, routes, limits and secrets: what clients can ask, and how much of it.
+
+    Args:
+        fleet: Whose ways and limits are in force.
+        retiring: The fleet before: pickers may still choose its variants for a moment, so the
+            routes to these remain, and their limits.
+        coming: The fleet after, whose new clusters have their limits from the start.
+        memo: Resources built before.
+    """
+    memo = memo or Memo()
+    return {
+        RUNTIME_TYPE: {RUNTIME_NAME: runtime(fleet, also=coming or retiring)},
+        SECRET_TYPE: secrets(fleet, also=coming or retiring),
+        LISTENER_TYPE: {LISTENER_NAME: memo.listener(fleet)},
+        ROUTE_TYPE: {ROUTE_CONFIG_NAME: memo.routes(fleet, retiring)},
+    }
+
+
+def picker_resources(view: View) -> Resources:
+    """Return the pools: what pickers must know."""
+    return {POOL_TYPE: {pool.name: pool_resource(view, pool) for pool in view.fleet.pools}}

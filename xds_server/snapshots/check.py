@@ -1,0 +1,204 @@
+"""The last look at a snapshot before it is published: do its parts fit together?
+
+``xds_server.fleet.rules`` reports what an operator can get wrong; a fault found here is one of
+Tidegate itself. Envoy would take some of these without a word and answer requests with 503 (a route
+to a missing cluster), and wait 15 s for others (a cluster without endpoints), so nothing of such a
+snapshot is sent.
+
+Rules (X33 and X62 of the xDS checklist):
+
+1. A resource carries the name under which it is sent, and routes have names of their own.
+2. Every cluster has its assignment, and every assignment its cluster.
+3. Every cluster that a route, a mirror or the listener names exists; so does every secret and every
+   route configuration.
+4. Weights of a split add up to 1..2^32-1.
+5. An assignment has one drop category at most, weights of at least 1, and no gap in its
+   priorities.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from envoy.config.cluster.v3 import cluster_pb2
+from envoy.config.endpoint.v3 import endpoint_pb2
+from envoy.config.listener.v3 import listener_pb2
+from envoy.config.route.v3 import route_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2
+from envoy.extensions.filters.network.http_connection_manager.v3 import (
+    http_connection_manager_pb2,
+)
+from envoy.extensions.transport_sockets.tls.v3 import secret_pb2, tls_pb2
+from envoy.service.runtime.v3 import rtds_pb2
+from google.protobuf import any_pb2
+
+from tidegate_api.names import (
+    CLUSTER_TYPE,
+    ENDPOINT_TYPE,
+    LISTENER_TYPE,
+    ROUTE_TYPE,
+    RUNTIME_TYPE,
+    SECRET_TYPE,
+)
+from xds_server.fleet.model.fields import MAX_WEIGHT_SUM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from xds_server.protocol.snapshot import Resource, Snapshot
+
+_REMEMBERED = 8192
+"""Resources whose facts are kept; they change seldom and are looked at in every plan."""
+
+_MOST_TOLD = 5
+
+
+class Inconsistent(Exception):  # noqa: N818 - reads as the sentence it is
+    """The resources of a change do not fit together; nothing of it was published."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What one resource says of itself and of others."""
+
+    name: str
+    faults: tuple[str, ...] = ()
+    needs: frozenset[tuple[str, str]] = field(default_factory=frozenset)
+    """Type URL and name of each resource that must be there with it."""
+
+
+def hold(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot of an Envoy if its parts fit together.
+
+    Raises:
+        Inconsistent: They do not.
+    """
+    found = list(_faults(snapshot))
+    if found:
+        more = f"; and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
+        raise Inconsistent(
+            "internal error, nothing was published: the resources of this fleet do not fit "
+            f"together: {'; '.join(found[:_MOST_TOLD])}{more}"
+        )
+    return snapshot
+
+
+def _faults(snapshot: Snapshot) -> Iterator[str]:
+    for type_url, read in _READERS.items():
+        for name, resource in snapshot.resources(type_url).items():
+            facts = _facts_of(read, resource)
+            if facts.name != name:
+                yield f"'{name}' calls itself '{facts.name}'"
+            for fault in facts.faults:
+                yield f"{name}: {fault}"
+            for needed_type, needed in sorted(facts.needs):
+                if needed not in snapshot.resources(needed_type):
+                    yield f"{name}: needs {needed_type.rpartition('.')[2]} '{needed}'"
+    for orphan in (
+        snapshot.resources(ENDPOINT_TYPE).keys() - snapshot.resources(CLUSTER_TYPE).keys()
+    ):
+        yield f"assignment '{orphan}' has no cluster"
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _facts_of(read: Callable[[bytes], _Facts], resource: Resource) -> _Facts:
+    return read(any_pb2.Any.FromString(resource.any).value)
+
+
+def _cluster(data: bytes) -> _Facts:
+    message = cluster_pb2.Cluster.FromString(data)
+    needs = set(_secrets_of(message.transport_socket))
+    if message.type == cluster_pb2.Cluster.EDS:
+        needs.add((ENDPOINT_TYPE, message.eds_cluster_config.service_name or message.name))
+    return _Facts(message.name, needs=frozenset(needs))
+
+
+def _assignment(data: bytes) -> _Facts:
+    message = endpoint_pb2.ClusterLoadAssignment.FromString(data)
+    faults = []
+    if len(message.policy.drop_overloads) > 1:
+        faults.append("more than one drop category")
+    priorities = {group.priority for group in message.endpoints}
+    if priorities != set(range(len(priorities))):
+        faults.append(f"priorities {sorted(priorities)} leave one out")
+    faults += [
+        "an endpoint of weight 0"
+        for group in message.endpoints
+        for host in group.lb_endpoints
+        if host.HasField("load_balancing_weight") and host.load_balancing_weight.value < 1
+    ]
+    return _Facts(message.cluster_name, tuple(faults))
+
+
+def _routes(data: bytes) -> _Facts:
+    message = route_pb2.RouteConfiguration.FromString(data)
+    faults: list[str] = []
+    needs: set[tuple[str, str]] = set()
+    for host in message.virtual_hosts:
+        seen: set[str] = set()
+        for route in host.routes:
+            if route.name in seen:
+                faults.append(f"two routes are named '{route.name}'")
+            seen.add(route.name)
+            action = route.route
+            split = action.weighted_clusters.clusters
+            total = sum(one.weight.value for one in split)
+            if split and not 1 <= total <= MAX_WEIGHT_SUM:
+                faults.append(f"the weights of route '{route.name}' add up to {total}")
+            named = [action.cluster, *(one.name for one in split)]
+            named += [mirror.cluster for mirror in action.request_mirror_policies]
+            needs.update((CLUSTER_TYPE, name) for name in named if name)
+    return _Facts(message.name, tuple(faults), frozenset(needs))
+
+
+def _listener(data: bytes) -> _Facts:
+    message = listener_pb2.Listener.FromString(data)
+    needs: set[tuple[str, str]] = set()
+    for chain in message.filter_chains:
+        needs.update(_secrets_of(chain.transport_socket))
+        for one in chain.filters:
+            manager = http_connection_manager_pb2.HttpConnectionManager()
+            if one.typed_config.Unpack(manager):
+                needs.add((ROUTE_TYPE, manager.rds.route_config_name))
+                needs.update(_processors_of(manager))
+    return _Facts(message.name, needs=frozenset(needs))
+
+
+def _processors_of(manager: Any) -> Iterator[tuple[str, str]]:
+    for one in manager.http_filters:
+        processor = ext_proc_pb2.ExternalProcessor()
+        if one.typed_config.Unpack(processor):
+            yield CLUSTER_TYPE, processor.grpc_service.envoy_grpc.cluster_name
+
+
+def _secrets_of(socket: Any) -> Iterator[tuple[str, str]]:
+    for context in (tls_pb2.UpstreamTlsContext(), tls_pb2.DownstreamTlsContext()):
+        if socket.typed_config.Unpack(context):
+            common = context.common_tls_context
+            for config in (
+                *common.tls_certificate_sds_secret_configs,
+                common.validation_context_sds_secret_config,
+                common.combined_validation_context.validation_context_sds_secret_config,
+            ):
+                if config.name:
+                    yield SECRET_TYPE, config.name
+
+
+def _secret(data: bytes) -> _Facts:
+    return _Facts(secret_pb2.Secret.FromString(data).name)
+
+
+def _runtime(data: bytes) -> _Facts:
+    return _Facts(rtds_pb2.Runtime.FromString(data).name)
+
+
+_READERS: dict[str, Callable[[bytes], _Facts]] = {
+    RUNTIME_TYPE: _runtime,
+    CLUSTER_TYPE: _cluster,
+    ENDPOINT_TYPE: _assignment,
+    SECRET_TYPE: _secret,
+    LISTENER_TYPE: _listener,
+    ROUTE_TYPE: _routes,
+}

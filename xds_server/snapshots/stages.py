@@ -1,0 +1,176 @@
+"""From one fleet to the next without a failed request: make before break, across all clients.
+
+The order (five stages; one that changes nothing passes at once):
+
+1. Envoys *add*: every cluster and endpoint of both fleets; routes stay.
+2. Pickers *use*: endpoints of both fleets; draws stay as they were.
+3. Envoys *switch*: new listener, routes and limits; ways to retiring variants remain.
+4. Pickers *stop*: the new fleet only. Then the replicas that began to drain finish their work.
+5. Envoys *remove*: the new fleet only, drained replicas marked so.
+
+So a picker never names what an Envoy does not know yet, and an Envoy never forgets what a picker
+may still name. Before a variant is withdrawn there is a moment's pause, as an Envoy acknowledges
+before its workers have followed and while requests that it routed are still with a picker.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from tidegate_api.names import CLUSTER_TYPE, LISTENER_TYPE, ROUTE_TYPE
+from xds_server.fleet.model.fleet import Match, VariantMatch
+from xds_server.fleet.view import View
+from xds_server.protocol.snapshot import Snapshot
+from xds_server.protocol.transaction import Stage
+from xds_server.snapshots.build import front_resources, picker_resources, upstream_resources
+from xds_server.snapshots.check import hold
+from xds_server.snapshots.memo import Memo
+from xds_server.snapshots.reached import Reached
+
+if TYPE_CHECKING:
+    from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec, VariantSpec
+
+
+WORKERS_S: Final = 0.05
+"""How long an Envoy's workers may lag behind what it acknowledged."""
+
+MAX_ASKING_S: Final = 0.2
+
+
+def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tuple[Stage, ...]:
+    """Return the stages that lead to ``new``.
+
+    Args:
+        old: What clients have: all of a view, what an unfinished change has reached, or ``None``
+            where nothing was published.
+        new: What they should have.
+        memo: Resources built before.
+
+    Raises:
+        Inconsistent: The resources of a stage do not fit together.
+    """
+    memo = memo or Memo()
+    target = hold(
+        Snapshot.of(
+            {
+                **upstream_resources(new.fleet, memo, new.told),
+                **front_resources(new.fleet, memo=memo),
+            }
+        )
+    )
+    pools = Snapshot.of(picker_resources(new))
+    if old is None:
+        return (Stage("add", "envoy", target), Stage("use", "picker", pools))
+    have = old if isinstance(old, Reached) else Reached.settled(old)
+    wide = widened(have.view.fleet, new.fleet)
+    reachable = upstream_resources(wide, memo, new.told)
+    front = front_resources(have.front, coming=wide, memo=memo)
+    added = Snapshot.of({**reachable, **front}, previous=target)
+    if have.force is not None:
+        # Halfway, what Envoys are asked by is not what any one fleet says.
+        added = added.with_types(have.force, (LISTENER_TYPE, ROUTE_TYPE))
+    switched = front_resources(new.fleet, retiring=have.named, coming=wide, memo=memo)
+    withdrawn = reachable[CLUSTER_TYPE].keys() - target.resources(CLUSTER_TYPE).keys()
+    incarnations = {**new.incarnations, **have.view.incarnations}
+    known = View(draws_of(wide, have.draws), incarnations, new.told)
+    return (
+        Stage("add", "envoy", hold(added)),
+        Stage("use", "picker", Snapshot.of(picker_resources(known), previous=pools)),
+        Stage("switch", "envoy", hold(Snapshot.of({**reachable, **switched}, previous=target))),
+        Stage("stop", "picker", pools, grace_s=WORKERS_S if withdrawn else 0.0),
+        Stage(
+            "remove",
+            "envoy",
+            target,
+            wait_for_drained=newly_draining(have.view.fleet, new.fleet),
+            grace_s=WORKERS_S + _asking_s(new.fleet) if withdrawn else 0.0,
+        ),
+    )
+
+
+def _asking_s(fleet: Fleet) -> float:
+    """Return how long a request that was routed before may still be with a picker."""
+    return min(fleet.pickers.timeout, MAX_ASKING_S)
+
+
+def widened(old: Fleet, new: Fleet) -> Fleet:
+    """Return the new fleet together with all pools, variants and endpoints of the old one."""
+    before = {pool.name: pool for pool in old.pools}
+    pools = [_widened_pool(before.pop(pool.name, None), pool) for pool in new.pools]
+    return new.model_copy(update={"pools": (*pools, *before.values())})
+
+
+def draws_of(fleet: Fleet, old: Fleet) -> Fleet:
+    """Return the widened ``fleet`` as pickers first see it.
+
+    Matches and weights are those of ``old``: what the fleet adds draws nothing yet. A replica
+    that moves to another address stays, for pickers, where it was; one that moves to another
+    variant is in both, the old one last: there its sequences are.
+    """
+    before = {pool.name: pool for pool in old.pools}
+    return fleet.model_copy(
+        update={"pools": tuple(_old_draws(pool, before.get(pool.name)) for pool in fleet.pools)}
+    )
+
+
+def newly_draining(old: Fleet, new: Fleet) -> frozenset[str]:
+    """Return the ids of endpoints that drain in ``new`` and did not in ``old``."""
+    active = {e.id for pool in old.pools for e in pool.endpoints if not e.draining}
+    return frozenset(
+        e.id for pool in new.pools for e in pool.endpoints if e.draining and e.id in active
+    )
+
+
+def _widened_pool(old: PoolSpec | None, new: PoolSpec) -> PoolSpec:
+    if old is None or old == new:
+        return new
+    names = {variant.name for variant in new.variants}
+    retired = tuple(variant for variant in old.variants if variant.name not in names)
+    # The same replica with another address or variant is, for Envoy, another host.
+    hosts = {_host(old, endpoint): endpoint for endpoint in old.endpoints}
+    endpoints = []
+    for endpoint in new.endpoints:
+        host = _host(new, endpoint)
+        before = hosts.pop(host, None)
+        draining = endpoint.draining and (before is None or before.draining)
+        endpoints.append(endpoint.model_copy(update={"draining": draining, "variant": host[0]}))
+    for host, endpoint in hosts.items():
+        endpoints.append(endpoint.model_copy(update={"variant": host[0]}))
+    return new.model_copy(
+        update={"variants": (*new.variants, *retired), "endpoints": tuple(endpoints)}
+    )
+
+
+def _host(pool: PoolSpec, endpoint: EndpointSpec) -> tuple[str, str, str | None, str | None]:
+    return (pool.variant_of(endpoint), endpoint.id, endpoint.http, endpoint.grpc)
+
+
+def _old_draws(pool: PoolSpec, old: PoolSpec | None) -> PoolSpec:
+    if old is None:
+        silent = tuple(_silent(variant) for variant in pool.variants)
+        return pool.model_copy(update={"match": Match(), "default": False, "variants": silent})
+    before = {variant.name: variant for variant in old.variants}
+    # Old variants first and in their order: the order is part of a session's draw.
+    added = (_silent(variant) for variant in pool.variants if variant.name not in before)
+    was = {_host(old, endpoint) for endpoint in old.endpoints}
+    seats: dict[tuple[str, str], EndpointSpec] = {}
+    for endpoint in sorted(pool.endpoints, key=lambda e: _host(pool, e) in was):
+        # The first one is what is new; of two addresses the old one counts.
+        seats[endpoint.id, pool.variant_of(endpoint)] = endpoint
+    addresses = {e.id: (e.http, e.grpc) for e in old.endpoints}
+    endpoints = (
+        e for e in seats.values() if addresses.get(e.id, (e.http, e.grpc)) == (e.http, e.grpc)
+    )
+    return pool.model_copy(
+        update={
+            "match": old.match,
+            "default": old.default,
+            "variants": tuple(chain(old.variants, added)),
+            "endpoints": tuple(endpoints),
+        }
+    )
+
+
+def _silent(variant: VariantSpec) -> VariantSpec:
+    return variant.model_copy(update={"weight": 0, "match": VariantMatch()})

@@ -103,17 +103,17 @@ class Picker:
         router = self._router
         self._metrics = Metrics(
             CollectorRegistry(),
-            in_flight=router.in_flight,
+            in_flight=router.registry.in_flight,
             pools=lambda: len(router.pools),
             index_blocks=lambda: router.index.blocks,
             reused=router.reuse.tokens,
         )
-        ReplicaMetrics(self._metrics.registry, router.replicas)
+        ReplicaMetrics(self._metrics.registry, router.registry.replicas)
         self._telemetry = Hub(
-            router,
+            router.registry,
             self._metrics.registry,
             interval_s=settings.scrape_interval,
-            loads=router.loads,
+            loads=router.registry.loads,
             tell=self._tell,
         )
         life = f"{self._rng.getrandbits(32):08x}-"
@@ -204,7 +204,7 @@ class Picker:
         if self._place is not None:
             self._bus = Bus(
                 self._place,
-                self._router,
+                self._router.peers,
                 on_news=self._telemetry.take,
                 on_judged=self._feedback.follow,
                 on_lead=self._lead,
@@ -235,7 +235,7 @@ class Picker:
         self._reporter = ReportSender(
             channel,
             picker=settings.id,
-            in_flight=self._router.in_flight,
+            in_flight=self._router.registry.in_flight,
             taken=lambda: self._watch.taken,
             rng=self._rng.random,
             findings=self._router.conditions.findings,
@@ -322,7 +322,7 @@ class Picker:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            self._router.sweep(time.monotonic())
+            self._router.registry.sweep(time.monotonic())
 
     async def _announce(self, fleet: FleetClient) -> None:
         await fleet.ready.wait()

@@ -69,7 +69,7 @@ def chores(replicas: int) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
     text = page()
     told = read_all(text, 0.0).readings
     for number in range(replicas):
-        router.observe(f"r{number}", told)
+        router.registry.observe(f"r{number}", told)
         for counts in (metrics._prompts, metrics._predicted):  # noqa: SLF001 - as picks do
             counts.add((f"r{number}",))
     for _ in range(replicas):
@@ -80,7 +80,7 @@ def chores(replicas: int) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
         "replica's page": lambda: at_once(lambda: read_all(text, 0.0)),
         "own page": lambda: page_of(registry),
         "debug page": lambda: at_once(lambda: _dump(router)),
-        "sweep": lambda: at_once(lambda: router.sweep(2.0)),
+        "sweep": lambda: at_once(lambda: router.registry.sweep(2.0)),
         "report": lambda: at_once(router.in_flight),
     }
 

@@ -135,14 +135,14 @@ class Exchange:
     """The state machine of one exchange; the law is above.
 
     Args:
-        chooser: The router.
+        router: The router.
         tokenizers: Those at hand, by the path that pools name.
     """
 
     __slots__ = (
-        "_chooser",
         "_duplex_request",
         "_duplex_response",
+        "_router",
         "_ticket",
         "_tokenizers",
         "_waiting",
@@ -153,9 +153,9 @@ class Exchange:
     )
 
     def __init__(
-        self, chooser: RequestRouter, tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS
+        self, router: RequestRouter, tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS
     ) -> None:
-        self._chooser = chooser
+        self._router = router
         self._tokenizers = tokenizers
         self._duplex_request = False
         self._duplex_response = False
@@ -204,7 +204,7 @@ class Exchange:
             # means that the proxy answered by itself.
             self._pass("no-body")
         if isinstance(event, Response) and event.served is not None and self._ticket is not None:
-            ticket = self._chooser.served(self._ticket, event.served, now)
+            ticket = self._router.served(self._ticket, event.served, now)
             self.moved = self.moved or ticket is not self._ticket
             self._ticket = ticket
         return go_on(
@@ -245,7 +245,7 @@ class Exchange:
         """Tell whether an override must keep the answer's headers coming (ORCA)."""
         if known.pool is not None:
             return known.pool.orca
-        return any(pool.orca for pool in self._chooser.pools.values())
+        return any(pool.orca for pool in self._router.pools.values())
 
     @property
     def endpoint(self) -> str | None:
@@ -254,7 +254,7 @@ class Exchange:
 
     def _locate(self, head: Head) -> _Known | str:
         """Read the head and the route; a string says why the proxy must go on by itself."""
-        pools = self._chooser.pools
+        pools = self._router.pools
         if not pools:
             return "no-pools"
         ref = _cluster_of(head.cluster) if head.cluster else None
@@ -321,11 +321,11 @@ class Exchange:
 
     def _find_pool(self, known: _Known) -> Pool | Refusal:
         """Fill in the pool that the request names, or the form's default one."""
-        known.features = split_adapter(known.features, served_by(self._chooser.pools))
-        found = self._chooser.pool_for(known.features, known.head.path, known.ref.protocol)
+        known.features = split_adapter(known.features, served_by(self._router.pools))
+        found = self._router.pool_for(known.features, known.head.path, known.ref.protocol)
         if isinstance(found, Refusal):
             return found
-        known.pool = self._chooser.pools[found]
+        known.pool = self._router.pools[found]
         return known.pool
 
     def _decide(
@@ -352,7 +352,7 @@ class Exchange:
             subset=subset,
             headers=head.headers,
         )
-        decision = self._chooser.decide(request, now, unix_now)
+        decision = self._router.decide(request, now, unix_now)
         if isinstance(decision, Refusal):
             return self._refuse(known, decision)
         self.state = DECIDED
@@ -377,6 +377,6 @@ class Exchange:
         if ticket is None:
             return
         if isinstance(event, Stopped):
-            self._chooser.settle(ticket, SHUTDOWN, now)
+            self._router.settle(ticket, SHUTDOWN, now)
         else:
-            self._chooser.settle(ticket, DONE if event.clean else ABORTED, now)
+            self._router.settle(ticket, DONE if event.clean else ABORTED, now)

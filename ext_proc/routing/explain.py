@@ -10,11 +10,12 @@ from ext_proc.routing.values.refusal import Refusal
 from tidegate_api.names import POLICY_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Sized
 
     from ext_proc.routing.cache.prefix_index import PrefixIndex
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.pipeline.scheduler import Choice
+    from ext_proc.routing.state.leases import Leases
     from ext_proc.routing.state.ledger import Ledger
     from ext_proc.routing.state.pool_state import PoolState
     from ext_proc.routing.state.replica import Replica
@@ -181,6 +182,27 @@ def describe(
             }
             for each in pool.endpoints
         },
+    }
+
+
+def counters(ledger: Ledger, peers: Sized, leases: Leases, index: PrefixIndex) -> dict[str, object]:
+    """Return the counters of a router's books, ready for JSON.
+
+    Args:
+        ledger: Its requests in flight.
+        peers: Requests in flight of peer workers.
+        leases: Where its sequences are.
+        index: What it knows of caches.
+    """
+    return {
+        "open_tickets": len(ledger),
+        "open_tickets_of_siblings": len(peers),
+        "settled": {str(each): count for each, count in ledger.outcomes.items()},
+        "unmatched_settles": ledger.unmatched,
+        "overflowed_charges": ledger.overflowed,
+        "leases": len(leases),
+        "evicted_leases": leases.evicted,
+        "index_blocks": index.blocks,
     }
 
 

@@ -24,11 +24,11 @@ from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.state.leases import Leased, Released
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ext_proc.routing.cache.prefix_index import PrefixIndex
     from ext_proc.routing.health.conditions import Conditions
-    from ext_proc.routing.state.leases import LeaseEvent, Leases
+    from ext_proc.routing.state.leases import Lease, LeaseEvent, LeaseKey, Leases
     from ext_proc.routing.state.ledger import Ledger
     from ext_proc.routing.state.replica import Replica
     from ext_proc.routing.values.pool import EndpointKey
@@ -106,6 +106,24 @@ class PeerWorkers:
             for peer_worker, shares in self._shares.items()
         }
         return {peer_worker: count for peer_worker, count in counts.items() if count}
+
+    @property
+    def has_members(self) -> bool:
+        """Whether there is a replica of which peer workers' state can be kept."""
+        return bool(self._replicas)
+
+    @property
+    def conditions(self) -> Conditions:
+        """Which replicas must not get new work."""
+        return self._conditions
+
+    def leases_in_force(self) -> Iterable[tuple[LeaseKey, Lease]]:
+        """Return the leases of sequences, the least recently used first; some may have expired."""
+        return self._leases.items()
+
+    def index_uses(self) -> Iterable[Inserted]:
+        """Return the prefix index as inserts that make an empty one the same."""
+        return self._index.uses()
 
     def follow(self, peer_worker: int, event: ReplicationEvent, now: float) -> None:
         """Fold one word of a peer worker.

@@ -1,14 +1,15 @@
 """The router: one request in, an ordered choice or a refusal out.
 
-Who there is to choose from, and what they say of themselves, lies in ``members``.
+It is composed of the endpoint registry (who is there), the scheduler (who is chosen), the ledger
+(what is in flight) and the learner (how fast replicas are).
 
 Rules:
 
 1. A decision draws the variant, filters, asks the pool's policy for prices, and only then
    changes state: ledger, index, lease. A refusal changes nothing.
-2. Time and chance are arguments. The same calls with the same ``rng`` give the same decisions.
-3. Each change of ledger, index and leases by a request is an event; ``on_event`` hears all of
-   them, in order. What ``peers`` did is no event here.
+2. Time and randomness are arguments. The same calls with the same ``rng`` give the same decisions.
+3. Each change of ledger, index and leases by a request is an event; ``on_event`` is called with
+   all of them, in order. What peer workers did is no event here.
 4. Not safe for threads: one event loop owns a router.
 """
 
@@ -17,35 +18,40 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ext_proc.routing.cache.credit import Credit
+from ext_proc.routing.cache.exact_index import ExactIndex
 from ext_proc.routing.cache.prefix_index import Inserted
-from ext_proc.routing.explain import Fixed, describe, explain
-from ext_proc.routing.latency.pending_tickets import PendingTickets
+from ext_proc.routing.cache.reuse import Reuse
+from ext_proc.routing.explain import Fixed, counters, describe, explain
+from ext_proc.routing.health.conditions import Conditions
+from ext_proc.routing.learner import Learner
+from ext_proc.routing.peers import PeerWorkers
 from ext_proc.routing.pipeline.context import cheapest, work_of
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.pipeline.sampling import worth_remembering
+from ext_proc.routing.pipeline.scheduler import Scheduler
 from ext_proc.routing.recent import MOST_ENDPOINTS, Recent
 from ext_proc.routing.registry import EndpointRegistry
-from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, Released
-from ext_proc.routing.state.ledger import MAX_TICKETS, Charged, LedgerEvent, Settled
+from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, Leases, Released
+from ext_proc.routing.state.ledger import MAX_TICKETS, Charged, Ledger, LedgerEvent, Settled
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
-from ext_proc.routing.values.ticket import DONE, Outcome, Ticket
+from ext_proc.routing.values.ticket import Outcome, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ext_proc.routing.cache.exact_index import IndexEvent
     from ext_proc.routing.pipeline.scheduler import Choice
     from ext_proc.routing.state.context import SchedulingContext
     from ext_proc.routing.state.leases import LeaseKey
     from ext_proc.routing.state.pool_state import PoolState
-    from ext_proc.routing.values.pool import EndpointKey, Pool
-    from ext_proc.routing.values.request import Request
+    from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
+    from ext_proc.routing.values.request import Features, Request
     from ext_proc.routing.values.rng import Rng
 
 __all__ = ["Router"]
 
 
-class Router(EndpointRegistry):
+class Router:
     """Chooses replicas for requests.
 
     Args:
@@ -66,10 +72,43 @@ class Router(EndpointRegistry):
         on_event: Callable[[LedgerEvent | IndexEvent | LeaseEvent], None] | None = None,
         on_sequence: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(rng, max_tickets=max_tickets, zone=zone, on_event=on_event)
+        self._rng = rng
+        self._zone = zone
+        self._on_event = on_event
+        self.ledger = Ledger(max_tickets)
+        self.index = ExactIndex()
+        self.leases = Leases()
+        self.conditions = Conditions()
+        """Which replicas must not get new work although they are members."""
+        self.reuse = Reuse()
+        """What replicas say that they took from their caches."""
+        self.registry = EndpointRegistry(
+            self.ledger,
+            self.index,
+            self.leases,
+            self.conditions,
+            self.reuse,
+            on_event=on_event,
+            on_removed=self._removed,
+        )
+        self.learner = Learner(self.registry.members)
+        self.peers = PeerWorkers(
+            self.ledger,
+            self.index,
+            self.leases,
+            self.conditions,
+            self.registry.members,
+            self.learner.seconds_per_token,
+            self.learner.finished,
+        )
+        """What other workers of this machine did."""
+        self._scheduler = Scheduler(self.index, self.leases, self.conditions, zone)
+        self.pools = self.registry.pools
+        """The pools as last set, by name; here as each exchange reads them."""
+        self._pool_states = self.registry.pool_states
+        self._members = self.registry.members
         self._on_sequence = on_sequence
         self._credit = Credit()
-        self._pending_tickets = PendingTickets()
         self._moved: dict[int, Ticket] = {}
         """Moved tickets by the id that their holder knows."""
         self.recent = Recent()
@@ -78,6 +117,35 @@ class Router(EndpointRegistry):
 
     def __repr__(self) -> str:
         return f"<Router pools={len(self.pools)} open={len(self.ledger)} {self.index!r}>"
+
+    # --- Membership -----------------------------------------------------------------------------
+
+    def set_pools(self, pools: Mapping[str, Pool], now: float) -> None:
+        """Take new pools in place of the present ones.
+
+        Args:
+            pools: All pools, by name.
+            now: Monotonic seconds.
+
+        Raises:
+            ValueError: A pool names an unknown policy; then nothing has changed.
+        """
+        policies = self._scheduler.make_policies(pools, self._rng)
+        self._scheduler.policies = policies
+        self.learner.set_pools(pools, policies)
+        self.registry.set_pools(pools, self.learner.models, now)
+        self.pools = self.registry.pools
+
+    def pool_for(self, features: Features, path: str, protocol: Protocol) -> str | Refusal:
+        """Name the pool of a request that no route named; see ``EndpointRegistry.pool_for``."""
+        return self.registry.pool_for(features, path, protocol)
+
+    def at(self, pool: str, address: str) -> EndpointKey | None:
+        """Return the endpoint of a pool at an ``ip:port``, ``None`` where there is none."""
+        return self.registry.at(pool, address)
+
+    def _removed(self, key: EndpointKey) -> None:
+        self.peers.removed(key)
 
     # --- Deciding -------------------------------------------------------------------------------
 
@@ -180,8 +248,7 @@ class Router(EndpointRegistry):
             expected = drain + work * per_token
             replica.busy_until = now + expected
             if context.request.features.streaming:
-                self._pending_tickets.note(ticket)
-                replica.first_bytes.note(ticket, expected, context.tokens * per_token)
+                self.learner.sent(ticket, expected, context.tokens * per_token)
         return ticket
 
     def explain(self, request: Request, now: float, unix_now: float) -> dict[str, object]:
@@ -229,7 +296,7 @@ class Router(EndpointRegistry):
             return ticket
         if not self._settled(ticket.id, Outcome.MOVED):
             return ticket
-        self._replicas[ticket.endpoint].first_bytes.gone(ticket.id, now)
+        self.learner.moved(ticket, now)
         self._last_ticket += 1
         moved = Ticket(self._last_ticket, found, ticket.pool, ticket.work, now)
         self._charged(moved)
@@ -245,27 +312,23 @@ class Router(EndpointRegistry):
             now: Monotonic seconds.
         """
         blocks = self._credit.take(ticket_id)
-        if blocks and endpoint in self._replicas:
+        if blocks and endpoint in self._members:
             self._inserted(endpoint, blocks, now)
 
     def began(self, ticket_id: int, endpoint: EndpointKey, seconds: float) -> None:
-        """Learn the speed of prefill from when the answer to a streamed request began.
+        """Learn from when the answer to a streamed request began; see ``Learner.began``."""
+        self.learner.began(ticket_id, endpoint, seconds)
 
-        Args:
-            ticket_id: The request's; it may be settled already.
-            endpoint: Who answered; of a request that was retried nothing is learned.
-            seconds: From dispatch to the first byte of the answer.
-        """
-        ticket = self._pending_tickets.take(ticket_id)
-        if ticket is None or ticket.drain_s is None or ticket.endpoint != endpoint:
-            return
-        replica = self._replicas.get(endpoint)
-        latency_model = None if replica is None else replica.latency_models.get(ticket.pool)
-        fleet = self._latency_models.get(ticket.pool)
-        if replica is not None and latency_model is not None and fleet is not None:
-            replica.first_bytes.began(ticket, ticket.at + seconds, latency_model)
-            fleet.heard(ticket.at)
-            latency_model.answered(ticket.work, ticket.drain_s, seconds)
+    def answered(
+        self,
+        pool: str,
+        endpoint: EndpointKey,
+        first_byte_s: float | None,
+        bytes_per_s: float | None,
+        now: float,
+    ) -> None:
+        """Learn how fast a replica answered; see ``Learner.answered``."""
+        self.learner.answered(pool, endpoint, first_byte_s, bytes_per_s, now)
 
     def told(self, ticket_id: int, address: str, now: float) -> bool:
         """Hear, while a request runs, which replica serves it; the ticket's holder need not know.
@@ -298,15 +361,7 @@ class Router(EndpointRegistry):
             ticket = self._moved.pop(ticket.id, ticket)
         if not self._settled(ticket.id, outcome):
             return False
-        for policy in self._learners.get(ticket.pool, ()):
-            policy.settled(ticket, outcome, now)
-        done = outcome is DONE
-        if ticket.prompted:
-            first_bytes = self._replicas[ticket.endpoint].first_bytes
-            if first_bytes.work:
-                first_bytes.answered(ticket.id, now) if done else first_bytes.gone(ticket.id, now)
-        if done:
-            self._teach(ticket, now)
+        self.learner.settled(ticket, outcome, now)
         return True
 
     # Events are made for those who hear them only: this is the hot path.
@@ -342,20 +397,10 @@ class Router(EndpointRegistry):
         """Return everything a person may want to see, ready for JSON."""
         return {
             "pools": {
-                name: describe(pool_state.pool, self._replicas, self.index, self.conditions, now)
-                | {"pace": self._latency_models[name].describe()}
-                | {"learning": [each.describe(now) for each in self._learners.get(name, ())]}
+                name: describe(pool_state.pool, self._members, self.index, self.conditions, now)
+                | self.learner.describe(name, now)
                 for name, pool_state in self._pool_states.items()
             },
             "recent": self.recent.describe(now),
-            "counters": {
-                "open_tickets": len(self.ledger),
-                "open_tickets_of_siblings": len(self.peers),
-                "settled": {str(each): count for each, count in self.ledger.outcomes.items()},
-                "unmatched_settles": self.ledger.unmatched,
-                "overflowed_charges": self.ledger.overflowed,
-                "leases": len(self.leases),
-                "evicted_leases": self.leases.evicted,
-                "index_blocks": self.index.blocks,
-            },
+            "counters": counters(self.ledger, self.peers, self.leases, self.index),
         }

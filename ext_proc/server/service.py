@@ -70,7 +70,7 @@ class PickerServer:
     """Serves ``envoy.service.ext_proc.v3.ExternalProcessor`` and gRPC health.
 
     Args:
-        chooser: The router.
+        router: The router.
         picker: This picker's id.
         metrics: What to count on.
         at: Address by which the fleet knows this picker.
@@ -87,7 +87,7 @@ class PickerServer:
 
     def __init__(
         self,
-        chooser: RequestRouter,
+        router: RequestRouter,
         *,
         picker: str,
         metrics: Metrics,
@@ -103,7 +103,7 @@ class PickerServer:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._tools = Tools(
-            chooser,
+            router,
             tokenizers,
             Writer(picker, at, life),
             metrics,

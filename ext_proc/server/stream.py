@@ -47,7 +47,7 @@ class Tools:
     """What every stream uses.
 
     Args:
-        chooser: The router.
+        router: The router.
         tokenizers: Those at hand, by the path that pools name.
         writer: Writes replies.
         metrics: What to count on.
@@ -60,7 +60,7 @@ class Tools:
 
     def __init__(
         self,
-        chooser: RequestRouter,
+        router: RequestRouter,
         tokenizers: Mapping[str, Tokenizer],
         writer: Writer,
         metrics: Metrics,
@@ -70,7 +70,7 @@ class Tools:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        self.chooser = chooser
+        self.router = router
         self.tokenizers = tokenizers
         self.writer = writer
         self.metrics = metrics
@@ -100,7 +100,7 @@ class ExchangeStream:
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
-        self._exchange = Exchange(tools.chooser, tools.tokenizers)
+        self._exchange = Exchange(tools.router, tools.tokenizers)
         self._handing_over = False
         """A decision is made and its reply is not written yet."""
         self._asked_at: float | None = None
@@ -183,7 +183,7 @@ class ExchangeStream:
 
     def _wait(self, pick: Pick) -> None:
         decision = pick.decision
-        pool = self._tools.chooser.pools[decision.pool]
+        pool = self._tools.router.pools[decision.pool]
         self.hold = (decision.pool, decision.addresses[0]), pool.co_batch_hold_s
 
     def _trace(self, span: Span, action: Action, waited_s: float | None) -> None:

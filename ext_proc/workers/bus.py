@@ -28,7 +28,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
@@ -44,11 +44,12 @@ from ext_proc.workers.news import Begun, Indexed, Probed
 from ext_proc.workers.records import framed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.peers import ReplicationEvent
-    from ext_proc.routing.router import Router
+    from ext_proc.routing.state.leases import Lease, LeaseKey
     from ext_proc.telemetry.news import News
     from ext_proc.workers.account import Deed
     from ext_proc.workers.records import Word
@@ -82,12 +83,45 @@ class WorkerPlace:
     count: int
 
 
+class Replicated(Protocol):
+    """The part of a router's state that workers share; ``PeerWorkers`` implements it."""
+
+    @property
+    def has_members(self) -> bool:
+        """Whether there is a replica of which peer workers' state can be kept."""
+        ...
+
+    @property
+    def conditions(self) -> Conditions:
+        """Which replicas must not get new work."""
+        ...
+
+    def follow(self, peer_worker: int, event: ReplicationEvent, now: float) -> None:
+        """Apply what a peer worker did."""
+
+    def lost(self, peer_worker: int) -> int:
+        """Drop what a peer worker had in flight; return the number of requests."""
+        ...
+
+    def open_by(self) -> dict[int, int]:
+        """Return the requests in flight of each peer worker that has any."""
+        ...
+
+    def leases_in_force(self) -> Iterable[tuple[LeaseKey, Lease]]:
+        """Return the leases of sequences."""
+        ...
+
+    def index_uses(self) -> Iterable[Inserted]:
+        """Return the prefix index as inserts that make an empty one the same."""
+        ...
+
+
 class Bus:
     """Connects one worker with its peer workers; make it within the loop that runs it.
 
     Args:
         place: Which of them it is.
-        router: Whose events are told, and who follows the others'.
+        shared: What this worker shares with the others.
         on_news: Takes what another one's collectors found.
         on_judged: Takes what another one's log entries said.
         on_lead: Called with whether this worker leads, at the start and at each change.
@@ -97,7 +131,7 @@ class Bus:
     def __init__(
         self,
         place: WorkerPlace,
-        router: Router,
+        shared: Replicated,
         *,
         on_news: Callable[[News], None],
         on_judged: Callable[[Judged, float], None],
@@ -105,7 +139,7 @@ class Bus:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._place = place
-        self._router = router
+        self._shared = shared
         self._on_news = on_news
         self._on_judged = on_judged
         self._on_lead = on_lead
@@ -195,7 +229,7 @@ class Bus:
                 inlet.read()  # it may be we who were busy
                 if now - inlet.heard_at > SILENT_S:
                     inlet.close()
-            elif not inlet.up and self._router.pools and inlet.dial(everything=self._fresh):
+            elif not inlet.up and self._shared.has_members and inlet.dial(everything=self._fresh):
                 self._fresh = False
         if self._encoder.full:
             self._outlet.renew()
@@ -277,13 +311,13 @@ class Bus:
 
     def _snapshot(self) -> Iterator[ReplicationEvent]:
         yield from self._account.standing()
-        for key, lease in self._router.leases.items():
+        for key, lease in self._shared.leases_in_force():
             yield Leased(key, lease)
 
     def _index(self) -> Iterator[bytes]:
         """Yield the prefix index in parts."""
         part = bytearray()
-        for use in self._router.index.uses():
+        for use in self._shared.index_uses():
             self._encoder.put(use, part)
             if len(part) >= PART_BYTES:
                 self.flush()  # names first
@@ -308,7 +342,7 @@ class Bus:
     def _follow(self, peer_worker: int, word: Word) -> None:
         self.followed += 1
         if isinstance(word, _DEEDS):
-            self._router.peers.follow(peer_worker, word, self._clock())
+            self._shared.follow(peer_worker, word, self._clock())
         elif isinstance(word, Judged):
             self._on_judged(word, self._clock())
         elif isinstance(word, Begun):
@@ -316,7 +350,7 @@ class Bus:
             self._changed.set()
             self._inlets[peer_worker].rest()
         elif isinstance(word, (Probed, Indexed)):
-            word.take(self._router.conditions)
+            word.take(self._shared.conditions)
         elif isinstance(word, (Heard, Failed, Restarted, PushEnded)):
             self._on_news(word)
             if isinstance(word, Heard) and word.source == PUSH:
@@ -326,7 +360,7 @@ class Bus:
         """Forget what a peer worker had under way."""
         self._met.discard(peer_worker)
         self._changed.set()
-        self._router.peers.lost(peer_worker)
+        self._shared.lost(peer_worker)
         for endpoint in self._pushes[peer_worker]:
             self._on_news(PushEnded(endpoint))
         self._pushes[peer_worker].clear()
@@ -336,7 +370,7 @@ class Bus:
 
     def state(self) -> dict[str, Any]:
         """Return who is there, ready for JSON."""
-        open_by = self._router.peers.open_by()
+        open_by = self._shared.open_by()
         return {
             "worker": self._place.number,
             "workers": self._place.count,

@@ -47,7 +47,7 @@ def queued(chooser, *queues, running=None, at=None):
     """Tell the picker what each replica's page says."""
     at = time.monotonic() if at is None else at
     for number, waiting in enumerate(queues, 1):
-        chooser.observe(f"r{number}", [Reading(at=at, queued=waiting, running=running)])
+        chooser.registry.observe(f"r{number}", [Reading(at=at, queued=waiting, running=running)])
 
 
 @pytest.fixture(params=["grpc", "nghttp2"], autouse=True)
@@ -375,7 +375,7 @@ async def test_responses(mode, path, streamed, trailers):
             *["response_trailers"] * trailers,
         ]
         assert all(each.common.ByteSize() == 0 for each in answers if "trailers" not in each.kind)
-        assert sum(proxy.router.in_flight().values()) == 1
+        assert sum(proxy.router.registry.in_flight().values()) == 1
         await proxy.finish(asked.call)
         await proxy.settled(Outcome.DONE)
         assert proxy.router.ledger.outcomes.total() == 1
@@ -394,7 +394,7 @@ async def test_who_served(mode):
             ({key: other}, other),
         ):
             await proxy.talk(Messages().response(served=served), asked.call)
-            assert proxy.router.in_flight()[names[holder]] == 1
+            assert proxy.router.registry.in_flight()[names[holder]] == 1
         await proxy.finish(asked.call)
         await proxy.settled(Outcome.DONE)
 
@@ -405,7 +405,7 @@ async def test_a_duplicate_last_chunk(seeing):
         asked = await proxy.ask(seeing, chunks=[PROMPT])
         _, (answer,) = await proxy.talk(Messages().body(b""), asked.call)
         assert (answer.kind, answer.picked) == ("request_body", None)
-        assert sum(proxy.router.in_flight().values()) == 1
+        assert sum(proxy.router.registry.in_flight().values()) == 1
 
 
 async def test_fifty_at_once(mode):
@@ -414,6 +414,6 @@ async def test_fifty_at_once(mode):
         held = await proxy.ask(mode, chunks=[PROMPT])
         many = await asyncio.gather(*(proxy.ask(mode, chunks=[PROMPT]) for _ in range(50)))
         assert all(each.picked for each in many)
-        assert sum(proxy.router.in_flight().values()) == 51
+        assert sum(proxy.router.registry.in_flight().values()) == 51
         await asyncio.gather(*(proxy.finish(each.call) for each in (*many, held)))
         await proxy.settled(Outcome.DONE)

@@ -94,4 +94,4 @@ class Peer:
         async with asyncio.timeout(PATIENCE_S):
             while not self.router.ledger.outcomes[outcome]:  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0)
-        assert sum(self.router.in_flight().values()) == 0
+        assert sum(self.router.registry.in_flight().values()) == 0

@@ -102,6 +102,8 @@ class Conditions:
         self._sharing: frozenset[str] = frozenset()
         self.ejected: Counter[tuple[str, Cause]] = Counter()
         """Ejections since the start, by pool and cause."""
+        self.silent = 0
+        """Replicas that stopped reporting: the scheduler puts them last."""
 
     def set_pools(self, pools: Mapping[str, Pool]) -> None:
         """Take the pools; what is known of replicas that stay is kept."""

@@ -121,7 +121,8 @@ class FleetLatencyModel:
 
     def __repr__(self) -> str:
         rate = 1.0 / self.seconds_per_token
-        return f"<FleetLatencyModel tokens/s={rate:.0f} tail={self.tail_s:.3g} service={self.service_s:.3g}>"
+        speeds = f"tokens/s={rate:.0f} tail={self.tail_s:.3g} service={self.service_s:.3g}"
+        return f"<FleetLatencyModel {speeds}>"
 
     def learn(
         self, capacity: float, tokens: float | None, drain_s: float, ahead: int, elapsed_s: float

@@ -3,7 +3,7 @@
 Rules:
 
 1. The order is: lease, variant, subset, needs, conditions, in-flight limit, candidates, prices,
-   turns of ramping replicas, wishes, silent ones last.
+   slow start of ramping replicas, preferences, silent ones last.
 2. Nothing changes but the ``rng`` that is passed in, and leases that have run out are dropped. So
    an explanation asks the same question as a decision and gets the same prices.
 """
@@ -19,6 +19,7 @@ from ext_proc.routing.pipeline.preferences import preferred_first
 from ext_proc.routing.pipeline.sampling import SMALL, shortlist
 from ext_proc.routing.pipeline.slow_start import with_slow_start
 from ext_proc.routing.pipeline.variants import draw_variant
+from ext_proc.routing.policies import make_policy
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
 from ext_proc.routing.state.leases import LeaseKey
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
@@ -98,8 +99,24 @@ class Scheduler:
         self._least = LeastInFlight()
         self.policies: Mapping[str, Mapping[str, Policy]] = {}
         """By pool and name: the pool's own one and those that a request may ask for."""
-        self.silent = 0
-        """Replicas that stopped telling their numbers."""
+
+    def make_policies(self, pools: Mapping[str, Pool], rng: Rng) -> dict[str, dict[str, Policy]]:
+        """Make and configure the policies of pools; those at work now are kept.
+
+        Raises:
+            ValueError: A pool names an unknown policy.
+        """
+        made = {
+            name: {
+                each: self.policies.get(name, {}).get(each) or make_policy(each, rng, pool=name)
+                for each in {pool.policy, *pool.allow_override}
+            }
+            for name, pool in pools.items()
+        }
+        for name, policies in made.items():
+            for policy in policies.values():
+                policy.configure(pools[name])
+        return made
 
     def choose(
         self, pool_state: PoolState, request: Request, rng: Rng, now: float, unix_now: float
@@ -164,7 +181,7 @@ class Scheduler:
                 prices = preferred_first(
                     pool, features, context.candidates, prices, self._zone, context.now
                 )
-        return silent_last(context, prices) if self.silent else prices
+        return silent_last(context, prices) if self._conditions.silent else prices
 
     def _sample(
         self,

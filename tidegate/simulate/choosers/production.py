@@ -129,7 +129,7 @@ class Production:
             running=float(sample.running),
             kv_used=sample.kv_used,
         )
-        self._router.observe(f"r{replica}", (reading,))
+        self._router.registry.observe(f"r{replica}", (reading,))
 
     def membership(self, replica: int, change: str, now: float) -> None:
         """Hand on a join, a silence or a restart."""
@@ -138,9 +138,9 @@ class Production:
             self._joined[replica] = now
             self._router.set_pools({POOL: self._pool()}, now)
         elif change == "silent":
-            self._router.silent(f"r{replica}")
+            self._router.registry.silent(f"r{replica}")
         else:
-            self._router.restarted(f"r{replica}", now)
+            self._router.registry.restarted(f"r{replica}", now)
 
 
 def _address(index: int) -> str:

@@ -81,7 +81,7 @@ def run(chooser, *events):
 
 
 def in_flight(chooser):
-    return sum(chooser.in_flight().values())
+    return sum(chooser.registry.in_flight().values())
 
 
 # --- when the decision falls --------------------------------------------------------------------
@@ -536,7 +536,7 @@ def test_the_replica_that_served_gets_the_charge(part):
     for served in (pick, "192.168.1.1:1", other):
         exchange.on(Response(part, served=served), 1.0, 1.0)
         assert exchange.moved is (served == other)
-    assert chooser.in_flight()[names[other]] == 1
+    assert chooser.registry.in_flight()[names[other]] == 1
     assert in_flight(chooser) == 1
     exchange.on(Lost(clean=True), 1.0, 1.0)
     assert in_flight(chooser) == 0

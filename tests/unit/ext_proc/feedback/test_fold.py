@@ -119,12 +119,12 @@ def test_an_intermediate_entry_moves_the_charge_and_settles_nothing():
     for _ in range(3):
         feedback.take(early, 1.0)
     assert feedback.moved == 1
-    assert router.in_flight()[router.at("llm", other).id] == 1
-    assert sum(router.in_flight().values()) == 1
+    assert router.registry.in_flight()[router.at("llm", other).id] == 1
+    assert sum(router.registry.in_flight().values()) == 1
     router.settle(decision.ticket, Outcome.DONE, 2.0)
-    assert sum(router.in_flight().values()) == 0
+    assert sum(router.registry.in_flight().values()) == 0
     feedback.take(early._replace(final=True), 3.0)
-    assert sum(router.in_flight().values()) == 0
+    assert sum(router.registry.in_flight().values()) == 0
 
 
 @given(
@@ -152,7 +152,7 @@ def test_no_entry_breaks_the_fold(entries):
         feedback.take(each, float(number))
     assert feedback.outcomes.total() == len(entries)
     assert feedback.state()["entries"].keys() == {str(each) for each in feedback.outcomes}
-    assert sum(router.in_flight().values()) == 0
+    assert sum(router.registry.in_flight().values()) == 0
 
 
 def estimates(router, key=R1):

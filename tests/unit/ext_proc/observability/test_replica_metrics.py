@@ -18,7 +18,7 @@ FIRST = "tidegate_picker_replica_first_byte_seconds"
 
 def pages(chooser, now=10.0):
     registry = CollectorRegistry()
-    ReplicaMetrics(registry, chooser.replicas, lambda: now)
+    ReplicaMetrics(registry, chooser.registry.replicas, lambda: now)
     return registry.get_sample_value
 
 
@@ -27,7 +27,7 @@ def test_what_is_believed_of_a_replica():
     chooser = router(llm(policy="round-robin"))
     for _ in range(3):
         chooser.decide(Request("llm", None, "http", Features(Form.GENERATE)), 9.0, 9.0)
-    chooser.observe("r1", [Reading(9.5, queued=4)])
+    chooser.registry.observe("r1", [Reading(9.5, queued=4)])
     chooser.answered("llm", EndpointKey("r1", 1), 0.25, None, 9.5)
     sample = pages(chooser)
     assert sample(QUEUE, {"endpoint": "r1"}) == 4

@@ -22,7 +22,7 @@ BLOCKS = tuple(range(40))
 def test_the_state_is_json_and_says_what_is_known(build: Build) -> None:
     """Load, cache, readings with their age, and unknown as null."""
     router = build.router(build.pool(1))
-    router.observe("r0", [Reading(at=1.0, model="m", queued=3.0)])
+    router.registry.observe("r0", [Reading(at=1.0, model="m", queued=3.0)])
     decision = router.decide(build.request((1, 2)), 2.0, 0.0)
     assert isinstance(decision, Decision)
     state = json.loads(json.dumps(router.state(2.5)))

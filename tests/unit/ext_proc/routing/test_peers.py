@@ -52,7 +52,7 @@ def test_two_routers_that_hear_all_hold_the_same_loads():
         in_flight = [{name: count for name, (count, _) in loads(one).items()} for one in both]
         assert in_flight[0] == in_flight[1]
         assert sum(in_flight[0].values()) == len(open_tickets)
-        ours = [sum(one.in_flight().values()) for one in both]
+        ours = [sum(one.registry.in_flight().values()) for one in both]
         assert ours == [sum(owner == me for owner, _ in open_tickets) for me in (0, 1)]
         assert both[0].index.blocks == both[1].index.blocks
     for owner, one in open_tickets:
@@ -110,8 +110,8 @@ def test_the_last_word_counts():
 def test_the_clock_moves_by_what_was_sent_since():
     """A replica's prefill backlog counts each prompt of the peer workers once."""
     made = router()
-    replica = made._replicas[key(0)]
-    per_token = made._per_token(POOL, key(0))
+    replica = made._members[key(0)]
+    per_token = made.learner.seconds_per_token(POOL, key(0))
     before = [Share(POOL, key(0), 2, 2e4, 100, 1e9), Share(POOL, key(0), 2, 2e4, 100, 1e9)]
     for said in before:  # of what was sent before we listened, only that in flight
         made.peers.follow(1, said, 5.0)
@@ -184,7 +184,7 @@ def test_paces_learn_from_siblings():
         slow = 4.0 if replica else 1.0
         seconds = slow * (0.05 + one.work * 1e-3)
         made.peers.follow(1, LatencySample(one, at + seconds), at + seconds)
-    slowness = [made._replicas[key(n)].latency_models[POOL].slowness for n in (0, 1)]
+    slowness = [made._members[key(n)].latency_models[POOL].slowness for n in (0, 1)]
     assert slowness[1] > 1.5 * slowness[0]
 
 
@@ -208,5 +208,5 @@ def test_loads_are_what_siblings_said_last(steps):
         for each in range(3):
             count = sum(count for (_, where), count in model.items() if where == each)
             assert loads(made)[f"r{each}"] == (count, pytest.approx(10.0 * count))
-            assert made.in_flight()[f"r{each}"] == 0
+            assert made.registry.in_flight()[f"r{each}"] == 0
         assert len(made.peers) == sum(model.values())

@@ -30,9 +30,9 @@ def test_an_endpoint_gone_from_all_pools_is_forgotten(build: Build) -> None:
     decision = decide(router, build.request((1, 2)))
     assert decision.ticket is not None
     router.set_pools({"other": other}, 1.0)
-    assert router.in_flight() == {"r0": 1}
+    assert router.registry.in_flight() == {"r0": 1}
     router.set_pools({}, 1.0)
-    assert router.in_flight() == {}
+    assert router.registry.in_flight() == {}
     assert router.index.match_all((1, 2)) == {}
     assert not router.settle(decision.ticket, Outcome.DONE, 1.0)
     assert router.ledger.outcomes == {Outcome.REMOVED: 1}
@@ -43,7 +43,7 @@ def test_a_change_of_policy_keeps_ledger_and_index(build: Build) -> None:
     router = build.router(build.pool(2))
     decide(router, build.request(PROMPT))
     router.set_pools({"llm": build.pool(2, policy="round-robin")}, 1.0)
-    assert sum(router.in_flight().values()) == 1
+    assert sum(router.registry.in_flight().values()) == 1
     decision = decide(router, build.request(PROMPT))
     assert decision.reason == "round-robin"
     router.set_pools({"llm": build.pool(2)}, 1.0)
@@ -65,7 +65,7 @@ def test_an_unknown_policy_changes_nothing(build: Build) -> None:
     decide(router, build.request())
     with pytest.raises(ValueError, match="unknown policy 'magic'"):
         router.set_pools({"llm": build.pool(0, policy="magic")}, 1.0)
-    assert sum(router.in_flight().values()) == 1
+    assert sum(router.registry.in_flight().values()) == 1
     assert len(decide(router, build.request()).addresses) == 2
 
 
@@ -73,9 +73,9 @@ def test_a_restart_empties_cache_and_leases_and_ramps_again(build: Build) -> Non
     """After a restart the replica matches nothing, holds no sequence, and starts small."""
     router = build.router(build.pool(1, slow_start=SlowStart(100.0)))
     decide(router, build.request((1, 2), sequence_id=5))
-    router.restarted("nobody", 1000.0)
+    router.registry.restarted("nobody", 1000.0)
     assert len(router.leases) == 1
-    router.restarted("r0", 1000.0)
+    router.registry.restarted("r0", 1000.0)
     decision = decide(router, build.request((1, 2), sequence_id=5), 0.0, 1010.0)
     assert (decision.matched_blocks, decision.reason) == (0, "least")
     older = build.endpoint(0, joined_unix_s=900.0)

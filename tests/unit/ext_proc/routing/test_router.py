@@ -47,7 +47,7 @@ def test_the_protocol_chooses_the_address(build: Build) -> None:
     router = build.router(build.pool(1))
     assert decide(router, build.request(protocol="grpc")).addresses == ("10.0.0.0:8001",)
     assert decide(router, build.request(protocol="http")).addresses == ("10.0.0.0:8000",)
-    assert router.in_flight() == {"r0": 2}
+    assert router.registry.in_flight() == {"r0": 2}
 
 
 def test_a_conversation_stays_where_its_prefix_is(build: Build) -> None:
@@ -80,7 +80,7 @@ def test_a_hot_prefix_spills_over_its_bound(build: Build) -> None:
     router = build.router(build.pool(4, load_factor=1.25))
     reasons = Counter(decide(router, build.request((1, 2, 3, 4))).reason for _ in range(80))
     assert reasons["prefix"] > 0
-    assert max(router.in_flight().values()) <= 26
+    assert max(router.registry.in_flight().values()) <= 26
 
 
 def test_other_requests_leave_no_trace(build: Build) -> None:
@@ -98,8 +98,8 @@ def test_other_requests_leave_no_trace(build: Build) -> None:
 def test_the_queue_of_others_counts_while_fresh(build: Build) -> None:
     """A replica that others keep busy is avoided until its reading is old."""
     router = build.router(build.pool(2, policy="least-in-flight"))
-    router.observe("r0", [Reading(at=10.0, model="m", queued=5.0)])
-    router.observe("nobody", [Reading(at=10.0, queued=5.0)])
+    router.registry.observe("r0", [Reading(at=10.0, model="m", queued=5.0)])
+    router.registry.observe("nobody", [Reading(at=10.0, queued=5.0)])
     for _ in range(4):
         assert decide(router, build.request(), 11.0).addresses[0] == "10.0.0.1:8000"
     assert decide(router, build.request(), 12.0).addresses[0] == "10.0.0.0:8000"
@@ -111,12 +111,12 @@ def test_a_replica_that_fell_silent_is_chosen_last(build: Build) -> None:
     home = decide(router, build.request((1, 2, 3)))
     end(router, home)
     name = "r0" if home.addresses[0] == "10.0.0.0:8000" else "r1"
-    router.observe(name, [Reading(at=1.0, queued=0.0)])
-    router.silent(name)
+    router.registry.observe(name, [Reading(at=1.0, queued=0.0)])
+    router.registry.silent(name)
     away = decide(router, build.request((1, 2, 3)), 1.0)
     assert away.addresses == (home.addresses[1], home.addresses[0])
     end(router, away)
-    router.observe(name, [Reading(at=2.0, queued=0.0)])
+    router.registry.observe(name, [Reading(at=2.0, queued=0.0)])
     back = {decide(router, build.request((1, 2, 3)), 2.0).addresses[0] for _ in range(2)}
     assert home.addresses[0] in back
 
@@ -124,10 +124,10 @@ def test_a_replica_that_fell_silent_is_chosen_last(build: Build) -> None:
 def test_a_replica_that_never_spoke_is_not_silent(build: Build) -> None:
     """A metrics port that was never reached says nothing about the replica."""
     router = build.router(build.pool(1))
-    router.silent("r0")
+    router.registry.silent("r0")
     assert decide(router, build.request()).addresses == ("10.0.0.0:8000",)
     spread = build.router(build.pool(2))
-    spread.silent("r0")
+    spread.registry.silent("r0")
     picks = {decide(spread, build.request()).addresses[0] for _ in range(2)}
     assert len(picks) == 2
 
@@ -156,7 +156,7 @@ def test_a_warm_replica_takes_as_much_as_the_others(build: Build) -> None:
     router = build.router(pool)
     for _ in range(60):
         decide(router, build.request(), 0.0, 1100.0)
-    assert router.in_flight() == {"r0": 30, "r1": 30}
+    assert router.registry.in_flight() == {"r0": 30, "r1": 30}
 
 
 def test_a_young_replica_keeps_its_conversations(build: Build) -> None:
@@ -247,7 +247,7 @@ def test_a_follower_of_the_events_holds_the_same_state(build: Build) -> None:
     router = build.router(build.pool(3), on_event=events.append)
     decisions = [decide(router, build.request((1, number)), float(number)) for number in range(9)]
     end(router, decisions[0])
-    router.restarted("r1", 0.0)
+    router.registry.restarted("r1", 0.0)
     router.set_pools({"llm": build.pool(2)}, 9.0)
     ledger, index = Ledger(), PrefixIndex()
     for event in events:
@@ -314,8 +314,8 @@ def test_loads_always_match_the_open_requests(
                 endpoints[0] = replace(endpoints[0], draining=step[2])
             router.set_pools({"llm": build.pool(endpoints=tuple(endpoints))}, float(now))
         elif step[0] == "restart":
-            router.restarted(f"r{step[1]}", float(now))
-        loads = router.in_flight()
+            router.registry.restarted(f"r{step[1]}", float(now))
+        loads = router.registry.in_flight()
         assert set(loads) == {f"r{number}" for number in range(members)}
         assert sum(loads.values()) == len(router.ledger)
         assert min(loads.values(), default=0) >= 0

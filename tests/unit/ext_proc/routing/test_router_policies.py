@@ -27,12 +27,12 @@ def test_each_policy_may_be_swapped_in_and_out(build: Build, name: str) -> None:
     decisions = [decide(router, build.request(PROMPT, session="s"))]
     for policy in (name, "auto"):
         router.set_pools({"llm": build.pool(3, policy=policy)}, 1.0)
-        assert sum(router.in_flight().values()) == len(decisions)
+        assert sum(router.registry.in_flight().values()) == len(decisions)
         assert router.index.blocks == len(PROMPT)
         decisions += [decide(router, build.request(PROMPT, session="s"), 1.0) for _ in range(5)]
     for decision in decisions:
         end(router, decision)
-    assert set(router.in_flight().values()) == {0}
+    assert set(router.registry.in_flight().values()) == {0}
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -90,7 +90,7 @@ def test_only_requests_that_ended_well_teach(build: Build) -> None:
 def test_first_bytes_of_streamed_prompts_teach_the_speed(build: Build) -> None:
     """They count once, before or after the end, and only for the replica that was picked."""
     router = build.router(build.pool(2))
-    latency_model = router._latency_models["llm"]
+    latency_model = router.learner.models["llm"]
 
     def answer(seconds: float, *, streaming: bool = True, who: str | None = None) -> None:
         asked = build.request(prompt=b"x" * 32_000, streaming=streaming)
@@ -118,8 +118,8 @@ def test_reuse_is_counted_for_known_endpoints(build: Build) -> None:
     router = build.router(build.pool(1))
     for reused in (1.0, 3.0):
         readings = [Reading(at=0.0, model="m", reused_blocks=reused, kv_block_tokens=16)]
-        router.observe("r0", readings)
-        router.observe("stranger", readings)
+        router.registry.observe("r0", readings)
+        router.registry.observe("stranger", readings)
     assert router.reuse.tokens() == {"r0": 32.0}
     router.set_pools({"llm": build.pool(0)}, 1.0)
     assert router.reuse.tokens() == {}

@@ -22,7 +22,7 @@ def test_a_charge_moves_to_who_served(build: Build) -> None:
     assert decision.ticket is not None
     moved = router.served(decision.ticket, decision.addresses[1], 1.0)
     other = moved.endpoint.id
-    assert (router.in_flight()[other], sum(router.in_flight().values())) == (1, 1)
+    assert (router.registry.in_flight()[other], sum(router.registry.in_flight().values())) == (1, 1)
     assert moved.work == decision.ticket.work
     assert not router.settle(decision.ticket, Outcome.DONE, 1.0)
     assert router.settle(moved, Outcome.DONE, 1.0)

@@ -83,7 +83,7 @@ def test_a_request_that_moved_says_nothing_of_its_pick(build: Build) -> None:
 def test_a_restart_ends_it(build: Build) -> None:
     """A new process owes nothing."""
     router, silent = one_silent(build)
-    router.restarted(silent.endpoint.id, 5.0)
+    router.registry.restarted(silent.endpoint.id, 5.0)
     assert silent.endpoint.id in picks(router, build)
 
 

@@ -47,7 +47,7 @@ async def test_a_peeked_request():
         assert asked.message.mode_override.request_body_mode == MODE.BUFFERED_PARTIAL
         assert asked.picked is None
         assert len(picked.picked) == 3
-        assert sum(peer.router.in_flight().values()) == 1
+        assert sum(peer.router.registry.in_flight().values()) == 1
         assert peer.counted("open_streams") == 1
         assert await peer.finish(call) is grpc.StatusCode.OK
         await peer.settled(Outcome.DONE)
@@ -60,7 +60,7 @@ async def test_a_peeked_request():
 async def test_what_others_did_is_read_before_a_decision():
     """Before each message that may be decided on, and not after the pick."""
     chooser, seen = router(llm()), []
-    async with Peer(chooser, refresh=lambda: seen.append(chooser.in_flight())) as peer:
+    async with Peer(chooser, refresh=lambda: seen.append(chooser.registry.in_flight())) as peer:
         call, _ = await peer.talk(Messages().head().body(PROMPT).response())
         assert len(seen) == 2
         assert not any(sum(counts.values()) for counts in seen)
@@ -155,7 +155,7 @@ async def test_served_elsewhere_is_credited_and_counted():
         _, (reply,) = await peer.talk(Messages().response(served=served), call)
         assert reply.message.response_headers.response.ByteSize() == 0
         names = {each.http: each.key.id for each in llm().endpoints}
-        assert peer.router.in_flight()[names[answer.picked[1]]] == 1
+        assert peer.router.registry.in_flight()[names[answer.picked[1]]] == 1
         await peer.finish(call)
         await peer.settled(Outcome.DONE)
         assert peer.counted("served_elsewhere_total") == 1

@@ -144,4 +144,4 @@ def test_who_follows_the_sums_knows_what_is_in_flight(steps):
             open_ = [one.work for one in model.values() if one.endpoint == key(each)]
             assert loads(follower)[f"r{each}"] == (len(open_), pytest.approx(sum(open_)))
         assert len(follower.peers) == len(model)
-        assert not any(follower.in_flight().values())
+        assert not any(follower.registry.in_flight().values())

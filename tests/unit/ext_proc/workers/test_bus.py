@@ -37,7 +37,7 @@ class Worker:
         )
         self.bus = Bus(
             WorkerPlace(folder, number, count),
-            self.router,
+            self.router.peers,
             on_news=self.news.append,
             on_judged=lambda judged, _: self.judged.append(judged),
             on_lead=self.leads.append,
@@ -99,7 +99,7 @@ async def test_charges_and_settles_reach_the_others(tmp_path):
         await crew.settle()
         for other in others:
             assert loads(other.router) == loads(first.router)
-            assert sum(other.router.in_flight().values()) == 0
+            assert sum(other.router.registry.in_flight().values()) == 0
             assert other.router.index.matched((1, 2, 3), made.ticket.endpoint) == 3
         first.router.settle(made.ticket, Outcome.DONE, 101.0)
         await crew.settle()

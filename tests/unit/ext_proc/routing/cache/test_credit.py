@@ -29,7 +29,7 @@ def test_a_settled_request_is_credited_too(build):
     router.settle(ticket, Outcome.DONE, 1.0)
     router.credit(ticket.id, other.key, 1.2)
     assert router.index.matched((1, 2, 3), other.key) == 3
-    router.restarted(other.key.id, 2.0)
+    router.registry.restarted(other.key.id, 2.0)
     router.credit(ticket.id, other.key, 2.2)
     assert router.index.matched((1, 2, 3), other.key) == 0
 

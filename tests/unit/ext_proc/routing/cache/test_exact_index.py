@@ -367,8 +367,8 @@ def test_an_endpoints_own_word_reaches_index_and_followers(build: Build) -> None
     router, key = build.router(build.pool(2), on_event=events.append), EndpointKey("r1", 1)
     told = [Telling(key, complete=True), Stored(key, 0, (7, 8), (1, 2))]
     for event in told:
-        router.cached(event)
-    router.cached(Telling(EndpointKey("gone", 1), complete=True))
+        router.registry.cached(event)
+    router.registry.cached(Telling(EndpointKey("gone", 1), complete=True))
     assert events == told
     decision = router.decide(build.request((1, 2, 3)), 0.0, 0.0)
     assert isinstance(decision, Decision)
@@ -378,7 +378,7 @@ def test_an_endpoints_own_word_reaches_index_and_followers(build: Build) -> None
 def test_a_restart_leaves_an_exact_cache_to_its_engine(build: Build) -> None:
     """Its events tell of a restart themselves, and may have told already what is new."""
     router, key = build.router(build.pool(2)), EndpointKey("r1", 1)
-    router.cached(Telling(key, complete=True))
-    router.cached(Stored(key, 0, (7,), (1,)))
-    router.restarted("r1", 0.0)
+    router.registry.cached(Telling(key, complete=True))
+    router.registry.cached(Stored(key, 0, (7,), (1,)))
+    router.registry.restarted("r1", 0.0)
     assert router.index.match_all((1,)) == {key: 1}

@@ -122,8 +122,8 @@ def test_conditions_are_shown_with_their_cause(build):
 def test_a_silent_replica_is_shown_so(build):
     """The router's own condition stands beside the others."""
     router = build.router(build.pool(2))
-    router.observe("r0", (Reading(at=0.0, queued=1.0),))
-    router.silent("r0")
+    router.registry.observe("r0", (Reading(at=0.0, queued=1.0),))
+    router.registry.silent("r0")
     shown = router.state(1.0)["pools"]["llm"]["endpoints"]
     assert (shown["r0"]["conditions"], shown["r1"]["conditions"]) == (["silent"], [])
 
@@ -132,7 +132,7 @@ def test_a_new_process_begins_anew(build):
     """Counters that fell prove that what failed is gone."""
     router = build.router(build.pool(2))
     fail(router)
-    router.restarted("r0", 0.0)
+    router.registry.restarted("r0", 0.0)
     assert not list(router.conditions.counts())
 
 
@@ -151,8 +151,8 @@ def test_a_frozen_replica_is_found_by_its_numbers(build):
     for second in range(40):
         for name in ("r0", "r1"):
             moving = float(second) if name == "r1" else 0.0
-            router.observe(name, (Reading(at=float(second), running=1.0, kv_used=moving),))
-        router.sweep(float(second))
+            router.registry.observe(name, (Reading(at=float(second), running=1.0, kv_used=moving),))
+        router.registry.sweep(float(second))
     assert router.conditions.of("llm", R0) == ["ejected", "frozen"]
     assert router.conditions.of("llm", R1) == []
 
@@ -184,9 +184,9 @@ def test_a_charge_moves_while_its_holder_keeps_the_old_ticket(build):
     there = R1 if ticket.endpoint == R0 else R0
     assert router.told(ticket.id, other, 1.0)
     assert not router.told(ticket.id, other, 2.0)
-    assert router.in_flight() == {ticket.endpoint.id: 0, there.id: 1}
+    assert router.registry.in_flight() == {ticket.endpoint.id: 0, there.id: 1}
     assert router.settle(ticket, Outcome.DONE, 3.0)
-    assert set(router.in_flight().values()) == {0}
+    assert set(router.registry.in_flight().values()) == {0}
     assert not router.told(ticket.id, other, 4.0)
     assert not router.settle(ticket, Outcome.DONE, 5.0)
 
@@ -245,7 +245,7 @@ def test_low_gpu_memory_has_a_margin(build):
         (6.0, 0.89, ["low-gpu-memory"]),
         (7.0, 0.87, []),
     ]:
-        router.observe("r0", [reading(at, gpu_memory_used=used)])
+        router.registry.observe("r0", [reading(at, gpu_memory_used=used)])
         assert sick(router) == expected, at
     assert sick(router, R1) == []
 
@@ -254,13 +254,13 @@ def test_low_gpu_memory_ends_where_nobody_tells_it_any_more(build):
     """Unknown is no reason."""
     router = build.router(replace(build.pool(2), gpu_memory_free=0.1))
     for at in (1.0, 3.0):
-        router.observe("r0", [reading(at, gpu_memory_used=0.99)])
+        router.registry.observe("r0", [reading(at, gpu_memory_used=0.99)])
     assert hosts(router, build) == {"10.0.0.1"}
-    router.sweep(12.0)
+    router.registry.sweep(12.0)
     assert sick(router) == ["low-gpu-memory"]
-    router.sweep(13.5)
+    router.registry.sweep(13.5)
     assert sick(router) == []
-    router.observe("r0", [reading(14.0, gpu_memory_used=None)])
+    router.registry.observe("r0", [reading(14.0, gpu_memory_used=None)])
     assert sick(router) == []
 
 

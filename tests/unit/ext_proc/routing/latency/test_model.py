@@ -226,5 +226,5 @@ def test_no_input_breaks_the_bounds(
     assert fleet.service_s > 0
     assert fleet.delta_s >= 0
     assert 1 / 21 <= latency_model.slowness * capacity <= 21
-    assert "FleetPace" in repr(fleet)
+    assert "FleetLatencyModel" in repr(fleet)
     assert "slowness" in repr(latency_model)

@@ -101,7 +101,7 @@ def test_memory_removes_only_who_surely_lacks_it(
     """Unknown and stale numbers remove nobody, nor does a model that is loaded already."""
     pool = build.pool(2, model_needs=(ModelNeeds("m", memory_bytes=2 * GIB),))
     router = build.router(pool)
-    router.observe("r0", readings)
+    router.registry.observe("r0", readings)
     assert ("r0" in {ask(router, build) for _ in range(4)}) is kept
 
 
@@ -111,7 +111,7 @@ def test_a_wanted_adapter_is_preferred(build: Build) -> None:
     for pool, told in ((build.pool(endpoints=endpoints), False), (build.pool(2), True)):
         router = build.router(pool)
         if told:
-            router.observe("r1", [Reading(at=0.0, adapters=frozenset({"fr"}))])
+            router.registry.observe("r1", [Reading(at=0.0, adapters=frozenset({"fr"}))])
         assert [ask(router, build, adapter="fr") for _ in range(2)] == ["r1", "r1"]
         assert ask(router, build) == "r0"
 

@@ -20,10 +20,10 @@ def test_tickets_settle_wherever_the_job_went() -> None:
     chooser = Production("least-in-flight", world(2))
     pick = chooser.choose(job(1), 0.0).replicas[0]
     chooser.moved(job(1), 1 - pick, 0.1)
-    assert chooser._router.in_flight() == {f"r{pick}": 0, f"r{1 - pick}": 1}
+    assert chooser._router.registry.in_flight() == {f"r{pick}": 0, f"r{1 - pick}": 1}
     chooser.answering(job(1), 0.2)
     chooser.settled(job(1), 0.3)
-    assert set(chooser._router.in_flight().values()) == {0}
+    assert set(chooser._router.registry.in_flight().values()) == {0}
     chooser.settled(job(1), 0.3)
     chooser.moved(job(1), 0, 0.3)
     assert chooser._router.ledger.unmatched == 0
@@ -69,7 +69,7 @@ def test_prompts_are_equal_where_their_blocks_are() -> None:
 def test_first_tokens_are_heard_of_as_the_log_tells_of_them() -> None:
     """A second after they came, whether the job has ended by then or not."""
     chooser = Production("auto", world(2))
-    pace = chooser._router._latency_models["simulated"]
+    pace = chooser._router.learner.models["simulated"]
     for number in (1, 2):
         chooser.choose(job(number), 0.0)
         chooser.answering(job(number), 0.5)

@@ -1,0 +1,138 @@
+"""The learner: what finished and answered requests say about the speed of replicas.
+
+Rules:
+
+1. A latency model belongs to a replica in a pool, and one more to the pool as a whole; both outlive
+   a change of the pool's policy, weights or limits.
+2. Requests that were retried, moved or lost teach no first-byte time; those without a prompt teach
+   their duration only.
+3. Policies that learn hear of each settled request of their pool.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ext_proc.routing.latency.model import FleetLatencyModel
+from ext_proc.routing.latency.pending_tickets import PendingTickets
+from ext_proc.routing.values.ticket import DONE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ext_proc.routing.policies import Policy
+    from ext_proc.routing.state.replica import Replica
+    from ext_proc.routing.values.pool import EndpointKey
+    from ext_proc.routing.values.ticket import Outcome, Ticket
+
+
+class Learner:
+    """Teaches latency models and learning policies.
+
+    Args:
+        replicas: The replicas that are members, by identity; a live view.
+    """
+
+    def __init__(self, replicas: Mapping[EndpointKey, Replica]) -> None:
+        self._replicas = replicas
+        self._pending = PendingTickets()
+        self.models: dict[str, FleetLatencyModel] = {}
+        """The latency model of each pool's usual replica, by the pool's name."""
+        self.policies: dict[str, tuple[Policy, ...]] = {}
+        """Policies that learn, by pool."""
+
+    def set_pools(self, names: Iterable[str], policies: Mapping[str, Mapping[str, Policy]]) -> None:
+        """Take the names of all pools and their policies; known pools keep their models."""
+        models = {name: self.models.get(name) or FleetLatencyModel() for name in names}
+        self.models.clear()
+        self.models.update(models)
+        self.policies = {
+            name: learners
+            for name, made in policies.items()
+            if (learners := tuple([each for each in made.values() if each.learns]))
+        }
+
+    def seconds_per_token(self, pool: str, endpoint: EndpointKey) -> float:
+        """Return the seconds of prefill per token on a pool's replica, 0 where unknown."""
+        fleet = self.models.get(pool)
+        model = self._replicas[endpoint].latency_models.get(pool)
+        return 0.0 if fleet is None or model is None else fleet.seconds_per_token * model.slowness
+
+    def sent(self, ticket: Ticket, expected_s: float, cold_s: float) -> None:
+        """Note a streamed request with a prompt that was just sent.
+
+        Args:
+            ticket: The request.
+            expected_s: Seconds from now to its first byte.
+            cold_s: Seconds that its prompt takes with an empty cache and an idle replica.
+        """
+        self._pending.note(ticket)
+        self._replicas[ticket.endpoint].first_bytes.note(ticket, expected_s, cold_s)
+
+    def moved(self, ticket: Ticket, now: float) -> None:
+        """Note that another replica serves a request; the first one teaches nothing."""
+        self._replicas[ticket.endpoint].first_bytes.gone(ticket.id, now)
+
+    def began(self, ticket_id: int, endpoint: EndpointKey, seconds: float) -> None:
+        """Learn the speed of prefill from when the answer to a streamed request began.
+
+        Args:
+            ticket_id: The request's; it may be settled already.
+            endpoint: The replica that answered; a retried request teaches nothing.
+            seconds: From dispatch to the first byte of the answer.
+        """
+        ticket = self._pending.take(ticket_id)
+        if ticket is None or ticket.drain_s is None or ticket.endpoint != endpoint:
+            return
+        replica = self._replicas.get(endpoint)
+        model = None if replica is None else replica.latency_models.get(ticket.pool)
+        fleet = self.models.get(ticket.pool)
+        if replica is not None and model is not None and fleet is not None:
+            replica.first_bytes.began(ticket, ticket.at + seconds, model)
+            fleet.heard(ticket.at)
+            model.answered(ticket.work, ticket.drain_s, seconds)
+
+    def settled(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
+        """Learn from a request that has just been settled."""
+        if self.policies:
+            for policy in self.policies.get(ticket.pool, ()):
+                policy.settled(ticket, outcome, now)
+        done = outcome is DONE
+        if ticket.prompted:
+            first_bytes = self._replicas[ticket.endpoint].first_bytes
+            if first_bytes.work:
+                if done:
+                    first_bytes.answered(ticket.id, now)
+                else:
+                    first_bytes.gone(ticket.id, now)
+        if done:
+            self.finished(ticket, now)
+
+    def finished(self, ticket: Ticket, now: float) -> None:
+        """Learn from a request that ended now as it should, at this worker or at a peer."""
+        if ticket.drain_s is None:
+            return
+        model = self._replicas[ticket.endpoint].latency_models.get(ticket.pool)
+        if model is not None:
+            tokens = ticket.work if ticket.prompted else None
+            model.learn(tokens, ticket.drain_s, ticket.ahead, now - ticket.at, now)
+
+    def answered(
+        self,
+        pool: str,
+        endpoint: EndpointKey,
+        first_byte_s: float | None,
+        bytes_per_s: float | None,
+        now: float,
+    ) -> None:
+        """Learn how fast a replica answered, as the proxy saw it; see ``Served``."""
+        replica = self._replicas.get(endpoint)
+        if replica is not None and pool in replica.served:
+            replica.served[pool].put(first_byte_s, bytes_per_s, now)
+
+    def describe(self, pool: str, now: float) -> dict[str, object]:
+        """Return what is known of a pool's speed, ready for JSON."""
+        return {
+            "pace": self.models[pool].describe(),
+            "learning": [each.describe(now) for each in self.policies.get(pool, ())],
+        }

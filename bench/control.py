@@ -28,12 +28,12 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
 
-from tidegate import logs
 from tidegate.stack.local import LocalStack
 from tidegate.stack.tritons.replica import TritonReplica
 from tidegate.stack.upstream import instant_upstreams
 from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, LISTENER_TYPE, ROUTE_TYPE, RUNTIME_TYPE
+from tidegate_common import logs
 from xds_server.control.fleet_control import Control
 from xds_server.control.operation import ChangeOptions
 from xds_server.fleet.model.fleet import Fleet

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-CODE: Final = ("bench", "ext_proc", "models", "tidegate", "tidegate_api", "xds_server")
+CODE: Final = (
+    "bench",
+    "ext_proc",
+    "models",
+    "tidegate",
+    "tidegate_api",
+    "tidegate_common",
+    "xds_server",
+)
 """What runs."""
 SHOWING: Final = ("bench/report", "tidegate/cli")
 """What of it only shows results."""

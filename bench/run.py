@@ -30,7 +30,7 @@ from bench.report.write import around, fill, write_report
 from bench.suites.context import Context, machine
 from bench.suites.fleet_plan import usual_s as fleet_s
 from bench.suites.workloads import KINDS
-from tidegate import logs
+from tidegate_common import logs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

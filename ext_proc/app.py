@@ -37,7 +37,7 @@ from ext_proc.settings import EXIT_USAGE, MissingExtraError
 from ext_proc.telemetry.hub import Hub
 from ext_proc.workers.bus import Bus
 from ext_proc.workers.news import Indexed, Probed
-from tidegate import logs
+from tidegate_common import logs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

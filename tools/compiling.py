@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-PACKAGES: Final = ("ext_proc", "tidegate_api")
+PACKAGES: Final = ("ext_proc", "tidegate_api", "tidegate_common")
 """What is copied: all that the compiled modules import of ours."""
 
 ON_THE_WAY: Final = (

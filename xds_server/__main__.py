@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import uvloop
 from pydantic import ValidationError
 
-from tidegate.logs import LogFormat, LogLevel
+from tidegate_common.logs import LogFormat, LogLevel
 from xds_server.app import run
 from xds_server.settings import ControlSettings
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from tidegate import logs
+from tidegate_common import logs
 from xds_server.admin.csds import ClientStatusService
 from xds_server.admin.service import AdminServer, AdminService
 from xds_server.control.fleet_control import Control

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from tidegate.logs import LogFormat, LogLevel  # noqa: TC001 - as above
+from tidegate_common.logs import LogFormat, LogLevel  # noqa: TC001 - as above
 from xds_server.fleet.model.fields import join_host_port, split_host_port
 
 

@@ -26,12 +26,12 @@ from prometheus_client import CollectorRegistry
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
-from ext_proc.health import Health
 from ext_proc.observability.metrics import Metrics
 from ext_proc.routing.values.pool import Endpoint, EndpointKey
 from ext_proc.server.service import SERVER_OPTIONS, PickerServer
 from ext_proc.server.wire import METHOD, SERVICE
 from support.streams import MODE, Messages, llm, router
+from tidegate_common.health import Health
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

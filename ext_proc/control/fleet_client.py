@@ -25,10 +25,10 @@ from envoy.service.discovery.v3 import ads_pb2_grpc
 from envoy.service.discovery.v3 import discovery_pb2 as pb
 from google.protobuf.message import DecodeError
 
-from ext_proc.backoff import Backoff
 from ext_proc.control.pools import PoolError, pool_of
 from tidegate_api.fleet.v1 import pool_pb2
 from tidegate_api.names import PICKER_NODE_CLUSTER, POOL_TYPE
+from tidegate_common.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import structlog
 
-from ext_proc.backoff import Backoff
 from tidegate_api.fleet.v1 import report_pb2, report_pb2_grpc
+from tidegate_common.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
-from ext_proc.health import Health
 from ext_proc.server.answers import Cut, ExchangeHandler, failed
 from ext_proc.server.holds import Holds
 from ext_proc.server.stream import NO_TOKENIZERS, ExchangeStream, Tools
 from ext_proc.server.transport import server as server_over
 from ext_proc.server.wire import METHOD, SERVICE, Writer
+from tidegate_common.health import Health
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from ext_proc.backoff import Backoff
 from ext_proc.settings import EXIT_USAGE
-from tidegate import logs
+from tidegate_common import logs
+from tidegate_common.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("ext_proc", "xds_server", "tidegate", "protos")
+PACKAGES = ("ext_proc", "xds_server", "tidegate", "tidegate_common", "protos")
 
 PURE = (
     "ext_proc.routing",
@@ -40,6 +40,7 @@ PURE = (
     "ext_proc.workers.decode",
     "ext_proc.workers.news",
     "ext_proc.workers.plan",
+    "tidegate_common.backoff",
     "xds_server.fleet",
     "xds_server.resources",
     "xds_server.protocol",
@@ -64,9 +65,16 @@ FORBIDDEN = (
     # (a module under this, may not import a module under that)
     ("ext_proc", "xds_server"),
     ("xds_server", "ext_proc"),
+    ("ext_proc", "tidegate"),
+    ("xds_server", "tidegate"),
+    ("tidegate_common", "ext_proc"),
+    ("tidegate_common", "xds_server"),
+    ("tidegate_common", "tidegate"),
+    ("tidegate_common", "protos"),
     ("protos", "ext_proc"),
     ("protos", "xds_server"),
     ("protos", "tidegate"),
+    ("protos", "tidegate_common"),
     ("ext_proc.routing", "ext_proc.requests"),
     ("ext_proc.routing", "ext_proc.telemetry"),
     ("ext_proc.routing", "ext_proc.exchange"),

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import structlog
 
-from ext_proc.backoff import Backoff
 from ext_proc.telemetry.pacing import Pacing
 from ext_proc.telemetry.report import write
 from ext_proc.telemetry.scrape import Scraper
 from tidegate.reporter.changes import Changes, CounterSample
 from tidegate_api.telemetry.v1 import telemetry_pb2_grpc
+from tidegate_common.backoff import Backoff
 
 if TYPE_CHECKING:
     from ext_proc.routing.values.reading import Reading

@@ -17,7 +17,7 @@ from tokenizers import models, pre_tokenizers
 from ext_proc.app import Picker, run_picker
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.settings import EXIT_USAGE, PickerSettings
-from tidegate import logs
+from tidegate_common import logs
 
 NOBODY = "127.0.0.1:1"
 

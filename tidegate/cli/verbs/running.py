@@ -251,8 +251,8 @@ def reporter(
     """Run beside a replica: push what its metrics page says to the pickers as it changes."""
     import asyncio
 
-    from tidegate import logs
     from tidegate.reporter.run import ReporterOptions, run
+    from tidegate_common import logs
 
     logs.configure(log_format.value, log_level.value)
     options = ReporterOptions(endpoint, metrics, tuple(pickers), interval)

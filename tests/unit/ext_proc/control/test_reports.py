@@ -8,9 +8,9 @@ import itertools
 import grpc
 import pytest
 
-from ext_proc.backoff import Backoff
 from ext_proc.control.reports import ReportSender, report_of
 from tidegate_api.fleet.v1 import report_pb2, report_pb2_grpc
+from tidegate_common.backoff import Backoff
 
 
 class Server(report_pb2_grpc.PickerReportsServicer):

@@ -10,10 +10,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ext_proc.health import Health
 from ext_proc.server.h2 import connection as h2
 from ext_proc.server.h2.server import Http2Server
 from support.h2peer import Calls, settle
+from tidegate_common.health import Health
 
 CODE = grpc.StatusCode
 LIMIT = 2**22

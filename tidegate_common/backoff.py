@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt. Pure: randomness is an argument."""
+"""Delays between attempts to connect. Pure: randomness is an argument."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ext_proc.backoff import FIRST_S, LONGEST_S, Backoff
+from tidegate_common.backoff import FIRST_S, LONGEST_S, Backoff
 
 
 def test_grows_to_its_bound():

@@ -8,7 +8,7 @@ import sys
 import pytest
 import structlog
 
-from tidegate import logs
+from tidegate_common import logs
 
 
 def test_json_is_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:

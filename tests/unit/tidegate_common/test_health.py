@@ -8,8 +8,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ext_proc import health
-from ext_proc.health import NOT_SERVING, SERVING, Health
+from tidegate_common import health
+from tidegate_common.health import NOT_SERVING, SERVING, Health
 
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 

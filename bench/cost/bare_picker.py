@@ -31,7 +31,7 @@ from ext_proc.routing.values.pool import Endpoint, EndpointKey
 from ext_proc.server.service import SERVER_OPTIONS, PickerServer
 from ext_proc.server.wire import METHOD, SERVICE
 from support.streams import MODE, Messages, llm, router
-from tidegate_common.health import Health
+from tidegate_common.health import HealthService
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +120,7 @@ class BarePicker:
                 grpc.method_handlers_generic_handler(ACCESS_LOG, {"StreamAccessLogs": sink}),
             )
         )
-        health = Health()
+        health = HealthService()
         for service in ("", "readiness", "liveness", SERVICE):
             health.set(service, serving=True)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)

@@ -24,7 +24,7 @@ from ext_proc.server.holds import Holds
 from ext_proc.server.stream import NO_TOKENIZERS, ExchangeStream, Tools
 from ext_proc.server.transport import server as server_over
 from ext_proc.server.wire import METHOD, SERVICE, Writer
-from tidegate_common.health import Health
+from tidegate_common.health import HealthService
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -118,7 +118,7 @@ class PickerServer:
         self._transport = transport
         self._stopping = False
         self._cut = Cut()
-        self._health = Health()
+        self._health = HealthService()
         self._server: Any = None
         """gRPC's, or what serves the same handlers."""
 

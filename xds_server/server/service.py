@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import structlog
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health_pb2_grpc
 
 from tidegate_api.fleet.v1 import report_pb2_grpc
 from tidegate_api.names import PICKER_NODE_CLUSTER
+from tidegate_common.health import HealthService
 from xds_server.protocol import wire
 from xds_server.protocol.messages import ProtocolError, short_type
 from xds_server.protocol.stream import DeltaStream, SotwStream
@@ -58,10 +58,12 @@ MAX_OUTBOX: Final = 64
 
 MAX_RECEIVE_BYTES: Final = 8 * 2**20
 MAX_SEND_BYTES: Final = 64 * 2**20
+
 FIRST_REQUEST_S: Final = 30.0
+"""A stream that sends no request within this time, in seconds, is closed."""
+
 ENDING_S: Final = 1.0
-"""How long a stop waits for handlers that gRPC has ended."""
-"""A stream without a request for so long is closed."""
+"""How long, in seconds, a stop waits for handlers that gRPC has ended."""
 
 SERVER_OPTIONS: Final = (
     # Envoy pings idle streams (connection_keepalive); by default gRPC answers with GOAWAY after
@@ -78,6 +80,7 @@ SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
 )
 
+_HEALTH_SERVICES: Final = ("", wire.ADS_SERVICE)
 _STOPPING: Final = "the control server stops"
 _log = structlog.get_logger(__name__)
 
@@ -104,7 +107,7 @@ class AdsServer:
         self._running: list[Publication] = []
         self._timer: asyncio.TimerHandle | None = None
         self._server: grpc.aio.Server | None = None
-        self._health: Any = None
+        self._health = HealthService()
         self._closing = asyncio.Event()
         self._serving: set[asyncio.Task[Any]] = set()
 
@@ -122,16 +125,14 @@ class AdsServer:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((self._handlers(),))
         report_pb2_grpc.add_PickerReportsServicer_to_server(self._reports, server)
-        self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         try:
             port = server.add_insecure_port(address)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
+        self._set_health(serving=True)
         await server.start()
         self._server = server
-        for service in ("", wire.ADS_SERVICE):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         bound = f"{address.rpartition(':')[0]}:{port}"
         _log.info("ads_listening", address=bound)
         return bound
@@ -143,12 +144,16 @@ class AdsServer:
             self._timer.cancel()
             self._timer = None
         if self._server is not None:
-            await self._health.enter_graceful_shutdown()
+            self._set_health(serving=False)
             await self._server.stop(grace)
             self._server = None
         if self._serving:
             # gRPC does not wait for the handlers; a loop that ended under them would log each.
             await asyncio.wait(self._serving, timeout=ENDING_S)
+
+    def _set_health(self, *, serving: bool) -> None:
+        for service in _HEALTH_SERVICES:
+            self._health.set(service, serving=serving)
 
     # --- publishing -----------------------------------------------------------------------------
 

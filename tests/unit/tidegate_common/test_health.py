@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tidegate_common import health
-from tidegate_common.health import NOT_SERVING, SERVING, Health
+from tidegate_common.health import NOT_SERVING, SERVING, HealthService
 
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
@@ -18,7 +18,7 @@ class Served:
     """A health service and a stub of it."""
 
     async def __aenter__(self):
-        self.health = Health()
+        self.health = HealthService()
         self.server = grpc.aio.server()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
@@ -43,8 +43,26 @@ class Served:
                 await asyncio.sleep(0)
 
 
+class Caller:
+    """The server's side of a call whose client takes messages only once it is allowed to."""
+
+    def __init__(self):
+        self.may_take = asyncio.Event()
+        self.taken = []
+
+    async def write(self, response):
+        await self.may_take.wait()
+        self.taken.append(response.status)
+
+
+async def settle():
+    """Let every task that can run do so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 async def test_check_follows_set():
-    """V105: the status is the one last set; what nobody set is not found."""
+    """V105: the status is the one last set; a service that was never set is not found."""
     async with Served() as served:
         for serving, status in ((True, SERVING), (False, NOT_SERVING)):
             served.health.set("x", serving=serving)
@@ -55,7 +73,7 @@ async def test_check_follows_set():
 
 
 async def test_a_watcher_hears_each_change():
-    """At once, and then only what is new."""
+    """It gets the current status at once, and then only what is new."""
     async with Served() as served:
         served.health.set("x", serving=False)
         watch = served.watch()
@@ -67,7 +85,7 @@ async def test_a_watcher_hears_each_change():
 
 
 async def test_a_watch_survives_when_another_leaves():
-    """One watcher that leaves takes nobody with it."""
+    """One watcher that leaves ends no other watch."""
     async with Served() as served:
         served.health.set("x", serving=False)
         first, second = served.watch(), served.watch()
@@ -79,6 +97,42 @@ async def test_a_watch_survives_when_another_leaves():
         assert (await second.read()).status == SERVING
         second.cancel()
         await served.watched_by(0)
+
+
+async def test_a_slow_watcher_gets_the_last_status():
+    """What it missed is not queued: after a thousand changes it reads one status."""
+    async with Served() as served:
+        watch = served.watch()
+        assert (await watch.read()).status == UNKNOWN
+        for number in range(1_000):
+            served.health.set("x", serving=bool(number % 2))
+        assert (await watch.read()).status == SERVING
+        served.health.set("x", serving=False)
+        assert (await watch.read()).status == NOT_SERVING
+        watch.cancel()
+
+
+async def test_a_blocked_watcher_delays_no_other():
+    """A status that one watcher does not take keeps nothing from the others."""
+    service = HealthService()
+    service.set("x", serving=False)
+    blocked, reader = Caller(), Caller()
+    reader.may_take.set()
+    request = health_pb2.HealthCheckRequest(service="x")
+    watches = [asyncio.create_task(service.Watch(request, each)) for each in (blocked, reader)]
+    for serving in (True, False, True):
+        await settle()
+        service.set("x", serving=serving)
+    await settle()
+    assert reader.taken == [NOT_SERVING, SERVING, NOT_SERVING, SERVING]
+    assert blocked.taken == []
+    blocked.may_take.set()
+    await settle()
+    assert blocked.taken == [NOT_SERVING, SERVING]
+    for watch in watches:
+        watch.cancel()
+    await asyncio.gather(*watches, return_exceptions=True)
+    assert service.watchers == 0
 
 
 async def test_a_service_may_become_known():

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ext_proc.server.h2 import connection as h2
 from ext_proc.server.h2.server import Http2Server
 from support.h2peer import Calls, settle
-from tidegate_common.health import Health
+from tidegate_common.health import HealthService
 
 CODE = grpc.StatusCode
 LIMIT = 2**22
@@ -24,7 +24,7 @@ class Served:
     """A server and a channel to it."""
 
     async def __aenter__(self):
-        self.calls, self.health = Calls(), Health()
+        self.calls, self.health = Calls(), HealthService()
         self.server = Http2Server(LIMIT)
         self.server.add_generic_rpc_handlers((self.calls.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +25,46 @@ settings.register_profile("search", max_examples=2000, **UNTIMED)
 settings.load_profile("repeatable")
 
 
+# pytest-randomly shuffles files and tests. Files keep their order here, and so do the tests of e2e
+# files, which share running services.
+E2E = Path(__file__).parent / "e2e"
+COLLECTED = pytest.StashKey[int]()
+_numbers = itertools.count()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Number the tests as their files have them."""
+    item.stash[COLLECTED] = next(_numbers)
+
+
+# First: after pytest-randomly, which wraps this hook, but before pytest brings tests together that
+# share a parameter of a module's fixture.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the random order within unit, contract, epp and fuzz files only."""
+    first: dict[Path, int] = {}
+    for item in items:
+        number = item.stash[COLLECTED]
+        first[item.path] = min(number, first.get(item.path, number))
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        fixed = item.path.is_relative_to(E2E)
+        return first[item.path], item.stash[COLLECTED] if fixed else 0
+
+    items.sort(key=place)  # stable: what has no fixed place keeps its random one
+    _leave_out_replacing(config, items)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Repeat the seed where a test failed: `-q` hides the header that has it."""
+    seed = config.getoption("randomly_seed", None)
+    if seed is not None and terminalreporter.stats.keys() & {"failed", "error"}:
+        terminalreporter.write_line(f"The same order again: --randomly-seed={seed}")
+
+
+def _leave_out_replacing(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out, where the picker is compiled, tests that replace something of ours.
 
     Compiled code does not look its own constants and methods up.

@@ -31,11 +31,12 @@ demo: $(VENV)/.demo ## the whole system for real on this machine (ARGS="--replic
 test: $(VENV)/.dev ## all tests, real Envoy and real Triton included (ARGS="-k drain")
 	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
-check: $(VENV)/.dev ## format, lint, types, import directions, drift of generated code, cost of a request
+check: $(VENV)/.dev ## format, lint, types, import directions, test ids, drift of generated code, cost of a request
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m pytest -q tests/unit/test_architecture.py
+	$(PY) tests/support/collection.py
 	$(PY) -m tidegate_api.generate --check
 	$(PY) bench/cost/guard.py
 

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from ext_proc.observability import Metrics
+from ext_proc.observability.metrics import Metrics
 from ext_proc.server.service import PickerServer
 from support.streams import router
 from tidegate_common import health

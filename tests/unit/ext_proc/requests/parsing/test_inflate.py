@@ -32,7 +32,11 @@ def test_bomb():
     assert not whole
 
 
-@pytest.mark.parametrize("body", [b"", b"hello", gzip.compress(b"hello" * 99)[:-9]])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"hello", gzip.compress(b"hello" * 99)[:-9]],
+    ids=["empty", "plain", "cut"],
+)
 def test_damage(body):
     """What is no whole compressed data is refused."""
     with pytest.raises(BadRequest, match="the body"):

@@ -22,17 +22,17 @@ from random import Random
 from rich.console import Console
 from rich.table import Table
 
+from bench.simulate.choosers.base import World
+from bench.simulate.choosers.registry import make_chooser
+from bench.simulate.engine import Engine, Replica
+from bench.simulate.fleet import Fleet
+from bench.simulate.generators import sessions
+from bench.simulate.measure import percentile
+from bench.simulate.scenario import Scenario
+from bench.simulate.traces import read_trace
+from bench.simulate.workload import Job, Workload, arrivals
 from tidegate.demo.clients import AnswerError, Clients
 from tidegate.demo.operator import Operator
-from tidegate.simulate.choosers.base import World
-from tidegate.simulate.choosers.registry import make_chooser
-from tidegate.simulate.engine import Engine, Replica
-from tidegate.simulate.fleet import Fleet
-from tidegate.simulate.generators import sessions
-from tidegate.simulate.measure import percentile
-from tidegate.simulate.scenario import Scenario
-from tidegate.simulate.traces import read_trace
-from tidegate.simulate.workload import Job, Workload, arrivals
 from tidegate.stack.local import LocalStack
 
 ROOT = Path(__file__).resolve().parents[1]

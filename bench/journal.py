@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from tidegate.simulate.suite.store import digest
+from bench.simulate.suite.store import digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

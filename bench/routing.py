@@ -2,7 +2,7 @@
 
     python bench/routing.py [--quick] [--jobs 2] [--out build/routing] [--docs docs/routing.md]
 
-Simulates the suite (`tidegate/simulate/suite/plan.py`) and writes results.md, results.json,
+Simulates the suite (`bench/simulate/suite/plan.py`) and writes results.md, results.json,
 index.html and plots to the folder; with --docs also the part of that file between the markers.
 Cells that are known are not run again, so a run that was cut goes on where it was; a change of
 the routing code makes those of the picker's policies unknown, and no others.
@@ -22,14 +22,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tidegate.simulate.page import page
-from tidegate.simulate.plots import require_matplotlib, write_pngs
-from tidegate.simulate.report import as_json
-from tidegate.simulate.suite.document import MarkersError, replaced
-from tidegate.simulate.suite.plan import SUITES
-from tidegate.simulate.suite.run import Suite
-from tidegate.simulate.suite.store import Store
-from tidegate.simulate.suite.tables import markdown, reports
+from bench.simulate.page import page
+from bench.simulate.plots import require_matplotlib, write_pngs
+from bench.simulate.report import as_json
+from bench.simulate.suite.document import MarkersError, replaced
+from bench.simulate.suite.plan import SUITES
+from bench.simulate.suite.run import Suite
+from bench.simulate.suite.store import Store
+from bench.simulate.suite.tables import markdown, reports
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -21,25 +21,25 @@ from typing import TYPE_CHECKING, cast
 from rich.console import Console
 from rich.table import Table
 
+from bench.simulate.choosers.base import World
+from bench.simulate.choosers.production import Production
+from bench.simulate.choosers.several import Several
+from bench.simulate.engine import Replica
+from bench.simulate.fleet import Fleet
+from bench.simulate.generators import sessions
+from bench.simulate.measure import Metrics, measure
+from bench.simulate.scenario import Scenario
+from bench.simulate.traces import read_trace
+from bench.simulate.workload import arrivals
 from ext_proc.workers.account import Account
 from ext_proc.workers.bus import LOOK_S, SOON_S
-from tidegate.simulate.choosers.base import World
-from tidegate.simulate.choosers.production import Production
-from tidegate.simulate.choosers.several import Several
-from tidegate.simulate.engine import Replica
-from tidegate.simulate.fleet import Fleet
-from tidegate.simulate.generators import sessions
-from tidegate.simulate.measure import Metrics, measure
-from tidegate.simulate.scenario import Scenario
-from tidegate.simulate.traces import read_trace
-from tidegate.simulate.workload import arrivals
 
 if TYPE_CHECKING:
+    from bench.simulate.choosers.base import Choice
+    from bench.simulate.workload import Job, Workload
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.workers.account import Deed
     from ext_proc.workers.records import Word
-    from tidegate.simulate.choosers.base import Choice
-    from tidegate.simulate.workload import Job, Workload
 
 LATE_S = SOON_S + LOOK_S
 """How long a deed may take to be known where it counts."""

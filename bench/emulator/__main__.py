@@ -15,7 +15,7 @@ import uvloop
 from bench.emulator.http import ControlPort, DataPort
 from bench.emulator.pages import PAGES
 from bench.emulator.replica import EmulatedReplica
-from tidegate.simulate.engine import Engine
+from bench.simulate.engine import Engine
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -4,7 +4,7 @@ Rules:
 
 1. The engine's clock is the wall clock times ``scale``: with a scale of 8 a step of 8 ms takes
    1 ms. What the event loop is late by delays answers by at most that much, never the engine.
-2. Batching, chunked prefill and the block cache are those of ``tidegate.simulate.engine``; blocks
+2. Batching, chunked prefill and the block cache are those of ``bench.simulate.engine``; blocks
    and token counts come from the prompt's text alone (``text.py``).
 3. A request hears ``first`` once, then ``done`` or ``lost`` once. After ``forget`` it hears
    nothing, but its work goes on: this engine has no abort.
@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from bench.emulator.text import blocks_of, tokens_of
-from tidegate.simulate.engine import Engine, Replica, Task
-from tidegate.simulate.workload import Job
+from bench.simulate.engine import Engine, Replica, Task
+from bench.simulate.workload import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 import xxhash
 
-from tidegate.simulate.workload import BLOCK_TOKENS
+from bench.simulate.workload import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from tidegate.simulate.workload import Job
+    from bench.simulate.workload import Job
 
 CHARS_PER_TOKEN: Final = 4
 """The usual ratio of English text and byte-pair tokens."""

@@ -30,11 +30,11 @@ from bench.journal import Journal, code_digest
 from bench.load.plan import Plan
 from bench.load.process import run_load
 from bench.peers import contenders
+from bench.simulate.engine import Engine
 from bench.suites import workloads
 from bench.suites.context import busy_seconds, machine
 from bench.suites.fleet_plan import KEYS, Cell, available, cells, estimate_s, ordered, run_s
 from bench.suites.summary import caches, served, since
-from tidegate.simulate.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

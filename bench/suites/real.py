@@ -16,9 +16,9 @@ from bench.fleet_model import ENGINE, prompt, small
 from bench.load.plan import Plan
 from bench.load.process import run_load
 from bench.peers import contenders
+from bench.simulate.workload import arrivals
 from bench.suites.summary import served
 from bench.suites.workloads import http_request
-from tidegate.simulate.workload import arrivals
 from tidegate.stack.fleet import LLM_MODEL
 from tidegate.stack.local import LocalStack
 from tidegate.stack.tritons.fleet import Tritons
@@ -26,8 +26,8 @@ from tidegate.stack.tritons.fleet import Tritons
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bench.simulate.workload import Job
     from bench.suites.context import Context
-    from tidegate.simulate.workload import Job
 
 REPLICAS: Final = 2
 RATE: Final = 22.0

@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from bench.load.plan import OK
-from tidegate.simulate.measure import percentile
+from bench.simulate.measure import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

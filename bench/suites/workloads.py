@@ -18,16 +18,16 @@ from bench.emulator.dialects import MODEL
 from bench.emulator.text import prompt_text
 from bench.peers.contenders import CHAT
 from bench.peers.envoys import SESSION
-from tidegate.simulate.experiment import default_slo, saturation
-from tidegate.simulate.generators import GENERATORS, PACE_PER_REPLICA
-from tidegate.simulate.scenario import Scenario
-from tidegate.simulate.traces import read_trace
-from tidegate.simulate.workload import arrivals
+from bench.simulate.experiment import default_slo, saturation
+from bench.simulate.generators import GENERATORS, PACE_PER_REPLICA
+from bench.simulate.scenario import Scenario
+from bench.simulate.traces import read_trace
+from bench.simulate.workload import arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.simulate.workload import Job, Workload
+    from bench.simulate.workload import Job, Workload
 
 TRACES: Final = Path(__file__).resolve().parents[1] / "traces"
 CALIBRATION_JOBS: Final = 3_000

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.simulate.cache import BlockCache
-from tidegate.simulate.traces import read_trace
-from tidegate.simulate.workload import BLOCK_TOKENS, ideal_hit_ratio
+from bench.simulate.cache import BlockCache
+from bench.simulate.traces import read_trace
+from bench.simulate.workload import BLOCK_TOKENS, ideal_hit_ratio
 
 TRACES = Path(__file__).resolve().parents[2] / "bench" / "traces"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from tidegate.simulate.choosers.base import Sample, World
-from tidegate.simulate.engine import Engine, Replica
-from tidegate.simulate.scenario import Scenario
-from tidegate.simulate.workload import Job
+from bench.simulate.choosers.base import Sample, World
+from bench.simulate.engine import Engine, Replica
+from bench.simulate.scenario import Scenario
+from bench.simulate.workload import Job
 
 if TYPE_CHECKING:
     from typing import Any

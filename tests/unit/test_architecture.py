@@ -74,7 +74,11 @@ FORBIDDEN = (
     ("protos", "ext_proc"),
     ("protos", "xds_server"),
     ("protos", "tidegate"),
-    ("protos", "tidegate_common"),
+    # The product never imports the laboratory: the command line loads it by name.
+    ("ext_proc", "bench"),
+    ("xds_server", "bench"),
+    ("tidegate", "bench"),
+    ("tidegate_api", "bench"),
     ("ext_proc.routing", "ext_proc.requests"),
     ("ext_proc.routing", "ext_proc.telemetry"),
     ("ext_proc.routing", "ext_proc.exchange"),

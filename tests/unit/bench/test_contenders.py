@@ -13,10 +13,10 @@ from bench.emulator.fleet import Place
 from bench.peers import contenders, envoys
 from bench.peers.environment import Environment
 from bench.run import LIMITS, Options, UsageError, limit_s, usual_s
+from bench.simulate.workload import Job, Workload
 from bench.suites import fleet_plan, workloads
 from bench.suites.context import Context
 from bench.suites.overhead import poisson
-from tidegate.simulate.workload import Job, Workload
 
 PLACES = [Place(f"e{n}", f"127.0.0.1:{n}", "", "") for n in (1, 2)]
 

@@ -9,8 +9,8 @@ import pytest
 from bench.emulator.pages import PAGES
 from bench.emulator.replica import EmulatedReplica
 from bench.emulator.text import BLOCK_CHARS
+from bench.simulate.engine import Engine
 from ext_proc.telemetry.dialects import read_all
-from tidegate.simulate.engine import Engine
 
 
 class Clock:

@@ -16,8 +16,8 @@ from bench.emulator.http import ControlPort, DataPort
 from bench.emulator.replica import EmulatedReplica
 from bench.load.client import Load
 from bench.load.plan import Plan
+from bench.simulate.engine import Engine
 from bench.suites.workloads import chat, http_request
-from tidegate.simulate.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

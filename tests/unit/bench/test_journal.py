@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from bench.journal import Journal, code_digest
 from bench.peers.environment import Environment
+from bench.simulate.workload import Workload
 from bench.suites import fleet
 from bench.suites.context import Context
 from bench.suites.fleet_plan import KEYS, Cell
 from bench.suites.workloads import KINDS, Prepared
-from tidegate.simulate.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

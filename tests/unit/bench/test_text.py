@@ -13,7 +13,7 @@ from bench.emulator.text import (
     tokens_of,
     wished_output,
 )
-from tidegate.simulate.workload import BLOCK_TOKENS, Job
+from bench.simulate.workload import BLOCK_TOKENS, Job
 
 
 def job(blocks: tuple[int, ...], rest: int = 100, output: int = 7, index: int = 0) -> Job:

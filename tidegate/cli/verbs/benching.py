@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-from typing import Annotated, Any, Final
+from pathlib import Path  # noqa: TC003 - typer reads annotations at runtime
+from typing import Annotated
 
 import typer
 
+from tidegate.cli import laboratory
 from tidegate.cli.errors import USAGE, CliError
 from tidegate.cli.output import console
-
-ROOT: Final = Path(__file__).resolve().parents[3]
 
 
 def bench(
@@ -59,7 +56,7 @@ def bench(
     ] = None,
 ) -> None:
     """Measure Tidegate and other routers side by side, and report (docs/performance.md)."""
-    run = _load()
+    run = laboratory.load("bench.run", "bench", "make bench")
     try:
         options = run.Options(
             suites=tuple(suites or ()),
@@ -83,21 +80,3 @@ def bench(
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _load() -> Any:
-    """Return the module ``bench.run`` of the checkout that this code runs from.
-
-    Raises:
-        CliError: There is no checkout, or an extra is not installed.
-    """
-    if not (ROOT / "bench" / "run.py").is_file():
-        raise CliError("the bench is not part of the package: run it from a checkout, make bench")
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
-    try:
-        return importlib.import_module("bench.run")
-    except ModuleNotFoundError as error:
-        raise CliError(
-            f"{error.name} is missing: pip install -e '.[demo,bench]' in {ROOT}"
-        ) from None

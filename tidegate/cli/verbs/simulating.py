@@ -1,27 +1,19 @@
-"""``simulate``: routing policies on a fleet in simulated time."""
+"""``simulate``: routing policies on a fleet in simulated time, from a checkout."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path  # noqa: TC003 - typer reads annotations at runtime
+from typing import Annotated
 
 import typer
 
+from tidegate.cli import laboratory
 from tidegate.cli.errors import USAGE, CliError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tidegate.simulate.experiment import Plan, Result
-    from tidegate.simulate.report import Report
-    from tidegate.simulate.scenario import Scenario
-    from tidegate.simulate.workload import Workload
+from tidegate.cli.output import console
 
 DEFAULT_POLICIES = "round-robin,least-in-flight,prefix-affinity,oracle"
 MAX_SEEDS = 100
-WIDTH = 170
-"""Columns of the table where the output is no terminal."""
 
 
 class OutputForm(StrEnum):
@@ -112,25 +104,20 @@ def simulate(
         OutputForm, typer.Option("--output", "-o", help="How to print.")
     ] = OutputForm.TABLE,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page (extra: simulate).")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page (extra: bench).")
     ] = None,
     png: Annotated[
-        Path | None, typer.Option("--png", metavar="DIR", help="Write plots (extra: simulate).")
+        Path | None, typer.Option("--png", metavar="DIR", help="Write plots (extra: bench).")
     ] = None,
 ) -> None:
     """Compare routing policies on a trace, through the picker's own code in simulated time."""
-    from tidegate.simulate.engine import Engine
-    from tidegate.simulate.experiment import CalibrationError
-    from tidegate.simulate.plots import PlotsMissingError, require_matplotlib
-    from tidegate.simulate.scenario import Scenario, ScenarioError
-    from tidegate.simulate.traces import TraceError
-
+    command = laboratory.load("bench.simulate.command", "simulator", "python -m tidegate simulate")
     try:
         if html or png:
-            require_matplotlib()
-        scenario = Scenario(
+            command.require_matplotlib()
+        scenario = command.Scenario(
             replicas=replicas,
-            engine=Engine(prefill_rate=prefill_rate, cache_blocks=cache_blocks),
+            engine=command.Engine(prefill_rate=prefill_rate, cache_blocks=cache_blocks),
             slow_replicas=slow,
             capacities_known=not slow_unknown,
             join_at_s=join_at,
@@ -144,49 +131,26 @@ def simulate(
             pickers=pickers,
             warmup=warmup,
         )
-        report = _run(
-            _workload(trace, requests, replicas),
-            scenario,
-            names=_policies(policies),
+        options = command.Options(
+            trace=trace,
+            policies=policies,
             loads=None if load == "trace" else _numbers("--load", load),
             rates=_numbers("--rate", rate) if rate else None,
             seeds=seeds,
-            slo_s=slo,
+            requests=requests,
             against=against,
+            slo_s=slo,
             processes=jobs,
         )
-    except (TraceError, ScenarioError, CalibrationError, PlotsMissingError) as error:
+        report = command.simulate(options, scenario, console(stderr=True))
+    except command.OptionError as error:
+        raise CliError(str(error), USAGE) from None
+    except command.FAILURES as error:
         raise CliError(str(error)) from None
-    _write(report, output, html, png)
-
-
-def _workload(trace: str, requests: int | None, replicas: int) -> Workload:
-    from random import Random
-
-    from tidegate.simulate.generators import DEFAULT_JOBS, GENERATORS, PACE_PER_REPLICA
-    from tidegate.simulate.traces import read_trace
-
-    if trace in GENERATORS:
-        # One generated workload for all seeds: what differs is the arrivals and the chance.
-        rng = Random(0)  # noqa: S311 - repeatable
-        return GENERATORS[trace](requests or DEFAULT_JOBS, rng, PACE_PER_REPLICA * replicas)
-    if "." not in trace:
-        raise CliError(f"--trace: no file and none of {', '.join(GENERATORS)}: {trace}", USAGE)
-    workload = read_trace(Path(trace))
-    return workload if requests is None else workload.first(requests)
-
-
-def _policies(text: str) -> list[str]:
-    from tidegate.simulate.choosers.registry import names
-
-    known = names()
-    wanted = known if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in known]
-    if unknown or not wanted:
-        raise CliError(
-            f"--policies: {', '.join(unknown) or 'none'} unknown; use: {', '.join(known)}", USAGE
-        )
-    return list(dict.fromkeys(wanted))
+    try:
+        command.write(report, as_data=output is OutputForm.JSON, html=html, png=png)
+    except OSError as error:
+        raise CliError(f"{error.filename}: {error.strerror}") from None
 
 
 def _numbers(option: str, text: str) -> list[float]:
@@ -197,116 +161,3 @@ def _numbers(option: str, text: str) -> list[float]:
     if not numbers or not all(0 < number < 1e6 for number in numbers):  # noqa: PLR2004 - sane
         raise CliError(f"{option}: {text!r} is not a list of positive numbers", USAGE)
     return numbers
-
-
-def _run(
-    workload: Workload,
-    scenario: Scenario,
-    *,
-    names: Sequence[str],
-    loads: Sequence[float] | None,
-    rates: Sequence[float] | None,
-    seeds: int,
-    slo_s: float | None,
-    against: str,
-    processes: int,
-) -> Report:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from tidegate.cli.output import console
-    from tidegate.simulate.experiment import default_slo, run_many, saturation
-    from tidegate.simulate.report import build
-
-    if against and against not in names:
-        raise CliError(f"--against: {against} is not among the policies that run", USAGE)
-    limit = default_slo(workload, scenario) if slo_s is None else slo_s
-    _fits(workload, scenario)
-    err = console(stderr=True)
-    bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*bars, console=err, disable=not err.is_terminal, transient=True) as progress:
-        sustained: float | None = None
-        paces: list[tuple[float | None, float | None]] = [(None, None)]
-        if rates is not None:
-            paces = [(None, each) for each in rates]
-        elif loads is not None:
-            task = progress.add_task("finding saturation", total=None)
-            sustained = saturation(
-                workload, scenario, limit, on_probe=lambda: progress.advance(task)
-            )
-            progress.remove_task(task)
-            paces = [(each, each * sustained) for each in loads]
-        plans = _plans(names, paces, seeds)
-        shown = progress.add_task("simulating", total=len(plans))
-
-        def note(result: Result) -> None:
-            progress.update(shown, advance=1, description=result.plan.policy)
-
-        results = run_many(
-            workload,
-            scenario,
-            plans,
-            limit,
-            processes=processes,
-            on_done=note,
-        )
-    return build(
-        workload,
-        scenario,
-        results,
-        slo_s=limit,
-        saturation=sustained,
-        against=against or names[0],
-    )
-
-
-def _plans(
-    names: Sequence[str], paces: Sequence[tuple[float | None, float | None]], seeds: int
-) -> list[Plan]:
-    from tidegate.simulate.experiment import Plan
-
-    return [
-        Plan(name, seed, rate, load)
-        for load, rate in paces
-        for name in names
-        for seed in range(seeds)
-    ]
-
-
-def _fits(workload: Workload, scenario: Scenario) -> None:
-    engine = scenario.engine
-    for job in workload.jobs:
-        need = -(-(job.input_tokens + job.output_tokens) // engine.block_tokens)
-        if need > engine.cache_blocks:
-            raise CliError(
-                f"request {job.index} of {workload.name} needs {need} cache blocks;"
-                f" give at least that by --cache-blocks (now {engine.cache_blocks})"
-            )
-
-
-def _write(report: Report, output: OutputForm, html: Path | None, png: Path | None) -> None:
-    import json
-    import sys
-
-    from rich.console import Console
-
-    from tidegate.simulate.report import as_json, headline, tables
-
-    try:
-        if html is not None:
-            from tidegate.simulate.page import page
-
-            html.write_text(page(report), encoding="utf-8")
-        if png is not None:
-            from tidegate.simulate.plots import write_pngs
-
-            write_pngs(report, png)
-    except OSError as error:
-        raise CliError(f"{error.filename}: {error.strerror}") from None
-    if output is OutputForm.JSON:
-        sys.stdout.write(json.dumps(as_json(report), indent=2) + "\n")
-        return
-    out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    out.print(headline(report))
-    for table in tables(report):
-        out.print()
-        out.print(table)

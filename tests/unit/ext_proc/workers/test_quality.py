@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 from statistics import median
 
+from bench.simulate.generators import sessions
 from bench.workers_quality import LATE_S, simulate
-from tidegate.simulate.generators import sessions
 
 RATE = 14.0
 REQUESTS = 1_000

@@ -7,8 +7,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tidegate.cli import laboratory
 from tidegate.cli.main import main
-from tidegate.cli.verbs import benching
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
@@ -29,7 +29,7 @@ def test_without_a_checkout_it_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The installed package has no bench."""
-    monkeypatch.setattr(benching, "ROOT", tmp_path)
+    monkeypatch.setattr(laboratory, "ROOT", tmp_path)
     code, err = run(capsys)
     assert code == 1
     assert "run it from a checkout" in err

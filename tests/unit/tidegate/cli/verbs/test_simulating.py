@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.cli import laboratory
 from tidegate.cli.main import main
 
 FIXTURES = Path(__file__).resolve().parents[4] / "contract" / "fixtures" / "traces"
@@ -96,4 +97,15 @@ def test_a_wrong_call_is_one_sentence(
     ended, _, err = run(capsys, *args)
     assert ended == code
     assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_without_a_checkout_it_says_where_to_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The installed package has no simulator; the one sentence says so."""
+    monkeypatch.setattr(laboratory, "ROOT", tmp_path)
+    code, _, err = run(capsys, "--trace", "sessions")
+    assert code == 1
+    assert "the simulator is not part of the package: run it from a checkout" in err
     assert len(err.splitlines()) == 1

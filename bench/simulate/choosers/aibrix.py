@@ -1,0 +1,66 @@
+"""The prefix-cache rule of AIBrix (vllm-project/aibrix, ``prefix_cache.go``).
+
+Rule: where the most running requests exceed the fewest by more than 8, the fewest. Else the pods
+that hold anything of the prompt, the longest match first and then the fewest requests, and of
+these the first that runs at most the mean and one standard deviation of all (divided by n - 1);
+where none does, the fewest. Ties are shuffled.
+
+Not the same here: matches count blocks of the trace instead of 128 characters.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import TYPE_CHECKING, Final
+
+from bench.simulate.choosers.base import Choice
+from bench.simulate.choosers.local import Rule, SeenBlocks
+
+if TYPE_CHECKING:
+    from bench.simulate.choosers.base import World
+    from bench.simulate.workload import Job
+
+IMBALANCE: Final = 8
+SIGMAS: Final = 1.0
+
+
+class PrefixCache(Rule):
+    """Longest match among those that are not fuller than the others."""
+
+    def __init__(self, world: World) -> None:
+        scenario = world.scenario
+        super().__init__(scenario.replicas, scenario.joiner, world.rng)
+        self._index = SeenBlocks(scenario.replicas, scenario.engine.cache_blocks)
+
+    def choose(self, job: Job, now: float) -> Choice | None:  # noqa: ARG002 - Chooser
+        """Choose by balance, then match within the bound, then load."""
+        members = self.own.candidates()
+        if not members:
+            return None
+        loads = {index: self.own.requests[index] for index in members}
+        order = self.ordered([(float(load), index) for index, load in loads.items()])
+        matches = {index: self._index.match(index, job.blocks) for index in members}
+        if max(loads.values()) - min(loads.values()) <= IMBALANCE:
+            bound = self._bound(list(loads.values()))
+            fit = [
+                (-matches[index], loads[index], self.rng.random(), index)
+                for index in members
+                if matches[index] and loads[index] <= bound
+            ]
+            if fit:
+                best = min(fit)[-1]
+                order = [best, *[index for index in order if index != best]]
+        self._index.insert(order[0], job.blocks)
+        self.own.charge(job, order[0], job.input_tokens)
+        return Choice(order[:3], matches[order[0]])
+
+    def forget(self, replica: int) -> None:
+        """Drop a restarted pod's blocks."""
+        self._index.forget(replica)
+
+    @staticmethod
+    def _bound(loads: list[int]) -> float:
+        mean = sum(loads) / len(loads)
+        if len(loads) == 1:
+            return mean
+        return mean + SIGMAS * sqrt(sum((load - mean) ** 2 for load in loads) / (len(loads) - 1))

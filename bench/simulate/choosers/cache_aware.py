@@ -1,0 +1,57 @@
+"""cache_aware of the vllm and sglang routers, with the defaults of their command lines.
+
+Rule (vllm-project/router and sgl-model-gateway, ``cache_aware``): where ``max - min > 64`` and
+``max > 1.5 * min`` requests in flight, the least loaded; else the longest match in a prefix tree
+that all workers share, if it covers more than 0.3 of the prompt; else the least loaded. The
+prompt is noted for the worker that gets it.
+
+Not the same here: the tree matches blocks instead of characters, and its bound of 67,108,864
+characters is kept at each insert instead of every 120 s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from bench.simulate.choosers.base import Choice
+from bench.simulate.choosers.local import Rule, SeenBlocks
+
+if TYPE_CHECKING:
+    from bench.simulate.choosers.base import World
+    from bench.simulate.workload import Job
+
+MATCH_SHARE: Final = 0.3
+BALANCE_ABS: Final = 64
+BALANCE_REL: Final = 1.5
+TREE_TOKENS: Final = 67_108_864 // 4
+"""At four characters per token."""
+
+
+class CacheAware(Rule):
+    """Longest match unless the fleet is out of balance."""
+
+    def __init__(self, world: World) -> None:
+        scenario = world.scenario
+        super().__init__(scenario.replicas, scenario.joiner, world.rng)
+        self._tokens = world.block_tokens
+        self._tree = SeenBlocks(scenario.replicas, TREE_TOKENS // world.block_tokens)
+
+    def choose(self, job: Job, now: float) -> Choice | None:  # noqa: ARG002 - Chooser
+        """Choose by balance, then match, then load."""
+        members = self.own.candidates()
+        if not members:
+            return None
+        loads = [self.own.requests[index] for index in members]
+        order = self.ordered(list(zip(map(float, loads), members, strict=True)))
+        matches = {index: self._tree.match(index, job.blocks) for index in members}
+        if not (max(loads) - min(loads) > BALANCE_ABS and max(loads) > BALANCE_REL * min(loads)):
+            best = self.ordered([(-float(matches[index]), index) for index in members])[0]
+            if matches[best] * self._tokens > MATCH_SHARE * job.input_tokens:
+                order = [best, *[index for index in order if index != best]]
+        self._tree.insert(order[0], job.blocks)
+        self.own.charge(job, order[0], job.input_tokens)
+        return Choice(order, matches[order[0]])
+
+    def forget(self, replica: int) -> None:
+        """Drop a restarted worker from the tree."""
+        self._tree.forget(replica)

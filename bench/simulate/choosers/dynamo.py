@@ -1,0 +1,65 @@
+"""The cost of Dynamo's KV router (ai-dynamo/dynamo, ``lib/kv-router``) at temperature 0.
+
+Rule: ``1.0 * prefill + decode`` in blocks, the lowest; ``prefill`` is what is being computed plus
+what comes, less the blocks that the worker holds; ``decode`` the blocks of all its requests. What
+is computed is released at the first token, the rest at the end. Equal costs go to the worker with
+the smaller tree, then by chance.
+
+It is fed by cache events: it sees each cache exactly and at once, which flatters it a little.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from bench.simulate.choosers.base import Choice
+from bench.simulate.choosers.local import Own, Rule
+
+if TYPE_CHECKING:
+    from bench.simulate.choosers.base import World
+    from bench.simulate.workload import Job
+
+OVERLAP_WEIGHT: Final = 1.0
+
+
+class Dynamo(Rule):
+    """Least blocks to compute and to keep."""
+
+    def __init__(self, world: World) -> None:
+        scenario = world.scenario
+        super().__init__(scenario.replicas, scenario.joiner, world.rng)
+        self._world = world
+        self._prefill = Own(scenario.replicas, scenario.joiner)
+
+    def choose(self, job: Job, now: float) -> Choice | None:  # noqa: ARG002 - Chooser
+        """Take the lowest cost."""
+        size = self._world.block_tokens
+        incoming = job.input_tokens / size
+        costs: list[tuple[float, int, float, int]] = []
+        matches: dict[int, int] = {}
+        for index in self.own.candidates():
+            cache = self._world.fleet[index].cache
+            matches[index] = matched = cache.match(job.blocks)
+            prefill = max(self._prefill.tokens[index] + incoming - matched, 0.0)
+            cost = OVERLAP_WEIGHT * prefill + self.own.tokens[index]
+            costs.append((cost, cache.held, self.rng.random(), index))
+        if not costs:
+            return None
+        order = [entry[-1] for entry in sorted(costs)[:3]]
+        self._prefill.charge(job, order[0], max(incoming - matches[order[0]], 0.0))
+        self.own.charge(job, order[0], incoming)
+        return Choice(order, matches[order[0]])
+
+    def moved(self, job: Job, replica: int, now: float) -> None:
+        """Move both charges."""
+        super().moved(job, replica, now)
+        self._prefill.move(job, replica)
+
+    def answering(self, job: Job, now: float) -> None:  # noqa: ARG002 - Chooser
+        """Release what was being computed."""
+        self._prefill.release(job)
+
+    def settled(self, job: Job, now: float) -> None:
+        """Release everything."""
+        super().settled(job, now)
+        self._prefill.release(job)

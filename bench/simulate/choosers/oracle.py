@@ -1,0 +1,86 @@
+"""The oracle and the probe: what perfect knowledge, or one well-chosen price, would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from bench.simulate.choosers.base import Choice
+from bench.simulate.choosers.local import Rule, SeenBlocks
+
+if TYPE_CHECKING:
+    from bench.simulate.choosers.base import World
+    from bench.simulate.workload import Job
+
+
+class Oracle(Rule):
+    """Least time to this job's first token, every cache and queue known exactly and at once.
+
+    It is greedy: it does not ask what its choice costs others, so it is no bound. A replica's
+    death it learns like the others.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.scenario.replicas, world.scenario.joiner, world.rng)
+        self._world = world
+
+    def choose(self, job: Job, now: float) -> Choice | None:  # noqa: ARG002 - Chooser
+        """Take the replica that answers first."""
+        fleet = self._world.fleet
+        costs = [(fleet[index].wait_s(job), index) for index in self.own.candidates()]
+        if not costs:
+            return None
+        order = self.ordered(costs)
+        uncached = fleet[order[0]].foresee(job)
+        self.own.charge(job, order[0], uncached)
+        return Choice(order, (job.input_tokens - uncached) // self._world.block_tokens)
+
+
+MISS_WEIGHT: Final = 4.0
+"""What a token that could have been cached elsewhere costs the rest of the fleet."""
+IN_FLIGHT_S: Final = 0.04
+"""Seconds of engine time per request in flight."""
+
+
+class Probe(Rule):
+    """The price that knows only its own dispatches, with the replicas' true rates.
+
+    ``drain + (1 + 4) * uncached / R + 0.04 * in_flight``, where ``drain`` is a virtual clock per
+    replica (``busy_until = max(busy_until, now) + uncached / R`` on dispatch) and ``uncached``
+    comes from an index of what was sent, as large as the replica's cache.
+    """
+
+    def __init__(self, world: World) -> None:
+        scenario = world.scenario
+        super().__init__(scenario.replicas, scenario.joiner, world.rng)
+        self._block_tokens = world.block_tokens
+        self._index = SeenBlocks(scenario.replicas, scenario.engine.cache_blocks)
+        self._rates = [
+            scenario.engine.prefill_rate * scenario.speed(index)
+            for index in range(scenario.replicas)
+        ]
+        self._busy_until = [0.0] * scenario.replicas
+
+    def choose(self, job: Job, now: float) -> Choice | None:
+        """Take the lowest price."""
+        costs: list[tuple[float, int]] = []
+        matches: dict[int, int] = {}
+        for index in self.own.candidates():
+            matches[index] = matched = self._index.match(index, job.blocks)
+            seconds = (job.input_tokens - matched * self._block_tokens) / self._rates[index]
+            drain = max(0.0, self._busy_until[index] - now)
+            waiting = IN_FLIGHT_S * self.own.requests[index]
+            costs.append((drain + (1.0 + MISS_WEIGHT) * seconds + waiting, index))
+        if not costs:
+            return None
+        order = self.ordered(costs)
+        pick = order[0]
+        uncached = job.input_tokens - matches[pick] * self._block_tokens
+        self._busy_until[pick] = max(self._busy_until[pick], now) + uncached / self._rates[pick]
+        self._index.insert(pick, job.blocks)
+        self.own.charge(job, pick, uncached)
+        return Choice(order, matches[pick])
+
+    def forget(self, replica: int) -> None:
+        """Drop the blocks and the clock of a restarted replica."""
+        self._index.forget(replica)
+        self._busy_until[replica] = 0.0

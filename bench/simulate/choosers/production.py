@@ -1,0 +1,157 @@
+"""The picker's own router behind the simulation's interface: the code under test, unchanged."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from bench.simulate.choosers.base import Choice
+from ext_proc.routing.pipeline.context import CHARS_PER_TOKEN
+from ext_proc.routing.router import Router
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
+from ext_proc.routing.values.reading import Reading
+from ext_proc.routing.values.refusal import Refusal
+from ext_proc.routing.values.request import Features, Form, Request
+from ext_proc.routing.values.settings import SlowStart
+from ext_proc.routing.values.ticket import Outcome, Ticket
+
+if TYPE_CHECKING:
+    from bench.simulate.choosers.base import Sample, World
+    from bench.simulate.workload import Job
+
+POOL: Final = "simulated"
+LOG_DELAY_S: Final = 1.0
+"""The proxy logs requests that run once a second."""
+_FALLBACKS: Final = 2
+_BLOCK_ID_BYTES: Final = 8
+
+
+class Production:
+    """The production router under one policy.
+
+    It knows what the picker knows: prompt bytes, block hashes, its own dispatches and settles,
+    and delayed readings. Of first tokens it hears a second later, as the access log tells of them;
+    of the caches it hears nothing.
+
+    Args:
+        policy: The pool's policy.
+        world: The simulation.
+    """
+
+    def __init__(self, policy: str, world: World) -> None:
+        self._world = world
+        self._policy = policy
+        self._router = Router(world.rng)
+        self._tickets: dict[int, Ticket] = {}
+        self._log: deque[tuple[float, int, EndpointKey, float]] = deque()
+        """First bytes on their way to the router: due when, of which ticket, by whom, seconds."""
+        scenario = world.scenario
+        self._present = [index != scenario.joiner for index in range(scenario.replicas)]
+        self._joined: dict[int, float] = {}
+        self._by_address = {_address(index): index for index in range(scenario.replicas)}
+        self._router.set_pools({POOL: self._pool()}, 0.0)
+
+    def _pool(self) -> Pool:
+        scenario = self._world.scenario
+        return Pool(
+            name=POOL,
+            models=frozenset({"llm"}),
+            variants=(Variant("stable", 1),),
+            endpoints=tuple(
+                Endpoint(
+                    key=EndpointKey(f"r{index}", 1),
+                    variant="stable",
+                    http=_address(index),
+                    grpc=None,
+                    capacity=scenario.speed(index) if scenario.capacities_known else 1.0,
+                    joined_unix_s=self._joined.get(index),
+                )
+                for index, present in enumerate(self._present)
+                if present
+            ),
+            policy=self._policy,
+            fallbacks=_FALLBACKS,
+            block_chars=self._world.block_tokens * CHARS_PER_TOKEN,
+            index_blocks=scenario.index_blocks or scenario.engine.cache_blocks,
+            slow_start=SlowStart(window_s=scenario.slow_start_s),
+        )
+
+    def choose(self, job: Job, now: float) -> Choice | None:
+        """Let the router decide on the request that a client would have sent."""
+        self._read_log(now)
+        features = Features(
+            form=Form.GENERATE_STREAM,
+            model="llm",
+            session=job.session,
+            streaming=True,
+            max_tokens=job.output_tokens,
+            prompt=_prompt(job, self._world.block_tokens),
+        )
+        request = Request(POOL, None, "http", features, job.blocks)
+        decision = self._router.decide(request, now, now)
+        if isinstance(decision, Refusal):
+            return None
+        if decision.ticket is not None:
+            self._tickets[job.index] = decision.ticket
+        replicas = [self._by_address[address] for address in decision.addresses]
+        return Choice(replicas, decision.matched_blocks)
+
+    def moved(self, job: Job, replica: int, now: float) -> None:
+        """Tell the router who served, as Envoy's answer does."""
+        ticket = self._tickets.get(job.index)
+        if ticket is not None:
+            self._tickets[job.index] = self._router.served(ticket, _address(replica), now)
+
+    def answering(self, job: Job, now: float) -> None:
+        """Note it for the access log, which brings it to the router a little later."""
+        ticket = self._tickets.get(job.index)
+        if ticket is not None:
+            entry = (now + LOG_DELAY_S, ticket.id, ticket.endpoint, now - ticket.at)
+            self._log.append(entry)
+
+    def _read_log(self, now: float) -> None:
+        log = self._log
+        while log and log[0][0] <= now:
+            _, ticket_id, endpoint, seconds = log.popleft()
+            self._router.began(ticket_id, endpoint, seconds)
+
+    def settled(self, job: Job, now: float) -> None:
+        """Settle the ticket."""
+        ticket = self._tickets.pop(job.index, None)
+        if ticket is not None:
+            self._router.settle(ticket, Outcome.DONE, now)
+
+    def observe(self, replica: int, sample: Sample, now: float) -> None:  # noqa: ARG002 - Chooser
+        """Hand on what Triton's metrics would say."""
+        reading = Reading(
+            at=sample.at,
+            queued=float(sample.queued),
+            running=float(sample.running),
+            kv_used=sample.kv_used,
+        )
+        self._router.registry.observe(f"r{replica}", (reading,))
+
+    def membership(self, replica: int, change: str, now: float) -> None:
+        """Hand on a join, a silence or a restart."""
+        if change == "joined":
+            self._present[replica] = True
+            self._joined[replica] = now
+            self._router.set_pools({POOL: self._pool()}, now)
+        elif change == "silent":
+            self._router.registry.silent(f"r{replica}")
+        else:
+            self._router.registry.restarted(f"r{replica}", now)
+
+
+def _address(index: int) -> str:
+    return f"10.{index >> 16}.{index >> 8 & 255}.{index & 255}:8000"
+
+
+def _prompt(job: Job, block_tokens: int) -> bytes:
+    """Write a prompt of the job's length in which equal blocks are equal bytes."""
+    repeat = block_tokens * CHARS_PER_TOKEN // _BLOCK_ID_BYTES
+    full = b"".join(
+        [block.to_bytes(_BLOCK_ID_BYTES, "little", signed=True) * repeat for block in job.blocks]
+    )
+    tail = job.input_tokens * CHARS_PER_TOKEN - len(full)
+    return full + job.index.to_bytes(_BLOCK_ID_BYTES, "little") * (tail // _BLOCK_ID_BYTES + 1)

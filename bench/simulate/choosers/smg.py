@@ -1,0 +1,68 @@
+"""least_load of SMG (sgl-model-gateway, ``least_load.rs``): token work over throughput.
+
+Rule: ``(queued_uncached_tokens + u) / throughput + 0.15 s * k / (1 - k)``, the lowest, where
+``u`` counts own prompt tokens since the last poll (every 10 s), ``k`` is the KV usage as polled
+(at most 0.999), and throughput is taken as 2,000 tokens/s where none is known. Equal scores go to
+the lowest index. Before the first poll the score is own requests times 1,024 tokens.
+
+Not the same here: throughput is always the default, so the barrier weighs a quarter of what it
+would with the engine's true prefill rate.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from bench.simulate.choosers.base import Choice
+from bench.simulate.choosers.local import Rule
+
+if TYPE_CHECKING:
+    from bench.simulate.choosers.base import Sample, World
+    from bench.simulate.workload import Job
+
+BARRIER_S: Final = 0.15
+THROUGHPUT: Final = 2_000.0
+MEAN_PREFILL: Final = 1_024.0
+POLL_S: Final = 10.0
+MAX_KV: Final = 0.999
+
+
+class LeastLoad(Rule):
+    """Shortest drain time, own dispatches credited between polls."""
+
+    def __init__(self, world: World) -> None:
+        replicas = world.scenario.replicas
+        super().__init__(replicas, world.scenario.joiner, world.rng)
+        self._polled: list[Sample | None] = [None] * replicas
+        self._since = [0.0] * replicas
+
+    def choose(self, job: Job, now: float) -> Choice | None:  # noqa: ARG002 - Chooser
+        """Take the lowest score, of equal ones the lowest index."""
+        costs: list[tuple[float, int]] = []
+        for index in self.own.candidates():
+            sample = self._polled[index]
+            if sample is None:
+                cost = self.own.requests[index] * MEAN_PREFILL / THROUGHPUT
+            else:
+                used = min(sample.kv_used, MAX_KV)
+                cost = (sample.queued_tokens + self._since[index]) / THROUGHPUT
+                cost += BARRIER_S * used / (1.0 - used)
+            costs.append((cost, index))
+        if not costs:
+            return None
+        order = [index for _, index in sorted(costs)[:3]]
+        self._since[order[0]] += job.input_tokens
+        self.own.charge(job, order[0], job.input_tokens)
+        return Choice(order)
+
+    def observe(self, replica: int, sample: Sample, now: float) -> None:  # noqa: ARG002 - Chooser
+        """Take a reading where the last one is a poll's interval old."""
+        last = self._polled[replica]
+        if last is None or sample.at - last.at >= POLL_S:
+            self._polled[replica] = sample
+            self._since[replica] = 0.0
+
+    def forget(self, replica: int) -> None:
+        """Drop the last poll of a restarted replica."""
+        self._polled[replica] = None
+        self._since[replica] = 0.0

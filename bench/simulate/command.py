@@ -1,0 +1,178 @@
+"""What ``tidegate simulate`` runs: one experiment, printed and written as the options say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from bench.simulate.choosers.registry import names
+from bench.simulate.engine import Engine
+from bench.simulate.experiment import (
+    CalibrationError,
+    Plan,
+    Result,
+    default_slo,
+    run_many,
+    saturation,
+)
+from bench.simulate.generators import DEFAULT_JOBS, GENERATORS, PACE_PER_REPLICA
+from bench.simulate.page import page
+from bench.simulate.plots import PlotsMissingError, require_matplotlib, write_pngs
+from bench.simulate.report import as_json, build, headline, tables
+from bench.simulate.scenario import Scenario, ScenarioError
+from bench.simulate.traces import TraceError, read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.simulate.report import Report
+    from bench.simulate.workload import Workload
+
+__all__ = [
+    "FAILURES",
+    "Engine",
+    "OptionError",
+    "Options",
+    "Scenario",
+    "require_matplotlib",
+    "simulate",
+    "write",
+]
+
+FAILURES: Final = (TraceError, ScenarioError, CalibrationError, PlotsMissingError)
+"""Errors whose text says what to do."""
+WIDTH: Final = 170
+"""Columns of the table where the output is no terminal."""
+
+
+class OptionError(ValueError):
+    """An option that does not hold; the text names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked for, beside the fleet."""
+
+    trace: str
+    """A file, or a generator's name."""
+    policies: str
+    """Names with commas between them, or ``all``."""
+    loads: Sequence[float] | None
+    """Shares of the saturation rate; ``None`` keeps the trace's own pace."""
+    rates: Sequence[float] | None
+    """Requests per second, in place of ``loads``."""
+    seeds: int
+    requests: int | None
+    """Only the first so many, or so many generated ones; ``None`` = all, or the default."""
+    against: str
+    """The policy that the others are compared with; empty = the first."""
+    slo_s: float | None
+    """Limit of a first token; ``None`` takes it from the prompts."""
+    processes: int
+
+
+def simulate(options: Options, scenario: Scenario, err: Console) -> Report:
+    """Run an experiment; its progress is shown on ``err`` where that is a terminal.
+
+    Raises:
+        OptionError: No such trace or policy.
+        TraceError: The trace cannot be read.
+        ScenarioError: A request does not fit into a replica.
+        CalibrationError: No saturation rate was found.
+    """
+    workload = _workload(options, scenario.replicas)
+    policies = _policies(options.policies)
+    against = options.against or policies[0]
+    if against not in policies:
+        raise OptionError(f"--against: {against} is not among the policies that run")
+    limit = default_slo(workload, scenario) if options.slo_s is None else options.slo_s
+    _fits(workload, scenario)
+    bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*bars, console=err, disable=not err.is_terminal, transient=True) as progress:
+        sustained: float | None = None
+        paces: list[tuple[float | None, float | None]] = [(None, None)]
+        if options.rates is not None:
+            paces = [(None, each) for each in options.rates]
+        elif options.loads is not None:
+            task = progress.add_task("finding saturation", total=None)
+            sustained = saturation(
+                workload, scenario, limit, on_probe=lambda: progress.advance(task)
+            )
+            progress.remove_task(task)
+            paces = [(each, each * sustained) for each in options.loads]
+        plans = [
+            Plan(name, seed, rate, load)
+            for load, rate in paces
+            for name in policies
+            for seed in range(options.seeds)
+        ]
+        shown = progress.add_task("simulating", total=len(plans))
+
+        def note(result: Result) -> None:
+            progress.update(shown, advance=1, description=result.plan.policy)
+
+        results = run_many(
+            workload, scenario, plans, limit, processes=options.processes, on_done=note
+        )
+    return build(workload, scenario, results, slo_s=limit, saturation=sustained, against=against)
+
+
+def write(report: Report, *, as_data: bool, html: Path | None, png: Path | None) -> None:
+    """Print a report, as JSON or as tables, and write its page and plots.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    if html is not None:
+        html.write_text(page(report), encoding="utf-8")
+    if png is not None:
+        write_pngs(report, png)
+    if as_data:
+        sys.stdout.write(json.dumps(as_json(report), indent=2) + "\n")
+        return
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    out.print(headline(report))
+    for table in tables(report):
+        out.print()
+        out.print(table)
+
+
+def _workload(options: Options, replicas: int) -> Workload:
+    trace, requests = options.trace, options.requests
+    if trace in GENERATORS:
+        # One generated workload for all seeds: what differs is the arrivals and the chance.
+        rng = Random(0)  # noqa: S311 - repeatable
+        return GENERATORS[trace](requests or DEFAULT_JOBS, rng, PACE_PER_REPLICA * replicas)
+    if "." not in trace:
+        raise OptionError(f"--trace: no file and none of {', '.join(GENERATORS)}: {trace}")
+    workload = read_trace(Path(trace))
+    return workload if requests is None else workload.first(requests)
+
+
+def _policies(text: str) -> list[str]:
+    known = names()
+    wanted = known if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in known]
+    if unknown or not wanted:
+        raise OptionError(
+            f"--policies: {', '.join(unknown) or 'none'} unknown; use: {', '.join(known)}"
+        )
+    return list(dict.fromkeys(wanted))
+
+
+def _fits(workload: Workload, scenario: Scenario) -> None:
+    engine = scenario.engine
+    for job in workload.jobs:
+        need = -(-(job.input_tokens + job.output_tokens) // engine.block_tokens)
+        if need > engine.cache_blocks:
+            raise ScenarioError(
+                f"request {job.index} of {workload.name} needs {need} cache blocks;"
+                f" give at least that by --cache-blocks (now {engine.cache_blocks})"
+            )

@@ -1,0 +1,206 @@
+"""Many runs: policies, loads and seeds over one workload and one fleet.
+
+A run is a function of its plan: the same plan gives the same numbers, in this process or another.
+The seed sets arrivals and chance; all policies of one seed see the same arrivals.
+
+Loads are shares of the rate that least-in-flight sustains, found by bisection: the highest rate
+at which its p99 of the time to the first token holds the limit. A share alone would mislead, as a
+policy with more cache hits raises what the fleet can carry: results state the rate as well.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from bench.simulate.choosers.base import World
+from bench.simulate.choosers.registry import make_chooser
+from bench.simulate.engine import Replica
+from bench.simulate.fleet import Fleet
+from bench.simulate.measure import Metrics, measure, percentile
+from bench.simulate.workload import arrivals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from bench.simulate.scenario import Scenario
+    from bench.simulate.workload import Workload
+
+CALIBRATOR: Final = "least-in-flight"
+BISECTIONS: Final = 7
+"""Halvings of a bracket of 1 : 2; the rate is then known to 0.6 %."""
+MAX_DOUBLINGS: Final = 12
+MIN_SLO_S: Final = 1.0
+START_RATE: Final = 0.5
+"""Requests per second and replica that the search starts from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run."""
+
+    policy: str
+    seed: int
+    rate: float | None
+    """Arrivals per second; ``None`` = the workload's own pace."""
+    load: float | None = None
+    """The share of saturation that the rate stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run and its numbers."""
+
+    plan: Plan
+    metrics: Metrics
+
+
+def default_slo(workload: Workload, scenario: Scenario) -> float:
+    """Return the limit of a first token: 1 s plus twice what the p99 prompt takes alone."""
+    lengths = sorted(float(job.input_tokens) for job in workload.jobs)
+    return MIN_SLO_S + 2.0 * (percentile(lengths, 0.99) or 0.0) / scenario.engine.prefill_rate
+
+
+def run_one(
+    workload: Workload,
+    scenario: Scenario,
+    plan: Plan,
+    slo_s: float | None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Result:
+    """Simulate one plan.
+
+    Args:
+        workload: The jobs.
+        scenario: The fleet.
+        plan: Policy, seed and rate.
+        slo_s: Limit of a first token in time, for the goodput.
+        on_progress: Hears how many jobs have arrived.
+
+    Raises:
+        ValueError: An unknown policy, or a job that no replica can hold.
+    """
+    rng = Random(plan.seed)  # noqa: S311 - runs must repeat
+    times = arrivals(workload, plan.rate, rng)
+    fleet = [Replica(scenario.engine, scenario.speed(index)) for index in range(scenario.replicas)]
+    chance = Random(f"routing {plan.seed}")  # noqa: S311 - apart from the arrivals
+    world = World(scenario, chance, fleet, workload.block_tokens)
+    chooser = make_chooser(plan.policy, world)
+    records = Fleet(scenario, fleet, chooser, on_progress).run(workload.jobs, times)
+    metrics = measure(
+        records,
+        fleet,
+        block_tokens=workload.block_tokens,
+        prefill_rate=scenario.engine.prefill_rate,
+        span_s=times[-1] if times else 0.0,
+        measured=scenario.measured(times),
+        slo_s=slo_s,
+    )
+    return Result(plan, metrics)
+
+
+def run_many(
+    workload: Workload,
+    scenario: Scenario,
+    plans: Sequence[Plan],
+    slo_s: float | None,
+    *,
+    processes: int = 1,
+    on_done: Callable[[Result], None] | None = None,
+) -> list[Result]:
+    """Simulate several plans; the results come in the order of the plans."""
+    results: dict[Plan, Result] = {}
+    for result in _each(workload, scenario, plans, slo_s, processes):
+        results[result.plan] = result
+        if on_done is not None:
+            on_done(result)
+    return [results[plan] for plan in plans]
+
+
+def _each(
+    workload: Workload,
+    scenario: Scenario,
+    plans: Sequence[Plan],
+    slo_s: float | None,
+    processes: int,
+) -> Iterator[Result]:
+    if processes == 1:
+        for plan in plans:
+            yield run_one(workload, scenario, plan, slo_s)
+        return
+    # Each process gets the workload once; "spawn" shares no state with this one.
+    with ProcessPoolExecutor(
+        processes, get_context("spawn"), initializer=_take, initargs=(workload, scenario, slo_s)
+    ) as pool:
+        futures = [pool.submit(_run_taken, plan) for plan in plans]
+        for future in as_completed(futures):
+            yield future.result()
+
+
+_taken: list[tuple[Workload, Scenario, float | None]] = []
+
+
+def _take(workload: Workload, scenario: Scenario, slo_s: float | None) -> None:
+    _taken[:] = [(workload, scenario, slo_s)]
+
+
+def _run_taken(plan: Plan) -> Result:
+    workload, scenario, slo_s = _taken[0]
+    return run_one(workload, scenario, plan, slo_s)
+
+
+class CalibrationError(Exception):
+    """No saturation rate can be told; the text says what to give instead."""
+
+
+def saturation(
+    workload: Workload,
+    scenario: Scenario,
+    slo_s: float,
+    seed: int = 0,
+    on_probe: Callable[[], None] | None = None,
+) -> float:
+    """Return the highest rate at which least-in-flight's p99 holds the limit.
+
+    Args:
+        workload: The jobs.
+        scenario: The fleet.
+        slo_s: The limit of the p99 of the time to the first token.
+        seed: Of the probing runs.
+        on_probe: Called after each run; there are at most ``MAX_DOUBLINGS + BISECTIONS + 1``.
+
+    Raises:
+        CalibrationError: The limit holds at every rate, or at none.
+    """
+
+    def holds(rate: float) -> bool:
+        plan = Plan(CALIBRATOR, seed, rate)
+        result = run_one(workload, scenario, plan, slo_s)
+        if on_probe is not None:
+            on_probe()
+        p99 = result.metrics.ttft_p99
+        return p99 is not None and p99 <= slo_s and result.metrics.shed == 0
+
+    if workload.rate <= 0:
+        raise CalibrationError("the workload has no pace of its own; give --rate")
+    rate = START_RATE * scenario.replicas
+    upwards = holds(rate)
+    factor = 2.0 if upwards else 0.5
+    for _ in range(MAX_DOUBLINGS):
+        rate *= factor
+        if holds(rate) != upwards:
+            break
+    else:
+        when = "any rate" if upwards else "no rate"
+        raise CalibrationError(f"the limit of {slo_s:g} s holds at {when}; give --slo or --rate")
+    low, high = (rate / 2, rate) if upwards else (rate, rate * 2)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low

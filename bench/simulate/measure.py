@@ -1,0 +1,203 @@
+"""Numbers of one run, and what several runs say together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from bench.simulate.fleet import End
+from bench.simulate.workload import ideal_hit_ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.simulate.engine import Replica
+    from bench.simulate.fleet import Record
+
+RESAMPLES: Final = 2_000
+OWN_BASE_S: Final = 1.0
+OWN_FACTOR: Final = 2.0
+_BOOTSTRAP_SEED: Final = 20_240_117
+"""Fixed, so that the same runs give the same intervals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """One run; times in seconds, shares in 0..1, unknown is ``None``.
+
+    Percentiles are of the served jobs; ``goodput`` counts those that were not as missed.
+    """
+
+    ttft_mean: float | None
+    ttft_p50: float | None
+    ttft_p90: float | None
+    ttft_p99: float | None
+    tpot_p50: float | None
+    """Time per output token after the first."""
+    tpot_p99: float | None
+    e2e_mean: float | None
+    e2e_p50: float | None
+    e2e_p90: float | None
+    e2e_p99: float | None
+    hit_ratio: float
+    """Input tokens found in the cache of all input tokens."""
+    hit_ideal: float
+    """The same with one unbounded cache for all."""
+    hit_predicted: float
+    """What the chooser believed."""
+    spread_requests: float | None
+    """Most requests of one replica over the mean."""
+    spread_tokens: float | None
+    """The same with input tokens that had to be computed."""
+    goodput: float | None
+    """Served with a first token in time; ``None`` where no limit was given."""
+    goodput_own: float | None
+    """Served within a limit of its own: 1 s and twice what the prompt takes alone, uncached."""
+    shed: float
+    lost: float
+    prefill_use: float
+    """Share of all replicas' prompt rate in use, over the whole run."""
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return the numbers by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+METRICS: Final = tuple(Metrics.__slots__)
+
+
+def measure(
+    records: Sequence[Record],
+    fleet: Sequence[Replica],
+    *,
+    block_tokens: int,
+    prefill_rate: float,
+    span_s: float,
+    measured: slice = slice(None),
+    slo_s: float | None = None,
+) -> Metrics:
+    """Measure one run.
+
+    Args:
+        records: In the order of arrival.
+        fleet: The replicas after the run.
+        block_tokens: Tokens per block.
+        prefill_rate: Prompt tokens per second of a replica of speed 1.
+        span_s: From the first arrival to the last.
+        measured: Which records count; those before them have filled the caches.
+        slo_s: Limit of a first token in time.
+    """
+    skip, stop, _ = measured.indices(len(records))
+    kept = records[skip:stop]
+    served = [each for each in kept if each.end is End.SERVED]
+    ttft = sorted(each.ttft_s for each in served if each.ttft_s is not None)
+    e2e = sorted(each.e2e_s for each in served if each.e2e_s is not None)
+    tpot = sorted(
+        (each.e2e_s - each.ttft_s) / (each.job.output_tokens - 1)
+        for each in served
+        if each.e2e_s is not None and each.ttft_s is not None and each.job.output_tokens > 1
+    )
+    prompt = sum(each.job.input_tokens for each in served)
+    requests = [0.0] * len(fleet)
+    tokens = [0.0] * len(fleet)
+    for each in served:
+        if each.replica is not None:
+            requests[each.replica] += 1
+            tokens[each.replica] += each.job.input_tokens - each.matched * block_tokens
+    strength = sum(replica.speed for replica in fleet) * prefill_rate * span_s
+    in_time = None if slo_s is None else sum(1 for time in ttft if time <= slo_s)
+    return Metrics(
+        ttft_mean=_mean(ttft),
+        ttft_p50=percentile(ttft, 0.5),
+        ttft_p90=percentile(ttft, 0.9),
+        ttft_p99=percentile(ttft, 0.99),
+        tpot_p50=percentile(tpot, 0.5),
+        tpot_p99=percentile(tpot, 0.99),
+        e2e_mean=_mean(e2e),
+        e2e_p50=percentile(e2e, 0.5),
+        e2e_p90=percentile(e2e, 0.9),
+        e2e_p99=percentile(e2e, 0.99),
+        hit_ratio=sum(each.matched for each in served) * block_tokens / max(1, prompt),
+        hit_ideal=ideal_hit_ratio([each.job for each in records[:stop]], block_tokens, skip),
+        hit_predicted=sum(each.predicted for each in served) * block_tokens / max(1, prompt),
+        spread_requests=_spread(requests),
+        spread_tokens=_spread(tokens),
+        goodput=None if in_time is None or not kept else in_time / len(kept),
+        goodput_own=sum(
+            each.ttft_s is not None
+            and each.ttft_s <= OWN_BASE_S + OWN_FACTOR * each.job.input_tokens / prefill_rate
+            for each in served
+        )
+        / len(kept)
+        if kept
+        else None,
+        shed=_share(kept, End.SHED),
+        lost=_share(kept, End.LOST),
+        prefill_use=sum(each.computed_tokens for each in fleet) / strength if strength else 0.0,
+    )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """Return a percentile by linear interpolation, ``None`` of nothing.
+
+    Args:
+        ordered: Rising.
+        share: In 0..1.
+    """
+    if not ordered:
+        return None
+    place = share * (len(ordered) - 1)
+    low, high = floor(place), ceil(place)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over seeds with its 95 % bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def estimate(values: Sequence[float | None]) -> Estimate | None:
+    """Return the mean over runs with its interval, ``None`` where a run has no value.
+
+    The interval is the percentile bootstrap over seeds. It covers the chance in arrivals and
+    routing, not the choice of the trace; of a single run it has no width.
+    """
+    known = [value for value in values if value is not None]
+    if not known or len(known) != len(values):
+        return None
+    mean = sum(known) / len(known)
+    rng = Random(_BOOTSTRAP_SEED)  # noqa: S311 - repeatable intervals are the point
+    means = sorted(sum(rng.choices(known, k=len(known))) / len(known) for _ in range(RESAMPLES))
+    low, high = percentile(means, 0.025), percentile(means, 0.975)
+    return Estimate(mean, mean if low is None else low, mean if high is None else high)
+
+
+def paired(values: Sequence[float | None], against: Sequence[float | None]) -> Estimate | None:
+    """Return the mean relative difference to another policy under the same seeds.
+
+    0.1 means 10 % more than the other; ``None`` where a run has no value or the other's is 0.
+    """
+    ratios: list[float | None] = [
+        None if one is None or not other else one / other - 1.0
+        for one, other in zip(values, against, strict=True)
+    ]
+    return estimate(ratios)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    total = sum(values)
+    return max(values) * len(values) / total if total else None
+
+
+def _share(records: Sequence[Record], end: End) -> float:
+    return sum(1 for each in records if each.end is end) / max(1, len(records))

@@ -1,0 +1,62 @@
+"""cache_aware: balance first, then match, then load."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.simulate.choosers.cache_aware import CacheAware
+from support.simulated import job, world
+
+
+def test_a_long_match_wins_while_in_balance() -> None:
+    """More than 0.3 of the prompt held decides; 0.3 or less does not."""
+    rule = CacheAware(world(2))
+    holder = rule.choose(job(1, 1, 2, 3, 4), 0.0).replicas[0]
+    assert rule.choose(job(2, 1, 2, 3, 4, 5), 0.0) == ([holder, 1 - holder], 4)
+    few = rule.choose(job(3, 1, *range(50, 60)), 0.0)
+    assert few.replicas[0] == 1 - holder
+
+
+def test_beyond_both_thresholds_the_least_loaded_wins() -> None:
+    """65 more and more than half as many again: affinity is off."""
+    rule = CacheAware(world(2))
+    holder = rule.choose(job(0, 1, 2), 0.0).replicas[0]
+    for number in range(1, 65):
+        assert rule.choose(job(number, 1, 2), 0.0).replicas[0] == holder
+    assert rule.choose(job(65, 1, 2), 0.0).replicas[0] == 1 - holder
+
+
+@pytest.mark.parametrize(
+    ("holder", "other", "affine"),
+    [
+        (200, 136, True),  # 64 more are not more than 64
+        (200, 134, True),  # 66 more, but 200 is no more than 1.5 * 134 = 201
+        (200, 130, False),  # 70 more, and 200 is more than 195
+    ],
+)
+def test_balance_needs_both_thresholds(holder: int, other: int, affine: bool) -> None:
+    """The difference above 64 and the ratio above 1.5, each by hand."""
+    rule = CacheAware(world(2))
+    rule._tree.insert(0, (1, 2, 3))
+    rule.own.requests[:] = [holder, other]
+    assert (rule.choose(job(9, 1, 2, 3), 0.0).replicas[0] == 0) is affine
+
+
+@pytest.mark.parametrize(("tokens", "affine"), [(5120, False), (5119, True)])
+def test_the_match_must_be_above_its_share(tokens: int, affine: bool) -> None:
+    """Three blocks of 512 are exactly 0.3 of 5,120 tokens: not enough; of one less they are."""
+    rule = CacheAware(world(2))
+    rule._tree.insert(0, (1, 2, 3))
+    rule.own.requests[0] = 1
+    picked = rule.choose(job(9, 1, 2, 3, *range(50, 56), tokens=tokens), 0.0)
+    assert (picked.replicas[0] == 0) is affine
+
+
+def test_a_restarted_worker_holds_nothing() -> None:
+    """Its part of the tree goes; an empty fleet sheds."""
+    rule = CacheAware(world(1))
+    rule.choose(job(0, 1, 2), 0.0)
+    rule.membership(0, "restarted", 0.0)
+    assert rule.choose(job(1, 1, 2), 0.0).matched == 0
+    rule.membership(0, "silent", 0.0)
+    assert rule.choose(job(2), 0.0) is None

@@ -1,0 +1,81 @@
+"""Consistent hashing with bounded loads: one key, one place, unless it is full."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.simulate.choosers.chwbl import BoundedHash
+from support.simulated import job, world
+
+
+def test_a_key_has_one_place_in_an_idle_fleet() -> None:
+    """Every router agrees, whatever its chance."""
+    picks = set()
+    for seed in range(5):
+        rule = BoundedHash(world(8, seed))
+        picks.add(rule.choose(job(1, 42, 43), 0.0).replicas[0])
+    assert len(picks) == 1
+
+
+def test_depth_tells_prompts_with_one_root_apart() -> None:
+    """With the first block only there is one key; with two there are many."""
+    places = {1: set(), 2: set()}
+    for depth, seen in places.items():
+        for number in range(40):
+            rule = BoundedHash(world(8), depth)
+            seen.add(rule.choose(job(number, 0, number + 1), 0.0).replicas[0])
+    assert len(places[1]) == 1
+    assert len(places[2]) > 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
+def test_the_bound_holds(keys: list[int]) -> None:
+    """No endpoint gets a request while above 1.25 of the mean, the new one counted."""
+    rule = BoundedHash(world(4))
+    for number, key in enumerate(keys):
+        before = list(rule.own.requests)
+        pick = rule.choose(job(number, key), 0.0).replicas[0]
+        assert before[pick] <= 1.25 * (sum(before) + 1) / 4
+
+
+def test_the_bound_by_hand() -> None:
+    """With 7 in flight on 4 endpoints the bound is 1.25 * 8 / 4 = 2.5: 2 are within, 3 are not."""
+    home = BoundedHash(world(4)).choose(job(0, 42), 0.0).replicas[0]
+    for load, stays in ((2, True), (3, False)):
+        rule = BoundedHash(world(4))
+        others = [index for index in range(4) if index != home]
+        rule.own.requests[home] = load
+        for index, count in zip(others, (2, 2, 3 - load), strict=True):
+            rule.own.requests[index] = count
+        assert sum(rule.own.requests) == 7
+        assert (rule.choose(job(1, 42), 0.0).replicas[0] == home) is stays
+
+
+def test_where_all_are_above_the_bound_the_first_met_is_taken() -> None:
+    """As the home of the key is the first on the ring from there, it keeps the request."""
+    rule = BoundedHash(world(1))
+    home = rule.choose(job(0, 42), 0.0).replicas[0]
+    rule.own.requests[home] = 9
+    assert rule.choose(job(1, 42), 0.0).replicas == [home]
+
+
+def test_a_leaver_moves_only_its_own_keys() -> None:
+    """When an endpoint falls silent the keys of the others stay."""
+    rule = BoundedHash(world(5))
+
+    def places() -> dict[int, int]:
+        found = {}
+        for key in range(100):
+            found[key] = rule.choose(job(key, key), 0.0).replicas[0]
+            rule.settled(job(key), 0.0)
+        return found
+
+    before = places()
+    rule.membership(2, "silent", 0.0)
+    after = places()
+    assert all(after[key] == place for key, place in before.items() if place != 2)
+    for index in range(5):
+        rule.membership(index, "silent", 0.0)
+    assert rule.choose(job(1), 0.0) is None

@@ -1,0 +1,56 @@
+"""Dynamo's cost: blocks to compute plus blocks to keep."""
+
+from __future__ import annotations
+
+from bench.simulate.choosers.dynamo import Dynamo
+from bench.simulate.engine import Task
+from support.simulated import job, world
+
+
+def test_overlap_is_credited_and_load_counts() -> None:
+    """The holder wins by its overlap until its active blocks outweigh it."""
+    made = world(2)
+    made.fleet[0].arrive(Task(job(0, *range(6)), 0.0, 512), 0.0)
+    while made.fleet[0].running:
+        made.fleet[0].advance()
+    rule = Dynamo(made)
+    first = rule.choose(job(1, *range(6), tokens=3072), 0.0)
+    assert (first.replicas[0], first.matched) == (0, 6)
+    assert rule.choose(job(2, *range(6), tokens=3072), 0.0).replicas[0] in {0, 1}
+    rule.choose(job(3, *range(6), tokens=3072), 0.0)
+    assert rule.own.requests == [2, 1]
+
+
+def test_the_documentation_s_example() -> None:
+    """A prompt of 10 blocks; 2, 5 and 8 are held and 10, 5 and 9 active: costs 18, 10 and 11."""
+    made = world(3)
+    for replica, held in zip(made.fleet, (2, 5, 8), strict=True):
+        blocks = tuple(range(held))
+        assert replica.cache.admit(blocks, 0, 0)
+        replica.cache.commit(blocks)
+    rule = Dynamo(made)
+    rule.own.tokens[:] = [10.0, 5.0, 9.0]
+    assert rule.choose(job(1, *range(10), tokens=5120), 0.0) == ([1, 2, 0], 5)
+
+
+def test_prompt_work_is_released_at_the_first_token() -> None:
+    """What is computed costs twice until the answer begins, once until its end."""
+    rule = Dynamo(world(2))
+    picks = [rule.choose(job(n, tokens=5120), 0.0).replicas[0] for n in (1, 2)]
+    assert sorted(picks) == [0, 1]
+    rule.answering(job(1), 1.0)
+    assert rule.choose(job(3, tokens=512), 1.0).replicas[0] == picks[0]
+    for number in (1, 2, 3):
+        rule.settled(job(number), 2.0)
+    assert rule.own.tokens == [0.0, 0.0]
+
+
+def test_a_retry_moves_both_charges() -> None:
+    """After a move all costs lie on the fallback; an empty fleet sheds."""
+    rule = Dynamo(world(2))
+    pick = rule.choose(job(1, tokens=5120), 0.0).replicas[0]
+    rule.moved(job(1), 1 - pick, 0.0)
+    assert rule.choose(job(2, tokens=512), 0.0).replicas[0] == pick
+    rule.membership(0, "silent", 0.0)
+    rule.membership(1, "silent", 0.0)
+    assert rule.choose(job(3), 0.0) is None

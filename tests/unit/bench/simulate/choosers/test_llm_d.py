@@ -1,0 +1,45 @@
+"""llm-d's affinity filter: sticky until saturated."""
+
+from __future__ import annotations
+
+from bench.simulate.choosers.llm_d import AffinityFilter
+from support.simulated import job, world
+
+
+def test_four_fifths_of_the_prompt_make_sticky() -> None:
+    """At 0.80 the holder is kept against an idle other; below it the load decides."""
+    rule = AffinityFilter(world(2))
+    holder = rule.choose(job(1, *range(8)), 0.0).replicas[0]
+    assert rule.choose(job(2, *range(8), 90, 91), 0.0).replicas == [holder]
+    assert rule.choose(job(3, *range(8), 92, 93, 94), 0.0).replicas[0] == 1 - holder
+
+
+def test_a_penalty_above_18_s_breaks_it() -> None:
+    """144,000 tokens more in flight at 8,000 tokens/s open all endpoints again."""
+    for tokens, sticks in ((143_000, True), (150_000, False)):
+        rule = AffinityFilter(world(2))
+        holder = rule.choose(job(1, *range(8), tokens=tokens), 0.0).replicas[0]
+        assert (rule.choose(job(2, *range(8)), 0.0).replicas == [holder]) is sticks
+
+
+def test_tokens_leave_at_the_first_token_and_move_with_a_retry() -> None:
+    """The load is uncached tokens in flight, wherever they are."""
+    rule = AffinityFilter(world(2))
+    pick = rule.choose(job(1, tokens=4000), 0.0).replicas[0]
+    rule.moved(job(1), 1 - pick, 0.0)
+    assert rule.choose(job(2, tokens=2000), 0.0).replicas[0] == pick
+    rule.answering(job(1), 1.0)
+    assert rule.choose(job(3, tokens=100), 1.0).replicas[0] == 1 - pick
+    for number in (1, 2, 3):
+        rule.settled(job(number), 2.0)
+    assert rule.own.requests == [0, 0]
+
+
+def test_the_restarted_hold_nothing() -> None:
+    """A restart empties the index; an empty fleet sheds."""
+    rule = AffinityFilter(world(1))
+    rule.choose(job(1, 1, 2), 0.0)
+    rule.membership(0, "restarted", 0.0)
+    assert rule.choose(job(2, 1, 2), 0.0).matched == 0
+    rule.membership(0, "silent", 0.0)
+    assert rule.choose(job(3), 0.0) is None

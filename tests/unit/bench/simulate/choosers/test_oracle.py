@@ -1,0 +1,57 @@
+"""The oracle sees everything; the probe prices what it sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.simulate.choosers.oracle import Oracle, Probe
+from bench.simulate.engine import Task
+from support.simulated import job, world
+
+
+def test_the_oracle_takes_the_shortest_wait() -> None:
+    """It leaves a holder whose queue costs more than computing the prompt elsewhere."""
+    made = world(2)
+    oracle = Oracle(made)
+    holder = made.fleet[0]
+    holder.arrive(Task(job(1, *range(4)), 0.0, 512), 0.0)
+    while holder.running:
+        holder.advance()
+    assert oracle.choose(job(2, *range(4)), 1.0).replicas[0] == 0
+    holder.arrive(Task(job(3, *range(100, 110)), 1.0, 512), 1.0)
+    assert oracle.choose(job(4, *range(4)), 1.0).replicas[0] == 1
+
+
+def test_the_oracle_counts_what_waits_before_a_slow_one() -> None:
+    """A slow replica's time is stretched."""
+    made = world(2, slow_replicas=1)
+    assert {Oracle(made).choose(job(n, 1), 0.0).replicas[0] for n in range(20)} == {0}
+
+
+def test_the_probe_leaves_a_holder_only_when_waiting_costs_five_prompts() -> None:
+    """The price of a miss is five times its seconds, as it costs the others too."""
+    for extra_blocks, stays in ((32, True), (48, False)):  # 2.0 and 3.1 s against 5 * 0.512 s
+        probe = Probe(world(2))
+        holder = probe.choose(job(1, *range(8), tokens=4096), 0.0).replicas[0]
+        long = tuple(range(1000, 1000 + extra_blocks))
+        probe.choose(job(2, *range(8), *long, tokens=512 * (8 + extra_blocks)), 10.0)
+        assert probe.own.requests[holder] == 2
+        picked = probe.choose(job(3, *range(8), tokens=4096), 10.0)
+        assert (picked.replicas[0] == holder) is stays
+
+
+def test_the_probe_forgets_a_restarted_replica() -> None:
+    """Blocks and clock of the dead are gone."""
+    made = world(1)
+    probe = Probe(made)
+    probe.choose(job(1, 1, 2), 0.0)
+    probe.membership(0, "restarted", 0.0)
+    assert probe.choose(job(2, 1, 2), 0.0).matched == 0
+
+
+@pytest.mark.parametrize("rule", [Oracle, Probe])
+def test_without_members_the_job_is_shed(rule: type[Oracle | Probe]) -> None:
+    """Nobody there: no choice."""
+    chooser = rule(world(1))
+    chooser.membership(0, "silent", 0.0)
+    assert chooser.choose(job(1), 0.0) is None

@@ -1,0 +1,63 @@
+"""Several pickers: one decides on a job and hears of it, all hear of the replicas."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from bench.simulate.choosers.local import Rule
+from bench.simulate.choosers.registry import make_chooser
+from bench.simulate.choosers.several import Several
+from bench.simulate.choosers.smg import LeastLoad
+from support.simulated import job, sample, world
+
+NUMBER = 4
+
+
+def several() -> Several:
+    """Return four pickers over two replicas."""
+    return Several(LeastLoad, world(2, pickers=NUMBER))
+
+
+def test_each_decides_on_its_share() -> None:
+    """Jobs are spread over all of them, and each counts its own only."""
+    made = several()
+    for number in range(200):
+        made.choose(job(number), 0.0)
+    shares = [sum(each.own.requests) for each in made._choosers if isinstance(each, Rule)]
+    assert sum(shares) == 200
+    assert min(shares) > 30
+
+
+def test_who_decided_hears_of_the_job() -> None:
+    """Retries, first tokens and ends leave nothing behind anywhere."""
+    made = several()
+    for number in range(20):
+        made.choose(job(number), 0.0)
+        made.moved(job(number), 1, 0.0)
+        made.answering(job(number), 0.1)
+    held = Counter[int]()
+    for each in made._choosers:
+        assert isinstance(each, Rule)
+        held.update(dict(enumerate(each.own.requests)))
+    assert held == {0: 0, 1: 20}
+    for number in range(20):
+        made.settled(job(number), 0.2)
+    assert all(each.own.requests == [0, 0] for each in made._choosers if isinstance(each, Rule))
+
+
+def test_readings_and_deaths_reach_all() -> None:
+    """After both replicas fell silent nobody chooses."""
+    made = several()
+    made.observe(0, sample(0.0, tokens=5000), 0.1)
+    made.observe(1, sample(0.0), 0.1)
+    assert {made.choose(job(number), 0.2).replicas[0] for number in range(NUMBER)} == {1}
+    for replica in (0, 1):
+        made.membership(replica, "silent", 1.0)
+    assert made.choose(job(9), 1.0) is None
+    assert 9 not in made._of
+
+
+def test_a_scenario_with_pickers_makes_them() -> None:
+    """The registry gives several where the scenario says so."""
+    assert isinstance(make_chooser("auto", world(2, pickers=2)), Several)
+    assert not isinstance(make_chooser("auto", world(2)), Several)

@@ -1,0 +1,59 @@
+"""least_load: polled token work, own dispatches since, and the memory barrier."""
+
+from __future__ import annotations
+
+from bench.simulate.choosers.smg import LeastLoad
+from support.simulated import job, sample, world
+
+
+def polled(tokens: tuple[int, ...], kv_used: tuple[float, ...]) -> LeastLoad:
+    """Return the rule after one poll."""
+    rule = LeastLoad(world(len(tokens)))
+    for index, (count, used) in enumerate(zip(tokens, kv_used, strict=True)):
+        rule.observe(index, sample(tokens=count, kv_used=used), 0.0)
+    return rule
+
+
+def test_the_shortest_drain_wins_and_is_credited() -> None:
+    """Own tokens since the poll count at once, so dispatches fill up like water."""
+    rule = polled((3000, 0), (0.0, 0.0))
+    picks = [rule.choose(job(number, tokens=1000), 0.0).replicas[0] for number in range(5)]
+    assert picks == [1, 1, 1, 0, 1]
+
+
+def test_equal_scores_go_to_the_lowest_index() -> None:
+    """As published: the ties are not drawn."""
+    assert polled((0, 0, 0), (0.0, 0.0, 0.0)).choose(job(1), 0.0).replicas == [0, 1, 2]
+
+
+def test_memory_pressure_costs() -> None:
+    """At 0.9 the barrier is 1.35 s, the work of 2,700 tokens."""
+    assert polled((0, 2600), (0.9, 0.0)).choose(job(1), 0.0).replicas[0] == 1
+    assert polled((0, 2800), (0.9, 0.0)).choose(job(1), 0.0).replicas[0] == 0
+
+
+def test_the_score_by_hand() -> None:
+    """(3,000 + 500) / 2,000 + 0.15 * 0.5 / 0.5 = 1.90 s against 3,790 or 3,810 / 2,000 s."""
+    for rival, picked in ((3790, 1), (3810, 0)):
+        rule = polled((3000, rival), (0.5, 0.0))
+        rule._since[0] = 500.0
+        assert rule.choose(job(1), 0.0).replicas[0] == picked
+
+
+def test_readings_between_polls_are_not_seen() -> None:
+    """It polls every 10 s; a poll resets what was credited."""
+    rule = polled((0, 500), (0.0, 0.0))
+    rule.observe(0, sample(5.0, tokens=9000), 5.0)
+    assert rule.choose(job(1, tokens=100), 5.0).replicas[0] == 0
+    rule.observe(0, sample(10.0, tokens=9000), 10.0)
+    assert rule.choose(job(2, tokens=100), 10.0).replicas[0] == 1
+
+
+def test_before_the_first_poll_requests_count() -> None:
+    """Unpolled replicas are compared by own requests; none at all sheds."""
+    rule = LeastLoad(world(2))
+    assert [rule.choose(job(n), 0.0).replicas[0] for n in range(4)] == [0, 1, 0, 1]
+    rule.membership(0, "restarted", 0.0)
+    rule.membership(0, "silent", 0.0)
+    rule.membership(1, "silent", 0.0)
+    assert rule.choose(job(9), 0.0) is None

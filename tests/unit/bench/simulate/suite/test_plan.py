@@ -1,0 +1,36 @@
+"""The suites: what they promise to cover."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.simulate.choosers.registry import OTHERS, names
+from bench.simulate.generators import GENERATORS
+from bench.simulate.suite.plan import AUTO, SUITES, everything, full
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_chapter_can_be_compared(name: str) -> None:
+    """Each first arm runs auto, each policy exists, names are taken once."""
+    chapters = SUITES[name]()
+    assert len({each.name for each in chapters}) == len(chapters)
+    for chapter in chapters:
+        assert AUTO in chapter.arms[0].policies
+        assert {policy for arm in chapter.arms for policy in arm.policies} <= set(names())
+        if chapter.judged:
+            assert "probe" in chapter.arms[0].policies
+
+
+def test_both_traces_see_every_rule() -> None:
+    """The picker's policies (one name per rule), all published rules, probe and oracle."""
+    assert set(OTHERS) < set(everything()) < set(names())
+    traces = [each for each in full() if "." in each.traffic.source and each.judged]
+    assert len(traces) == 2
+    assert all(each.arms[0].policies == everything() for each in traces)
+
+
+def test_all_generators_and_sizes_are_there() -> None:
+    """Four generators, and fleets of 8, 100 and 1,000."""
+    chapters = full()
+    assert set(GENERATORS) <= {each.traffic.source for each in chapters}
+    assert {each.arms[0].scenario.replicas for each in chapters} == {8, 100, 1000}

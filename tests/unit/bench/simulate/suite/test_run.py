@@ -1,0 +1,129 @@
+"""A suite runs what is not known and gives the same results from what is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.simulate.scenario import Scenario
+from bench.simulate.suite.document import BEGIN, END, MarkersError, replaced
+from bench.simulate.suite.plan import AUTO, Arm, Chapter, Traffic
+from bench.simulate.suite.run import Section, Suite
+from bench.simulate.suite.store import Store
+from bench.simulate.suite.tables import best, judged, markdown, reports
+
+TRACES = Path(__file__).resolve().parents[4] / "contract" / "fixtures" / "traces"
+CHAPTERS = (
+    Chapter(
+        "small",
+        "Small trace",
+        "About it.",
+        Traffic("mooncake-conversation.jsonl"),
+        (0.5, 0.8),
+        (
+            Arm((AUTO, "oracle", "least-in-flight"), Scenario(replicas=2)),
+            Arm((AUTO,), Scenario(replicas=3), "3 replicas", 1.5),
+        ),
+        seeds=2,
+        judged=True,
+    ),
+)
+
+
+def run(path: Path) -> tuple[list[int], int, list[Section]]:
+    """Run the suite; return what was to be done, what was done, and the results."""
+    suite = Suite(CHAPTERS, TRACES, Store(path), 2)
+    totals: list[int] = []
+    done: list[None] = []
+    suite.run(lambda _, total: totals.append(total), lambda: done.append(None))
+    return totals, len(done), suite.sections()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the cells of a whole run."""
+    path = tmp_path_factory.mktemp("suite") / "cells.jsonl"
+    assert run(path)[:2] == ([1, 16], 17)
+    return path
+
+
+def test_a_second_run_does_nothing(kept: Path) -> None:
+    """Everything is known, and the tables are the same."""
+    totals, done, sections = run(kept)
+    assert (totals, done) == ([0, 0], 0)
+    assert markdown(sections) == markdown(run(kept)[2])
+
+
+def test_a_cut_run_goes_on(kept: Path, tmp_path: Path) -> None:
+    """What was not kept is run again, and gives what it gave."""
+    path = tmp_path / "cells.jsonl"
+    lines = kept.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:10]))
+    totals, _, sections = run(path)
+    assert totals == [0, 7]
+    assert markdown(sections) == markdown(run(kept)[2])
+
+
+def test_who_breaks_off_does_not_wait_for_the_rest(tmp_path: Path) -> None:
+    """What was done is kept; what had not begun is not run."""
+    path = tmp_path / "cells.jsonl"
+    suite = Suite(CHAPTERS, TRACES, Store(path), 1)
+    done: list[None] = []
+
+    def enough() -> None:
+        done.append(None)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        suite.run(lambda *_: None, enough)
+    assert len(Store(path)) == 3
+
+
+def test_rates_scale_with_the_fleet(kept: Path) -> None:
+    """A share of saturation on eight, times the replicas of the first arm, times the arm's pace."""
+    for section, load in zip(run(kept)[2], (0.5, 0.8), strict=True):
+        assert section.rate == pytest.approx(load * section.saturation * 2 / 8)
+        assert section.parts[1].rate == pytest.approx(1.5 * section.rate)
+
+
+def test_the_tables_have_a_row_per_policy_and_arm(kept: Path) -> None:
+    """Aims first, then the chapter with both loads, auto equal to itself."""
+    text = markdown(run(kept)[2])
+    assert text.startswith("`auto` against others")
+    assert text.count("| auto, 3 replicas |") == text.count("| oracle |") == 2
+    assert text.count("<details>") == text.count("</details>") == 1
+    (row,) = {line[-13:] for line in text.splitlines() if line.startswith("| auto | ")}
+    assert row == "| = | = | = |"
+
+
+def test_a_report_has_both_loads(kept: Path) -> None:
+    """Page and plots get one report per chapter."""
+    (report,) = reports(run(kept)[2])
+    assert [row.load for row in report.rows] == [0.5] * 4 + [0.8] * 4
+    assert report.workload == "Small trace"
+
+
+def test_the_aims_are_judged_both_ways(kept: Path) -> None:
+    """Slower is bold, faster is not; the best is never auto itself."""
+    section = run(kept)[2][1]
+    part = section.parts[0]
+    mean = {name: runs[0].metrics.ttft_mean for name, runs in part.runs.items()}
+    fast, slow = sorted(part.runs, key=lambda name: mean[name] or 0.0)[:: len(mean) - 1]
+    assert judged(part.runs[fast], part.runs[slow], "ttft_mean")[0]
+    holds, text = judged(part.runs[slow], part.runs[fast], "ttft_mean")
+    assert not holds
+    assert text.startswith("**+")
+    assert best(part, "ttft_mean")[0] != AUTO
+
+
+def test_results_go_between_the_markers() -> None:
+    """The page around them stays; a page without them is refused."""
+    page = f"before\n{BEGIN}\nold\n{END}\nafter"
+    once = replaced(page, "new")
+    assert once == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter"
+    assert replaced(once, "new") == once
+    for bad in ("", BEGIN, f"{END}{BEGIN}", page + page):
+        with pytest.raises(MarkersError, match="each once"):
+            replaced(bad, "new")

@@ -1,0 +1,141 @@
+"""The block cache keeps its rules under any order of admissions and releases."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from bench.simulate.cache import BlockCache
+
+
+def run(cache: BlockCache, *blocks: int) -> int:
+    """Admit, compute and end one prompt; return how many blocks were held."""
+    matched = cache.match(blocks)
+    assert cache.admit(blocks, matched, 0)
+    cache.commit(blocks[matched:])
+    cache.release(blocks, 0)
+    return matched
+
+
+def test_a_prompt_is_held_after_its_run() -> None:
+    """A repeated prompt matches wholly, another one up to the fork."""
+    cache = BlockCache(10)
+    assert run(cache, 1, 2, 3) == 0
+    assert run(cache, 1, 2, 3) == 3
+    assert cache.match((1, 2, 9)) == 2
+    assert cache.match((2, 3)) == 2  # ids stand for whole prefixes: the caller keeps them apart
+    assert repr(cache) == "<BlockCache 0+3 of 10>"
+
+
+def test_the_least_recent_leaf_leaves_first() -> None:
+    """Room is made from the oldest prompt's leaf towards its root."""
+    cache = BlockCache(5)
+    run(cache, 1, 2, 3)
+    run(cache, 4, 5, 6)
+    assert cache.match((1, 2, 3)) == 2
+    assert cache.match((4, 5, 6)) == 3
+
+
+def test_blocks_match_only_once_computed() -> None:
+    """Reserved blocks are nobody's hit."""
+    cache = BlockCache(5)
+    assert cache.admit((1, 2), 0, 1)
+    assert (cache.match((1, 2)), cache.used, cache.has(1)) == (0, 3, False)
+    cache.commit((1, 2))
+    assert (cache.match((1, 2)), cache.used, cache.has(1)) == (2, 3, True)
+
+
+def test_what_does_not_fit_changes_nothing() -> None:
+    """A request beyond the free room is refused; pinned blocks are never evicted for it."""
+    cache = BlockCache(4)
+    assert cache.admit((1, 2), 0, 0)
+    cache.commit((1, 2))
+    assert not cache.admit((3, 4, 5), 0, 0)
+    assert (cache.used, cache.match((1, 2))) == (2, 2)
+
+
+def test_two_that_compute_the_same_keep_one_copy() -> None:
+    """The second commit of a block pins the first one's copy."""
+    cache = BlockCache(4)
+    assert cache.admit((1,), 0, 0)
+    assert cache.admit((1,), 0, 0)
+    cache.commit((1,))
+    cache.commit((1,))
+    assert cache.used == 1
+    cache.release((1,), 0)
+    assert cache.used == 1
+    cache.release((1,), 0)
+    assert (cache.used, cache.held) == (0, 1)
+
+
+def test_a_trace_like_stream_at_capacity() -> None:
+    """A cache of n blocks holds exactly n once more than n have passed."""
+    cache = BlockCache(50)
+    rng = random.Random(3)
+    for number in range(200):
+        run(cache, *range(number * 10, number * 10 + rng.randint(1, 9)))
+    assert cache.held == 50
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Requests that overlap in time and share prefixes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = BlockCache(12)
+        self.open: list[tuple[tuple[int, ...], int, int, bool]] = []
+
+    @rule(family=st.integers(0, 3), depth=st.integers(0, 6), private=st.integers(0, 4))
+    def admit(self, family: int, depth: int, private: int) -> None:
+        """Begin a request of one of four families."""
+        blocks = tuple(family * 100 + number for number in range(depth))
+        matched = self.cache.match(blocks)
+        before = (self.cache.used, self.cache.held)
+        if self.cache.admit(blocks, matched, private):
+            self.open.append((blocks, matched, private, False))
+        else:
+            assert (self.cache.used, self.cache.held) == before
+
+    @rule(place=st.integers(0, 20))
+    def go_on(self, place: int) -> None:
+        """Commit a request, or end it if it was."""
+        if not self.open:
+            return
+        blocks, matched, private, done = self.open.pop(place % len(self.open))
+        if done:
+            self.cache.release(blocks, private)
+        else:
+            self.cache.commit(blocks[matched:])
+            self.open.append((blocks, matched, private, True))
+
+    @rule()
+    def clear(self) -> None:
+        """Restart."""
+        self.cache.clear()
+        self.open.clear()
+
+    @invariant()
+    def within_capacity(self) -> None:
+        """Nothing is ever above the capacity, and nothing is negative."""
+        assert self.cache.reserved >= 0
+        assert self.cache.held + self.cache.reserved <= self.cache.capacity
+
+    @invariant()
+    def committed_blocks_stay(self) -> None:
+        """What a running request has computed is held."""
+        for blocks, _, _, done in self.open:
+            if done:
+                assert self.cache.match(blocks) == len(blocks)
+
+    @invariant()
+    def idle_means_unused(self) -> None:
+        """Without running requests nothing is in use."""
+        if not self.open:
+            assert self.cache.used == 0
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(max_examples=60, deadline=None)

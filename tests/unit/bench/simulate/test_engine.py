@@ -1,0 +1,195 @@
+"""The replica's physics on cases small enough to compute by hand."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from bench.simulate.engine import Engine, Replica, Task
+from bench.simulate.workload import Job
+
+BASE, EACH, RATE = 0.006, 0.00035, 8000.0
+ENGINE = Engine(prefill_rate=RATE, base_s=BASE, per_request_s=EACH, step_tokens=2048)
+
+
+def task(index: int, tokens: int, output: int, *blocks: int, at: float = 0.0) -> Task:
+    """Return a task; without blocks its prompt is shared with nobody."""
+    full = tokens // 512
+    own = blocks or tuple(index * 1000 + number for number in range(full))
+    return Task(Job(index, at, tokens, output, own), at, 512)
+
+
+def drain(replica: Replica) -> list[tuple[float, str, int]]:
+    """Advance to the end; return what happened when."""
+    seen = []
+    while replica.next_at < inf:
+        now = replica.next_at
+        ended = replica.advance()
+        seen += [(now, "first", each.job.index) for each in ended.first]
+        seen += [(now, "finished", each.job.index) for each in ended.finished]
+    return seen
+
+
+def test_one_request_alone() -> None:
+    """One step for a short prompt, then a step per further token."""
+    replica = Replica(ENGINE)
+    replica.arrive(task(1, 1000, 3), 10.0)
+    first = 10.0 + BASE + 1000 / RATE
+    seen = drain(replica)
+    assert [(kind, who) for _, kind, who in seen] == [("first", 1), ("finished", 1)]
+    assert [at for at, _, _ in seen] == pytest.approx([first, first + 2 * (BASE + EACH)])
+    assert (replica.computed_tokens, replica.generated_tokens) == (1000, 3)
+    assert replica.busy_s == pytest.approx(seen[-1][0] - 10.0)
+
+
+def test_an_answer_of_one_token_ends_with_the_prompt() -> None:
+    """First token and end are the same instant."""
+    replica = Replica(ENGINE)
+    replica.arrive(task(1, 100, 1), 0.0)
+    (first, _, _), (end, _, _) = drain(replica)
+    assert first == end == pytest.approx(BASE + 100 / RATE)
+
+
+def test_a_long_prompt_is_chunked() -> None:
+    """5,000 tokens take three steps of at most 2,048."""
+    replica = Replica(ENGINE)
+    replica.arrive(task(1, 5000, 1), 0.0)
+    assert drain(replica)[0][0] == pytest.approx(3 * BASE + 5000 / RATE)
+
+
+def test_short_prompts_share_a_step() -> None:
+    """Two that wait are computed in one step; the first began it alone."""
+    replica = Replica(ENGINE)
+    for index in (1, 2, 3):
+        replica.arrive(task(index, 400, 1), 0.0)
+    times = [at for at, kind, _ in drain(replica) if kind == "first"]
+    one = BASE + 400 / RATE
+    assert times == pytest.approx([one, one + BASE + 800 / RATE, one + BASE + 800 / RATE])
+
+
+def test_a_prompt_delays_the_tokens_of_others() -> None:
+    """Each step of a prompt gives a decoding request one token only: interference."""
+    replica = Replica(ENGINE)
+    replica.arrive(task(1, 100, 1001), 0.0)
+    replica.advance()
+    begun = replica.next_at - 1000 * (BASE + EACH)
+    replica.arrive(task(2, 2047, 1, at=begun), begun)  # 2,048 less the decoding one: one step
+    seen = drain(replica)
+    step = BASE + EACH
+    assert seen[0][:2] == (pytest.approx(begun + step + step + 2047 / RATE), "first")
+    assert seen[-1] == (pytest.approx(begun + 1000 * step + 2047 / RATE), "finished", 1)
+
+
+def test_an_arrival_cuts_the_stride_at_the_end_of_its_step() -> None:
+    """A prompt that comes in the middle of a step waits for its end, not for the answers."""
+    replica = Replica(ENGINE)
+    replica.arrive(task(1, 100, 500), 0.0)
+    replica.advance()
+    begun, step = BASE + 100 / RATE, BASE + EACH
+    replica.arrive(task(2, 512, 1), begun + 10.5 * step)
+    assert replica.next_at == pytest.approx(begun + 11 * step)
+    replica.arrive(task(3, 512, 1), begun + 10.7 * step)
+    assert replica.next_at == pytest.approx(begun + 11 * step)
+
+
+def test_an_engine_may_begin_its_base_with_decoding() -> None:
+    """Then a step without it takes its prompt's time alone, as the toy model's do."""
+    replica = Replica(Engine(prefill_rate=RATE, base_s=BASE, per_request_s=EACH, base_always=False))
+    replica.arrive(task(1, 1000, 3), 0.0)
+    first = 1000 / RATE
+    assert [at for at, _, _ in drain(replica)] == pytest.approx([first, first + 2 * (BASE + EACH)])
+
+
+def test_an_engine_may_keep_its_room_for_prompts() -> None:
+    """A prompt of a whole step then needs one step beside a decoding request, else two."""
+    for shared, steps in ((True, 2), (False, 1)):
+        replica = Replica(Engine(step_tokens=100, shared_budget=shared))
+        replica.arrive(task(1, 10, 1000), 0.0)
+        now = replica.next_at
+        replica.advance()
+        replica.arrive(task(2, 100, 1), now)
+        taken = 0
+        while not any(each.job.index == 2 for each in replica.advance().first):
+            taken += 1
+        assert taken == steps
+
+
+def test_a_cached_prefix_is_not_computed_again() -> None:
+    """The second prompt computes only its tail, a full repeat one token."""
+    replica = Replica(ENGINE)
+    for index, tokens in ((1, 1024), (2, 1124), (3, 1024)):
+        replica.arrive(task(index, tokens, 1, 7, 8), 0.0)
+        assert drain(replica)
+    assert replica.computed_tokens == 1024 + 100 + 1
+
+
+def test_a_prefix_that_is_still_computed_is_matched_when_its_turn_comes() -> None:
+    """Foresight counts what waits; the prompt behind it computes its own tail only."""
+    replica = Replica(ENGINE)
+    replica.arrive(task(1, 4096, 1, *range(8)), 0.0)
+    follower = task(2, 4196, 1, *range(8))
+    assert replica.foresee(follower.job) == 100
+    replica.arrive(follower, 0.0)
+    assert replica.backlog_tokens == 4196
+    drain(replica)
+    assert (replica.computed_tokens, replica.backlog_tokens, replica.coming) == (4196, 0, {})
+    assert follower.matched == 8
+
+
+def test_half_the_speed_takes_twice_the_time() -> None:
+    """A slow replica stretches every step."""
+    times = []
+    for speed in (1.0, 0.5):
+        replica = Replica(ENGINE, speed)
+        replica.arrive(task(1, 3000, 50), 0.0)
+        times.append(drain(replica)[-1][0])
+    assert times[1] == pytest.approx(2 * times[0])
+
+
+def test_the_batch_is_bounded() -> None:
+    """No more than max_running run; the next is admitted when one ends."""
+    replica = Replica(Engine(max_running=2))
+    for index in (1, 2, 3):
+        replica.arrive(task(index, 10, 5), 0.0)
+    replica.advance()
+    replica.advance()
+    assert (replica.running, replica.queued, replica.decoding) == (2, 1, 2)
+    assert len(drain(replica)) == 4
+
+
+def test_memory_holds_requests_back() -> None:
+    """A request whose blocks do not fit waits until room is free, and runs then."""
+    replica = Replica(Engine(cache_blocks=4))
+    replica.arrive(task(1, 1024, 100), 0.0)
+    replica.arrive(task(2, 1024, 1), 0.0)
+    replica.advance()
+    assert (replica.running, replica.queued, replica.kv_used) == (1, 1, 0.75)
+    assert [who for _, kind, who in drain(replica) if kind == "finished"] == [1, 2]
+
+
+def test_what_can_never_run_is_refused() -> None:
+    """A request larger than the cache is an error that names it."""
+    replica = Replica(Engine(cache_blocks=4))
+    with pytest.raises(ValueError, match="request 9 needs 5 cache blocks"):
+        replica.arrive(task(9, 2048, 100), 0.0)
+
+
+def test_the_predicted_wait_is_right_for_an_idle_replica() -> None:
+    """On an idle replica the oracle's estimate is the time itself."""
+    replica = Replica(ENGINE)
+    request = task(1, 5000, 1)
+    assert replica.wait_s(request.job) == pytest.approx(3 * BASE + 5000 / RATE)
+
+
+def test_a_failure_loses_everything() -> None:
+    """All tasks come back, once, and the replica is empty and cold."""
+    replica = Replica(ENGINE)
+    for index in range(5):
+        replica.arrive(task(index, 3000, 50), 0.0)
+    for _ in range(3):
+        replica.advance()
+    assert sorted(each.job.index for each in replica.fail()) == list(range(5))
+    assert (replica.next_at, replica.running, replica.queued) == (inf, 0, 0)
+    assert (replica.cache.held, replica.cache.used, replica.backlog_tokens) == (0, 0, 0)
+    assert repr(replica) == "<Replica waiting=0 running=0>"

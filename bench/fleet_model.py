@@ -22,12 +22,13 @@ from random import Random
 from rich.console import Console
 from rich.table import Table
 
+from bench.engine import EngineConfig
 from bench.simulate.choosers.base import World
 from bench.simulate.choosers.registry import make_chooser
-from bench.simulate.engine import Engine, Replica
 from bench.simulate.fleet import Fleet
 from bench.simulate.generators import sessions
 from bench.simulate.measure import percentile
+from bench.simulate.replica import Replica
 from bench.simulate.scenario import Scenario
 from bench.simulate.traces import read_trace
 from bench.simulate.workload import Job, Workload, arrivals
@@ -41,7 +42,7 @@ BLOCK_TOKENS = 16
 BLOCK_CHARS = 4 * BLOCK_TOKENS
 SHRINK = 512 // BLOCK_TOKENS
 REPLICAS = 2
-ENGINE = Engine(
+ENGINE = EngineConfig(
     prefill_rate=1e6 / 300,
     base_s=0.005,
     per_request_s=0.0005,

@@ -24,10 +24,10 @@ from rich.table import Table
 from bench.simulate.choosers.base import World
 from bench.simulate.choosers.production import Production
 from bench.simulate.choosers.several import Several
-from bench.simulate.engine import Replica
 from bench.simulate.fleet import Fleet
 from bench.simulate.generators import sessions
 from bench.simulate.measure import Metrics, measure
+from bench.simulate.replica import Replica
 from bench.simulate.scenario import Scenario
 from bench.simulate.traces import read_trace
 from bench.simulate.workload import arrivals

@@ -128,7 +128,7 @@ def hostile() -> list[tuple[str, bytes]]:
         "different keys": b"",
         "numbers": b"1,",
         "floats": b"1.23456789e-300,",
-        "escapes": b'"\\"\u00e9",',
+        "escapes": b'"\\"\\u00e9",',
         "messages": b'{"role":"user","content":""},',
         "messages with names": b'{"name":"","role":"user","content":[]},',
         "parts": b'{"role":"","content":[{},{},{},{},{},{},{},{}]},',

@@ -15,7 +15,7 @@ import uvloop
 from bench.emulator.http import ControlPort, DataPort
 from bench.emulator.pages import PAGES
 from bench.emulator.replica import EmulatedReplica
-from bench.simulate.engine import Engine
+from bench.engine import EngineConfig
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -25,7 +25,7 @@ def _split(address: str) -> tuple[str, int]:
 
 async def run(args: argparse.Namespace) -> None:
     """Serve until the process is ended."""
-    engine = Engine(cache_blocks=args.cache_blocks, prefill_rate=args.prefill_rate)
+    engine = EngineConfig(cache_blocks=args.cache_blocks, prefill_rate=args.prefill_rate)
     replica = EmulatedReplica(engine, args.scale)
     loop = asyncio.get_running_loop()
     data, control = DataPort(replica, args.page), ControlPort(replica)
@@ -44,7 +44,7 @@ async def run(args: argparse.Namespace) -> None:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    usual = Engine()
+    usual = EngineConfig()
     parser.add_argument("--http", required=True, help="ip:port of the data port")
     parser.add_argument("--control", default="", help="ip:port of the control port")
     parser.add_argument("--grpc", default="", help="ip:port for KServe gRPC")

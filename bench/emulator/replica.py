@@ -4,7 +4,7 @@ Rules:
 
 1. The engine's clock is the wall clock times ``scale``: with a scale of 8 a step of 8 ms takes
    1 ms. What the event loop is late by delays answers by at most that much, never the engine.
-2. Batching, chunked prefill and the block cache are those of ``bench.simulate.engine``; blocks
+2. Batching, chunked prefill and the block cache are the engine core's (``bench.engine``); blocks
    and token counts come from the prompt's text alone (``text.py``).
 3. A request hears ``first`` once, then ``done`` or ``lost`` once. After ``forget`` it hears
    nothing, but its work goes on: this engine has no abort.
@@ -19,11 +19,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from bench.emulator.text import blocks_of, tokens_of
-from bench.simulate.engine import Engine, Replica, Task
+from bench.simulate.replica import Replica, ReplicaTask
 from bench.simulate.workload import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from bench.engine import EngineConfig
 
 STREAM_S: Final = 0.25
 """Wall seconds between two pieces of an answer."""
@@ -67,7 +69,7 @@ class EmulatedReplica:
     """
 
     def __init__(
-        self, engine: Engine, scale: float, clock: Callable[[], float] = time.monotonic
+        self, engine: EngineConfig, scale: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.engine = engine
         self.scale = scale
@@ -124,7 +126,7 @@ class EmulatedReplica:
         number = self._next
         job = Job(number, 0.0, tokens_of(prompt), output, blocks_of(prompt))
         now = self.now
-        self._replica.arrive(Task(job, now, self.engine.block_tokens), now)
+        self._replica.arrive(ReplicaTask(job, now), now)
         self._next += 1
         self.counters.requests += 1
         self._hearers[number] = hearer
@@ -162,7 +164,7 @@ class EmulatedReplica:
 
     # --- Inside ---------------------------------------------------------------------------------
 
-    def _first(self, task: Task) -> None:
+    def _first(self, task: ReplicaTask) -> None:
         counters, job = self.counters, task.job
         counters.prompt += job.input_tokens
         counters.hit += min(job.input_tokens - 1, task.matched * self.engine.block_tokens)
@@ -171,7 +173,7 @@ class EmulatedReplica:
             self._begun.add(job.index)
             hearer.first()
 
-    def _finished(self, task: Task) -> None:
+    def _finished(self, task: ReplicaTask) -> None:
         self.counters.finished += 1
         self.counters.generated += task.job.output_tokens
         hearer = self._hearers.pop(task.job.index, None)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from bench.engine import EngineConfig
 from bench.simulate.choosers.registry import names
-from bench.simulate.engine import Engine
 from bench.simulate.experiment import (
     CalibrationError,
     Plan,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FAILURES",
-    "Engine",
+    "EngineConfig",
     "OptionError",
     "Options",
     "Scenario",

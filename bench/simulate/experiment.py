@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 from bench.simulate.choosers.base import World
 from bench.simulate.choosers.registry import make_chooser
-from bench.simulate.engine import Replica
 from bench.simulate.fleet import Fleet
 from bench.simulate.measure import Metrics, measure, percentile
+from bench.simulate.replica import Replica
 from bench.simulate.workload import arrivals
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from bench.simulate.choosers.base import Sample
-from bench.simulate.engine import Replica, Task
+from bench.simulate.replica import Replica, ReplicaTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ class Fleet:
         self._chooser = chooser
         self._on_progress = on_progress
         self._dead: set[int] = {index for index in (scenario.joiner,) if index is not None}
-        self._tasks: dict[int, Task] = {}
+        self._tasks: dict[int, ReplicaTask] = {}
         self._choices: dict[int, tuple[Sequence[int], int]] = {}
         self._at: dict[int, int] = {}
         self._records: dict[int, Record] = {}
@@ -150,10 +150,10 @@ class Fleet:
             self._records[job.index] = Record(job, End.SHED)
             return
         self._choices[job.index] = (choice.replicas, choice.matched)
-        task = Task(job, now, self._scenario.engine.block_tokens)
+        task = ReplicaTask(job, now)
         self._send(task, choice.replicas, now)
 
-    def _send(self, task: Task, among: Sequence[int], now: float) -> None:
+    def _send(self, task: ReplicaTask, among: Sequence[int], now: float) -> None:
         """Give a task to the first of its choices that is alive."""
         job = task.job
         for place, index in enumerate(among):
@@ -180,7 +180,7 @@ class Fleet:
             del self._tasks[task.job.index]
             self._end(task, End.SERVED, now)
 
-    def _end(self, task: Task, end: End, now: float) -> None:
+    def _end(self, task: ReplicaTask, end: End, now: float) -> None:
         job = task.job
         self._chooser.settled(job, now)
         _, predicted = self._choices.pop(job.index)
@@ -222,7 +222,7 @@ class Fleet:
                 self._end(task, End.LOST, now)
                 continue
             replicas, _ = self._choices[task.job.index]
-            fresh = Task(task.job, task.sent_at, self._scenario.engine.block_tokens)
+            fresh = ReplicaTask(task.job, task.sent_at)
             self._send(fresh, replicas, now)
 
     def _return(self, now: float) -> None:

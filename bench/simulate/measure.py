@@ -13,8 +13,8 @@ from bench.simulate.workload import ideal_hit_ratio
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.simulate.engine import Replica
     from bench.simulate.fleet import Record
+    from bench.simulate.replica import Replica
 
 RESAMPLES: Final = 2_000
 OWN_BASE_S: Final = 1.0

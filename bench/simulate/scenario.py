@@ -6,7 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bench.simulate.engine import Engine
+from bench.engine import EngineConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Scenario:
     """
 
     replicas: int = 8
-    engine: Engine = field(default_factory=Engine)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     slow_replicas: int = 0
     """The last so many run at ``slow_speed``."""
     slow_speed: float = 0.5

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.emulator.fleet import EmulatedFleet
 from bench.emulator.text import BLOCK_CHARS
+from bench.engine import EngineConfig
 from bench.journal import Journal, code_digest
 from bench.load.plan import Plan
 from bench.load.process import run_load
 from bench.peers import contenders
-from bench.simulate.engine import Engine
 from bench.suites import workloads
 from bench.suites.context import busy_seconds, machine
 from bench.suites.fleet_plan import KEYS, Cell, available, cells, estimate_s, ordered, run_s
@@ -48,7 +48,7 @@ TIMEOUT_S: Final = 40.0
 POOL_BLOCK_CHARS: Final = 256
 ROUTING: Final = {
     "peek_bytes": 2**20,
-    "index_blocks": Engine().cache_blocks * BLOCK_CHARS // POOL_BLOCK_CHARS,
+    "index_blocks": EngineConfig().cache_blocks * BLOCK_CHARS // POOL_BLOCK_CHARS,
 }
 PAGES: Final = {"chat": "vllm", "generate": "triton"}
 ENDS: Final = {"chat": "[DONE]", "generate": ""}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.simulate.cache import BlockCache
+from bench.engine import BlockCache
 from bench.simulate.traces import read_trace
 from bench.simulate.workload import BLOCK_TOKENS, ideal_hit_ratio
 
@@ -27,11 +27,11 @@ def test_one_lru_cache_on_the_conversation_trace(blocks: int, ratio: float) -> N
     cache = BlockCache(blocks)
     hit = total = 0
     for job in read_trace(TRACES / "conversation_trace.jsonl").jobs:
-        matched = cache.match(job.blocks)
-        assert cache.admit(job.blocks, matched, 0)
-        cache.commit(job.blocks[matched:])
-        cache.release(job.blocks, 0)
-        hit += matched
+        lease = cache.lease(job.blocks, len(job.blocks), len(job.blocks))
+        assert lease is not None
+        cache.commit(lease, job.blocks)
+        cache.release(lease)
+        hit += lease.cached_blocks
         total += -(-job.input_tokens // BLOCK_TOKENS)
     assert hit / total == pytest.approx(ratio, abs=0.01)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from bench.engine import EngineConfig
 from bench.simulate.choosers.base import Sample, World
-from bench.simulate.engine import Engine, Replica
+from bench.simulate.replica import Replica
 from bench.simulate.scenario import Scenario
 from bench.simulate.workload import Job
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def world(replicas: int = 3, seed: int = 0, **settings: Any) -> World:
     """Return a world of idle replicas."""
-    settings.setdefault("engine", Engine())
+    settings.setdefault("engine", EngineConfig())
     scenario = Scenario(replicas=replicas, **settings)
     fleet = [Replica(scenario.engine, scenario.speed(index)) for index in range(replicas)]
     return World(scenario, random.Random(seed), fleet, 512)

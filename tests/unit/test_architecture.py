@@ -6,6 +6,7 @@ The imports are read from the source, so nothing is run.
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,27 @@ def test_arrows_point_inward() -> None:
         if _under(name, outer)
     ]
     assert not wrong
+
+
+def test_the_engine_stands_alone() -> None:
+    """Triton imports the toy model's package by itself: it needs nothing else of the project."""
+    folder = ROOT / "models" / "toy-llm"
+    foreign = {
+        name.split(".")[0]
+        for path in sorted((folder / "toyllm").glob("*.py"))
+        for name in _imports(path)
+    } - set(sys.stdlib_module_names)
+    assert foreign == {"toyllm", "numpy", "triton_python_backend_utils"}
+
+
+def test_one_module_of_the_laboratory_names_the_engine_s_package() -> None:
+    """It is on no import path: ``bench.engine`` finds it for all others."""
+    naming = [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "bench").rglob("*.py"))
+        if any(_under(name, "toyllm") for name in _imports(path))
+    ]
+    assert naming == ["bench/engine.py"]
 
 
 def test_pure_modules_do_no_io() -> None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from bench.simulate.engine import Replica
+    from bench.simulate.replica import Replica
     from bench.simulate.scenario import Scenario
     from bench.simulate.workload import Job
 

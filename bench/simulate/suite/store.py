@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import bench.simulate
 import ext_proc.routing
+from bench.engine import FOLDER as ENGINE_FOLDER
 from bench.simulate.choosers import production
 from bench.simulate.measure import Metrics
 
@@ -43,13 +44,17 @@ def digest(paths: Iterable[Path]) -> str:
 
 
 def simulator_digest() -> str:
-    """Return the digest of what makes the numbers of a rule that exists only here."""
+    """Return the digest of what makes the numbers of a rule that exists only here.
+
+    That is the simulator without what only shows results, and the engine that it runs.
+    """
     root, apart = Path(bench.simulate.__file__).parent, Path(production.__file__)
-    return digest(
+    simulator = [
         path
         for path in root.rglob("*.py")
         if path.relative_to(root).parts[0] not in SHOWING and path != apart
-    )
+    ]
+    return digest([*simulator, *ENGINE_FOLDER.rglob("*.py")])
 
 
 def router_digest() -> str:

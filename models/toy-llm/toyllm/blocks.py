@@ -1,30 +1,30 @@
-"""The prefix cache: blocks of computed text, shared by all requests that begin alike.
+"""The block cache: computed blocks, shared by all requests whose prompts begin alike.
 
-Laws:
+Rules:
 
-* A block is 64 characters (16 tokens) and is named by a chained hash over everything from the
-  start of the text to its end, as in vLLM's automatic prefix caching.
-* ``used + idle + free == capacity``, always. A running request's blocks are *used*: the ones it
-  shares count once, the ones it has still to fill are set aside when it is admitted, so a
-  running request never waits for memory.
-* Only idle blocks are evicted, the least recently used first, and a leaf always before its root.
-  The order of release gives both: a request gives back its blocks from the last to the first,
-  and whoever uses a block uses all blocks before it, so in the list of idle blocks a child always
-  stands before its parent.
-* A lease is released exactly once; a second release raises and changes nothing.
+1. A block is named by something that stands for all text from the start to its end: a chained
+   hash, as in vLLM's automatic prefix caching, or an id of a trace. So matching goes from the
+   root on, without gaps.
+2. ``used + idle + free == capacity``, always. A running request's blocks are *used*: the ones it
+   shares count once, the ones it has still to fill are set aside when it is admitted, so a
+   running request never waits for memory. A request that does not fit changes nothing.
+3. Only idle blocks are evicted, the least recently used first, and a leaf always before its root.
+   The order of release gives both: a request gives back its blocks from the last to the first,
+   and whoever uses a block uses all blocks before it, so in the list of idle blocks a child always
+   stands before its parent.
+4. A lease is released exactly once; a second release raises and changes nothing.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from toyllm.text import CHARS_PER_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
 TOKENS_PER_BLOCK: Final = 16
 CHARS_PER_BLOCK: Final = TOKENS_PER_BLOCK * CHARS_PER_TOKEN
@@ -40,21 +40,33 @@ def extend_chain(chain: list[bytes], text: str) -> None:
         chain.append(blake2b(parent + block, digest_size=16).digest())
 
 
-@dataclass(slots=True, eq=False)
 class Lease:
-    """The blocks of one running request."""
+    """The blocks of one running request.
 
-    cached_blocks: int
-    """How many were found computed when it was admitted."""
-    private: int
-    """Blocks set aside and not yet filled."""
-    held: list[bytes] = field(default_factory=list)
-    """Hashes of its filled blocks, from the start of the text on."""
-    released: bool = False
+    Attributes:
+        cached_blocks: How many were found computed when it was admitted.
+        private: Blocks set aside and not yet filled.
+        held: Names of its filled blocks, root first.
+        released: Whether they were given back.
+    """
+
+    __slots__ = ("cached_blocks", "held", "private", "released")
+
+    def __init__(self, held: list[Hashable], private: int) -> None:
+        self.cached_blocks = len(held)
+        self.private = private
+        self.held = held
+        self.released = False
 
 
 class BlockCache:
-    """A bounded set of blocks with reference counts."""
+    """A bounded set of blocks with reference counts.
+
+    Args:
+        capacity: Blocks; at least 1.
+    """
+
+    __slots__ = ("_idle", "_private", "_references", "capacity", "reused_total")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
@@ -62,9 +74,13 @@ class BlockCache:
         self.capacity: Final = capacity
         self.reused_total = 0
         """Blocks found computed, summed over all leases."""
-        self._references: dict[bytes, int] = {}
-        self._idle: OrderedDict[bytes, None] = OrderedDict()
+        self._references: dict[Hashable, int] = {}
+        self._idle: dict[Hashable, None] = {}
+        """In the order of use, the oldest first (dictionaries keep the order of insertion)."""
         self._private = 0
+
+    def __repr__(self) -> str:
+        return f"<BlockCache {self.used}+{self.idle} of {self.capacity}>"
 
     @property
     def used(self) -> int:
@@ -73,7 +89,7 @@ class BlockCache:
 
     @property
     def idle(self) -> int:
-        """Return the number of computed blocks that nobody holds."""
+        """Return the number of computed blocks that no request holds."""
         return len(self._idle)
 
     @property
@@ -81,63 +97,98 @@ class BlockCache:
         """Return the number of blocks with nothing in them."""
         return self.capacity - self.used - self.idle
 
-    def lease(self, chain: Sequence[bytes], reusable: int, total_blocks: int) -> Lease | None:
+    @property
+    def held(self) -> int:
+        """Return the number of blocks that can be matched."""
+        return len(self._references) + len(self._idle)
+
+    def has(self, name: Hashable) -> bool:
+        """Tell whether a block can be matched."""
+        return name in self._references or name in self._idle
+
+    def match(self, chain: Sequence[Hashable]) -> int:
+        """Return how many leading blocks can be matched."""
+        references, idle = self._references, self._idle
+        found = 0
+        for name in chain:
+            if name not in references and name not in idle:
+                break
+            found += 1
+        return found
+
+    def lease(self, chain: Sequence[Hashable], reusable: int, total_blocks: int) -> Lease | None:
         """Admit a request, or return ``None`` while its blocks do not fit.
 
         Args:
-            chain: hashes of the prompt's full blocks.
-            reusable: at most so many of them may be taken from the cache.
-            total_blocks: blocks for the prompt and all that will be generated.
+            chain: Names of the prompt's full blocks.
+            reusable: At most so many of them may be taken from the cache.
+            total_blocks: Blocks for the prompt and all that will be generated.
         """
-        found = 0
-        fresh = 0
-        for name in chain[:reusable]:
-            if name in self._idle:
-                fresh += 1
-            elif name not in self._references:
+        references, idle = self._references, self._idle
+        held: list[Hashable] = []
+        waking = 0
+        for name in islice(chain, reusable):
+            if name in idle:
+                waking += 1
+            elif name not in references:
                 break
-            found += 1
-        private = total_blocks - found
-        if self.used + fresh + private > self.capacity:
+            held.append(name)
+        private = total_blocks - len(held)
+        taken = len(references) + self._private + waking + private
+        if taken > self.capacity:
             return None
-        for name in chain[:found]:
-            self._acquire(name)
-        self._make_room(private)
+        for name in held:
+            idle.pop(name, None)
+            references[name] = references.get(name, 0) + 1
+        for _ in range(taken + len(idle) - self.capacity):
+            del idle[next(iter(idle))]
         self._private += private
-        self.reused_total += found
-        return Lease(cached_blocks=found, private=private, held=list(chain[:found]))
+        self.reused_total += len(held)
+        return Lease(held, private)
 
-    def commit(self, lease: Lease, chain: Sequence[bytes]) -> None:
+    def commit(self, lease: Lease, chain: Sequence[Hashable]) -> None:
         """Turn set-aside blocks into shared ones, up to the end of ``chain``.
 
-        A block that someone else has computed meanwhile is shared and its copy given back.
+        A block that another request has computed meanwhile is shared and its copy given back.
+
+        Raises:
+            ValueError: More were filled than set aside; nothing is changed.
         """
-        for name in chain[len(lease.held) :]:
-            if lease.private < 1:
-                raise ValueError("the request outgrew the blocks set aside for it")
-            lease.private -= 1
-            self._private -= 1
-            self._acquire(name)
-            lease.held.append(name)
+        held = lease.held
+        filled = len(chain) - len(held)
+        if filled <= 0:
+            return
+        if filled > lease.private:
+            raise ValueError("the request outgrew the blocks set aside for it")
+        lease.private -= filled
+        self._private -= filled
+        references, idle = self._references, self._idle
+        for name in chain[len(held) :]:
+            idle.pop(name, None)
+            references[name] = references.get(name, 0) + 1
+            held.append(name)
 
     def release(self, lease: Lease) -> None:
-        """Give back all blocks; the filled ones stay cached."""
+        """Give back all blocks; the filled ones stay cached.
+
+        Raises:
+            ValueError: They were given back before.
+        """
         if lease.released:
             raise ValueError("the lease was released before")
         lease.released = True
         self._private -= lease.private
+        references, idle = self._references, self._idle
         for name in reversed(lease.held):
-            count = self._references[name] - 1
+            count = references[name] - 1
             if count:
-                self._references[name] = count
+                references[name] = count
             else:
-                del self._references[name]
-                self._idle[name] = None
+                del references[name]
+                idle[name] = None
 
-    def _acquire(self, name: bytes) -> None:
-        self._idle.pop(name, None)
-        self._references[name] = self._references.get(name, 0) + 1
-
-    def _make_room(self, blocks: int) -> None:
-        while self.free < blocks:
-            self._idle.popitem(last=False)
+    def clear(self) -> None:
+        """Forget everything, leases included: the process ended."""
+        self._references.clear()
+        self._idle.clear()
+        self._private = 0

@@ -1,26 +1,23 @@
-"""The engine: continuous batching with chunked prefill over one prefix cache.
+"""The toy model's engine: requests in text over the engine core, one iteration at a time.
 
-Laws:
+Rules:
 
-* One call of ``step`` is one iteration of the engine. It says how long the iteration takes and
-  which tokens come out at its end; whoever drives the engine waits and delivers. The engine
-  itself knows no clock.
-* A request waits, runs (prefill, then decode) and ends; first come, first admitted. It is
-  admitted when a batch slot is free and all its blocks fit.
-* Prefill advances by at most ``chunk_tokens`` per iteration over all requests, oldest first, so
-  that running ones go on decoding. Its last chunk yields the first token.
-* At least one token of a prompt is always computed, however much is cached (as in vLLM).
+* One call of ``step`` is one iteration: a stride of one step of the core. It says how long the
+  iteration takes and which tokens come out at its end; whoever drives the engine waits and
+  delivers. The engine itself has no clock.
+* Which requests run, what is computed and what is cached: see ``core``. Blocks of answers are
+  cached as well, so the next turn of a conversation finds them.
 * Every request that was admitted ends by exactly one last token or one ``cancel``.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from toyllm.blocks import TOKENS_PER_BLOCK, BlockCache, Lease, extend_chain
-from toyllm.text import CHARS_PER_TOKEN, Words, count_tokens
+from toyllm.blocks import TOKENS_PER_BLOCK, extend_chain
+from toyllm.core import EngineConfig, EngineCore, Task
+from toyllm.text import Words, count_tokens
 
 if TYPE_CHECKING:
     from toyllm.settings import Settings
@@ -67,26 +64,38 @@ class Load(NamedTuple):
     iterations: int
 
 
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    key: int
-    prompt_tokens: int
-    max_tokens: int
-    text: str
-    words: Words
-    chain: list[bytes] = field(default_factory=list)
-    lease: Lease | None = None
-    prefilled: int = 0
-    """Tokens of the prompt that are computed or were cached."""
-    generated: int = 0
+class _Sequence(Task):
+    """A request with its text."""
 
-    @property
-    def decoding(self) -> bool:
-        return self.generated > 0
+    __slots__ = ("_chain", "_text", "_words", "generated", "key")
 
-    @property
-    def blocks(self) -> int:
-        return -(-(self.prompt_tokens + self.max_tokens) // TOKENS_PER_BLOCK)
+    def __init__(self, index: int, key: int, prompt: str, max_tokens: int, version: str) -> None:
+        self._chain: list[bytes] = []
+        super().__init__(index, count_tokens(prompt), max_tokens, self._chain)
+        self.key = key
+        self.generated = 0
+        self._text = prompt
+        self._words = Words(version, prompt)
+
+    def name_blocks(self) -> None:
+        """Give the full blocks of the text their names."""
+        extend_chain(self._chain, self._text)
+
+    def speak(self) -> Token:
+        """Return the next token; its text joins the request's."""
+        index = self.generated
+        text = self._words.token(index)
+        self._text += text
+        self.generated += 1
+        self.name_blocks()
+        return Token(
+            key=self.key,
+            text=text,
+            position=index,
+            last=self.generated == self.answer_tokens,
+            input_tokens=self.prompt_tokens,
+            cached_tokens=self.matched * TOKENS_PER_BLOCK,
+        )
 
 
 class Engine:
@@ -95,15 +104,14 @@ class Engine:
     def __init__(self, settings: Settings, version: str) -> None:
         self._settings = settings
         self._version = version
-        self._cache = BlockCache(settings.cache_blocks)
-        self._waiting: deque[_Sequence] = deque()
-        self._running: dict[int, _Sequence] = {}
-        self._iterations = 0
+        self._core: EngineCore[_Sequence] = EngineCore(config_of(settings))
+        self._live: dict[int, _Sequence] = {}
+        self._submitted = 0
 
     @property
     def idle(self) -> bool:
         """Tell whether there is nothing to do."""
-        return not self._waiting and not self._running
+        return not self._live
 
     def submit(self, key: int, prompt: str, max_tokens: int) -> None:
         """Queue a request under a key of the caller's that no other live request has.
@@ -115,110 +123,71 @@ class Engine:
         limit = self._settings.max_tokens
         if not 1 <= max_tokens <= limit:
             raise TooLargeError(f"max_tokens is {max_tokens}; ask for 1 to {limit}")
-        sequence = _Sequence(
-            key, count_tokens(prompt), max_tokens, prompt, Words(self._version, prompt)
-        )
-        if sequence.blocks > self._cache.capacity:
+        sequence = _Sequence(self._submitted, key, prompt, max_tokens, self._version)
+        blocks, capacity = self._core.need(sequence), self._core.cache.capacity
+        if blocks > capacity:
             raise TooLargeError(
-                f"prompt and answer need {sequence.blocks} cache blocks of {TOKENS_PER_BLOCK} "
-                f"tokens; this replica has {self._cache.capacity}: shorten the prompt"
+                f"prompt and answer need {blocks} cache blocks of {TOKENS_PER_BLOCK} "
+                f"tokens; this replica has {capacity}: shorten the prompt"
             )
-        if len(self._waiting) >= self._settings.max_waiting:
-            raise FullError(f"{len(self._waiting)} requests wait already")
-        extend_chain(sequence.chain, prompt)
-        self._waiting.append(sequence)
+        if self._core.queued >= self._settings.max_waiting:
+            raise FullError(f"{self._core.queued} requests wait already")
+        sequence.name_blocks()
+        self._core.arrive(sequence)
+        self._live[key] = sequence
+        self._submitted += 1
 
     def cancel(self, key: int) -> bool:
         """Drop a request; ``False`` where it is not (or no longer) known."""
-        sequence = self._running.get(key)
-        if sequence is not None:
-            self._end(sequence)
-            return True
-        for waiting in self._waiting:
-            if waiting.key == key:
-                self._waiting.remove(waiting)
-                return True
-        return False
+        sequence = self._live.pop(key, None)
+        if sequence is None:
+            return False
+        self._core.cancel(sequence)
+        return True
 
     def step(self) -> Iteration:
         """Run one iteration; with nothing to do it takes no time and yields nothing."""
-        self._admit()
-        if not self._running:
+        core = self._core
+        if not core.begin():
             return Iteration(0.0, ())
-        self._iterations += 1
-        decoding = [sequence for sequence in self._running.values() if sequence.decoding]
-        computed, completed = self._prefill()
-        tokens = tuple(self._emit(sequence) for sequence in (*decoding, *completed))
-        settings = self._settings
-        seconds = computed * settings.prefill_us_per_token * 1e-6
-        if decoding:
-            per_running = settings.decode_ms_per_running * len(decoding)
-            seconds += (settings.decode_ms_base + per_running) * 1e-3
-        return Iteration(seconds * settings.time_scale, tokens)
+        core.cut(1)
+        # The texts come first: the core caches the blocks that they fill.
+        tokens = tuple(sequence.speak() for sequence in core.due())
+        for sequence in core.end().finished:
+            del self._live[sequence.key]
+        return Iteration(core.step_s * self._settings.time_scale, tokens)
 
     def load(self) -> Load:
         """Return the gauges of this moment."""
-        scheduled = len(self._running)
+        core = self._core
         return Load(
-            active=scheduled + len(self._waiting),
+            active=core.running + core.queued,
             max_requests=self._settings.max_running,
-            scheduled=scheduled,
-            context=sum(not sequence.decoding for sequence in self._running.values()),
-            waiting=len(self._waiting),
-            max_blocks=self._cache.capacity,
-            free_blocks=self._cache.capacity - self._cache.used,
-            used_blocks=self._cache.used,
-            reused_blocks=self._cache.reused_total,
-            iterations=self._iterations,
+            scheduled=core.running,
+            context=core.prefilling,
+            waiting=core.queued,
+            max_blocks=core.cache.capacity,
+            free_blocks=core.cache.capacity - core.cache.used,
+            used_blocks=core.cache.used,
+            reused_blocks=core.cache.reused_total,
+            iterations=core.steps_total,
         )
 
-    def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._settings.max_running:
-            sequence = self._waiting[0]
-            reusable = max(0, sequence.prompt_tokens - 1) // TOKENS_PER_BLOCK
-            lease = self._cache.lease(sequence.chain, reusable, sequence.blocks)
-            if lease is None:
-                return
-            self._waiting.popleft()
-            sequence.lease = lease
-            sequence.prefilled = lease.cached_blocks * TOKENS_PER_BLOCK
-            self._running[sequence.key] = sequence
 
-    def _prefill(self) -> tuple[int, list[_Sequence]]:
-        budget = self._settings.chunk_tokens
-        completed = []
-        for sequence in self._running.values():
-            if sequence.decoding:
-                continue
-            take = min(budget, sequence.prompt_tokens - sequence.prefilled)
-            budget -= take
-            sequence.prefilled += take
-            self._commit(sequence, sequence.prefilled // TOKENS_PER_BLOCK)
-            if sequence.prefilled == sequence.prompt_tokens:
-                completed.append(sequence)
-            if not budget:
-                break
-        return self._settings.chunk_tokens - budget, completed
-
-    def _emit(self, sequence: _Sequence) -> Token:
-        index = sequence.generated
-        text = sequence.words.token(index)
-        sequence.text += text
-        sequence.generated += 1
-        extend_chain(sequence.chain, sequence.text)
-        self._commit(sequence, len(sequence.text) // (TOKENS_PER_BLOCK * CHARS_PER_TOKEN))
-        lease = sequence.lease
-        cached = lease.cached_blocks * TOKENS_PER_BLOCK if lease else 0
-        last = sequence.generated == sequence.max_tokens
-        if last:
-            self._end(sequence)
-        return Token(sequence.key, text, index, last, sequence.prompt_tokens, cached)
-
-    def _commit(self, sequence: _Sequence, blocks: int) -> None:
-        if sequence.lease is not None:
-            self._cache.commit(sequence.lease, sequence.chain[:blocks])
-
-    def _end(self, sequence: _Sequence) -> None:
-        del self._running[sequence.key]
-        if sequence.lease is not None:
-            self._cache.release(sequence.lease)
+def config_of(settings: Settings) -> EngineConfig:
+    """Return how the core runs under the model's settings, ``time_scale`` apart."""
+    prefill_us = settings.prefill_us_per_token
+    return EngineConfig(
+        prefill_rate=1e6 / prefill_us if prefill_us else inf,
+        base_s=settings.decode_ms_base * 1e-3,
+        per_request_s=settings.decode_ms_per_running * 1e-3,
+        step_tokens=settings.chunk_tokens,
+        max_running=settings.max_running,
+        cache_blocks=settings.cache_blocks,
+        block_tokens=TOKENS_PER_BLOCK,
+        base_always=False,
+        shared_budget=False,
+        admit_ahead=True,
+        cache_at_once=True,
+        recompute_block=True,
+    )

@@ -9,7 +9,7 @@ import pytest
 from bench.emulator.pages import PAGES
 from bench.emulator.replica import EmulatedReplica
 from bench.emulator.text import BLOCK_CHARS
-from bench.simulate.engine import Engine
+from bench.engine import EngineConfig
 from ext_proc.telemetry.dialects import read_all
 
 
@@ -63,7 +63,7 @@ def run_until(replica: EmulatedReplica, clock: Clock, end: float, step: float = 
 
 async def test_a_request_takes_the_engines_time_over_the_scale(clock: Clock) -> None:
     """800 tokens at 8,000 per second and a step of 6 ms, ten times faster than life: 10.6 ms."""
-    replica = EmulatedReplica(Engine(), 10.0, clock)
+    replica = EmulatedReplica(EngineConfig(), 10.0, clock)
     heard = Heard(clock)
     replica.submit(b"x" * 3_200, 3, heard)
     run_until(replica, clock, 0.1)
@@ -76,7 +76,7 @@ async def test_a_request_takes_the_engines_time_over_the_scale(clock: Clock) -> 
 
 async def test_what_was_computed_is_found_again(clock: Clock) -> None:
     """The second of two equal prompts finds its full blocks, and the counters say so."""
-    replica = EmulatedReplica(Engine(), 10.0, clock)
+    replica = EmulatedReplica(EngineConfig(), 10.0, clock)
     prompt = b"y" * (2 * BLOCK_CHARS + 8)
     for _ in range(2):
         replica.submit(prompt, 1, Heard(clock))
@@ -88,7 +88,7 @@ async def test_what_was_computed_is_found_again(clock: Clock) -> None:
 
 async def test_a_late_loop_does_not_slow_the_engine(clock: Clock) -> None:
     """However rarely the loop looks, the engine's work is done as of the time that it sees."""
-    replica = EmulatedReplica(Engine(), 10.0, clock)
+    replica = EmulatedReplica(EngineConfig(), 10.0, clock)
     heard = Heard(clock)
     replica.submit(b"x" * 3_200, 100, heard)
     clock.now = 5.0
@@ -98,7 +98,7 @@ async def test_a_late_loop_does_not_slow_the_engine(clock: Clock) -> None:
 
 async def test_who_left_hears_nothing(clock: Clock) -> None:
     """After ``forget`` the work goes on unheard."""
-    replica = EmulatedReplica(Engine(), 10.0, clock)
+    replica = EmulatedReplica(EngineConfig(), 10.0, clock)
     heard = Heard(clock)
     replica.forget(replica.submit(b"x" * 400, 5, heard))
     run_until(replica, clock, 0.1)
@@ -108,7 +108,7 @@ async def test_who_left_hears_nothing(clock: Clock) -> None:
 
 async def test_a_reset_loses_what_was_open_and_all_it_knew(clock: Clock) -> None:
     """Open requests are told, counters and cache are empty."""
-    replica = EmulatedReplica(Engine(), 10.0, clock)
+    replica = EmulatedReplica(EngineConfig(), 10.0, clock)
     heard = Heard(clock)
     replica.submit(b"x" * 400, 5, heard)
     replica.reset()
@@ -118,7 +118,7 @@ async def test_a_reset_loses_what_was_open_and_all_it_knew(clock: Clock) -> None
 
 async def test_half_the_speed_takes_twice_as_long(clock: Clock) -> None:
     """A slowed replica needs 21.2 ms for what takes 10.6."""
-    replica = EmulatedReplica(Engine(), 10.0, clock)
+    replica = EmulatedReplica(EngineConfig(), 10.0, clock)
     replica.set_speed(0.5)
     heard = Heard(clock)
     replica.submit(b"x" * 3_200, 1, heard)
@@ -129,7 +129,7 @@ async def test_half_the_speed_takes_twice_as_long(clock: Clock) -> None:
 @pytest.mark.parametrize("name", sorted(PAGES))
 async def test_pages_are_read_by_the_picker(clock: Clock, name: str) -> None:
     """Each page tells the picker's own dialects of the queue."""
-    replica = EmulatedReplica(Engine(max_running=1), 1.0, clock)
+    replica = EmulatedReplica(EngineConfig(max_running=1), 1.0, clock)
     for _ in range(3):
         replica.submit(b"x" * 400, 5, Heard(clock))
     page = read_all(PAGES[name](replica), 0.0)

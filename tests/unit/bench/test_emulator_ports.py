@@ -14,9 +14,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from bench.emulator import kserve
 from bench.emulator.http import ControlPort, DataPort
 from bench.emulator.replica import EmulatedReplica
+from bench.engine import EngineConfig
 from bench.load.client import Load
 from bench.load.plan import Plan
-from bench.simulate.engine import Engine
 from bench.suites.workloads import chat, http_request
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ FAST = 1_000.0
 @asynccontextmanager
 async def ports() -> AsyncIterator[tuple[EmulatedReplica, str, str]]:
     """Serve one replica; yields it with its data and its control address."""
-    replica = EmulatedReplica(Engine(), FAST)
+    replica = EmulatedReplica(EngineConfig(), FAST)
     loop = asyncio.get_running_loop()
     servers = [
         await loop.create_server(port.protocol, "127.0.0.1", 0)
@@ -111,7 +111,7 @@ async def test_the_control_port_tells_and_resets() -> None:
 
 async def test_kserve_answers_whole_and_in_pieces() -> None:
     """``ModelInfer`` answers once, ``ModelStreamInfer`` ends with a message marked final."""
-    replica = EmulatedReplica(Engine(), FAST)
+    replica = EmulatedReplica(EngineConfig(), FAST)
     server = grpc.aio.server()
     servicer = kserve.Servicer(replica)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.journal import Journal, code_digest
+from bench import engine
+from bench.journal import CODE, ROOT, SHOWING, Journal, code_digest
 from bench.peers.environment import Environment
+from bench.simulate import replica
 from bench.simulate.workload import Workload
 from bench.suites import fleet
 from bench.suites.context import Context
@@ -87,6 +90,14 @@ def test_the_code_s_digest_leaves_out_what_only_shows(tmp_path: Path) -> None:
     assert code_digest(tmp_path) == before
     (tmp_path / "ext_proc" / "a.py").write_text("4")
     assert code_digest(tmp_path) != before
+
+
+def test_the_code_s_digest_covers_simulator_and_engine() -> None:
+    """What the bench runs is in folders that the digest reads."""
+    for module in (replica, engine, sys.modules[engine.EngineCore.__module__]):
+        place = Path(module.__file__).relative_to(ROOT).as_posix()
+        assert place.split("/")[0] in CODE
+        assert not place.startswith(SHOWING)
 
 
 # --- The suite ------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def simulate(
             command.require_matplotlib()
         scenario = command.Scenario(
             replicas=replicas,
-            engine=command.Engine(prefill_rate=prefill_rate, cache_blocks=cache_blocks),
+            engine=command.EngineConfig(prefill_rate=prefill_rate, cache_blocks=cache_blocks),
             slow_replicas=slow,
             capacities_known=not slow_unknown,
             join_at_s=join_at,

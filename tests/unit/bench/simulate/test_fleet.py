@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.engine import EngineConfig
 from bench.simulate.choosers.base import Choice, Sample, World
 from bench.simulate.choosers.registry import make_chooser, names
-from bench.simulate.engine import Engine, Replica
 from bench.simulate.fleet import End, Fleet, Record
+from bench.simulate.replica import Replica
 from bench.simulate.scenario import Scenario
 from bench.simulate.workload import Job
 
@@ -45,7 +46,7 @@ class Scripted:
         self.heard.append((change, replica, round(now, 3)))
 
 
-ENGINE = Engine(prefill_rate=1000.0, base_s=0.0, per_request_s=0.1, step_tokens=10_000)
+ENGINE = EngineConfig(prefill_rate=1000.0, base_s=0.0, per_request_s=0.1, step_tokens=10_000)
 
 
 def job(index: int, at: float, tokens: int = 500, output: int = 6) -> Job:
@@ -180,7 +181,7 @@ def test_every_job_ends_once(
     """Under each policy, with or without troubles, nothing is lost twice, kept or invented."""
     scenario = Scenario(
         replicas=3,
-        engine=Engine(cache_blocks=40, max_running=4),
+        engine=EngineConfig(cache_blocks=40, max_running=4),
         fail_at_s=0.8 if fail else None,
         down_s=1.5,
         join_at_s=1.1 if join else None,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.simulate.engine import Engine, Replica
+from bench.engine import EngineConfig
 from bench.simulate.fleet import End, Record
 from bench.simulate.measure import Metrics, estimate, measure, paired, percentile
+from bench.simulate.replica import Replica
 from bench.simulate.workload import Job
 
 
@@ -18,7 +19,7 @@ def served(index: int, replica: int, ttft: float, e2e: float, matched: int = 0) 
 
 def numbers(records: list[Record], **settings: float) -> Metrics:
     """Measure records of a fleet of two."""
-    fleet = [Replica(Engine()), Replica(Engine())]
+    fleet = [Replica(EngineConfig()), Replica(EngineConfig())]
     return measure(records, fleet, block_tokens=512, prefill_rate=8000.0, span_s=10.0, **settings)
 
 
@@ -53,7 +54,7 @@ def test_in_time_by_its_own_prompt() -> None:
         Record(Job(0, 0.0, 80, 5, ()), End.SERVED, 0, ttft, 9.0) for ttft in (1.01, 1.03)
     ] + [Record(long, End.SERVED, 0, ttft, 9.0) for ttft in (2.9, 3.1)]
     found = measure(
-        records, [Replica(Engine())], block_tokens=512, prefill_rate=8_000.0, span_s=1.0
+        records, [Replica(EngineConfig())], block_tokens=512, prefill_rate=8_000.0, span_s=1.0
     )
     assert found.goodput_own == 0.5
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bench.simulate.choosers.dynamo import Dynamo
-from bench.simulate.engine import Task
+from bench.simulate.replica import ReplicaTask
 from support.simulated import job, world
 
 
 def test_overlap_is_credited_and_load_counts() -> None:
     """The holder wins by its overlap until its active blocks outweigh it."""
     made = world(2)
-    made.fleet[0].arrive(Task(job(0, *range(6)), 0.0, 512), 0.0)
+    made.fleet[0].arrive(ReplicaTask(job(0, *range(6)), 0.0), 0.0)
     while made.fleet[0].running:
         made.fleet[0].advance()
     rule = Dynamo(made)
@@ -26,8 +26,9 @@ def test_the_documentation_s_example() -> None:
     made = world(3)
     for replica, held in zip(made.fleet, (2, 5, 8), strict=True):
         blocks = tuple(range(held))
-        assert replica.cache.admit(blocks, 0, 0)
-        replica.cache.commit(blocks)
+        lease = replica.cache.lease(blocks, 0, len(blocks))
+        assert lease is not None
+        replica.cache.commit(lease, blocks)
     rule = Dynamo(made)
     rule.own.tokens[:] = [10.0, 5.0, 9.0]
     assert rule.choose(job(1, *range(10), tokens=5120), 0.0) == ([1, 2, 0], 5)

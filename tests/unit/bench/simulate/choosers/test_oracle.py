@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.simulate.choosers.oracle import Oracle, Probe
-from bench.simulate.engine import Task
+from bench.simulate.replica import ReplicaTask
 from support.simulated import job, world
 
 
@@ -14,11 +14,11 @@ def test_the_oracle_takes_the_shortest_wait() -> None:
     made = world(2)
     oracle = Oracle(made)
     holder = made.fleet[0]
-    holder.arrive(Task(job(1, *range(4)), 0.0, 512), 0.0)
+    holder.arrive(ReplicaTask(job(1, *range(4)), 0.0), 0.0)
     while holder.running:
         holder.advance()
     assert oracle.choose(job(2, *range(4)), 1.0).replicas[0] == 0
-    holder.arrive(Task(job(3, *range(100, 110)), 1.0, 512), 1.0)
+    holder.arrive(ReplicaTask(job(3, *range(100, 110)), 1.0), 1.0)
     assert oracle.choose(job(4, *range(4)), 1.0).replicas[0] == 1
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
 
-from bench.simulate.engine import Engine, Replica, Task
+from bench.engine import EngineConfig
+from bench.simulate.replica import Replica, ReplicaTask
 from bench.simulate.workload import Job
 
 BASE, EACH, RATE = 0.006, 0.00035, 8000.0
-ENGINE = Engine(prefill_rate=RATE, base_s=BASE, per_request_s=EACH, step_tokens=2048)
+ENGINE = EngineConfig(prefill_rate=RATE, base_s=BASE, per_request_s=EACH, step_tokens=2048)
 
 
-def task(index: int, tokens: int, output: int, *blocks: int, at: float = 0.0) -> Task:
+def task(index: int, tokens: int, output: int, *blocks: int, at: float = 0.0) -> ReplicaTask:
     """Return a task; without blocks its prompt is shared with nobody."""
     full = tokens // 512
     own = blocks or tuple(index * 1000 + number for number in range(full))
-    return Task(Job(index, at, tokens, output, own), at, 512)
+    return ReplicaTask(Job(index, at, tokens, output, own), at)
 
 
 def drain(replica: Replica) -> list[tuple[float, str, int]]:
@@ -95,7 +97,7 @@ def test_an_arrival_cuts_the_stride_at_the_end_of_its_step() -> None:
 
 def test_an_engine_may_begin_its_base_with_decoding() -> None:
     """Then a step without it takes its prompt's time alone, as the toy model's do."""
-    replica = Replica(Engine(prefill_rate=RATE, base_s=BASE, per_request_s=EACH, base_always=False))
+    replica = Replica(replace(ENGINE, base_always=False))
     replica.arrive(task(1, 1000, 3), 0.0)
     first = 1000 / RATE
     assert [at for at, _, _ in drain(replica)] == pytest.approx([first, first + 2 * (BASE + EACH)])
@@ -104,7 +106,7 @@ def test_an_engine_may_begin_its_base_with_decoding() -> None:
 def test_an_engine_may_keep_its_room_for_prompts() -> None:
     """A prompt of a whole step then needs one step beside a decoding request, else two."""
     for shared, steps in ((True, 2), (False, 1)):
-        replica = Replica(Engine(step_tokens=100, shared_budget=shared))
+        replica = Replica(EngineConfig(step_tokens=100, shared_budget=shared))
         replica.arrive(task(1, 10, 1000), 0.0)
         now = replica.next_at
         replica.advance()
@@ -149,7 +151,7 @@ def test_half_the_speed_takes_twice_the_time() -> None:
 
 def test_the_batch_is_bounded() -> None:
     """No more than max_running run; the next is admitted when one ends."""
-    replica = Replica(Engine(max_running=2))
+    replica = Replica(EngineConfig(max_running=2))
     for index in (1, 2, 3):
         replica.arrive(task(index, 10, 5), 0.0)
     replica.advance()
@@ -160,7 +162,7 @@ def test_the_batch_is_bounded() -> None:
 
 def test_memory_holds_requests_back() -> None:
     """A request whose blocks do not fit waits until room is free, and runs then."""
-    replica = Replica(Engine(cache_blocks=4))
+    replica = Replica(EngineConfig(cache_blocks=4))
     replica.arrive(task(1, 1024, 100), 0.0)
     replica.arrive(task(2, 1024, 1), 0.0)
     replica.advance()
@@ -170,7 +172,7 @@ def test_memory_holds_requests_back() -> None:
 
 def test_what_can_never_run_is_refused() -> None:
     """A request larger than the cache is an error that names it."""
-    replica = Replica(Engine(cache_blocks=4))
+    replica = Replica(EngineConfig(cache_blocks=4))
     with pytest.raises(ValueError, match="request 9 needs 5 cache blocks"):
         replica.arrive(task(9, 2048, 100), 0.0)
 

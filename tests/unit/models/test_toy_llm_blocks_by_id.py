@@ -1,4 +1,4 @@
-"""The block cache keeps its rules under any order of admissions and releases."""
+"""The block cache with a trace's ids: its rules hold under any order of calls."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ import random
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from toyllm.blocks import BlockCache, Lease
 
-from bench.simulate.cache import BlockCache
+
+def admit(cache: BlockCache, blocks: tuple[int, ...], private: int = 0) -> Lease:
+    """Admit a prompt of full blocks with an answer of ``private`` blocks; there must be room."""
+    lease = cache.lease(blocks, len(blocks), len(blocks) + private)
+    assert lease is not None
+    return lease
 
 
 def run(cache: BlockCache, *blocks: int) -> int:
     """Admit, compute and end one prompt; return how many blocks were held."""
     matched = cache.match(blocks)
-    assert cache.admit(blocks, matched, 0)
-    cache.commit(blocks[matched:])
-    cache.release(blocks, 0)
+    lease = admit(cache, blocks)
+    cache.commit(lease, blocks)
+    cache.release(lease)
+    assert lease.cached_blocks == matched
     return matched
 
 
@@ -42,32 +49,30 @@ def test_the_least_recent_leaf_leaves_first() -> None:
 def test_blocks_match_only_once_computed() -> None:
     """Reserved blocks are nobody's hit."""
     cache = BlockCache(5)
-    assert cache.admit((1, 2), 0, 1)
+    lease = admit(cache, (1, 2), 1)
     assert (cache.match((1, 2)), cache.used, cache.has(1)) == (0, 3, False)
-    cache.commit((1, 2))
+    cache.commit(lease, (1, 2))
     assert (cache.match((1, 2)), cache.used, cache.has(1)) == (2, 3, True)
 
 
 def test_what_does_not_fit_changes_nothing() -> None:
     """A request beyond the free room is refused; pinned blocks are never evicted for it."""
     cache = BlockCache(4)
-    assert cache.admit((1, 2), 0, 0)
-    cache.commit((1, 2))
-    assert not cache.admit((3, 4, 5), 0, 0)
+    cache.commit(admit(cache, (1, 2)), (1, 2))
+    assert cache.lease((3, 4, 5), 3, 3) is None
     assert (cache.used, cache.match((1, 2))) == (2, 2)
 
 
 def test_two_that_compute_the_same_keep_one_copy() -> None:
     """The second commit of a block pins the first one's copy."""
     cache = BlockCache(4)
-    assert cache.admit((1,), 0, 0)
-    assert cache.admit((1,), 0, 0)
-    cache.commit((1,))
-    cache.commit((1,))
+    leases = [admit(cache, (1,)), admit(cache, (1,))]
+    for lease in leases:
+        cache.commit(lease, (1,))
     assert cache.used == 1
-    cache.release((1,), 0)
+    cache.release(leases[0])
     assert cache.used == 1
-    cache.release((1,), 0)
+    cache.release(leases[1])
     assert (cache.used, cache.held) == (0, 1)
 
 
@@ -86,16 +91,16 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = BlockCache(12)
-        self.open: list[tuple[tuple[int, ...], int, int, bool]] = []
+        self.open: list[tuple[tuple[int, ...], Lease, bool]] = []
 
     @rule(family=st.integers(0, 3), depth=st.integers(0, 6), private=st.integers(0, 4))
     def admit(self, family: int, depth: int, private: int) -> None:
         """Begin a request of one of four families."""
         blocks = tuple(family * 100 + number for number in range(depth))
-        matched = self.cache.match(blocks)
         before = (self.cache.used, self.cache.held)
-        if self.cache.admit(blocks, matched, private):
-            self.open.append((blocks, matched, private, False))
+        lease = self.cache.lease(blocks, len(blocks), len(blocks) + private)
+        if lease is not None:
+            self.open.append((blocks, lease, False))
         else:
             assert (self.cache.used, self.cache.held) == before
 
@@ -104,12 +109,12 @@ class CacheMachine(RuleBasedStateMachine):
         """Commit a request, or end it if it was."""
         if not self.open:
             return
-        blocks, matched, private, done = self.open.pop(place % len(self.open))
+        blocks, lease, done = self.open.pop(place % len(self.open))
         if done:
-            self.cache.release(blocks, private)
+            self.cache.release(lease)
         else:
-            self.cache.commit(blocks[matched:])
-            self.open.append((blocks, matched, private, True))
+            self.cache.commit(lease, blocks)
+            self.open.append((blocks, lease, True))
 
     @rule()
     def clear(self) -> None:
@@ -120,13 +125,13 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def within_capacity(self) -> None:
         """Nothing is ever above the capacity, and nothing is negative."""
-        assert self.cache.reserved >= 0
-        assert self.cache.held + self.cache.reserved <= self.cache.capacity
+        assert self.cache._private >= 0
+        assert self.cache.held + self.cache._private <= self.cache.capacity
 
     @invariant()
     def committed_blocks_stay(self) -> None:
         """What a running request has computed is held."""
-        for blocks, _, _, done in self.open:
+        for blocks, _, done in self.open:
             if done:
                 assert self.cache.match(blocks) == len(blocks)
 

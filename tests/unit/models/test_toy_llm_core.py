@@ -1,0 +1,175 @@
+"""The engine core: what its settings change, and how strides and requests end."""
+
+from dataclasses import replace
+
+import pytest
+from toyllm.core import EngineConfig, EngineCore, Task
+
+CONFIG = EngineConfig(
+    prefill_rate=1000.0,
+    base_s=0.01,
+    per_request_s=0.001,
+    step_tokens=16,
+    max_running=8,
+    cache_blocks=32,
+    block_tokens=4,
+)
+
+
+def core(**changes) -> EngineCore[Task]:
+    """Return a core of small blocks."""
+    return EngineCore(replace(CONFIG, **changes))
+
+
+def task(index: int, prompt: int, answer: int = 1, first_block: int | None = None) -> Task:
+    """Return a request; its blocks are its own unless the first one is given."""
+    start = index * 100 if first_block is None else first_block
+    return Task(index, prompt, answer, list(range(start, start + prompt // 4)))
+
+
+def stride(subject: EngineCore[Task]) -> tuple[list[int], list[int]]:
+    """Carry out one stride; return who got the first token and who finished."""
+    subject.begin()
+    ended = subject.end()
+    return [each.index for each in ended.first], [each.index for each in ended.finished]
+
+
+def test_with_nothing_to_do_there_is_no_stride() -> None:
+    """An idle core plans no step."""
+    assert core().begin() == 0
+
+
+def test_like_steps_are_one_stride() -> None:
+    """Without prompts, a stride lasts until the next answer ends."""
+    subject = core()
+    subject.arrive(task(1, 4, 10))
+    stride(subject)
+    assert subject.begin() == 9
+    assert subject.step_s == pytest.approx(0.011)
+    assert [each.index for each in subject.end().finished] == [1]
+    assert (subject.steps_total, subject.generated_tokens) == (10, 10)
+
+
+def test_a_stride_can_be_cut() -> None:
+    """What is cut off is planned again."""
+    subject = core()
+    subject.arrive(task(1, 4, 10))
+    stride(subject)
+    subject.begin()
+    subject.cut(3)
+    assert not subject.end().finished
+    assert subject.begin() == 6
+
+
+def test_a_cut_does_not_lengthen_a_stride() -> None:
+    """A prompt's stride stays one step."""
+    subject = core()
+    subject.arrive(task(1, 4))
+    subject.begin()
+    subject.cut(5)
+    assert subject.steps == 1
+
+
+def test_who_gets_a_token() -> None:
+    """Decoding requests in the order of arrival, then those whose prompt ends."""
+    subject = core()
+    for each in (task(1, 4, 9), task(2, 4, 5), task(3, 4, 7)):
+        subject.arrive(each)
+    stride(subject)
+    subject.arrive(task(4, 4))
+    subject.arrive(task(5, 40))
+    subject.begin()
+    assert [each.index for each in subject.due()] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("ahead", "queued"), [(False, 1), (True, 0)])
+def test_admission_can_run_ahead_of_the_budget(ahead: bool, queued: int) -> None:
+    """A prompt that this step has no tokens for waits, or is in the batch already."""
+    subject = core(admit_ahead=ahead)
+    subject.arrive(task(1, 16))
+    subject.arrive(task(2, 16))
+    subject.begin()
+    assert subject.queued == queued
+
+
+@pytest.mark.parametrize(("at_once", "held"), [(False, 0), (True, 4)])
+def test_chunks_can_be_matched_at_once_or_when_the_prompt_is_done(at_once: bool, held: int) -> None:
+    """After the first of two chunks, others find its blocks or none."""
+    subject = core(cache_at_once=at_once)
+    subject.arrive(task(1, 32))
+    stride(subject)
+    assert subject.cache.match(range(100, 108)) == held
+
+
+@pytest.mark.parametrize(("at_once", "held"), [(False, 1), (True, 2)])
+def test_blocks_of_answers_can_be_cached(at_once: bool, held: int) -> None:
+    """A block that its user names while the answer grows joins the prompt's, or does not."""
+    subject = core(cache_at_once=at_once)
+    one = task(1, 4, 5)
+    subject.arrive(one)
+    stride(subject)
+    subject.begin()
+    if at_once:
+        one.blocks.append(101)
+    subject.end()
+    assert subject.cache.match((100, 101)) == held
+
+
+@pytest.mark.parametrize(("recompute", "tokens"), [(False, 1), (True, 4)])
+def test_a_cached_prompt_computes_a_token_or_a_block(recompute: bool, tokens: int) -> None:
+    """A prompt that is cached to its end still has to give its first token."""
+    subject = core(recompute_block=recompute)
+    for index in (1, 2):
+        subject.arrive(task(index, 8, first_block=7))
+        stride(subject)
+    assert subject.computed_tokens == 8 + tokens
+
+
+def test_an_empty_prompt_computes_nothing() -> None:
+    """Its first token comes with the next step."""
+    subject = core()
+    subject.arrive(task(1, 0))
+    assert stride(subject) == ([1], [1])
+    assert subject.computed_tokens == 0
+
+
+def test_a_request_can_be_cancelled_in_each_state() -> None:
+    """Waiting, in its prompt or decoding: it is gone and holds nothing."""
+    subject = core(max_running=2)
+    decoding, prompt, waiting = task(1, 4, 9), task(2, 40), task(3, 4)
+    for each in (decoding, prompt, waiting):
+        subject.arrive(each)
+    stride(subject)
+    assert (subject.decoding, subject.prefilling, subject.queued) == (1, 1, 1)
+    for each in (decoding, prompt, waiting):
+        subject.cancel(each)
+    assert (subject.running, subject.queued, subject.cache.used) == (0, 0, 0)
+    assert subject.begin() == 0
+
+
+def test_a_request_that_ended_cannot_be_cancelled() -> None:
+    """It is an error, and nothing is released twice."""
+    subject = core()
+    one = task(1, 4)
+    subject.arrive(one)
+    stride(subject)
+    with pytest.raises(ValueError, match="request 1 is not running"):
+        subject.cancel(one)
+
+
+def test_what_can_never_run_is_refused() -> None:
+    """It would hold back all others for ever."""
+    subject = core(cache_blocks=2)
+    with pytest.raises(ValueError, match="request 1 needs 3 cache blocks and a replica has 2"):
+        subject.arrive(task(1, 8))
+
+
+def test_everything_can_be_lost() -> None:
+    """A failed engine gives its requests back, the oldest in the batch first, and is cold."""
+    subject = core(max_running=2)
+    for each in (task(1, 4, 9), task(2, 40), task(3, 4)):
+        subject.arrive(each)
+    stride(subject)
+    subject.begin()
+    assert [each.index for each in subject.clear()] == [1, 2, 3]
+    assert (subject.begin(), subject.cache.held, subject.cache.used) == (0, 0, 0)

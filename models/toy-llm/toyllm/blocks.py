@@ -125,25 +125,25 @@ class BlockCache:
             total_blocks: Blocks for the prompt and all that will be generated.
         """
         references, idle = self._references, self._idle
-        held: list[Hashable] = []
-        waking = 0
+        found = waking = 0
         for name in islice(chain, reusable):
             if name in idle:
                 waking += 1
             elif name not in references:
                 break
-            held.append(name)
-        private = total_blocks - len(held)
+            found += 1
+        private = total_blocks - found
         taken = len(references) + self._private + waking + private
         if taken > self.capacity:
             return None
+        held = list(chain[:found])
         for name in held:
             idle.pop(name, None)
             references[name] = references.get(name, 0) + 1
         for _ in range(taken + len(idle) - self.capacity):
             del idle[next(iter(idle))]
         self._private += private
-        self.reused_total += len(held)
+        self.reused_total += found
         return Lease(held, private)
 
     def commit(self, lease: Lease, chain: Sequence[Hashable]) -> None:
@@ -163,10 +163,11 @@ class BlockCache:
         lease.private -= filled
         self._private -= filled
         references, idle = self._references, self._idle
-        for name in chain[len(held) :]:
+        new = chain[len(held) :]
+        for name in new:
             idle.pop(name, None)
             references[name] = references.get(name, 0) + 1
-            held.append(name)
+        held.extend(new)
 
     def release(self, lease: Lease) -> None:
         """Give back all blocks; the filled ones stay cached.

@@ -84,7 +84,7 @@ class Task:
             With ``cache_at_once`` its user appends those that the answer fills.
     """
 
-    __slots__ = ("answer_tokens", "blocks", "index", "lease", "left", "prompt_tokens")
+    __slots__ = ("answer_tokens", "blocks", "index", "lease", "left", "needed", "prompt_tokens")
 
     def __init__(
         self, index: int, prompt_tokens: int, answer_tokens: int, blocks: Sequence[Hashable]
@@ -95,6 +95,8 @@ class Task:
         self.blocks = blocks
         self.left = prompt_tokens
         """Prompt tokens still to compute."""
+        self.needed = 0
+        """Blocks that its prompt and answer fill; told by the core on its arrival."""
         self.lease: Lease | None = None
         """Its blocks in the cache, from its admission on."""
 
@@ -226,6 +228,7 @@ class EngineCore(Generic[TaskT]):
                 f"request {task.index} needs {need} cache blocks and a replica has"
                 f" {self.cache.capacity}"
             )
+        task.needed = need
         self._waiting.append(task)
 
     def begin(self) -> int:
@@ -323,14 +326,16 @@ class EngineCore(Generic[TaskT]):
 
     def _admit(self) -> TaskT | None:
         """Bring the first of the queue into the batch, ``None`` where it must wait."""
+        if not self._waiting:
+            return None
         config = self.config
-        if not self._waiting or self.running >= config.max_running:
+        if len(self._prompts) + len(self._decoding) >= config.max_running:
             return None
         task = self._waiting[0]
         most = len(task.blocks)
         if config.recompute_block:
             most = max(0, task.prompt_tokens - 1) // config.block_tokens
-        lease = self.cache.lease(task.blocks, most, self.need(task))
+        lease = self.cache.lease(task.blocks, most, task.needed)
         if lease is None:
             return None
         self._waiting.popleft()

@@ -112,7 +112,7 @@ class Replica:
     def wait_s(self, job: Job) -> float:
         """Return the seconds to the job's first token if it came now and no other after it."""
         tokens = self.backlog_tokens + self.foresee(job)
-        per_step, room = self._core.step(self.decoding)
+        per_step, room = self._core.step_budget(self.decoding)
         return (tokens / self.engine.prefill_rate + ceil(tokens / room) * per_step) / self.speed
 
     # --- What happens ---------------------------------------------------------------------------

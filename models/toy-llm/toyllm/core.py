@@ -207,7 +207,7 @@ class EngineCore(Generic[TaskT]):
         """Return the blocks that a request's prompt and answer fill, the last ones partly."""
         return -(-(task.prompt_tokens + task.answer_tokens) // self.config.block_tokens)
 
-    def step(self, decoding: int) -> tuple[float, int]:
+    def step_budget(self, decoding: int) -> tuple[float, int]:
         """Return a step's seconds without its prompts, and its room for them, in tokens."""
         config = self.config
         base = config.base_s if decoding or config.base_always else 0.0
@@ -234,7 +234,7 @@ class EngineCore(Generic[TaskT]):
     def begin(self) -> int:
         """Plan a stride: admit requests and share the budget out; return its steps."""
         decoding = len(self._decoding)
-        step_s, room = self.step(decoding)
+        step_s, room = self.step_budget(decoding)
         if self.config.admit_ahead:
             while self._admit() is not None:
                 pass

@@ -9,7 +9,7 @@ import pytest
 
 from bench.engine import EngineConfig
 from bench.simulate.replica import Replica, ReplicaTask
-from bench.simulate.workload import Job
+from bench.simulate.workload import BLOCK_TOKENS, Job
 
 BASE, EACH, RATE = 0.006, 0.00035, 8000.0
 ENGINE = EngineConfig(prefill_rate=RATE, base_s=BASE, per_request_s=EACH, step_tokens=2048)
@@ -195,3 +195,8 @@ def test_a_failure_loses_everything() -> None:
     assert (replica.next_at, replica.running, replica.queued) == (inf, 0, 0)
     assert (replica.cache.held, replica.cache.used, replica.backlog_tokens) == (0, 0, 0)
     assert repr(replica) == "<Replica waiting=0 running=0>"
+
+
+def test_blocks_of_engine_and_traces_are_of_one_size() -> None:
+    """The engine's package knows nothing of traces, so it states the number again."""
+    assert EngineConfig().block_tokens == BLOCK_TOKENS

@@ -27,7 +27,7 @@ class Entry(NamedTuple):
     served: str | None
     """``ip:port`` of the last attempt; ``None`` = the proxy answered by itself."""
     picks: str
-    """The pick and its fallbacks, ``ip:port[,ip:port...]``."""
+    """The pick and its fallbacks, ``ip:port[,ip:port...]``; empty where there was one attempt."""
     attempts: int
     status: int
     """HTTP status sent to the client; 0 = none yet."""
@@ -68,6 +68,11 @@ class Verdict(StrEnum):
     """The proxy answered; no replica was involved."""
 
 
+GOOD: Final = Verdict.GOOD
+LOCAL: Final = Verdict.LOCAL
+"""Read at each entry: looking a member up at its class takes 0.1 µs."""
+
+
 class Judged(NamedTuple):
     """What a final entry, or some good ones, say of one replica, for all workers of a machine."""
 
@@ -98,16 +103,17 @@ _GRPC_SERVER_ERRORS: Final = frozenset({2, 13, 14})
 def judge(entry: Entry) -> Verdict:
     """Say what the last attempt of a final entry tells of its replica."""
     if entry.served is None or entry.shed:
-        return Verdict.LOCAL
+        return LOCAL
     if entry.left:
         return Verdict.LEFT
     if entry.broken:
         return Verdict.BROKEN
-    if entry.status in _SERVER_ERRORS or entry.grpc_status in _GRPC_SERVER_ERRORS:
+    status, grpc_status = entry.status, entry.grpc_status
+    if status < FIRST_ERROR and not grpc_status:
+        return GOOD
+    if status in _SERVER_ERRORS or grpc_status in _GRPC_SERVER_ERRORS:
         return Verdict.CLIENT if entry.unreadable else Verdict.ERROR
-    if entry.status >= FIRST_ERROR or entry.grpc_status:
-        return Verdict.CLIENT
-    return Verdict.GOOD
+    return Verdict.CLIENT
 
 
 def answer_time(entry: Entry) -> float | None:
@@ -115,20 +121,22 @@ def answer_time(entry: Entry) -> float | None:
 
     ``None`` where nothing came yet, an earlier entry had it, or a retry makes it meaningless.
     """
-    if entry.attempts > 1 or entry.first_byte_s is None or entry.first_at_s is None:
+    first_byte_s, first_at_s, lasted_s = entry.first_byte_s, entry.first_at_s, entry.lasted_s
+    if entry.attempts > 1 or first_byte_s is None or first_at_s is None:
         return None
     if entry.final:
-        fresh = int(entry.lasted_s / EARLY_EVERY_S) == int(entry.first_at_s / EARLY_EVERY_S)
+        fresh = int(lasted_s / EARLY_EVERY_S) == int(first_at_s / EARLY_EVERY_S)
     else:
-        fresh = entry.lasted_s - entry.first_at_s <= EARLY_EVERY_S
-    return entry.first_byte_s if fresh else None
+        fresh = lasted_s - first_at_s <= EARLY_EVERY_S
+    return first_byte_s if fresh else None
 
 
 def answer_speed(entry: Entry) -> float | None:
     """Return the bytes per second of a whole answer that took long enough to tell."""
-    if not entry.final or entry.first_at_s is None or entry.last_at_s is None:
+    first_at_s, last_at_s = entry.first_at_s, entry.last_at_s
+    if first_at_s is None or last_at_s is None or not entry.final:
         return None
-    span = entry.last_at_s - entry.first_at_s
+    span = last_at_s - first_at_s
     return entry.answer_bytes / span if span >= LEAST_SPAN_S and entry.answer_bytes else None
 
 

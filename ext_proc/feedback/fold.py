@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Final
 
 from ext_proc.feedback.entries import (
     FIRST_ERROR,
+    GOOD,
+    LOCAL,
     Judged,
     Verdict,
     answer_speed,
@@ -66,6 +68,7 @@ class Feedback:
     ) -> None:
         self._on_judged = on_judged
         self._router = router
+        self._learner = router.learner
         self._picker = picker
         self._life = life
         self.outcomes: Counter[str] = Counter()
@@ -95,16 +98,17 @@ class Feedback:
         return outcome
 
     def _take(self, entry: Entry, now: float) -> str:
-        ours = entry.ticket.startswith(self._life) or not entry.ticket
+        ticket, served = entry.ticket, entry.served
+        ours = ticket.startswith(self._life) or not ticket
         if entry.picker != self._picker or not ours:
             return FOREIGN
         pool = entry.cluster.partition("/")[0]
-        key = None if entry.served is None else self._router.at(pool, entry.served)
+        key = None if served is None else self._router.at(pool, served)
         if not entry.final:
             if key is not None:
                 first_byte_s = answer_time(entry)
                 if first_byte_s is not None:
-                    self._router.answered(pool, key, first_byte_s, None, now)
+                    self._learner.answered(pool, key, first_byte_s, None, now)
                     self._began(entry, key, first_byte_s)
                 self._running(entry, key, now)
             return EARLY
@@ -112,29 +116,32 @@ class Feedback:
 
     def _ended(self, entry: Entry, pool: str, key: EndpointKey | None, now: float) -> str:
         router = self._router
-        for address in passed_over(entry):
-            failed = router.at(pool, address)
-            if failed is not None:
-                self._judged(Judged(pool, failed, Verdict.BROKEN), now)
+        retried = entry.attempts > 1
+        if retried:
+            for address in passed_over(entry):
+                failed = router.at(pool, address)
+                if failed is not None:
+                    self._judged(Judged(pool, failed, Verdict.BROKEN), now)
         verdict = judge(entry)
-        if verdict is Verdict.LOCAL:
+        if verdict is LOCAL:
             return verdict
         if key is None:
             return UNKNOWN
-        if entry.attempts > 1 and entry.served != entry.picks.partition(",")[0]:
+        if retried and entry.served != entry.picks.partition(",")[0]:
             self.retried += 1
             number = self._number(entry)
             if number is not None:
                 router.credit(number, key, now)
-        judged = Judged(pool, key, verdict, began=entry.answer_bytes > 0)
-        if verdict is Verdict.ERROR:
-            judged = judged._replace(first_byte_s=entry.first_byte_s)
-        elif verdict is Verdict.GOOD:
-            first_byte_s = entry.first_byte_s if entry.attempts <= 1 else None
-            judged = Judged(
-                pool, key, verdict, first_byte_s, answer_time(entry), answer_speed(entry)
-            )
-            self._began(entry, key, judged.answer_s)
+        if verdict is GOOD:
+            answer_s = answer_time(entry)
+            if answer_s is not None:
+                self._began(entry, key, answer_s)
+            first_byte_s = None if retried else entry.first_byte_s
+            judged = Judged(pool, key, verdict, first_byte_s, answer_s, answer_speed(entry))
+        else:
+            first_byte_s = entry.first_byte_s if verdict is Verdict.ERROR else None
+            began = entry.answer_bytes > 0
+            judged = Judged(pool, key, verdict, first_byte_s, began=began)
         self._judged(judged, now)
         return verdict
 
@@ -147,9 +154,9 @@ class Feedback:
         """Take what an entry says of a replica, be it our own or another worker's."""
         conditions = self._router.conditions
         pool, key, verdict, first_byte_s, answer_s, bytes_per_s, began, times = judged
-        if verdict is Verdict.GOOD:
+        if verdict is GOOD:
             conditions.good(pool, key, first_byte_s, now, times)
-            self._router.answered(pool, key, answer_s, bytes_per_s, now)
+            self._learner.answered(pool, key, answer_s, bytes_per_s, now)
         elif verdict is Verdict.CLIENT:
             conditions.good(pool, key, None, now)
         elif verdict is not Verdict.LEFT:
@@ -158,10 +165,10 @@ class Feedback:
         elif began:
             conditions.alive(key, now)
 
-    def _began(self, entry: Entry, key: EndpointKey, first_byte_s: float | None) -> None:
+    def _began(self, entry: Entry, key: EndpointKey, first_byte_s: float) -> None:
         number = self._number(entry)
-        if number is not None and first_byte_s is not None and entry.status < FIRST_ERROR:
-            self._router.began(number, key, first_byte_s)
+        if number is not None and entry.status < FIRST_ERROR:
+            self._learner.began(number, key, first_byte_s)
 
     def _running(self, entry: Entry, key: EndpointKey, now: float) -> None:
         if entry.answer_bytes:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES: Final = 256 * 1024
 """Of one message; Envoy sends what it has collected at 16 KiB."""
-SLICE: Final = 4
+SLICE: Final = 8
 """Entries in one turn of the loop: some 60 µs."""
 
 _log = structlog.stdlib.get_logger("ext_proc.feedback")
@@ -85,12 +85,16 @@ class LogService:
         if len(data) > MAX_BYTES:
             self._metrics.dropped("too-large")
             return
+        fold, lag = self._feedback.take, self._metrics.lag
         now, unix_now = self._clock(), self._wall_clock()
-        for number, entry in enumerate(entries_of(data)):
-            if number and number % SLICE == 0:
+        left = SLICE
+        for entry in entries_of(data):
+            if not left:
                 await asyncio.sleep(0)
                 # Time goes on, and what is kept by age must not be told of the past.
                 now, unix_now = self._clock(), self._wall_clock()
-            self._feedback.take(entry, now)
+                left = SLICE
+            left -= 1
+            fold(entry, now)
             if entry.final:
-                self._metrics.lag(unix_now - entry.ended_unix_s)
+                lag(unix_now - entry.ended_unix_s)

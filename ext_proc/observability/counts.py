@@ -86,18 +86,19 @@ class Timings(Collector):
         self._name = name
         self._about = about
         self._label = label
-        self._spread = Spread(parts, bounds)
+        self.spread = Spread(parts, bounds)
+        """What is added to."""
         registry.register(self)
 
     def observe(self, part: str, seconds: float) -> None:
         """Count one duration."""
-        self._spread.observe(part, seconds)
+        self.spread.observe(part, seconds)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Yield the present values, as Prometheus' client asks for them."""
         family = HistogramMetricFamily(self._name, self._about, labels=[self._label])
-        names = [*map(floatToGoString, self._spread.bounds), "+Inf"]
-        for part, counts in self._spread.counts.items():
+        names = [*map(floatToGoString, self.spread.bounds), "+Inf"]
+        for part, counts in self.spread.counts.items():
             buckets = list(zip(names, accumulate(counts), strict=True))
-            family.add_metric([part], buckets, self._spread.sums[part])
+            family.add_metric([part], buckets, self.spread.sums[part])
         yield family

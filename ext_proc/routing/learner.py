@@ -127,8 +127,9 @@ class Learner:
     ) -> None:
         """Learn how fast a replica answered, as the proxy saw it; see ``Served``."""
         replica = self._replicas.get(endpoint)
-        if replica is not None and pool in replica.served:
-            replica.served[pool].put(first_byte_s, bytes_per_s, now)
+        served = None if replica is None else replica.served.get(pool)
+        if served is not None:
+            served.put(first_byte_s, bytes_per_s, now)
 
     def describe(self, pool: str, now: float) -> dict[str, object]:
         """Return what is known of a pool's speed, ready for JSON."""

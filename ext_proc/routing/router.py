@@ -315,21 +315,6 @@ class Router:
         if blocks and endpoint in self._members:
             self._inserted(endpoint, blocks, now)
 
-    def began(self, ticket_id: int, endpoint: EndpointKey, seconds: float) -> None:
-        """Learn from when the answer to a streamed request began; see ``Learner.began``."""
-        self.learner.began(ticket_id, endpoint, seconds)
-
-    def answered(
-        self,
-        pool: str,
-        endpoint: EndpointKey,
-        first_byte_s: float | None,
-        bytes_per_s: float | None,
-        now: float,
-    ) -> None:
-        """Learn how fast a replica answered; see ``Learner.answered``."""
-        self.learner.answered(pool, endpoint, first_byte_s, bytes_per_s, now)
-
     def told(self, ticket_id: int, address: str, now: float) -> bool:
         """Hear, while a request runs, which replica serves it; the ticket's holder need not know.
 

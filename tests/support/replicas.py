@@ -114,13 +114,17 @@ class Replica:
 
 @asynccontextmanager
 async def stack_over(
-    *replicas: Replica, more: dict[str, Any] | None = None, **options: Any
+    *replicas: Replica,
+    more: dict[str, Any] | None = None,
+    kind: type[LocalStack] = LocalStack,
+    **options: Any,
 ) -> AsyncIterator[LocalStack]:
     """Start a stack with one pool, ``llm``, over replicas that serve only HTTP.
 
     Args:
         replicas: The replicas; those that do not serve yet do so as long as the stack.
         more: Further fields of the pool.
+        kind: The stack's class.
         options: Those of ``LocalStack``.
     """
     # The stacks over Tritons are served by gRPC's own transport, unless they say otherwise.
@@ -150,5 +154,5 @@ async def stack_over(
             for one in replicas
         ]
         yield await exit_.enter_async_context(
-            LocalStack(replicas=known, models=("toy-llm",), fleet=over, **options)
+            kind(replicas=known, models=("toy-llm",), fleet=over, **options)
         )

@@ -113,7 +113,7 @@ class Production:
         log = self._log
         while log and log[0][0] <= now:
             _, ticket_id, endpoint, seconds = log.popleft()
-            self._router.began(ticket_id, endpoint, seconds)
+            self._router.learner.began(ticket_id, endpoint, seconds)
 
     def settled(self, job: Job, now: float) -> None:
         """Settle the ticket."""

@@ -154,7 +154,9 @@ class Conditions:
         ejection = self._ejections.get(pool)
         if ejection is not None:
             ejection.good(key, first_byte_s, now, times)
-            self.alive(key, now)
+            for other in self._of.get(key, ()):
+                if other is not ejection:
+                    other.alive(key, now)
 
     def bad(
         self,

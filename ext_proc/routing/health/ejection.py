@@ -80,6 +80,10 @@ class Phase(StrEnum):
     HALF_OPEN = "half-open"
 
 
+_CLOSED: Final = Phase.CLOSED
+"""Read at each answer: looking a member up at its class takes 0.1 µs."""
+
+
 @dataclass(slots=True)
 class _Record:
     """What is known of one replica."""
@@ -175,14 +179,15 @@ class Ejection:
         record, rules = self._records.get(key), self._rules
         if record is None or rules is None:
             return
-        self._alive(key, record, now)
-        if record.phase is Phase.EJECTED:
-            return
-        if record.phase is Phase.HALF_OPEN:
-            record.good_row += times
-            record.until = _NEVER
-            if record.good_row >= GOOD_TO_CLOSE:
-                self._close(key, record, now)
+        if record.phase is _CLOSED:
+            record.alive_at = now
+        else:
+            self._alive(key, record, now)
+            if record.phase is Phase.HALF_OPEN:
+                record.good_row += times
+                record.until = _NEVER
+                if record.good_row >= GOOD_TO_CLOSE:
+                    self._close(key, record, now)
             return
         record.row = record.refused = 0
         record.count(now, rules.interval_s, good=times)
@@ -235,6 +240,8 @@ class Ejection:
 
     def _alive(self, key: EndpointKey, record: _Record, now: float) -> None:
         record.alive_at = now
+        if record.phase is _CLOSED:
+            return
         if record.phase is Phase.EJECTED and record.cause is Cause.FROZEN:
             self._half_open(key, record)
 

@@ -19,6 +19,8 @@ PEAK_DECAY_S: Final = 10.0
 _SETTLED: Final = 5
 """Values from which on steps are clipped."""
 _LEAST: Final = 1e-4
+_FULL: Final = 1.0 / GAIN
+"""Values from which on each has the weight ``GAIN``."""
 
 
 class Estimate:
@@ -33,11 +35,17 @@ class Estimate:
 
     def put(self, value: float) -> None:
         """Take a value; what is below 0.0001 counts as that."""
+        # Comparisons instead of `min` and `max`, as each answer passes here three times.
         self.count = count = self.count + 1
-        step = log(max(value, _LEAST)) - self._mean
-        if count > _SETTLED:
-            step = min(max(step, -CLIP), CLIP)
-        self._mean += step * max(GAIN, 1.0 / count)
+        step = log(value if value > _LEAST else _LEAST) - self._mean  # noqa: FURB136 - see above
+        if count <= _SETTLED:
+            self._mean += step * (1.0 / count)
+            return
+        if step > CLIP:
+            step = CLIP
+        elif step < -CLIP:
+            step = -CLIP
+        self._mean += step * (1.0 / count if count < _FULL else GAIN)
 
     @property
     def value(self) -> float | None:
@@ -72,9 +80,13 @@ class Peak:
 
     def put(self, seconds: float, now: float) -> None:
         """Take a duration that ended now (monotonic seconds)."""
-        kept = exp((self._at - now) / PEAK_DECAY_S)
-        peak = (self._seconds or 0.0) * kept
-        self._seconds = max(seconds, peak + seconds * (1.0 - kept) if peak > seconds else 0.0)
+        before = self._seconds
+        if before is None or before <= seconds:
+            self._seconds = seconds
+        else:
+            kept = exp((self._at - now) / PEAK_DECAY_S)
+            peak = before * kept
+            self._seconds = peak + seconds * (1.0 - kept) if peak > seconds else seconds
         self._at = now
 
     def value(self, now: float) -> float | None:

@@ -57,11 +57,17 @@ def test_an_entry_is_read_as_envoy_writes_it():
     entry = first(logged())
     assert (entry.picker, entry.ticket, entry.unreadable) == ("p", "x-7", False)
     assert (entry.cluster, entry.served) == ("llm/stable/http", "10.0.0.1:8000")
-    assert (entry.picks, entry.attempts) == ("10.0.0.1:8000,10.0.0.2:8000", 1)
+    assert (entry.picks, entry.attempts) == ("", 1)
     assert (entry.status, entry.grpc_status, entry.answer_bytes) == (200, None, 12)
     assert (entry.broken, entry.left, entry.shed, entry.final) == (False, False, False, True)
     assert entry.first_byte_s == pytest.approx(0.1)
     assert entry.ended_unix_s == pytest.approx(1000.5)
+
+
+def test_the_picks_of_a_retried_request_are_read():
+    """They say who had the earlier attempts; with one attempt they say nothing."""
+    entry = first(logged(upstream_request_attempt_count=2))
+    assert (entry.picks, entry.attempts) == ("10.0.0.1:8000,10.0.0.2:8000", 2)
 
 
 def test_what_is_not_there_is_unknown():

@@ -28,7 +28,7 @@ def test_what_is_believed_of_a_replica():
     for _ in range(3):
         chooser.decide(Request("llm", None, "http", Features(Form.GENERATE)), 9.0, 9.0)
     chooser.registry.observe("r1", [Reading(9.5, queued=4)])
-    chooser.answered("llm", EndpointKey("r1", 1), 0.25, None, 9.5)
+    chooser.learner.answered("llm", EndpointKey("r1", 1), 0.25, None, 9.5)
     sample = pages(chooser)
     assert sample(QUEUE, {"endpoint": "r1"}) == 4
     assert sample(QUEUE, {"endpoint": "r2"}) == 1

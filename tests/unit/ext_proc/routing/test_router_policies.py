@@ -98,7 +98,7 @@ def test_first_bytes_of_streamed_prompts_teach_the_speed(build: Build) -> None:
         assert ticket is not None
         key = ticket.endpoint if who is None else EndpointKey(who, 1)
         for _ in range(2):
-            router.began(ticket.id, key, seconds)
+            router.learner.began(ticket.id, key, seconds)
 
     for _ in range(40):
         answer(4.0, streaming=False)

@@ -28,7 +28,7 @@ def ask(router: Router, build: Build, now: float) -> Ticket:
 
 def hear(router: Router, ticket: Ticket) -> None:
     """Let the log tell that an answer began."""
-    router.began(ticket.id, ticket.endpoint, 0.1)
+    router.learner.began(ticket.id, ticket.endpoint, 0.1)
 
 
 def one_silent(build: Build) -> tuple[Router, Ticket]:
@@ -95,7 +95,7 @@ def serve(router: Router, build: Build, slow: str | None, times: range) -> list[
         for told in [entry for entry in log if entry[0] <= now]:
             log.remove(told)
             _, ticket, seconds = told
-            router.began(ticket.id, ticket.endpoint, seconds)
+            router.learner.began(ticket.id, ticket.endpoint, seconds)
             router.settle(ticket, Outcome.DONE, float(now))
         ticket = ask(router, build, float(now))
         seconds = 3.0 if ticket.endpoint.id == slow else 0.1

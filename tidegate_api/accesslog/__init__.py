@@ -1,0 +1,1 @@
+"""Generated protobuf code and its schema; see ``protos.generate``."""

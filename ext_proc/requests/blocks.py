@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MAX_BLOCKS: Final = 2048
 """Blocks of one prompt; what lies beyond them is not looked at."""
 
+_ROW: Final = 16
+"""Blocks that are cut at once."""
+
 
 def prompt_blocks(features: Features, block_chars: int, limit: int = MAX_BLOCKS) -> tuple[int, ...]:
     """Return the chained hashes of the prompt's full blocks, root first.
@@ -73,6 +76,18 @@ def continued(chain: int, data: bytes, size: int, limit: int = MAX_BLOCKS) -> tu
     """
     digest = xxhash.xxh3_64_intdigest
     count = min(len(data) // size, limit)
-    pieces = struct.iter_unpack(f"{size}s", memoryview(data)[: count * size])
-    chains = [chain := digest(piece, chain) for (piece,) in pieces]
-    return struct.unpack(f"{count}q", struct.pack(f"{count}Q", *chains))
+    in_rows = count - count % _ROW
+    chains = [chain]
+    # Each hash is the seed of the next, so the list is read while it grows.
+    seeds = iter(chains)
+    for row in _cut(size, _ROW).iter_unpack(memoryview(data)[: in_rows * size]):
+        chains.extend(map(digest, row, seeds))
+    last = _cut(size, count - in_rows).unpack_from(data, in_rows * size)
+    chains.extend(map(digest, last, seeds))
+    return struct.unpack(f"{count}q", struct.pack(f"{count}Q", *chains[1:]))
+
+
+@lru_cache(maxsize=1024)
+def _cut(size: int, count: int) -> struct.Struct:
+    """Return what cuts bytes into so many blocks of a size."""
+    return struct.Struct(f"{size}s" * count)

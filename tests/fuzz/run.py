@@ -3,7 +3,7 @@
 It needs ``atheris`` (``pip install atheris``), which is no dependency of the project. It starts
 from ``corpus.txt`` and keeps what reaches new code in the temporary folder that it names, where
 also an input that breaks a promise is left. Targets: ``request`` (default), ``metrics``, ``loads``,
-``wire``, ``kv``, ``workers``, ``h2``.
+``wire``, ``kv``, ``log``, ``workers``, ``h2``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["ext_proc"]):
-    from fuzz import h2, kv, targets, wire, workers
+    from fuzz import h2, kv, log, targets, wire, workers
 
 from fuzz.corpus import inputs
 
@@ -25,6 +25,7 @@ TARGETS = {
     "loads": targets.load_report,
     "wire": wire.one_stream,
     "kv": kv.one_batch,
+    "log": log.one_message,
     "workers": workers.one_stream,
     "h2": h2.one_connection,
 }

@@ -48,9 +48,12 @@ def _picker(target: str, arguments: list[str]) -> int:
     """Run a picker that writes each message of the log before it reads it."""
     take = LogService.take
 
-    async def noted(self: LogService, data: bytes) -> None:
+    def note(data: bytes) -> None:
         with Path(target).open("ab") as file:
             file.write(LENGTH.pack(len(data)) + data)
+
+    async def noted(self: LogService, data: bytes) -> None:
+        note(data)
         await take(self, data)
 
     LogService.take = noted  # type: ignore[method-assign]
@@ -152,7 +155,6 @@ async def _with(replicas: list[Replica], work: Any, **settings: Any) -> None:
 
 
 async def _record(target: Path) -> None:
-    target.unlink(missing_ok=True)
     replicas = [Replica(f"r{number}") for number in range(1, REPLICAS + 1)]
     async with contextlib.AsyncExitStack() as exit_:
         address = await exit_.enter_async_context(_grpc_replica())
@@ -172,7 +174,9 @@ def main() -> int:
     """Record, or be the recording's picker."""
     if sys.argv[1] == "--picker":
         return _picker(sys.argv[2], sys.argv[3:])
-    asyncio.run(_record(Path(sys.argv[1]).resolve()))
+    target = Path(sys.argv[1]).resolve()
+    target.unlink(missing_ok=True)
+    asyncio.run(_record(target))
     return 0
 
 

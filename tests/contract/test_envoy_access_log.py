@@ -1,0 +1,56 @@
+"""What a real Envoy 1.40 says of its requests, read by us and with all of Envoy's own messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ext_proc.feedback.entries import judge
+from ext_proc.feedback.wire import entries_of
+from support import full_log
+from support.record_access_log import messages
+
+RECORDED = messages(Path(__file__).parent / "fixtures" / "envoy-1.40" / "access_log.bin")
+ENTRIES = [entry for data in RECORDED for entry in entries_of(data)]
+FINAL = [entry for entry in ENTRIES if entry.final]
+
+
+@pytest.mark.parametrize("data", RECORDED, ids=range(len(RECORDED)))
+def test_our_reader_says_what_envoys_messages_say(data):
+    """Entry by entry and field by field the same."""
+    assert list(entries_of(data)) == full_log.entries_of(data)
+
+
+def test_the_recording_is_of_that_version():
+    """The first message of a stream names Envoy's build."""
+    version = full_log.parse(RECORDED[0]).identifier.node.user_agent_build_version.version
+    assert (version.major_number, version.minor_number) == (1, 40)
+
+
+def test_each_way_to_end_is_there():
+    """Answers, refusals, broken connections, clients that left, gRPC statuses."""
+    verdicts = Counter(judge(entry) for entry in FINAL)
+    assert verdicts["good"] >= 40
+    assert verdicts["error"] >= 4, "503"
+    assert verdicts["client"] >= 5, "400, and 500 to a body that could not be read"
+    assert verdicts["broken"] >= 4
+    assert verdicts["left"] == 2, "before the answer, and in it"
+    assert {entry.grpc_status for entry in FINAL} == {None, 0, 13}
+    assert any(entry.unreadable for entry in FINAL)
+
+
+def test_a_retried_request_names_who_was_passed_over():
+    """Its picks are read; those of the others are not."""
+    retried = [entry for entry in FINAL if entry.attempts > 1 and entry.status == 200]
+    assert retried
+    for entry in retried:
+        assert entry.served == entry.picks.split(",")[entry.attempts - 1]
+    assert all(not entry.picks for entry in FINAL if entry.attempts <= 1)
+
+
+def test_intermediate_entries_come_before_and_after_the_first_byte():
+    """A request that runs for seconds says so each second."""
+    early = [entry for entry in ENTRIES if not entry.final]
+    assert {entry.first_byte_s is None for entry in early} == {True, False}

@@ -8,7 +8,7 @@ from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 
 from ext_proc.feedback.entries import Entry
-from protos.names import DESTINATION_HEADER, LB_NAMESPACE, TIDEGATE_NAMESPACE
+from tidegate_api.names import DESTINATION_HEADER, LB_NAMESPACE, TIDEGATE_NAMESPACE
 
 BROKEN = (
     "upstream_connection_failure",

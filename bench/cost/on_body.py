@@ -1,4 +1,4 @@
-"""What a body of 32 KB costs the picker: ``python bench/on_body.py [--kb 2 8 32]``.
+"""What a body of 32 KB costs the picker: ``python bench/cost/on_body.py [--kb 2 8 32]``.
 
 CPU microseconds from the body's message, parsed, to the decision: reading the JSON, hashing the
 prompt's blocks, choosing among eight replicas (body mode ``peek``, policy ``auto``), without the
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Behind PYTHONPATH, which says whether the picker is the checkout's or the compiled one.
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
 from ext_proc.compiled import compiled
 from ext_proc.exchange import Body, Exchange, Head, Lost

@@ -15,8 +15,8 @@ import tritonclient.grpc.aio as triton_grpc
 from support.replicas import Replica, stack_over
 from support.traffic import GENERATE, admin, eventually, metric, vision_inputs
 from tidegate.cli import envoy_check
-from tidegate.cli.errors import CliError
 from tidegate.stack.envoy import envoy_binary
+from tidegate.terminal.errors import CliError
 from tidegate_api.admin.v1 import admin_pb2
 from tidegate_api.names import SERVED_BY_HEADER
 from xds_server.fleet.load import load_text

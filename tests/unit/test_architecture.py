@@ -1,18 +1,61 @@
-"""The house keeps its shape: which module may import which, and what every test must say.
+"""The architecture: which module may import which, how folders are cut, and what tests must say.
 
-The imports are read from the source, so nothing is run.
+Imports are read from the source, typing-only ones included; nothing is run. Where a test fails, its
+assertion lists the modules: move the code to the layer that needs it, or pass it as an argument.
 """
 
 from __future__ import annotations
 
 import ast
-import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("ext_proc", "xds_server", "tidegate", "tidegate_common", "protos")
+PRODUCT = ("ext_proc", "xds_server", "tidegate", "tidegate_api", "tidegate_common")
+LABORATORY = ("bench",)
+PACKAGES = (*PRODUCT, *LABORATORY, "tools")
+
+LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "": (
+        ("tidegate_api", "tidegate_common", "tools"),
+        ("ext_proc", "xds_server"),
+        ("tidegate",),
+        ("bench",),
+    ),
+    "ext_proc": (
+        ("routing", "settings", "compiled"),
+        ("requests",),
+        ("exchange",),
+        ("observability",),
+        ("feedback", "telemetry", "server"),
+        ("control", "workers"),
+        ("app",),
+    ),
+    "ext_proc.routing": (
+        ("values",),
+        ("latency",),
+        ("state",),
+        ("cache", "health", "learning"),
+        ("policies",),
+        ("pipeline",),
+        ("registry", "learner", "peers", "recent"),
+        ("explain",),
+        ("router",),
+    ),
+    "xds_server": (
+        ("fleet", "protocol", "observability"),
+        ("resources", "settings"),
+        ("snapshots",),
+        ("control", "server", "discovery"),
+        ("admin",),
+        ("app",),
+    ),
+    "tidegate": (("terminal", "stack", "reporter"), ("demo",), ("cli",)),
+}
+"""Within a package: a module may import from its own group and from lower layers (earlier rows);
+groups of one row do not import each other. A package's ``__main__`` is above all."""
 
 PURE = (
     "ext_proc.routing",
@@ -44,6 +87,7 @@ PURE = (
     "tidegate_common.backoff",
     "xds_server.fleet",
     "xds_server.resources",
+    "xds_server.snapshots",
     "xds_server.protocol",
 )
 """Time, randomness, ids and I/O are arguments in these."""
@@ -63,69 +107,31 @@ IMPURE = {
 }
 
 FORBIDDEN = (
-    # (a module under this, may not import a module under that)
-    ("ext_proc", "xds_server"),
-    ("xds_server", "ext_proc"),
-    ("ext_proc", "tidegate"),
-    ("xds_server", "tidegate"),
-    ("tidegate_common", "ext_proc"),
-    ("tidegate_common", "xds_server"),
-    ("tidegate_common", "tidegate"),
-    ("tidegate_common", "protos"),
-    ("protos", "ext_proc"),
-    ("protos", "xds_server"),
-    ("protos", "tidegate"),
-    # The product never imports the laboratory: the command line loads it by name.
-    ("ext_proc", "bench"),
-    ("xds_server", "bench"),
-    ("tidegate", "bench"),
-    ("tidegate_api", "bench"),
-    ("ext_proc.routing", "ext_proc.requests"),
-    ("ext_proc.routing", "ext_proc.telemetry"),
-    ("ext_proc.routing", "ext_proc.exchange"),
-    ("ext_proc.routing", "ext_proc.feedback"),
-    ("ext_proc.routing", "ext_proc.workers"),
-    ("ext_proc.telemetry", "ext_proc.workers"),
-    ("ext_proc.feedback", "ext_proc.workers"),
-    ("ext_proc.feedback", "ext_proc.exchange"),
-    ("ext_proc.requests", "ext_proc.workers"),
-    ("ext_proc.exchange", "ext_proc.workers"),
-    ("ext_proc.server.wire", "ext_proc.workers"),
-    ("ext_proc.server.service", "ext_proc.workers"),
+    # (a module under this, may not import a module under that): rules finer than the layers
     ("ext_proc.workers", "ext_proc.requests"),
     ("ext_proc.workers", "ext_proc.exchange"),
-    ("ext_proc.workers", "ext_proc.server.wire"),
-    ("ext_proc.workers", "ext_proc.server.service"),
+    ("ext_proc.workers", "ext_proc.server"),
+    ("ext_proc.feedback", "ext_proc.exchange"),
     ("ext_proc.workers.records", "ext_proc.workers.bus"),
     ("ext_proc.workers.encode", "ext_proc.workers.bus"),
     ("ext_proc.workers.decode", "ext_proc.workers.bus"),
     ("ext_proc.workers.links", "ext_proc.workers.bus"),
     ("ext_proc.workers.bus", "ext_proc.workers.parent"),
-    ("ext_proc.requests", "ext_proc.exchange"),
-    ("ext_proc.requests", "ext_proc.server.wire"),
-    ("ext_proc.exchange", "ext_proc.server.wire"),
-    ("ext_proc.exchange", "ext_proc.server.service"),
+    ("ext_proc.workers.bus", "ext_proc.routing.router"),
+    ("ext_proc.telemetry", "ext_proc.routing.router"),
     ("ext_proc.server.wire", "ext_proc.server.service"),
     ("ext_proc.server.wire", "ext_proc.server.stream"),
     ("ext_proc.server.stream", "ext_proc.server.service"),
-    ("ext_proc.server.stream", "ext_proc.workers"),
     ("ext_proc.server.h2", "ext_proc.server.stream"),
     ("ext_proc.server.h2", "ext_proc.server.service"),
     ("ext_proc.server.h2", "ext_proc.server.wire"),
     ("ext_proc.server.h2", "ext_proc.exchange"),
     ("ext_proc.server.h2", "ext_proc.routing"),
     ("ext_proc.telemetry.dialects", "ext_proc.telemetry.scrape"),
-    ("xds_server.fleet", "xds_server.resources"),
-    ("xds_server.fleet", "xds_server.protocol"),
-    ("xds_server.fleet", "xds_server.admin"),
-    ("xds_server.protocol", "xds_server.resources"),
-    ("xds_server.protocol", "xds_server.fleet"),
-    ("xds_server.protocol", "xds_server.server.service"),
-    ("xds_server.resources", "xds_server.server.service"),
-    ("xds_server.discovery", "xds_server.protocol"),
-    ("xds_server.discovery", "xds_server.server.service"),
+    ("xds_server.fleet.model", "xds_server.fleet.store"),
     ("xds_server.admin", "xds_server.protocol"),
-    ("xds_server.admin", "xds_server.server.service"),
+    ("xds_server.admin", "xds_server.server"),
+    ("tidegate_common", "tidegate_api"),
 )
 
 ONLY_IN = {
@@ -133,7 +139,7 @@ ONLY_IN = {
     "envoy.service.ext_proc": ("ext_proc.server.wire", "ext_proc.server.service"),
     "envoy.service.accesslog": ("ext_proc.feedback.wire",),
     "envoy.service.discovery": ("xds_server.protocol.wire", "ext_proc.control.fleet_client"),
-    # An extra: nothing else may load it.
+    # Extras: no other module may load them.
     "opentelemetry": (
         "ext_proc.observability.tracing",
         "ext_proc.observability.otlp",
@@ -144,6 +150,15 @@ ONLY_IN = {
     "tritonclient": ("tidegate.demo", "tidegate.stack"),
     "envoy_data_plane": ("xds_server.resources",),
 }
+"""A foreign vocabulary, and the product's modules that may name it."""
+
+MAX_MODULES = 12
+FAMILIES = {
+    "ext_proc/routing/policies": "policies behind `Policy`",
+    "bench/suites": "suites of `tidegate bench`",
+}
+"""Folders of more than ``MAX_MODULES`` modules, each a family behind one interface."""
+MAX_LINES = 400
 
 
 def _under(module: str, parent: str) -> bool:
@@ -179,8 +194,65 @@ def _imports(path: Path) -> set[str]:
 IMPORTS = {module: _imports(path) for module, path in MODULES.items()}
 
 
-def test_arrows_point_inward() -> None:
-    """No module imports one that lies further out."""
+def _group(module: str, package: str) -> str | None:
+    """Return the part of a package that a module is in, ``None`` for others and ``__main__``."""
+    if package and not module.startswith(package + "."):
+        return None
+    rest = module.removeprefix(package).lstrip(".").split(".")
+    return None if not rest[0] or "__main__" in rest else rest[0]
+
+
+@pytest.mark.parametrize("package", LAYERS, ids=lambda name: name or "packages")
+def test_imports_point_to_lower_layers(package: str) -> None:
+    """A module imports its own group and lower layers only."""
+    layer = {name: level for level, row in enumerate(LAYERS[package]) for name in row}
+    wrong = [
+        f"{module} imports {name}"
+        for module, names in IMPORTS.items()
+        if (own := _group(module, package)) is not None
+        for name in sorted(names)
+        if (other := _group(name, package)) in layer
+        and other != own
+        and layer[other] >= layer.get(own, len(layer))
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", LAYERS, ids=lambda name: name or "packages")
+def test_each_part_of_a_package_has_a_layer(package: str) -> None:
+    """A new folder or module of these packages is given its layer here."""
+    listed = {name for row in LAYERS[package] for name in row}
+    found = {group for module in MODULES if (group := _group(module, package)) is not None}
+    assert found == listed
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """There is no cycle of imports, typing-only ones included."""
+    graph = {
+        module: {name for name in names if name in MODULES and name != module}
+        for module, names in IMPORTS.items()
+    }
+    open_, closed = [], set()
+
+    def walk(module: str) -> list[str] | None:
+        if module in open_:
+            return [*open_[open_.index(module) :], module]
+        if module in closed:
+            return None
+        open_.append(module)
+        for name in sorted(graph[module]):
+            # A package imports its modules where it re-exports them; they may name the package.
+            if not _under(module, name) and (cycle := walk(name)) is not None:
+                return cycle
+        closed.add(open_.pop())
+        return None
+
+    cycles = [cycle for module in graph if (cycle := walk(module)) is not None]
+    assert not [" -> ".join(cycle) for cycle in cycles]
+
+
+def test_forbidden_imports() -> None:
+    """The finer rules hold, and each names modules that exist."""
     wrong = [
         f"{module} imports {name}"
         for module, names in IMPORTS.items()
@@ -190,27 +262,8 @@ def test_arrows_point_inward() -> None:
         if _under(name, outer)
     ]
     assert not wrong
-
-
-def test_the_engine_stands_alone() -> None:
-    """Triton imports the toy model's package by itself: it needs nothing else of the project."""
-    folder = ROOT / "models" / "toy-llm"
-    foreign = {
-        name.split(".")[0]
-        for path in sorted((folder / "toyllm").glob("*.py"))
-        for name in _imports(path)
-    } - set(sys.stdlib_module_names)
-    assert foreign == {"toyllm", "numpy", "triton_python_backend_utils"}
-
-
-def test_one_module_of_the_laboratory_names_the_engine_s_package() -> None:
-    """It is on no import path: ``bench.engine`` finds it for all others."""
-    naming = [
-        path.relative_to(ROOT).as_posix()
-        for path in sorted((ROOT / "bench").rglob("*.py"))
-        if any(_under(name, "toyllm") for name in _imports(path))
-    ]
-    assert naming == ["bench/engine.py"]
+    named = {name for pair in FORBIDDEN for name in pair} | {*PURE, *IMPURE_EXCEPTIONS}
+    assert not sorted(named - set(MODULES))
 
 
 def test_pure_modules_do_no_io() -> None:
@@ -232,7 +285,8 @@ def test_each_foreign_vocabulary_has_one_home(vocabulary: str) -> None:
     wrong = [
         module
         for module, names in IMPORTS.items()
-        if any(_under(name, vocabulary) for name in names)
+        if module.split(".")[0] in PRODUCT
+        and any(_under(name, vocabulary) for name in names)
         and not any(_under(module, home) for home in ONLY_IN[vocabulary])
     ]
     assert not wrong
@@ -249,9 +303,42 @@ def test_relative_imports_are_not_used() -> None:
     assert not wrong
 
 
+def test_a_folder_holds_one_idea() -> None:
+    """No folder has more than a dozen modules, unless they are a family behind one interface."""
+    counts: dict[str, int] = {}
+    for path in MODULES.values():
+        if path.name != "__init__.py":
+            folder = path.parent.relative_to(ROOT).as_posix()
+            counts[folder] = counts.get(folder, 0) + 1
+    crowded = {folder for folder, count in counts.items() if count > MAX_MODULES}
+    assert crowded == set(FAMILIES)
+
+
+def test_files_are_short() -> None:
+    """No module of the product has more than 400 lines."""
+    lines = {
+        module: path.read_text().count("\n")
+        for module, path in MODULES.items()
+        if module.split(".")[0] in PRODUCT
+    }
+    assert not [f"{module}: {count}" for module, count in lines.items() if count > MAX_LINES]
+
+
+def test_protos_hold_schemas_only() -> None:
+    """Generated code is in ``tidegate_api``, so a caller's folder ``protos`` hides nothing."""
+    assert {path.suffix for path in (ROOT / "protos").rglob("*") if path.is_file()} == {".proto"}
+
+
 def test_envoy_folder_is_no_package() -> None:
     """A package named envoy would shadow Envoy's generated messages."""
     assert not (ROOT / "envoy" / "__init__.py").exists()
+
+
+def test_layers_name_each_package_once() -> None:
+    """No name stands in two layers of a package."""
+    for rows in LAYERS.values():
+        for lower, upper in pairwise(rows):
+            assert not set(lower) & set(upper)
 
 
 def test_every_test_says_what_it_holds() -> None:
@@ -267,12 +354,25 @@ def test_every_test_says_what_it_holds() -> None:
     assert not wrong
 
 
+def test_unit_tests_mirror_the_modules() -> None:
+    """Each folder of unit tests of the product exists as a folder of the product."""
+    wrong = [
+        folder.relative_to(ROOT).as_posix()
+        for package in (*PRODUCT, "tools")
+        for folder in (ROOT / "tests" / "unit" / package).rglob("*")
+        if folder.is_dir()
+        and folder.name != "__pycache__"
+        and not (ROOT / folder.relative_to(ROOT / "tests" / "unit")).is_dir()
+    ]
+    assert not wrong
+
+
 def test_the_project_stands_alone() -> None:
-    """No file names a path of somebody's machine."""
+    """No file names a path of a machine."""
     needles = ("/" + "work/", "/" + "root/", "/" + "home/")
     wrong = [
         f"{path.relative_to(ROOT)}: {needle}"
-        for folder in (*PACKAGES, "tests", "docs", "models", "envoy", "bench", "deploy")
+        for folder in (*PACKAGES, "protos", "tests", "docs", "models", "envoy", "deploy")
         for path in sorted((ROOT / folder).rglob("*"))
         if path.suffix in {".py", ".md", ".yaml", ".yml", ".pbtxt", ".toml", ".proto"}
         for needle in needles

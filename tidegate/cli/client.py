@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import grpc
 
-from tidegate.cli.errors import CliError
+from tidegate.terminal.errors import CliError
 from tidegate_api.admin.v1.admin_pb2_grpc import AdminStub
 
 if TYPE_CHECKING:

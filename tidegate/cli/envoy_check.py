@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tidegate.cli.errors import CliError
+from tidegate.terminal.errors import CliError
 
 if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import Fleet

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.cli.errors import CliError
+from tidegate.terminal.errors import CliError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
-from tidegate.cli.errors import CliError
 from tidegate.cli.verbs import (
     benching,
     changing,
@@ -20,6 +19,7 @@ from tidegate.cli.verbs import (
     simulating,
     tuning,
 )
+from tidegate.terminal.errors import CliError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,20 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from tidegate.terminal.output import Output
+
 if TYPE_CHECKING:
     from tidegate_api.admin.v1.admin_pb2 import ChangeOptions
 
 DEFAULT_SERVER: Final = "127.0.0.1:18010"
 DEFAULT_TIMEOUT_S: Final = 30.0
 MAX_TIMEOUT_S: Final = 86_400.0
-
-
-class Output(StrEnum):
-    """How a reading command prints."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
 
 
 class XdsProtocol(StrEnum):

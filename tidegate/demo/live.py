@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 from rich.live import Live
 
-from tidegate.cli.output import table
 from tidegate.demo.clients import AnswerError, fetch_text
 from tidegate.demo.counters import ReplicaCounters, read_counts
 from tidegate.demo.picker_page import Seen, read_replicas
 from tidegate.demo.report import percent
+from tidegate.terminal.output import table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

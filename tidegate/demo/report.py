@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidegate.cli.output import table
+from tidegate.terminal.output import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

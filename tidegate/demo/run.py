@@ -16,8 +16,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tidegate.cli.errors import FAILED, OK, CliError
-from tidegate.cli.output import console, spinner
 from tidegate.demo.clients import Clients
 from tidegate.demo.live import stay
 from tidegate.demo.operator import Operator
@@ -28,6 +26,8 @@ from tidegate.stack.assets import DemoExtraMissingError
 from tidegate.stack.local import LocalStack
 from tidegate.stack.processes.supervisor import CrashError
 from tidegate.stack.processes.waiting import StackError
+from tidegate.terminal.errors import FAILED, OK, CliError
+from tidegate.terminal.output import console, spinner
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine

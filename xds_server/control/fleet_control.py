@@ -1,6 +1,6 @@
-"""The only writer of the fleet: every change, whoever asks for it, passes here.
+"""The only writer of the fleet: every change passes here.
 
-Laws:
+Rules:
 
 1. Changes are made one after the other, each on what the one before left.
 2. A change is judged as a whole - rules, then resources - before anything is stored, stored
@@ -271,7 +271,9 @@ class Control:
         if len(self._tasks) >= MAX_WAITING:
             raise Busy(f"{MAX_WAITING} changes already wait for their turn; try again")
         task = asyncio.create_task(self._take_turn(step, options, file))
-        task.add_done_callback(_retrieve)
+        task.add_done_callback(
+            lambda done: done.cancelled() or done.exception()  # asyncio logs one that is not read
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         change, published = await asyncio.shield(task)
@@ -324,8 +326,8 @@ class Control:
     def _merged(self, file: FileState, live: Fleet | None) -> Fleet:
         if live is None or self._state is None:
             return file.fleet
-        last = None if self._state.file is None else self._state.file.fleet
-        return changes_of.merge(last, file.fleet, live)
+        last = self._state.file
+        return changes_of.merge(None if last is None else last.fleet, file.fleet, live)
 
     async def _remember(self, file: FileState) -> None:
         await asyncio.to_thread(self._store.remember_file, file)
@@ -397,9 +399,3 @@ def _there(value: _T | None) -> _T:
     if value is None:
         raise RuntimeError("the control server has no fleet yet")
     return value
-
-
-def _retrieve(task: asyncio.Task[tuple[Change, Published | None]]) -> None:
-    """Look at a task's error, which nobody else may be left to see."""
-    if not task.cancelled():
-        task.exception()

@@ -24,7 +24,8 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.routing.health.ejection import Cause, Ejection, Phase
+from ext_proc.routing.health.ejection import Ejection
+from ext_proc.routing.health.ejection_record import Cause, Phase
 from ext_proc.routing.health.latch import Latch
 
 if TYPE_CHECKING:

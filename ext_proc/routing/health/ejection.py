@@ -23,13 +23,11 @@ circuit breaker of M. Nygard's "Release It!" (half open).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import StrEnum
-from math import exp, log
+from math import log
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.latency.estimates import Estimate
+from ext_proc.routing.health.ejection_record import CLOSED, NEVER, Cause, EjectionRecord, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -54,76 +52,6 @@ FAST: Final = 0.5
 """Failures that come in less than this part of the peers' time to a first byte are fast."""
 _RELATIVE: Final = 0.5
 """Peers whose share of failures is at least this part of one's own share the trouble."""
-_NEVER: Final = float("-inf")
-
-
-class Cause(StrEnum):
-    """Why a replica is out."""
-
-    FAILURES = "failures"
-    """Connections fail or break, or retries went elsewhere."""
-    DEAD_BACKEND = "dead-backend"
-    """It answers, but only with errors."""
-    RATIO = "ratio"
-    """Too large a share of failures."""
-    SLOW = "slow"
-    """First bytes come much later than those of its peers."""
-    FROZEN = "frozen"
-    """Work is in flight and nothing moves."""
-
-
-class Phase(StrEnum):
-    """Where a replica stands."""
-
-    CLOSED = "closed"
-    EJECTED = "ejected"
-    HALF_OPEN = "half-open"
-
-
-_CLOSED: Final = Phase.CLOSED
-"""Read at each answer: looking a member up at its class takes 0.1 µs."""
-
-
-@dataclass(slots=True)
-class _Record:
-    """What is known of one replica."""
-
-    variant: str
-    phase: Phase = Phase.CLOSED
-    cause: Cause | None = None
-    until: float = _NEVER
-    """End of the ejection, or of waiting for the result of a half-open request."""
-    span_s: float = 0.0
-    """Length of the last ejection."""
-    times: int = 0
-    closed_at: float = _NEVER
-    row: int = 0
-    """Bad results in a row."""
-    refused: int = 0
-    """How many of these were no answers at all."""
-    good: float = 0.0
-    bad: float = 0.0
-    """Decayed counts."""
-    at: float = _NEVER
-    good_row: int = 0
-    first_s: Estimate = field(default_factory=Estimate)
-    """Time to the first byte of its good answers."""
-    failed_s: Estimate = field(default_factory=Estimate)
-    """The same of its failures."""
-    sinkhole: bool = False
-    """It was ejected while it failed so fast that it looked idle."""
-    busy_since: float | None = None
-    alive_at: float = _NEVER
-
-    def share(self) -> float | None:
-        """Return the share of failures, ``None`` where too little is known."""
-        total = self.good + self.bad
-        return None if total <= 0.0 else self.bad / total
-
-    def count(self, now: float, window_s: float, *, good: int = 0, bad: int = 0) -> None:
-        """Add results to the decayed counts."""
-        kept = exp((self.at - now) / window_s) if self.at > _NEVER else 0.0
-        self.good, self.bad, self.at = self.good * kept + good, self.bad * kept + bad, now
 
 
 class Ejection:
@@ -135,11 +63,11 @@ class Ejection:
 
     def __init__(self, on_ejected: Callable[[EndpointKey, Cause], None]) -> None:
         self._on_ejected = on_ejected
-        self._records: dict[EndpointKey, _Record] = {}
-        self._out: dict[EndpointKey, _Record] = {}
+        self._records: dict[EndpointKey, EjectionRecord] = {}
+        self._out: dict[EndpointKey, EjectionRecord] = {}
         """Those that are not closed."""
         self._rules: Outlier | None = None
-        self._compared_at = _NEVER
+        self._compared_at = NEVER
 
     def __bool__(self) -> bool:
         """Tell whether anybody is out or half open."""
@@ -152,7 +80,7 @@ class Ejection:
         for endpoint in pool.endpoints:
             record = known.get(endpoint.key)
             if record is None or record.variant != endpoint.variant:
-                record = _Record(endpoint.variant)
+                record = EjectionRecord(endpoint.variant)
             self._records[endpoint.key] = record
         self._out = {k: r for k, r in self._records.items() if r.phase is not Phase.CLOSED}
 
@@ -160,7 +88,7 @@ class Ejection:
         """Begin anew with a replica whose process is a new one."""
         record = self._records.get(key)
         if record is not None:
-            self._records[key] = _Record(record.variant)
+            self._records[key] = EjectionRecord(record.variant)
             self._out.pop(key, None)
 
     # --- What happened --------------------------------------------------------------------------
@@ -179,13 +107,13 @@ class Ejection:
         record, rules = self._records.get(key), self._rules
         if record is None or rules is None:
             return
-        if record.phase is _CLOSED:
+        if record.phase is CLOSED:
             record.alive_at = now
         else:
             self._alive(key, record, now)
             if record.phase is Phase.HALF_OPEN:
                 record.good_row += times
-                record.until = _NEVER
+                record.until = NEVER
                 if record.good_row >= GOOD_TO_CLOSE:
                     self._close(key, record, now)
             return
@@ -238,14 +166,16 @@ class Ejection:
         if record is not None:
             self._alive(key, record, now)
 
-    def _alive(self, key: EndpointKey, record: _Record, now: float) -> None:
+    def _alive(self, key: EndpointKey, record: EjectionRecord, now: float) -> None:
         record.alive_at = now
-        if record.phase is _CLOSED:
+        if record.phase is CLOSED:
             return
         if record.phase is Phase.EJECTED and record.cause is Cause.FROZEN:
             self._half_open(key, record)
 
-    def _time(self, key: EndpointKey, record: _Record, first_byte_s: float, now: float) -> None:
+    def _time(
+        self, key: EndpointKey, record: EjectionRecord, first_byte_s: float, now: float
+    ) -> None:
         first, rules = record.first_s, self._rules
         first.put(first_byte_s)
         if rules is None or rules.latency_factor <= 0.0:
@@ -256,7 +186,7 @@ class Ejection:
         if usual is not None and first.log > usual + log(rules.latency_factor):
             self._try_eject(key, record, Cause.SLOW, now)
 
-    def _usual_log_s(self, key: EndpointKey, record: _Record, least: int) -> float | None:
+    def _usual_log_s(self, key: EndpointKey, record: EjectionRecord, least: int) -> float | None:
         """Return the median logarithm of the peers' times to a first byte."""
         known = [one.first_s.log for one in self._peers(key, record) if one.first_s.count >= least]
         return median(known) if known else None
@@ -310,14 +240,16 @@ class Ejection:
 
     # --- Phases ---------------------------------------------------------------------------------
 
-    def _peers(self, key: EndpointKey, record: _Record) -> list[_Record]:
+    def _peers(self, key: EndpointKey, record: EjectionRecord) -> list[EjectionRecord]:
         return [
             one
             for other, one in self._records.items()
             if other != key and one.variant == record.variant and one.phase is Phase.CLOSED
         ]
 
-    def _try_eject(self, key: EndpointKey, record: _Record, cause: Cause, now: float) -> None:
+    def _try_eject(
+        self, key: EndpointKey, record: EjectionRecord, cause: Cause, now: float
+    ) -> None:
         rules = self._rules
         if rules is None:
             return
@@ -329,7 +261,7 @@ class Ejection:
         if out < min(most, size - 1):
             self._eject(key, record, cause, now)
 
-    def _eject(self, key: EndpointKey, record: _Record, cause: Cause, now: float) -> None:
+    def _eject(self, key: EndpointKey, record: EjectionRecord, cause: Cause, now: float) -> None:
         rules = self._rules
         if rules is None:
             return
@@ -349,11 +281,11 @@ class Ejection:
         self._out[key] = record
         self._on_ejected(key, cause)
 
-    def _half_open(self, key: EndpointKey, record: _Record) -> None:
-        record.phase, record.until, record.good_row = Phase.HALF_OPEN, _NEVER, 0
+    def _half_open(self, key: EndpointKey, record: EjectionRecord) -> None:
+        record.phase, record.until, record.good_row = Phase.HALF_OPEN, NEVER, 0
         self._out[key] = record
 
-    def _close(self, key: EndpointKey, record: _Record, now: float) -> None:
+    def _close(self, key: EndpointKey, record: EjectionRecord, now: float) -> None:
         record.phase, record.cause, record.closed_at = Phase.CLOSED, None, now
         record.row = record.refused = 0
         record.first_s.clear()

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from tidegate.cli import laboratory
-from tidegate.cli.errors import USAGE, CliError
-from tidegate.cli.output import console
+from tidegate.terminal.errors import USAGE, CliError
+from tidegate.terminal.output import console
 
 
 def bench(

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.errors import CliError
 from tidegate.cli.options import (
     DEFAULT_SERVER,
     DEFAULT_TIMEOUT_S,
     AuthorOption,
     ChangeFlags,
     DryRunOption,
-    Output,
     OutputOption,
     ReasonOption,
     ServerOption,
     TimeoutOption,
     WaitOption,
 )
+from tidegate.terminal.errors import CliError
+from tidegate.terminal.output import Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -225,7 +225,7 @@ def perform(
     """Make the call, print its outcome, and fail where the change is not everywhere."""
     from tidegate.cli import views
     from tidegate.cli.client import CHANGE_MARGIN_S, admin
-    from tidegate.cli.output import emit, spinner
+    from tidegate.terminal.output import emit, spinner
 
     bound = CHANGE_MARGIN_S + (change.timeout_s if change.wait else 0.0)
     with admin(change.server) as stub, spinner("waiting for the clients to acknowledge"):

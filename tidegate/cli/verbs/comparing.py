@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.options import DEFAULT_SERVER, Output, OutputOption, ServerOption
+from tidegate.cli.options import DEFAULT_SERVER, OutputOption, ServerOption
+from tidegate.terminal.output import Output
 
 
 def diff(
@@ -28,8 +29,8 @@ def diff(
 ) -> None:
     """Show what differs: two revisions, or what a file would change."""
     from tidegate.cli.client import READ_TIMEOUT_S, admin
-    from tidegate.cli.output import emit
     from tidegate.cli.verbs.files import read_text
+    from tidegate.terminal.output import emit
     from tidegate_api.admin.v1.admin_pb2 import ApplyRequest, ChangeOptions, DiffRequest
 
     if (old is None) == (fleet is None):

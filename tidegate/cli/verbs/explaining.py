@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tidegate.cli.errors import CliError
-from tidegate.cli.options import Output, OutputOption
+from tidegate.terminal.errors import CliError
+from tidegate.terminal.output import Output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.table import Table
+
+    from tidegate.cli.options import OutputOption
 
 DEFAULT_PICKER: Final = "127.0.0.1:18081"
 TIMEOUT_S: Final = 5.0
@@ -61,7 +63,7 @@ def explain(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show sampled decisions of a picker: each candidate's price in parts, and who was left out."""
-    from tidegate.cli.output import emit
+    from tidegate.terminal.output import emit
 
     found = fetch(picker, pool)[:limit]
     if not found:
@@ -171,7 +173,7 @@ def _head(decision: Mapping[str, Any]) -> str:
 
 
 def _candidates(decision: Mapping[str, Any]) -> Table:
-    from tidegate.cli.output import table
+    from tidegate.terminal.output import table
 
     rows: Sequence[Mapping[str, Any]] = decision["candidates"][:MOST_ROWS]
     return table(
@@ -191,7 +193,7 @@ def _candidates(decision: Mapping[str, Any]) -> Table:
 
 
 def _others(decision: Mapping[str, Any]) -> list[Table | str]:
-    from tidegate.cli.output import table
+    from tidegate.terminal.output import table
 
     more = len(decision["candidates"]) - MOST_ROWS
     shown: list[Table | str] = [f"and {more} more candidates"] if more > 0 else []

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.errors import CliError
 from tidegate.cli.options import ProtocolOption, XdsProtocol
+from tidegate.terminal.errors import CliError
 
 MAX_FILE_BYTES = 4 * 2**20
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli.options import DEFAULT_SERVER, Output, OutputOption, ServerOption
+from tidegate.cli.options import DEFAULT_SERVER, OutputOption, ServerOption
+from tidegate.terminal.output import Output
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +41,7 @@ def get(
     """List what is in force: pools, endpoints, clients or revisions."""
     from tidegate.cli import views
     from tidegate.cli.client import READ_TIMEOUT_S, admin
-    from tidegate.cli.output import emit
+    from tidegate.terminal.output import emit
     from tidegate_api.admin.v1 import admin_pb2 as api
 
     with admin(server) as stub:
@@ -71,7 +72,7 @@ def status(server: ServerOption = DEFAULT_SERVER, output: OutputOption = Output.
     """Show the revision in force and what each client has acknowledged."""
     from tidegate.cli import views
     from tidegate.cli.client import READ_TIMEOUT_S, admin
-    from tidegate.cli.output import emit
+    from tidegate.terminal.output import emit
     from tidegate_api.admin.v1 import admin_pb2 as api
 
     with admin(server) as stub:
@@ -101,7 +102,7 @@ def history(
     """List the revisions of the fleet, newest first: who, why, what, and what became of it."""
     from tidegate.cli import views
     from tidegate.cli.client import READ_TIMEOUT_S, admin
-    from tidegate.cli.output import emit
+    from tidegate.terminal.output import emit
     from tidegate_api.admin.v1 import admin_pb2 as api
 
     with admin(server) as stub:
@@ -111,7 +112,7 @@ def history(
 
 
 def _sick_table(rows: list[dict[str, Any]]) -> Table:
-    from tidegate.cli.output import table
+    from tidegate.terminal.output import table
 
     return table(
         ("pool", "sick replica", "conditions", "#pickers", "told to all"),
@@ -129,7 +130,7 @@ def _sick_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _pools_table(rows: list[dict[str, Any]]) -> Table:
-    from tidegate.cli.output import table
+    from tidegate.terminal.output import table
 
     return table(
         ("pool", "models", "policy", "variant", "#weight", "#share", "version", "#endpoints"),
@@ -157,7 +158,7 @@ def _share(weight: int, total: int) -> str | None:
 
 
 def _endpoints_table(rows: list[dict[str, Any]]) -> Table:
-    from tidegate.cli.output import table
+    from tidegate.terminal.output import table
 
     return table(
         ("endpoint", "pool", "variant", "http", "grpc", "state", "#in flight"),
@@ -177,7 +178,7 @@ def _endpoints_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _clients_table(rows: list[dict[str, Any]]) -> Table:
-    from tidegate.cli.output import table
+    from tidegate.terminal.output import table
 
     return table(
         ("client", "kind", "xds", "peer", "#connected", "state", "acknowledged"),
@@ -202,7 +203,7 @@ def _clients_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _messages_table(rows: list[dict[str, Any]]) -> Table:
-    from tidegate.cli.output import table
+    from tidegate.terminal.output import table
 
     return table(
         ("client", "type", "state", "its own words"),
@@ -216,7 +217,7 @@ def _messages_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _revisions_table(rows: list[dict[str, Any]]) -> Table:
-    from tidegate.cli.output import table
+    from tidegate.terminal.output import table
 
     return table(
         ("#revision", "at", "author", "reason", "changes", "outcome"),

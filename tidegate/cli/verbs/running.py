@@ -70,10 +70,10 @@ def demo(
     """Run the whole system on this machine: real Triton, real Envoy, real traffic."""
     import asyncio
 
-    from tidegate.cli.errors import CliError
     from tidegate.stack.assets import DemoExtraMissingError
     from tidegate.stack.envoy import envoy_binary
     from tidegate.stack.tritons.replica import find_triton
+    from tidegate.terminal.errors import CliError
 
     try:
         find_triton()

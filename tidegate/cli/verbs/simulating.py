@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from tidegate.cli import laboratory
-from tidegate.cli.errors import USAGE, CliError
-from tidegate.cli.output import console
+from tidegate.terminal.errors import USAGE, CliError
+from tidegate.terminal.output import console
 
 DEFAULT_POLICIES = "round-robin,least-in-flight,prefix-affinity,oracle"
 MAX_SEEDS = 100

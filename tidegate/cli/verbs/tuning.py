@@ -13,7 +13,6 @@ from tidegate.cli.options import (
     AuthorOption,
     ChangeFlags,
     DryRunOption,
-    Output,
     OutputOption,
     ReasonOption,
     ServerOption,
@@ -21,6 +20,7 @@ from tidegate.cli.options import (
     WaitOption,
 )
 from tidegate.cli.verbs.changing import perform
+from tidegate.terminal.output import Output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

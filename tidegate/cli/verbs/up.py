@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.settings import MAX_WORKERS
-from tidegate.cli.errors import FAILED, OK, CliError
-from tidegate.cli.output import console
 from tidegate.cli.verbs.files import read_text
 from tidegate.stack.addresses import Addresses
 from tidegate.stack.assets import DemoExtraMissingError
@@ -17,6 +15,8 @@ from tidegate.stack.local import LocalStack
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate.stack.processes.supervisor import Crash, CrashError
 from tidegate.stack.processes.waiting import StackError
+from tidegate.terminal.errors import FAILED, OK, CliError
+from tidegate.terminal.output import console
 from xds_server.fleet.load import FleetError, load_text
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from support.fleets import fleet
 from tidegate.cli import envoy_check
-from tidegate.cli.errors import CliError
+from tidegate.terminal.errors import CliError
 
 if TYPE_CHECKING:
     from .conftest import FakeAdmin, Run

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ext_proc.routing.health.conditions import Conditions, moved_on
-from ext_proc.routing.health.ejection import Cause
+from ext_proc.routing.health.ejection_record import Cause
 from ext_proc.routing.values.pool import EndpointKey, Variant
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.ticket import Outcome

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
-from tidegate.cli.options import Output
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,14 @@ if TYPE_CHECKING:
 PIPED_WIDTH: Final = 100
 """Columns where the output is no terminal: a log or a pipe."""
 UNKNOWN: Final = "-"
+
+
+class Output(StrEnum):
+    """How a reading command prints."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
 
 
 def console(*, stderr: bool = False) -> Console:

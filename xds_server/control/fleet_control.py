@@ -271,9 +271,8 @@ class Control:
         if len(self._tasks) >= MAX_WAITING:
             raise Busy(f"{MAX_WAITING} changes already wait for their turn; try again")
         task = asyncio.create_task(self._take_turn(step, options, file))
-        task.add_done_callback(
-            lambda done: done.cancelled() or done.exception()  # asyncio logs one that is not read
-        )
+        # asyncio logs an exception that is never read
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         change, published = await asyncio.shield(task)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from tidegate.cli.options import OutputOption  # noqa: TC001 - typer reads annotations at runtime
 from tidegate.terminal.errors import CliError
 from tidegate.terminal.output import Output
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from tidegate.cli.options import OutputOption
 
 DEFAULT_PICKER: Final = "127.0.0.1:18081"
 TIMEOUT_S: Final = 5.0

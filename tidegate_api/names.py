@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-# --- Headers a client may send (documented in docs/requests.md) ---------------------------------
+# --- Headers a client may send (documented in docs/reference/requests.md) -----------------------
 
 POOL_HEADER: Final = "tidegate-pool"
 """Names the pool outright; Envoy matches it, so it works without reading a body."""
@@ -33,17 +33,35 @@ REQUEST_ID_HEADER: Final = "x-request-id"
 # --- Load reports (ORCA): asked of replicas, and in their answers -------------------------------
 
 LOAD_FORMAT_HEADER: Final = "endpoint-load-metrics-format"
+"""On requests: asks the replica for a load report in its answer's headers."""
+
 LOAD_HEADER: Final = "endpoint-load-metrics"
+"""On answers: the report, as JSON, text or base64."""
+
 LOAD_BIN_HEADER: Final = "endpoint-load-metrics-bin"
+"""On answers: the report, as a serialized protobuf message in base64."""
 
 # --- Control headers: set by the picker, stripped from every client request by Envoy ------------
 
 CONTROL_POOL_HEADER: Final = "x-tidegate-pool"
+"""The pool that the picker found in the body; Envoy matches the route again by it."""
+
 CONTROL_VARIANT_HEADER: Final = "x-tidegate-variant"
+"""The variant that the picker drew, or that a sequence's lease demands."""
+
 DESTINATION_HEADER: Final = "x-gateway-destination-endpoint"
+"""The pick and its fallbacks, ``ip:port`` separated by commas; also the metadata key by which
+Envoy sends the request."""
+
 DESTINATION_SERVED_KEY: Final = "x-gateway-destination-endpoint-served"
+"""Metadata key of the replica that really served the request."""
+
 SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
+"""Metadata key of the replicas to which a request is restricted."""
+
 MAX_RETRIES_HEADER: Final = "x-envoy-max-retries"
+"""Set to 0 on requests that Envoy must not retry."""
+
 REASON_HEADER: Final = "x-tidegate-reason"
 """On refusals: the machine-readable reason."""
 
@@ -65,11 +83,14 @@ LB_NAMESPACE: Final = "envoy.lb"
 """Envoy's override_host policy reads the pick here."""
 
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+"""The subset hint is read here."""
+
 TIDEGATE_NAMESPACE: Final = "tidegate"
 """``{picker: str, ticket: str, at: str, unreadable: bool}``: written with each pick, carried by
 access logs; ``at`` is the picker's address, by which log sinks find it."""
 
 PICKER_AT_KEY: Final = "at"
+"""Key of the picker's address within the namespace ``tidegate``."""
 
 LOG_CLUSTER_PREFIX: Final = "tidegate-picker-log/"
 """Envoy's cluster of one picker out of several starts with this; its address follows."""
@@ -77,18 +98,34 @@ LOG_CLUSTER_PREFIX: Final = "tidegate-picker-log/"
 # --- Request attributes that Envoy sends with the first ext_proc message ------------------------
 
 CLUSTER_ATTRIBUTE: Final = "xds.cluster_name"
+"""The cluster that the route drew: pool, variant and protocol."""
+
 ROUTE_ATTRIBUTE: Final = "xds.route_name"
+"""The route that matched."""
 
 # --- xDS type URLs ------------------------------------------------------------------------------
 
 _PREFIX = "type.googleapis.com/"
 LISTENER_TYPE: Final = _PREFIX + "envoy.config.listener.v3.Listener"
+"""LDS: the listener."""
+
 ROUTE_TYPE: Final = _PREFIX + "envoy.config.route.v3.RouteConfiguration"
+"""RDS: routes, with the variants' weights."""
+
 CLUSTER_TYPE: Final = _PREFIX + "envoy.config.cluster.v3.Cluster"
+"""CDS: one cluster per pool, variant and protocol."""
+
 ENDPOINT_TYPE: Final = _PREFIX + "envoy.config.endpoint.v3.ClusterLoadAssignment"
+"""EDS: the replicas of a cluster."""
+
 RUNTIME_TYPE: Final = _PREFIX + "envoy.service.runtime.v3.Runtime"
+"""RTDS: limits that change without touching a cluster."""
+
 SECRET_TYPE: Final = _PREFIX + "envoy.extensions.transport_sockets.tls.v3.Secret"
+"""SDS: names of certificate files."""
+
 POOL_TYPE: Final = _PREFIX + "tidegate.fleet.v1.Pool"
+"""Tidegate's own type: what pickers need to know of a pool."""
 
 SHORT_TYPE: Final = {
     CLUSTER_TYPE: "CDS",
@@ -107,7 +144,11 @@ PICKER_NODE_CLUSTER: Final = "tidegate-picker"
 """``node.cluster`` of a picker on ADS; every other node is an Envoy."""
 
 LISTENER_NAME: Final = "tidegate-ingress"
+"""Name of the listener."""
+
 ROUTE_CONFIG_NAME: Final = "tidegate-routes"
+"""Name of the route configuration."""
+
 RUNTIME_NAME: Final = "tidegate"
 """Name of Envoy's runtime layer that the control server fills; the bootstrap names it too."""
 

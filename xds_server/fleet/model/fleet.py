@@ -89,11 +89,13 @@ class VariantSpec(Strict):
     """A named share of the pool: replicas that serve one version of the model."""
 
     name: Name
+    """Name of the variant, e.g. `stable` or `canary`."""
     weight: Annotated[int, Field(ge=0, le=MAX_WEIGHT_SUM)] = 1
     """Relative share of the requests that nothing pins; 0 = none."""
     model_version: ModelVersion | None = None
     """The model version that these replicas serve. Requests are never rewritten."""
     match: VariantMatch = VariantMatch()
+    """Requests that go to this variant whatever the weights."""
 
 
 class EndpointSpec(Strict):
@@ -123,6 +125,7 @@ class EndpointSpec(Strict):
     draining: bool = False
     """Takes no new work."""
     telemetry: EndpointTelemetry = EndpointTelemetry()
+    """Further sources of its readings, beside `metrics`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -145,7 +148,7 @@ class Routing(Strict):
     """How the picker chooses."""
 
     policy: PolicyName = "auto"
-    """How the picker prices replicas; docs/routing.md says which is for what."""
+    """How the picker prices replicas; docs/reference/policies.md says which is for what."""
     allow_override: Annotated[tuple[PolicyName, ...], Field(max_length=32)] = ()
     """Policies that a request may ask for with the header `tidegate-policy`."""
     body: BodyMode = "peek"
@@ -174,7 +177,9 @@ class Routing(Strict):
     load_factor: Annotated[float, Field(ge=1, le=100)] = 1.5
     """The cached replica is chosen while its load is at most this factor above the mean."""
     gpu_weights: GpuWeightsSpec = GpuWeightsSpec()
+    """Weights of the policy `gpu-composite`."""
     learned: LearnedSpec = LearnedSpec()
+    """Settings of the policy `learned`."""
     co_batch_hold_ms: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Policy `co-batch`: longest time for which a request waits for companions, where the rate
     makes one likely; 0 = none waits."""
@@ -196,17 +201,22 @@ class SlowStartSpec(Strict):
     """The ramp of a new replica (Envoy's formula, applied by Envoy and picker alike)."""
 
     window: Duration = 30.0
-    """0 switches it off."""
+    """Length of the ramp of a new replica; 0 switches it off."""
     aggression: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Shape of the ramp: 1 is linear, above 1 it is steeper at its start."""
     min_weight_percent: Annotated[float, Field(ge=0, le=100)] = 10.0
+    """Share of its usual weight with which a replica starts."""
 
 
 class CircuitBreaker(Strict):
     """Bounds that Envoy keeps per variant, and the picker per endpoint."""
 
     max_connections: Annotated[int, Field(ge=1, le=2**31)] = 1024
+    """Most connections from one Envoy to the replicas of a variant."""
     max_pending: Annotated[int, Field(ge=1, le=2**31)] = 512
+    """Most requests of a variant that wait in one Envoy for a connection."""
     max_requests: Annotated[int, Field(ge=1, le=2**31)] = 1024
+    """Most requests of a variant in flight from one Envoy."""
     max_connections_per_endpoint: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Most connections from one Envoy to one replica; 0 = no limit. Not changed over RTDS."""
     per_endpoint_in_flight: Annotated[int, Field(ge=0, le=2**31)] = 0
@@ -224,9 +234,12 @@ class OutlierSpec(Strict):
     consecutive_failures: Annotated[int, Field(ge=1, le=1000)] = 3
     """Failures in a row (5xx, resets, refused connections) that eject a replica."""
     interval: Annotated[Duration, Field(gt=0)] = 5.0
+    """How often Envoy judges; also the time in which older results lose their weight with a
+    picker."""
     base_ejection: Annotated[Duration, Field(gt=0)] = 10.0
     """Length of the first ejection; each further one is longer by this."""
     max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = 50
+    """Largest share of a variant's replicas that is ejected at once."""
     failure_percent: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 50.0
     """Share of failures for which a picker ejects a replica, unless its peers fail as much;
     0 = off."""
@@ -250,9 +263,13 @@ class HealthSpec(Strict):
     """Health checks, by Envoy and by the pickers."""
 
     interval: Annotated[Duration, Field(gt=0)] = 5.0
+    """Time between two active checks of a replica."""
     timeout: Annotated[Duration, Field(gt=0)] = 1.0
+    """A check without an answer for so long has failed."""
     unhealthy_after: Annotated[int, Field(ge=1, le=100)] = 2
+    """Failed checks in a row after which a replica is unhealthy."""
     healthy_after: Annotated[int, Field(ge=1, le=100)] = 1
+    """Passed checks in a row after which it is healthy again."""
     path: HttpPath | None = None
     """HTTP path to probe; the readiness of the pool's first model if omitted."""
     repository: bool = False
@@ -315,21 +332,31 @@ class PoolSpec(Strict):
     """Replicas that serve the same models, and how they are used."""
 
     name: Name
+    """Name of the pool; not `unnamed`."""
     default: bool = False
     """Takes requests whose pool only the body names, whenever no picker answers."""
     match: Match
+    """Which requests belong to the pool."""
     variants: Annotated[tuple[VariantSpec, ...], Field(min_length=1)] = (
         VariantSpec(name="stable"),
     )
+    """Named shares of the pool, for canaries and A/B tests."""
     endpoints: tuple[EndpointSpec, ...] = ()
+    """The replicas."""
     routing: Routing = Routing()
+    """How the picker chooses among the replicas."""
     model_needs: Annotated[tuple[ModelNeedsSpec, ...], Field(max_length=MAX_NEEDS)] = ()
     """What single models need of a replica."""
     slow_start: SlowStartSpec = SlowStartSpec()
+    """The ramp of a new replica."""
     circuit_breaker: CircuitBreaker = CircuitBreaker()
+    """Bounds on connections, requests and retries."""
     outlier: OutlierSpec = OutlierSpec()
+    """When failing or slow replicas are ejected."""
     health: HealthSpec = HealthSpec()
+    """Active checks, and what pickers share of their findings."""
     timeouts: Timeouts = Timeouts()
+    """Bounds on a request's time."""
     zones: tuple[Label, ...] = ()
     """Zones in the order in which Envoy, left to itself, prefers their replicas; further zones
     come last. Empty = all alike."""
@@ -340,6 +367,7 @@ class PoolSpec(Strict):
     upstream_tls: UpstreamTls | None = None
     """Speak TLS to the replicas."""
     telemetry: PoolTelemetry = PoolTelemetry()
+    """Series of the replicas' metrics pages that no dialect knows, and load reports."""
 
     def variant_of(self, endpoint: EndpointSpec) -> str:
         """Return the name of the variant to which ``endpoint`` belongs."""
@@ -350,6 +378,7 @@ class ListenerSpec(Strict):
     """Where clients connect."""
 
     address: HostPort = "127.0.0.1:10000"
+    """Where Envoy listens: HTTP/1.1, HTTP/2 and gRPC on one port."""
     debug_headers: bool = False
     """Answer with `x-tidegate-served-by`, the replica's address."""
     buffer_bytes: Annotated[int, Field(ge=16_384, le=16 * 2**20)] = 65_536
@@ -365,6 +394,7 @@ class Pickers(Strict):
     """The pickers that Envoy asks."""
 
     addresses: tuple[HostPort, ...] = ("127.0.0.1:18001",)
+    """The pickers that Envoy asks; of a picker with several workers, each worker."""
     timeout: Annotated[Duration, Field(gt=0)] = 1.0
     """How long Envoy waits for an answer before it goes on by itself. A dead picker costs nothing
     (Envoy's health check), so this bounds only a slow one; too short, and sequences lose their
@@ -377,8 +407,11 @@ class Fleet(Strict):
     """The whole desired state."""
 
     listener: ListenerSpec = ListenerSpec()
+    """Where clients connect."""
     pickers: Pickers = Pickers()
+    """The pickers that Envoy asks for each request."""
     on_reject: Literal["rollback", "keep"] = "rollback"
     """When an Envoy refuses new routes while others took them: all go back, or the others keep
     them."""
     pools: Annotated[tuple[PoolSpec, ...], Field(min_length=1)]
+    """The pools of replicas."""

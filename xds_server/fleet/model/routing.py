@@ -44,6 +44,7 @@ class ModelNeedsSpec(Strict):
     """What one of the pool's models needs of a replica."""
 
     model: ModelName
+    """One of the pool's `match.models`."""
     memory_mib: Annotated[int, Field(ge=0, le=2**31)] = 0
     """GPU memory (MiB) that must be free on a replica that has not loaded it; 0 = not looked at.
     Unknown memory keeps nobody out."""

@@ -5,7 +5,7 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 ARGS   ?=
 
-.PHONY: help demo test check lint format protos bench compiled test-compiled clean
+.PHONY: help demo test check lint format protos docs bench compiled test-compiled clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,6 +24,11 @@ $(VENV)/.bench: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q -e '.[demo,bench]'
 	@touch $(VENV)/.demo $(VENV)/.bench
+
+$(VENV)/.docs: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q -e '.[docs]'
+	@touch $(VENV)/.docs
 
 demo: $(VENV)/.demo ## the whole system for real on this machine (ARGS="--replicas 3 --exit")
 	$(PY) -m tidegate demo $(ARGS)
@@ -46,6 +51,10 @@ format: $(VENV)/.dev ## format and apply safe fixes
 
 protos: $(VENV)/.dev ## regenerate the committed protobuf code
 	$(PY) -m tidegate_api.generate
+
+docs: $(VENV)/.docs ## the documentation as pages, in build/docs; warnings are errors
+	$(PY) docs/generate --check
+	$(PY) -m sphinx -W --keep-going -n -b html docs build/docs
 
 bench: $(VENV)/.bench ## Tidegate beside its peers, the short form (ARGS="fleet --full")
 	$(PY) -m tidegate bench $(ARGS)

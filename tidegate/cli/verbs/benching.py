@@ -55,7 +55,7 @@ def bench(
         typer.Option("--docs", metavar="FILE", help="Write the results into this page as well."),
     ] = None,
 ) -> None:
-    """Measure Tidegate and other routers side by side, and report (docs/performance.md)."""
+    """Measure Tidegate and other routers side by side, and report (docs/reports/performance.md)."""
     run = laboratory.load("bench.run", "bench", "make bench")
     try:
         options = run.Options(

@@ -1,0 +1,48 @@
+"""Tables of the metrics, from the collectors that the two services register."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from pages import code, table
+from prometheus_client import CollectorRegistry
+
+from ext_proc.app import Picker
+from ext_proc.settings import Settings
+from xds_server.observability import XdsMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TITLES: Final = ("metric", "type", "labels", "meaning")
+
+
+def tables() -> dict[str, str]:
+    """Return the table of each service's metrics."""
+    control = CollectorRegistry()
+    XdsMetrics(control)
+    picker = asyncio.run(_picker())
+    return {
+        "picker": table(_TITLES, _rows(picker)),
+        "control server": table(_TITLES, _rows(control)),
+    }
+
+
+async def _picker() -> CollectorRegistry:
+    return Picker(Settings())._metrics.registry  # noqa: SLF001 - as its page prints it
+
+
+def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, str, str, str]]:
+    found = {}
+    for collector in registry._collector_to_names:  # noqa: SLF001 - labels are told nowhere else
+        for family in collector.collect():
+            labels = getattr(family, "_labelnames", getattr(collector, "_labelnames", ()))
+            name = family.name + ("_total" if family.type == "counter" else "")
+            found[name] = (
+                code(name),
+                family.type,
+                ", ".join(map(code, labels)) or "-",
+                family.documentation,
+            )
+    yield from (found[name] for name in sorted(found))

@@ -1,6 +1,6 @@
-"""Every routing policy on every traffic: the tables of docs/routing.md.
+"""Every routing policy on every traffic: the tables of docs/reports/routing.md.
 
-    python bench/routing.py [--quick] [--jobs 2] [--out build/routing] [--docs docs/routing.md]
+    python bench/routing.py [--quick] [--jobs 2] [--out DIR] [--docs docs/reports/routing.md]
 
 Simulates the suite (`bench/simulate/suite/plan.py`) and writes results.md, results.json,
 index.html and plots to the folder; with --docs also the part of that file between the markers.

@@ -146,7 +146,7 @@ def hostile() -> list[tuple[str, bytes]]:
 
 def tokenising() -> None:
     """Print what exact tokens cost."""
-    pages = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
+    pages = sorted((Path(__file__).parents[2] / "docs").rglob("*.md"))
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     model = Tokenizer(models.BPE())
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

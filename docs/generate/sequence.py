@@ -1,8 +1,8 @@
 """Sequence diagrams as SVG, from text in the manner of Mermaid.
 
 A source has a line `title TEXT`, then `participant ID as NAME` for each column, then steps from top
-to bottom: `A->>B: TEXT` is a message, `A-->>B: TEXT` an answer, `note A: TEXT` or `note A,B: TEXT` a
-box over one or more columns, `phase: TEXT` a line across. Lines with `#` are comments.
+to bottom: `A->>B: TEXT` is a message, `A-->>B: TEXT` an answer, `note A: TEXT` or `note A,B: TEXT`
+a box over one or more columns, `phase: TEXT` a line across. Lines with `#` are comments.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Over what the picker serves gRPC, and how gRPC reads its sockets: chosen before it is loaded.
 
 ``grpc`` is ``grpc.aio``. ``nghttp2`` (the extra ``fast``) is libnghttp2 in the loop's own thread:
-a quarter of the CPU of a request, a seventh of an open stream's memory (``docs/performance.md``).
+a third of the CPU of a request, a seventh of an open stream's memory
+(``docs/reports/attempts.md``).
 
 gRPC's event engine reads each server connection in threads of its own and hands what came to the
 completion queue's thread, which wakes ours: two changes of thread for each step of a stream. Its

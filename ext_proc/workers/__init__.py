@@ -1,1 +1,1 @@
-"""Several picker processes on one machine that decide as one; see ``docs/workers.md``."""
+"""Several picker processes that decide as one; see ``docs/explanation/workers.md``."""

@@ -1,4 +1,4 @@
-"""The table of ``docs/requests.md`` says what is really read of each form."""
+"""The table of ``docs/reference/requests.md`` says what is really read of each form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ext_proc.requests import read_body, read_head, session_of, split_adapter
 from ext_proc.routing.values.request import Form
 from tidegate_api.names import POLICY_HEADER
 
-PAGE = Path(__file__).parents[2] / "docs" / "requests.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "requests.md"
 SERVICE = "/inference.GRPCInferenceService/"
 MODEL = "/v2/models/m/versions/3/"
 COLUMNS = {

@@ -1,6 +1,6 @@
 """The endpoint-picker protocol's vectors that need a real Envoy and are held nowhere else.
 
-``docs/vectors.md`` says which test holds which vector.
+``docs/reference/vectors.md`` says which test holds which vector.
 """
 
 from __future__ import annotations

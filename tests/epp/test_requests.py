@@ -1,6 +1,6 @@
 """The endpoint-picker protocol's request vectors against a picker, in every body mode.
 
-The ids are those of ``docs/vectors.md``, which also lists what differs on purpose and why.
+The ids are those of ``docs/reference/vectors.md``, which also lists what differs on purpose.
 """
 
 from __future__ import annotations

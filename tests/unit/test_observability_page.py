@@ -11,7 +11,7 @@ from ext_proc.app import Picker
 from ext_proc.settings import PickerSettings
 from xds_server.observability import XdsMetrics
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "observability.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 SUFFIX = {"counter": "_total"}
 
 

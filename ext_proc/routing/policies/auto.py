@@ -50,7 +50,7 @@ Not for: pickers that must agree without talking (consistent-hash-bounded).
 
 Fitted were ``ALPHA`` on Mooncake's conversation trace, ``delta`` on its first half and on generated
 sessions, ``BETA`` among 1/8, 1/4, 1/2 and 1 on the first third of that trace, Azure's, and three of
-the generators; other workloads of ``docs/routing.md`` decided which terms stayed.
+the generators; other workloads of ``docs/reports/routing.md`` decided which terms stayed.
 
 The form is that of Preble (Srivatsa et al., ICLR 2025) and Mooncake (Qin et al., FAST 2025): work
 in seconds instead of scores. Idle replicas with equal prices are drawn by chance.

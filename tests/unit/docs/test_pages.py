@@ -1,0 +1,62 @@
+"""What is written by hand about closed sets of names agrees with the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import get_args
+
+from xds_server.fleet.constraints import PolicyName
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs"
+MAX_LINES = 300
+LEVELS = {"debug", "info", "warning", "error", "exception"}
+LOGGERS = {"log", "_log", "self._log"}
+
+
+def rows(page: str) -> set[str]:
+    """Return the names in code of each table row's first cell."""
+    lines = DOCS.joinpath(page).read_text().splitlines()
+    cells = [line.split("|")[1] for line in lines if line.startswith("| `")]
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def events() -> set[str]:
+    """Return the event names that the services log, from their source."""
+    found = set()
+    for package in ("ext_proc", "xds_server", "tidegate/reporter"):
+        for path in ROOT.joinpath(package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and node.func.attr in LEVELS
+                    and ast.unparse(node.func.value) in LOGGERS
+                ):
+                    found.add(ast.literal_eval(node.args[0]))
+    return found
+
+
+def test_every_log_event_is_documented():
+    """The page of log events has each event, and no other."""
+    assert len(events()) > 40
+    assert rows("reference/logs.md") == events()
+
+
+def test_every_policy_is_documented():
+    """The page of policies has each policy, and no other."""
+    assert {name for name in rows("reference/policies.md") if "(" not in name} == set(
+        get_args(PolicyName)
+    )
+
+
+def test_pages_are_short():
+    """No page but a report has more than 300 lines."""
+    lines = {
+        path.relative_to(DOCS): len(path.read_text().splitlines())
+        for path in DOCS.rglob("*.md")
+        if path.parent.name != "reports"
+    }
+    assert {path for path, count in lines.items() if count > MAX_LINES} == set()

@@ -63,7 +63,7 @@ class XdsMetrics:
 
         self._told = Gauge(
             "tidegate_xds_told_replicas",
-            "Replicas that pickers find sick and all clients are told to leave alone.",
+            "Replicas that pickers find sick and that all clients leave alone.",
             registry=registry,
         )
 

@@ -82,7 +82,7 @@ class FeedbackMetrics(Collector):
         )
         ejections = CounterMetricFamily(
             "tidegate_picker_ejections",
-            "Replicas that were left alone for a while.",
+            "Ejections of replicas, by their cause.",
             labels=["pool", "cause"],
         )
         for (pool, cause), count in sorted(self._conditions.ejected.items())[:MAX_SERIES]:

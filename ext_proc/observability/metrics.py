@@ -99,7 +99,7 @@ class Metrics:
         )
         predicted = Counts(
             "tidegate_picker_prefix_predicted_tokens",
-            "Those of them that the endpoint was predicted to have cached.",
+            "Estimated prompt tokens that the endpoint was predicted to have cached.",
             ["endpoint"],
             registry,
         )
@@ -163,7 +163,7 @@ class Metrics:
         ).set_function(lambda: self.streams)
         self._unreadable = Counts(
             "tidegate_picker_unreadable_bodies",
-            "Bodies that were no request of their form.",
+            "Bodies that could not be read as a request of their form.",
             [],
             registry,
             known=[()],

@@ -46,12 +46,12 @@ class ReplicaMetrics(Collector):
         """Yield the present values."""
         queue = GaugeMetricFamily(
             "tidegate_picker_replica_queue",
-            "Requests believed in the replica: ours in flight and others' that wait there.",
+            "Requests in the replica: this picker's in flight, and others' that wait there.",
             labels=["endpoint"],
         )
         age = GaugeMetricFamily(
             "tidegate_picker_replica_reading_age_seconds",
-            "Age of the oldest number in use of those that the replica told.",
+            "Age of the oldest reading of the replica that is in use.",
             labels=["endpoint"],
         )
         first = GaugeMetricFamily(

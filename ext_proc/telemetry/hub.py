@@ -142,12 +142,12 @@ class Hub:
         )
         self._stale = Gauge(
             "tidegate_picker_telemetry_stale_endpoints",
-            f"Endpoints that should tell their numbers and have not for {FRESH_S:g} s.",
+            f"Endpoints without a reading for {FRESH_S:g} s, of those that are read.",
             registry=registry,
         )
         Gauge(
             "tidegate_picker_telemetry_endpoints",
-            "Endpoints that should tell their numbers.",
+            "Endpoints from which readings are expected.",
             registry=registry,
         ).set_function(lambda: len(self._expected()))
 

@@ -178,8 +178,8 @@ class KvCollector(Collector):
         followed, complete, vain = self._sink.index.telling() if self._followed else (0, 0, 0)
         endpoints = GaugeMetricFamily(
             "tidegate_picker_kv_endpoints",
-            "Endpoints by what their KV events are worth: their cache is known, has gaps, or what"
-            " they tell never fits what they are sent.",
+            "Endpoints with KV events by state: exact (the cache is known), gaps (events were"
+            " missed), unconfirmed (events never fit the prompts that were sent).",
             labels=["state"],
         )
         endpoints.add_metric(["exact"], complete - vain)

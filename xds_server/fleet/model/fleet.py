@@ -225,7 +225,7 @@ class CircuitBreaker(Strict):
     """Share of a variant's active requests that may be retries. A replica that dies takes its
     whole share of them with it: half, where two replicas serve."""
     min_retries: Annotated[int, Field(ge=0, le=2**31)] = 32
-    """So many retries may be active however small that share is."""
+    """Number of retries that may be active, however small that share is."""
 
 
 class OutlierSpec(Strict):
@@ -294,7 +294,7 @@ class Timeouts(Strict):
 
 
 class Shadow(Strict):
-    """Copies of requests, whose answers nobody sees."""
+    """Copies of requests, whose answers are discarded."""
 
     variant: Name
     """Where copies go; in the same pool a variant of weight 0."""

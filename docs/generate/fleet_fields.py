@@ -22,9 +22,9 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from xds_server.fleet import fields
-from xds_server.fleet.constraints import PolicyName
-from xds_server.fleet.model import Fleet
+from xds_server.fleet.model import fields
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.model.routing import PolicyName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,8 +55,12 @@ _TITLES: Final = ("field", "type", "default", "meaning")
 
 def tables(pages: Sequence[Page]) -> dict[str, str]:
     """Return a table of each model's fields by the model's name."""
-    models = {model.__name__: model for model in _models(Fleet)}
+    models = {_name(model): model for model in _models(Fleet)}
     return {name: table(_TITLES, _rows(model, pages)) for name, model in models.items()}
+
+
+def _name(model: type[BaseModel]) -> str:
+    return model.__name__.removesuffix("Spec")
 
 
 def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -79,7 +83,7 @@ def _rows(model: type[BaseModel], pages: Sequence[Page]) -> Iterator[tuple[str, 
         inner = [part for part in _parts(hints[name]) if _is_model(part)]
         meaning = (field.description or "").replace("``", "`")
         if inner:
-            meaning = f"{meaning} See {_link(inner[0].__name__, name, pages)}.".strip()
+            meaning = f"{meaning} See {_link(_name(inner[0]), name, pages)}.".strip()
         if not meaning:
             raise ValueError(f"{model.__name__}.{name} has no docstring")
         yield code(name), _type(hints[name]), _default(field, hints[name]), meaning

@@ -9,7 +9,7 @@ from pages import code, table
 from prometheus_client import CollectorRegistry
 
 from ext_proc.app import Picker
-from ext_proc.settings import Settings
+from ext_proc.settings import PickerSettings
 from xds_server.observability import XdsMetrics
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def tables() -> dict[str, str]:
 
 
 async def _picker() -> CollectorRegistry:
-    return Picker(Settings())._metrics.registry  # noqa: SLF001 - as its page prints it
+    return Picker(PickerSettings())._metrics.registry  # noqa: SLF001 - as its page prints it
 
 
 def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, str, str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pages import code, table
 
-from protos import names
+from tidegate_api import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from xds_server.fleet.constraints import PolicyName
+from xds_server.fleet.model.routing import PolicyName
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"

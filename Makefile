@@ -5,7 +5,13 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 ARGS   ?=
 
-.PHONY: help demo test check lint format protos docs bench compiled test-compiled clean
+# Least coverage in percent, lines and branches together, for `make coverage`: the measured values
+# (96.85 and 97.51 on Python 3.11), rounded down. Child processes are not measured, such as those of
+# e2e tests and the pickers that some unit tests start.
+FLOOR_ext_proc   := 96
+FLOOR_xds_server := 97
+
+.PHONY: help demo test coverage check lint format protos bench compiled test-compiled clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +42,11 @@ demo: $(VENV)/.demo ## the whole system for real on this machine (ARGS="--replic
 test: $(VENV)/.dev ## all tests, real Envoy and real Triton included (ARGS="-k drain")
 	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
+coverage: $(VENV)/.dev ## unit and contract tests; fails where they cover less of a service than its floor
+	$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report= tests/unit tests/contract
+	$(PY) -m coverage report --skip-covered --include='ext_proc/*' --fail-under=$(FLOOR_ext_proc)
+	$(PY) -m coverage report --skip-covered --include='xds_server/*' --fail-under=$(FLOOR_xds_server)
+
 check: $(VENV)/.dev ## format, lint, types, import directions, test ids, drift of generated code, cost of a request
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
@@ -65,7 +76,7 @@ compiled: $(VENV)/.demo ## everything with the picker compiled, in build/compile
 
 test-compiled: $(VENV)/.dev compiled ## unit tests of the picker against build/compiled
 	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. TIDEGATE_COMPILED=1 $(PY) -m pytest -q \
-		tests/unit/ext_proc tests/unit/tidegate/test_compiling.py $(ARGS)
+		tests/unit/ext_proc tests/unit/tools/test_compiling.py $(ARGS)
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .coverage

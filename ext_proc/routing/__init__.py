@@ -1,1 +1,1 @@
-"""Routing: which replica serves a request. Pure: no I/O, no clock, no chance of its own."""
+"""Routing: selects the replica for each request. Pure: no I/O, no clock, no own randomness."""

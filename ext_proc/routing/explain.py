@@ -1,4 +1,4 @@
-"""What the router knows and why it chose, as plain values for people."""
+"""The router's state and the explanation of a choice, as JSON-ready values."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.request import Request
 
 NOT_DRAWN: Final = "not-drawn"
-"""Eligible, but no candidate in a large pool (``candidates``)."""
+"""Eligible, but not sampled as a candidate in a large pool (``sampling``)."""
 EXPLAINED: Final = 64
-"""Most candidates that one explanation lists, the cheapest first."""
+"""Maximum number of candidates in one explanation, the cheapest first."""
 ROUNDING: Final = 1e-9
 
 
 class Fixed:
-    """Chance for explanations: one throw, always the same, so that asking moves no real one."""
+    """A constant in place of randomness, so that explanations do not advance the real ``rng``."""
 
     def random(self) -> float:
         """Return one half."""
@@ -49,18 +49,18 @@ def explain(
     *,
     most: int | None = None,
 ) -> dict[str, object]:
-    """Return why a request is decided as it is.
+    """Explain the decision of a request.
 
     Args:
-        pool_state: Its pool.
+        pool_state: The state of its pool.
         request: The request.
-        choice: What was chosen from, or the refusal.
-        ledger: Who has how much in flight, for the filters' verdicts.
-        conditions: What keeps replicas from new work.
-        zone: Where this picker stands.
+        choice: The priced candidates, or the refusal.
+        ledger: Requests in flight, for the verdicts of the filters.
+        conditions: Health conditions of the replicas.
+        zone: Zone of this picker.
         now: Monotonic seconds.
-        most: In a pool of more endpoints it is not looked at why others were no candidates;
-            ``None`` = always.
+        most: In a pool with more endpoints than this, the reasons why endpoints are no candidates
+            are left out; ``None`` = no limit.
     """
     pool = pool_state.pool
     if isinstance(choice, Refusal):
@@ -132,7 +132,7 @@ def _verdict(
     conditions: Conditions,
     now: float,
 ) -> str:
-    """Name the first thing that keeps an endpoint from being a candidate."""
+    """Return the first reason why an endpoint is no candidate."""
     pool = pool_state.pool
     address = endpoint.address(request.protocol)
     limit = pool.per_endpoint_in_flight
@@ -159,13 +159,13 @@ def describe(
     conditions: Conditions,
     now: float,
 ) -> dict[str, object]:
-    """Return a pool with its variants and endpoints.
+    """Describe a pool with its variants and endpoints, ready for JSON.
 
     Args:
         pool: The pool.
-        replicas: What is known of its endpoints.
-        index: Their probable caches.
-        conditions: What keeps them from new work.
+        replicas: The state of its endpoints.
+        index: The probable contents of their caches.
+        conditions: Their health conditions.
         now: Monotonic seconds, for the ages.
     """
     return {
@@ -186,13 +186,13 @@ def describe(
 
 
 def counters(ledger: Ledger, peers: Sized, leases: Leases, index: PrefixIndex) -> dict[str, object]:
-    """Return the counters of a router's books, ready for JSON.
+    """Return a router's counters, ready for JSON.
 
     Args:
-        ledger: Its requests in flight.
+        ledger: This worker's requests in flight.
         peers: Requests in flight of peer workers.
-        leases: Where its sequences are.
-        index: What it knows of caches.
+        leases: Leases of sequences.
+        index: Probable contents of the caches.
     """
     return {
         "open_tickets": len(ledger),

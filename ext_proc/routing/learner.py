@@ -1,12 +1,12 @@
-"""The learner: what finished and answered requests say about the speed of replicas.
+"""The learner: trains the latency models and learning policies from finished requests.
 
 Rules:
 
-1. A latency model belongs to a replica in a pool, and one more to the pool as a whole; both outlive
-   a change of the pool's policy, weights or limits.
-2. Requests that were retried, moved or lost teach no first-byte time; those without a prompt teach
-   their duration only.
-3. Policies that learn hear of each settled request of their pool.
+1. Each replica has one latency model per pool, and each pool has a fleet latency model. Both are
+   kept across changes of the pool's policy, weights or limits.
+2. Requests that were retried, moved or lost give no first-byte time. Requests without a prompt
+   give their duration only.
+3. Learning policies are called with each settled request of their pool.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 
 class Learner:
-    """Teaches latency models and learning policies.
+    """Trains latency models and learning policies.
 
     Args:
-        replicas: The replicas that are members, by identity; a live view.
+        replicas: Live view of the registered replicas, by identity.
     """
 
     def __init__(self, replicas: Mapping[EndpointKey, Replica]) -> None:
         self._replicas = replicas
         self._pending = PendingTickets()
         self.models: dict[str, FleetLatencyModel] = {}
-        """The latency model of each pool's usual replica, by the pool's name."""
+        """The fleet latency model of each pool, by the pool's name."""
         self.policies: dict[str, tuple[Policy, ...]] = {}
-        """Policies that learn, by pool."""
+        """The learning policies of each pool, by the pool's name."""
 
     def set_pools(self, names: Iterable[str], policies: Mapping[str, Mapping[str, Policy]]) -> None:
-        """Take the names of all pools and their policies; known pools keep their models."""
+        """Set the names of all pools and their policies; known pools keep their models."""
         models = {name: self.models.get(name) or FleetLatencyModel() for name in names}
         self.models.clear()
         self.models.update(models)
@@ -53,7 +53,7 @@ class Learner:
         }
 
     def seconds_per_token(self, pool: str, endpoint: EndpointKey) -> float:
-        """Return the seconds of prefill per token on a pool's replica, 0 where unknown."""
+        """Return the seconds of prefill per token on a replica of a pool, 0 if unknown."""
         fleet = self.models.get(pool)
         model = self._replicas[endpoint].latency_models.get(pool)
         return 0.0 if fleet is None or model is None else fleet.seconds_per_token * model.slowness
@@ -63,23 +63,23 @@ class Learner:
 
         Args:
             ticket: The request.
-            expected_s: Seconds from now to its first byte.
-            cold_s: Seconds that its prompt takes with an empty cache and an idle replica.
+            expected_s: Expected seconds from now to its first byte.
+            cold_s: Expected seconds for its prompt on an idle replica with an empty cache.
         """
         self._pending.note(ticket)
         self._replicas[ticket.endpoint].first_bytes.note(ticket, expected_s, cold_s)
 
     def moved(self, ticket: Ticket, now: float) -> None:
-        """Note that another replica serves a request; the first one teaches nothing."""
+        """Note that another replica serves a request, so its pick gives no first-byte sample."""
         self._replicas[ticket.endpoint].first_bytes.gone(ticket.id, now)
 
     def began(self, ticket_id: int, endpoint: EndpointKey, seconds: float) -> None:
-        """Learn the speed of prefill from when the answer to a streamed request began.
+        """Learn the prefill speed from the first byte of a streamed answer.
 
         Args:
-            ticket_id: The request's; it may be settled already.
-            endpoint: The replica that answered; a retried request teaches nothing.
-            seconds: From dispatch to the first byte of the answer.
+            ticket_id: Ticket of the request; it may be settled already.
+            endpoint: The replica that answered; a retried request is ignored.
+            seconds: Time from dispatch to the first byte.
         """
         ticket = self._pending.take(ticket_id)
         if ticket is None or ticket.drain_s is None or ticket.endpoint != endpoint:
@@ -109,7 +109,7 @@ class Learner:
             self.finished(ticket, now)
 
     def finished(self, ticket: Ticket, now: float) -> None:
-        """Learn from a request that ended now as it should, at this worker or at a peer."""
+        """Learn from a request that ended normally now, at this worker or at a peer worker."""
         if ticket.drain_s is None:
             return
         model = self._replicas[ticket.endpoint].latency_models.get(ticket.pool)
@@ -125,14 +125,14 @@ class Learner:
         bytes_per_s: float | None,
         now: float,
     ) -> None:
-        """Learn how fast a replica answered, as the proxy saw it; see ``Served``."""
+        """Learn how fast a replica answered, as measured by the proxy; see ``Served``."""
         replica = self._replicas.get(endpoint)
         served = None if replica is None else replica.served.get(pool)
         if served is not None:
             served.put(first_byte_s, bytes_per_s, now)
 
     def describe(self, pool: str, now: float) -> dict[str, object]:
-        """Return what is known of a pool's speed, ready for JSON."""
+        """Return the latency model and learning policies of a pool, ready for JSON."""
         return {
             "pace": self.models[pool].describe(),
             "learning": [each.describe(now) for each in self.policies.get(pool, ())],

@@ -1,19 +1,19 @@
-"""What peer worker workers did, on the same loads, clocks, index and leases as our own deeds.
+"""Peer workers: applies the replication events of the other workers on this machine.
 
-Several routers on one machine that hear each other decide almost as one would: a replica's load
-is what all of them sent it. What is ours stays apart, for reports and settling.
+They change the same loads, virtual clocks, index and leases as this worker's own requests. Several
+routers on one machine that replicate their events therefore decide almost as one router would,
+because a replica's load is what all of them sent. This worker's own part is counted separately, for
+reports and settling.
 
 Rules:
 
-1. What a peer worker has in flight on a replica is what its last ``Share`` says, whatever it said
-   before: one that is not heard does no lasting harm. ``lost`` ends all of a peer worker at once:
-       what
-   it had in flight is nobody's any more.
-2. Words about an endpoint that is no member here change nothing.
-3. Nothing is kept per request: one share for each pool's replica of a peer worker.
-4. What a peer worker's request taught is learned here too, so that latency models agree
+1. The last ``Share`` of a peer worker replaces all earlier ones for that replica, so a missed event
+   does no lasting harm. ``lost`` drops all requests in flight of a peer worker at once.
+2. Events about an endpoint that is not registered here change nothing.
+3. No state is kept per request: only one share per peer worker, pool and replica.
+4. Latency samples of peer workers train the latency models here too, so that the models agree
    (``LatencySample``).
-5. Following makes no events: nobody hears of a deed twice.
+5. Applying an event raises no event, so events do not circulate.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.ticket import Ticket
 
     ReplicationEvent: TypeAlias = "Share | LatencySample | Inserted | LeaseEvent"
-    """What is followed."""
+    """Any event that a peer worker sends."""
 
 
 class Share(NamedTuple):
-    """What one worker has in flight on a replica for a pool."""
+    """Requests that one worker has in flight on a replica for a pool."""
 
     pool: str
     endpoint: EndpointKey
@@ -48,13 +48,13 @@ class Share(NamedTuple):
     work: float
     """Estimated uncached input tokens of these requests."""
     charges: int
-    """Requests since the worker began."""
+    """Number of requests since the worker started."""
     prefilled: float
-    """Work of all prompts since the worker began: what has moved the virtual clock."""
+    """Work of all prompts since the worker started, which has moved the virtual clock; tokens."""
 
 
 class LatencySample(NamedTuple):
-    """A request that ended as it should."""
+    """A request that ended normally."""
 
     ticket: Ticket
     ended: float
@@ -62,16 +62,17 @@ class LatencySample(NamedTuple):
 
 
 class PeerWorkers:
-    """Follows the other workers of this machine.
+    """Applies the replication events of the other workers on this machine.
 
     Args:
-        ledger: Whose loads they share.
-        index: Whose blocks they add to.
-        leases: Where sequences live.
-        conditions: Hears of their picks.
-        replicas: The members.
-        per_token: Returns the seconds of prefill per token on a pool's replica.
-        teach: Takes note of how long a ticket that ended well took, given its end.
+        ledger: Its loads include the requests of peer workers.
+        index: Takes the blocks that peer workers inserted.
+        leases: Takes the leases that peer workers granted.
+        conditions: Notified of the picks of peer workers.
+        replicas: The registered replicas.
+        per_token: Returns the seconds of prefill per token on a replica of a pool.
+        teach: Learns from a ticket that ended normally; its second argument is the end, monotonic
+            seconds.
     """
 
     def __init__(
@@ -109,12 +110,12 @@ class PeerWorkers:
 
     @property
     def has_members(self) -> bool:
-        """Whether there is a replica of which peer workers' state can be kept."""
+        """Whether any replica is registered, so that state of peer workers can be kept."""
         return bool(self._replicas)
 
     @property
     def conditions(self) -> Conditions:
-        """Which replicas must not get new work."""
+        """Health conditions that keep replicas from new work."""
         return self._conditions
 
     def leases_in_force(self) -> Iterable[tuple[LeaseKey, Lease]]:
@@ -122,15 +123,15 @@ class PeerWorkers:
         return self._leases.items()
 
     def index_uses(self) -> Iterable[Inserted]:
-        """Return the prefix index as inserts that make an empty one the same."""
+        """Return inserts that reproduce the prefix index from an empty one."""
         return self._index.uses()
 
     def follow(self, peer_worker: int, event: ReplicationEvent, now: float) -> None:
-        """Fold one word of a peer worker.
+        """Apply one replication event.
 
         Args:
-            peer_worker: Its number.
-            event: What it says.
+            peer_worker: Number of the worker that sent it.
+            event: The event.
             now: Monotonic seconds.
         """
         if isinstance(event, Share):
@@ -147,14 +148,14 @@ class PeerWorkers:
             self._leases.release(event.key)
 
     def lost(self, peer_worker: int) -> int:
-        """Forget what a peer worker whose state is unknown now had in flight; return how much."""
+        """Drop the requests in flight of a peer worker whose state is lost; return their number."""
         shares = self._shares.pop(peer_worker, {})
         for share in shares.values():
             self._ledger.shift(share.endpoint, -share.in_flight, -share.work)
         return sum([share.in_flight for share in shares.values()])
 
     def removed(self, key: EndpointKey) -> None:
-        """Forget what is in flight on an endpoint that left."""
+        """Drop the shares of a removed endpoint."""
         for shares in self._shares.values():
             for which in [each for each in shares if each[1] == key]:
                 del shares[which]
@@ -170,7 +171,7 @@ class PeerWorkers:
         which = (pool, endpoint)
         known = shares.get(which)
         shares[which] = share
-        # Of a first word, what is in flight counts: the rest was before we listened.
+        # A first share counts only what is in flight: the rest was sent before we connected.
         new = min(work, prefilled)
         picked = in_flight > 0
         if known is not None:

@@ -1,12 +1,12 @@
-"""A sample of the latest decisions, each with the explanation of its moment.
+"""A sample of the latest decisions, each with the explanation taken when it was made.
 
 Rules:
 
-1. Each ``EVERY``-th decision is due, the first included, unless the one kept before is younger than
-   ``GAP_S``: an explanation costs as much as some decisions, and the sample must stay cheap at any
-   rate.
-2. The explanation is taken before the decision changes anything: its prices and parts are those
-   by which it was made.
+1. Every ``EVERY``-th decision is sampled, starting with the first, unless the previous sample is
+   younger than ``GAP_S``. An explanation costs as much as several decisions, so the sample must
+   stay cheap at any request rate.
+2. The explanation is taken before the decision changes any state: it shows the prices and terms
+   on which the decision was based.
 3. At most ``KEPT`` decisions are kept.
 """
 
@@ -25,7 +25,7 @@ EVERY: Final = 32
 GAP_S: Final = 0.25
 KEPT: Final = 64
 MOST_ENDPOINTS: Final = 256
-"""In a larger pool a sample does not say why others were no candidates."""
+"""In a larger pool a sample omits why the other endpoints were no candidates."""
 
 
 class _Sample(NamedTuple):
@@ -46,7 +46,7 @@ class Recent:
         self._last = float("-inf")
 
     def due(self, now: float) -> bool:
-        """Count a decision; tell whether it is to be kept (rule 1)."""
+        """Count a decision; return whether it is to be sampled (rule 1)."""
         self._seen += 1
         if self._seen % EVERY != 1 or now - self._last < GAP_S:
             return False
@@ -56,11 +56,11 @@ class Recent:
     def keep(
         self, request: Request, decision: Decision, explained: Mapping[str, object], now: float
     ) -> None:
-        """Keep a decision with what ``explain`` said before it was made."""
+        """Keep a decision with the explanation that was taken before it."""
         self._kept.append(_Sample(now, request.features.model, decision, explained))
 
     def describe(self, now: float) -> list[dict[str, object]]:
-        """Return the kept decisions, the oldest first, ready for JSON."""
+        """Return the sampled decisions, the oldest first, ready for JSON."""
         return [
             {
                 **each.explained,

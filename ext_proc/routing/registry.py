@@ -1,13 +1,13 @@
-"""The endpoint registry: the pools, their replicas, and what replicas say of themselves.
+"""The endpoint registry: the pools, their replicas, and the readings of the replicas.
 
 Rules:
 
-1. A replica is removed when it is gone from all pools: its tickets settle, its blocks and leases
-   go. A change of policy, weights or limits keeps all three.
+1. A replica is removed when no pool lists it any more: its tickets are settled, its blocks and
+   leases are dropped. A change of policy, weights or limits keeps all three.
 2. New pools are taken as a whole, or not at all.
-3. A reading or an engine's event about a replica that is no member is ignored.
-4. Removals, purges and engines' events are passed to ``on_event``, in order.
-5. ``members`` and ``pool_states`` are the same objects for life, so that others may keep them.
+3. A reading or a cache event about an unregistered replica is ignored.
+4. Removals, purges and cache events are passed to ``on_event``, in order.
+5. ``members`` and ``pool_states`` stay the same objects, so callers may keep references to them.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 
 class EndpointRegistry:
-    """The pools and the replicas that are members of them.
+    """The pools and the replicas registered in them.
 
     Args:
-        ledger: Requests in flight; a removed replica's tickets settle in it.
-        index: What caches hold; a removed or restarted replica's blocks go.
-        leases: Where sequences are; a removed or restarted replica's leases go.
-        conditions: Which replicas must not get new work.
-        reuse: What replicas say that they took from their caches.
-        on_event: Called with each change of ledger and index that starts here.
-        on_removed: Called with each replica that is removed.
+        ledger: Requests in flight; the tickets of a removed replica are settled in it.
+        index: Contents of the caches; drops the blocks of a removed or restarted replica.
+        leases: Leases of sequences; drops those on a removed or restarted replica.
+        conditions: Health conditions of the replicas.
+        reuse: Prompt tokens that replicas report as reused from their caches.
+        on_event: Called with each change of ledger and index that originates here.
+        on_removed: Called with each removed replica.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class EndpointRegistry:
         self.pools: Mapping[str, Pool] = {}
         """The pools as last set, by name."""
         self.pool_states: dict[str, PoolState] = {}
-        """The same, compiled for decisions."""
+        """The state of each pool, precomputed for decisions, by name."""
         self.members: dict[EndpointKey, Replica] = {}
-        """What is known of each replica."""
+        """The registered replicas."""
 
     # --- Membership -----------------------------------------------------------------------------
 
     def set_pools(
         self, pools: Mapping[str, Pool], models: Mapping[str, FleetLatencyModel], now: float
     ) -> None:
-        """Take new pools in place of the present ones.
+        """Replace all pools.
 
         Args:
             pools: All pools, by name.
@@ -121,33 +121,33 @@ class EndpointRegistry:
         self._leases.drop_endpoint(key)
 
     def pool_for(self, features: Features, path: str, protocol: Protocol) -> str | Refusal:
-        """Name the pool of a request that no route named.
+        """Find the pool of a request whose route names none.
 
-        The order: the pool that a header names; the pool that serves the model (on the paths of
-        ``match.paths`` only one that lists the path); where nothing names a model, the pool that
-        is the default for the path or for gRPC. Of a call about a model that no pool serves, the
-        default's replicas say so themselves, as Triton does.
+        In this order: the pool that a header names; the pool that serves the model (on the paths
+        of ``match.paths`` only a pool that lists the path); if the request names no model, the
+        default pool for the path or for gRPC. A call about a model that no pool serves goes to the
+        default pool, whose replicas return the error, as Triton does.
         """
         return self._directory.find(features, path, protocol)
 
     def at(self, pool: str, address: str) -> EndpointKey | None:
-        """Return the endpoint of a pool at an ``ip:port``, ``None`` where there is none."""
+        """Return the endpoint of a pool at an ``ip:port``, ``None`` if there is none."""
         pool_state = self.pool_states.get(pool)
         return None if pool_state is None else pool_state.at(address)
 
     def replicas(self) -> Iterable[Replica]:
-        """Return what is known of each replica; to be read at once, as the membership changes."""
+        """Return a live view of the replicas; do not keep it across a change of the pools."""
         return self.members.values()
 
     def in_flight(self) -> dict[str, int]:
-        """Return our requests in flight by endpoint id, each known endpoint included."""
+        """Return this worker's requests in flight by endpoint id; idle endpoints are included."""
         total: dict[str, int] = {}
         for key, load in self._ledger.loads():
             total[key.id] = total.get(key.id, 0) + load.in_flight - load.others
         return total
 
     def loads(self) -> dict[str, int]:
-        """Return the requests in flight by endpoint id, those of peer workers included."""
+        """Return the requests in flight by endpoint id, including those of peer workers."""
         total: dict[str, int] = {}
         for key, load in self._ledger.loads():
             total[key.id] = total.get(key.id, 0) + load.in_flight
@@ -156,7 +156,7 @@ class EndpointRegistry:
     # --- Reports of replicas --------------------------------------------------------------------
 
     def observe(self, endpoint_id: str, readings: Sequence[Reading]) -> None:
-        """Take what an endpoint says about itself; an unknown endpoint is ignored."""
+        """Take the latest readings of an endpoint; an unknown endpoint is ignored."""
         for replica in self._by_id.get(endpoint_id, ()):
             self._conditions.silent -= replica.silent
             self._conditions.heard(replica.key, replica.readings, readings)
@@ -165,32 +165,32 @@ class EndpointRegistry:
             self._reuse.told(endpoint_id, readings)
 
     def cached(self, event: CacheEvent) -> None:
-        """Take what an engine says of its cache; one of an unknown endpoint is ignored."""
+        """Apply an engine's cache event to the index; an unknown endpoint is ignored."""
         if event.endpoint in self.members:
             self.index.apply(event)
             if self._on_event is not None:
                 self._on_event(event)
 
     def silent(self, endpoint_id: str) -> None:
-        """Note that an endpoint that told its numbers does not answer any more.
+        """Mark an endpoint whose readings have stopped as silent, until its next reading.
 
-        It is chosen last, not never: its metrics port may be all that fails. The next reading
-        ends this. An endpoint that was never heard of is not judged.
+        A silent endpoint is chosen last rather than excluded, because only its metrics port may
+        have failed. An endpoint that never reported is not marked.
         """
         for replica in self._by_id.get(endpoint_id, ()):
             self._conditions.silent += replica.heard - replica.silent
             replica.silent = replica.heard
 
     def sweep(self, now: float) -> None:
-        """Look who stands still with work in flight; about once a second."""
+        """Look for replicas that make no progress with work in flight; call about once a second."""
         ours = {key: load.in_flight - load.others for key, load in self._ledger.loads()}
         self._conditions.sweep(ours, now)
 
     def restarted(self, endpoint_id: str, unix_now: float) -> None:
-        """Note that an endpoint's process is a new one.
+        """Note that an endpoint's process was restarted.
 
-        Its cache and its sequences are gone and its ramp starts again. Requests in flight settle
-        by themselves, as Envoy ends their streams.
+        Its cached blocks and leases are dropped and its ramp starts again. Requests in flight
+        settle when Envoy ends their streams.
         """
         self.observe(endpoint_id, ())
         for replica in self._by_id.get(endpoint_id, ()):
@@ -200,7 +200,7 @@ class EndpointRegistry:
             self._conditions.restarted(replica.key)
             for served in replica.served.values():
                 served.clear()
-            if self.index.is_exact(replica.key) is None:  # else its engines tell, and sooner
+            if self.index.is_exact(replica.key) is None:  # else its engines report it, and earlier
                 self._purge(replica.key)
             self._leases.drop_endpoint(replica.key)
 

@@ -1,16 +1,16 @@
-"""The router: one request in, an ordered choice or a refusal out.
+"""The request router: takes one request and returns an ordered choice of replicas or a refusal.
 
-It is composed of the endpoint registry (who is there), the scheduler (who is chosen), the ledger
-(what is in flight) and the learner (how fast replicas are).
+It is composed of the endpoint registry (pools and replicas), the scheduler (choice), the ledger
+(requests in flight) and the learner (speed of replicas).
 
 Rules:
 
-1. A decision draws the variant, filters, asks the pool's policy for prices, and only then
-   changes state: ledger, index, lease. A refusal changes nothing.
+1. A decision draws the variant, filters the candidates, gets their prices from the pool's policy,
+   and only then changes state: ledger, index, lease. A refusal changes nothing.
 2. Time and randomness are arguments. The same calls with the same ``rng`` give the same decisions.
-3. Each change of ledger, index and leases by a request is an event; ``on_event`` is called with
-   all of them, in order. What peer workers did is no event here.
-4. Not safe for threads: one event loop owns a router.
+3. Each change of ledger, index or leases by a request is an event; ``on_event`` is called with
+   all of them, in order. Changes made by peer workers raise no events here.
+4. Not thread-safe: one event loop owns a router.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Router:
     """Chooses replicas for requests.
 
     Args:
-        rng: Chance, e.g. ``random.Random()``.
-        max_tickets: Most requests counted as in flight at one time.
-        zone: Where this picker stands, for pools that prefer its zone; empty = unknown.
-        on_event: Hears each change of ledger, index and leases, for followers and replay.
-        on_sequence: Called before a request of a sequence is decided, so that leases which others
-            have granted are known.
+        rng: Source of randomness, e.g. ``random.Random()``.
+        max_tickets: Maximum number of requests counted as in flight at one time.
+        zone: Zone of this picker, for pools with ``prefer_zone``; empty = unknown.
+        on_event: Called with each change of ledger, index and leases, for followers and replay.
+        on_sequence: Called before a request of a sequence is decided, so that leases granted by
+            peer workers can be read first.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Router:
         self.index = ExactIndex()
         self.leases = Leases()
         self.conditions = Conditions()
-        """Which replicas must not get new work although they are members."""
+        """Health conditions that keep registered replicas from new work."""
         self.reuse = Reuse()
-        """What replicas say that they took from their caches."""
+        """Prompt tokens that replicas report as reused from their caches."""
         self.registry = EndpointRegistry(
             self.ledger,
             self.index,
@@ -101,18 +101,19 @@ class Router:
             self.learner.seconds_per_token,
             self.learner.finished,
         )
-        """What other workers of this machine did."""
+        """Folds the replication events of the other workers on this machine."""
         self._scheduler = Scheduler(self.index, self.leases, self.conditions, zone)
         self.pools = self.registry.pools
-        """The pools as last set, by name; here as each exchange reads them."""
+        """The pools as last set, by name; copied from the registry because each exchange reads
+        them."""
         self._pool_states = self.registry.pool_states
         self._members = self.registry.members
         self._on_sequence = on_sequence
         self._credit = Credit()
         self._moved: dict[int, Ticket] = {}
-        """Moved tickets by the id that their holder knows."""
+        """The current ticket of each moved charge, by the id of the caller's ticket."""
         self.recent = Recent()
-        """Some of the latest decisions."""
+        """A sample of the latest decisions."""
         self._last_ticket = 0
 
     def __repr__(self) -> str:
@@ -121,14 +122,14 @@ class Router:
     # --- Membership -----------------------------------------------------------------------------
 
     def set_pools(self, pools: Mapping[str, Pool], now: float) -> None:
-        """Take new pools in place of the present ones.
+        """Replace all pools.
 
         Args:
             pools: All pools, by name.
             now: Monotonic seconds.
 
         Raises:
-            ValueError: A pool names an unknown policy; then nothing has changed.
+            ValueError: A pool names an unknown policy; nothing is changed then.
         """
         policies = self._scheduler.make_policies(pools, self._rng)
         self._scheduler.policies = policies
@@ -137,11 +138,11 @@ class Router:
         self.pools = self.registry.pools
 
     def pool_for(self, features: Features, path: str, protocol: Protocol) -> str | Refusal:
-        """Name the pool of a request that no route named; see ``EndpointRegistry.pool_for``."""
+        """Find the pool of a request whose route names none; see ``EndpointRegistry.pool_for``."""
         return self.registry.pool_for(features, path, protocol)
 
     def at(self, pool: str, address: str) -> EndpointKey | None:
-        """Return the endpoint of a pool at an ``ip:port``, ``None`` where there is none."""
+        """Return the endpoint of a pool at an ``ip:port``, ``None`` if there is none."""
         return self.registry.at(pool, address)
 
     def _removed(self, key: EndpointKey) -> None:
@@ -150,15 +151,15 @@ class Router:
     # --- Deciding -------------------------------------------------------------------------------
 
     def decide(self, request: Request, now: float, unix_now: float) -> Decision | Refusal:
-        """Choose the replicas of one request, and charge the first of them with it.
+        """Choose the replicas for one request and charge it to the first of them.
 
         Args:
-            request: What is known of it.
-            now: Monotonic seconds, never less than in an earlier call.
-            unix_now: Wall clock, for ramps.
+            request: The request.
+            now: Monotonic seconds, not less than in any earlier call.
+            unix_now: Wall-clock seconds, for ramps.
 
         Returns:
-            The pick with its fallbacks and its ticket, to be settled once; or a refusal.
+            The pick with its fallbacks and its ticket, which must be settled once; or a refusal.
         """
         pool_state = self._pool_states.get(request.pool)
         if pool_state is None:
@@ -211,7 +212,7 @@ class Router:
         return decision
 
     def _unpriced(self, choice: Choice, pool: Pool) -> Decision:
-        """Send what is not inference to the least loaded; it leaves no trace in the state."""
+        """Send a non-inference request to the least loaded replica, without changing any state."""
         context = choice.context
         order = cheapest(choice.prices, 1 + pool.fallbacks, self._rng)
         return Decision(
@@ -252,17 +253,17 @@ class Router:
         return ticket
 
     def explain(self, request: Request, now: float, unix_now: float) -> dict[str, object]:
-        """Say how a request would be decided now and why, ready for JSON; nothing changes.
+        """Explain, without changing state, how a request would be decided now; ready for JSON.
 
         Args:
             request: The request.
             now: Monotonic seconds.
-            unix_now: Wall clock, for ramps.
+            unix_now: Wall-clock seconds, for ramps.
 
         Returns:
-            The pick and its rivals with their prices and parts, and for each other endpoint of
-            the pool the filter that kept it out; or the refusal. What chance would decide is
-            shown for one throw of it.
+            All candidates with their prices and the terms of each price, and for each other
+            endpoint of the pool the filter that removed it; or the refusal. Random choices are
+            shown for one fixed random number.
         """
         pool_state = self._pool_states.get(request.pool)
         if pool_state is None:
@@ -276,19 +277,19 @@ class Router:
         known = self.ledger, self.conditions, self._zone, now
         return explain(pool_state, request, choice, *known, most=MOST_ENDPOINTS)
 
-    # --- What happens afterwards ----------------------------------------------------------------
+    # --- After the decision ---------------------------------------------------------------------
 
     def served(self, ticket: Ticket, address: str, now: float) -> Ticket:
-        """Move a charge to the replica that served the request, after the proxy's retry.
+        """Move a charge to the replica that served the request after a retry by the proxy.
 
         Args:
             ticket: The open ticket.
-            address: ``ip:port`` at which the pool knows the replica.
+            address: ``ip:port`` of the replica in the pool.
             now: Monotonic seconds.
 
         Returns:
-            The ticket that is open now: a new one, or the same where the pick itself served, the
-            pool does not know the address, or the ticket is settled already.
+            The ticket that is open now. It is a new one, unless the pick itself served, the pool
+            does not know the address, or the ticket is settled already.
         """
         ticket = self._moved.pop(ticket.id, ticket)
         found = self.at(ticket.pool, address)
@@ -304,11 +305,11 @@ class Router:
         return moved
 
     def credit(self, ticket_id: int, endpoint: EndpointKey, now: float) -> None:
-        """Note in the prefix index who really served a request, after the proxy's retry.
+        """Record in the prefix index which replica served a request after a retry by the proxy.
 
         Args:
-            ticket_id: The request's; it may be settled already.
-            endpoint: Who served it.
+            ticket_id: Ticket of the request; it may be settled already.
+            endpoint: The replica that served it.
             now: Monotonic seconds.
         """
         blocks = self._credit.take(ticket_id)
@@ -316,10 +317,12 @@ class Router:
             self._inserted(endpoint, blocks, now)
 
     def told(self, ticket_id: int, address: str, now: float) -> bool:
-        """Hear, while a request runs, which replica serves it; the ticket's holder need not know.
+        """Move the charge of a running request to the replica at ``address`` that serves it.
+
+        The caller that holds the original ticket still settles the request with that ticket.
 
         Returns:
-            Whether the charge moved. Its holder settles it with the ticket that it has.
+            Whether the charge moved.
         """
         known = self._moved.get(ticket_id) or self.ledger.ticket(ticket_id)
         if known is None:
@@ -331,15 +334,15 @@ class Router:
         return True
 
     def settle(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
-        """End a request.
+        """Settle a request that ended.
 
         Args:
-            ticket: From its decision.
+            ticket: The ticket of its decision.
             outcome: How it ended.
             now: Monotonic seconds.
 
         Returns:
-            False where it was settled before, by this or by its endpoint's removal.
+            False if it was settled before, by this method or by the removal of its endpoint.
         """
         self.index.expire(now)
         if self._moved:
@@ -349,7 +352,7 @@ class Router:
         self.learner.settled(ticket, outcome, now)
         return True
 
-    # Events are made for those who hear them only: this is the hot path.
+    # Events are only made where ``on_event`` is set, as this is the hot path.
 
     def _charged(self, ticket: Ticket) -> bool:
         changed = self.ledger.charge(ticket)
@@ -376,10 +379,10 @@ class Router:
         if self._on_event is not None:
             self._on_event(Released(key) if lease is None else Leased(key, lease))
 
-    # --- Showing --------------------------------------------------------------------------------
+    # --- State for debugging --------------------------------------------------------------------
 
     def state(self, now: float) -> dict[str, object]:
-        """Return everything a person may want to see, ready for JSON."""
+        """Return pools, endpoints, recent decisions and counters for ``/debug``, ready for JSON."""
         return {
             "pools": {
                 name: describe(pool_state.pool, self._members, self.index, self.conditions, now)

@@ -1,4 +1,4 @@
-"""Short ways to ask a router in tests."""
+"""Short forms of router calls for tests."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def refuse(router: Router, request: Request, now: float = 0.0) -> Refusal:
 
 
 def end(router: Router, decision: Decision) -> None:
-    """End a request as it should."""
+    """Settle a request as done."""
     assert decision.ticket is not None
     assert router.settle(decision.ticket, Outcome.DONE, 0.0)

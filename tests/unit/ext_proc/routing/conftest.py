@@ -14,7 +14,7 @@ from ext_proc.routing.values.request import Features, Form, Request
 
 
 class Build:
-    """Short ways to write pools, endpoints and requests."""
+    """Builders of pools, endpoints, requests and routers."""
 
     @staticmethod
     def endpoint(number: int, **changes: Any) -> Endpoint:

@@ -1,4 +1,4 @@
-"""A replica that joins cold: a floor, a ramp, what nobody holds, and no stampede."""
+"""A replica that joins cold: a minimum share, a ramp, uncached prompts, and no stampede."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLICIES = ("auto", "learned", "prefix-affinity", "least-in-flight", "p2c", "rou
 
 
 def joined(build: Build, warm: int, ramp: SlowStart, policy: str, **changes: Any) -> Router:
-    """Return a router of warm replicas and one, the last, that joined at ``JOINED``."""
+    """Return a router of warm replicas and a last one that joined at ``JOINED``."""
     endpoints = [build.endpoint(number) for number in range(warm)]
     endpoints.append(build.endpoint(warm, joined_unix_s=JOINED, **changes))
     return build.router(build.pool(endpoints=tuple(endpoints), policy=policy, slow_start=ramp))
@@ -35,7 +35,10 @@ def joined(build: Build, warm: int, ramp: SlowStart, policy: str, **changes: Any
 def serve(
     router: Router, build: Build, count: int, age: float, known: int = 0, together: int = 4
 ) -> Counter[str]:
-    """Serve prompts, the first ``known`` of them heard before; so many run together."""
+    """Serve ``count`` prompts, ``together`` at a time, and count them by replica.
+
+    With ``known`` they are drawn from that many repeated prompts; otherwise all are new.
+    """
     rng, found, running = random.Random(5), Counter[str](), []
     for number in range(count):
         start = 1_000 * (rng.randrange(known) if known else number + 10_000)
@@ -64,7 +67,7 @@ def serve(
 def test_it_gets_its_floor_and_never_more_than_its_ramp(
     build: Build, policy: str, age: float, aggression: float, least: float, warm: int
 ) -> None:
-    """Of new prompts, within chance: ``f / (f + warm)``, under every kind of policy."""
+    """Its share of new prompts is ``f / (f + warm)``, within chance, under every kind of policy."""
     ramp = SlowStart(30.0, aggression, least)
     router = joined(build, warm, ramp, policy)
     count = 600
@@ -77,7 +80,7 @@ def test_it_gets_its_floor_and_never_more_than_its_ramp(
 
 @pytest.mark.parametrize("policy", ["auto", "prefix-affinity"])
 def test_what_others_hold_stays_there(build: Build, policy: str) -> None:
-    """It attracts prompts that nobody holds; a conversation does not move for a ramp."""
+    """It attracts uncached prompts; a conversation does not move because of a ramp."""
     router = joined(build, 3, SlowStart(30.0, 1.0, 0.1), policy)
     for number in range(20):
         blocks = tuple(range(1_000 * number, 1_000 * number + 8))
@@ -92,7 +95,7 @@ def test_what_others_hold_stays_there(build: Build, policy: str) -> None:
 
 
 def test_a_small_replica_ramps_to_a_small_share(build: Build) -> None:
-    """A T4 among A100s: capacity and ramp multiply, and warm it has its part of the capacity."""
+    """For a T4 among A100s capacity and ramp multiply; once warm it has its share of capacity."""
     router = joined(build, 3, SlowStart(30.0), "least-in-flight", capacity=0.25)
     early, late = (serve(router, build, 1_000, age, together=40)["r3"] for age in (5.0, 1_000.0))
     assert early <= 1_000 * 0.25 / 6 / 3 + 15

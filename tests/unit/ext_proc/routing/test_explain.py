@@ -1,4 +1,4 @@
-"""The dump of the router's state."""
+"""The router's state for debugging, and the explanations of decisions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCKS = tuple(range(40))
 
 
 def test_the_state_is_json_and_says_what_is_known(build: Build) -> None:
-    """Load, cache, readings with their age, and unknown as null."""
+    """The state has load, cache and readings with their age; unknown values are null."""
     router = build.router(build.pool(1))
     router.registry.observe("r0", [Reading(at=1.0, model="m", queued=3.0)])
     decision = router.decide(build.request((1, 2)), 2.0, 0.0)
@@ -36,7 +36,7 @@ def test_the_state_is_json_and_says_what_is_known(build: Build) -> None:
 
 
 def test_an_explanation_shows_prices_and_parts(build: Build) -> None:
-    """The cheapest comes first, each price is the sum of its parts, and nothing changes."""
+    """The cheapest comes first, each price is the sum of its terms, and no state changes."""
     router = build.router(build.pool(3))
     router.decide(build.request(BLOCKS), 0.0, 0.0)
     before = router.state(0.0)
@@ -57,7 +57,7 @@ def test_an_explanation_shows_prices_and_parts(build: Build) -> None:
 
 
 def test_an_explanation_names_the_filter_that_removed_each_other(build: Build) -> None:
-    """Why not B: another variant, no port for the protocol, draining, subset, limit."""
+    """The filters are: variant, protocol, draining, subset, in-flight limit."""
     pool = build.pool(
         variants=(Variant("stable", 1), Variant("canary", 0)),
         per_endpoint_in_flight=1,
@@ -90,7 +90,7 @@ def test_an_explanation_names_the_filter_that_removed_each_other(build: Build) -
 
 
 def test_in_a_large_pool_the_rest_is_counted(build: Build) -> None:
-    """Endpoints that were no candidates are a number, not a list."""
+    """Endpoints that were not sampled as candidates are counted, not listed."""
     router = build.router(build.pool(200))
     explained: dict[str, Any] = router.explain(build.request(BLOCKS), 0.0, 0.0)
     assert explained["removed"] == {}
@@ -98,7 +98,7 @@ def test_in_a_large_pool_the_rest_is_counted(build: Build) -> None:
 
 
 def test_recent_decisions_are_a_bounded_sample(build: Build) -> None:
-    """Each 32nd decision is kept, the latest 64 of them."""
+    """Every 32nd decision is kept, and of these the latest 64."""
     router = build.router(build.pool(2))
     for number in range(EVERY * (KEPT + 3)):
         router.decide(build.request((1,)), float(number), 0.0)
@@ -109,8 +109,8 @@ def test_recent_decisions_are_a_bounded_sample(build: Build) -> None:
     assert set(recent[0]["scores"]) == {"r0", "r1"}
 
 
-def test_needs_and_wishes_are_explained(build: Build) -> None:
-    """Who lacks what is needed was removed; who lacks what is wished for is put behind."""
+def test_constraints_and_preferences_are_explained(build: Build) -> None:
+    """An unmet constraint removes an endpoint; an unmet preference puts it behind."""
     pool = build.pool(
         endpoints=(
             build.endpoint(0, zone="a", device="x"),
@@ -131,7 +131,7 @@ def test_needs_and_wishes_are_explained(build: Build) -> None:
 
 
 def test_a_sample_holds_the_parts_of_its_moment(build: Build) -> None:
-    """They make the prices by which the choice was made, not those that it led to."""
+    """The terms add up to the prices before the decision, not to those after it."""
     router = build.router(build.pool(2))
     router.decide(build.request(BLOCKS), 0.0, 0.0)
     recent: Any = router.state(1.0)["recent"]
@@ -144,7 +144,7 @@ def test_a_sample_holds_the_parts_of_its_moment(build: Build) -> None:
 
 
 def test_samples_are_apart_in_time(build: Build) -> None:
-    """However many decisions there are, an explanation is made every quarter of a second."""
+    """At any rate of decisions, at most one sample is taken per quarter of a second."""
     router = build.router(build.pool(2))
     for number in range(EVERY * 100):
         router.decide(build.request(), number * GAP_S / EVERY / 10, 0.0)
@@ -153,7 +153,7 @@ def test_samples_are_apart_in_time(build: Build) -> None:
 
 
 def test_a_sample_of_a_huge_pool_looks_at_candidates_only(build: Build) -> None:
-    """Why others were none is unknown then, not nothing."""
+    """The reasons for the other endpoints are then null, not empty."""
     router = build.router(build.pool(300))
     router.decide(build.request(BLOCKS), 0.0, 0.0)
     recent: Any = router.state(1.0)["recent"]

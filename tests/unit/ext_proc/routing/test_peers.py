@@ -1,4 +1,4 @@
-"""What peer workers did counts here, once, and is told to nobody."""
+"""Events of peer workers are applied once and are not forwarded."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ NEVER = "r9"
 
 
 def share(replica: int = 0, in_flight: int = 1, charges: int | None = None) -> Share:
-    """Return what is said of requests of 10 tokens each."""
+    """Return a share of requests of 10 tokens each."""
     made = in_flight if charges is None else charges
     return Share(POOL, key(replica), in_flight, 10.0 * in_flight, made, 10.0 * made)
 
 
-def test_two_routers_that_hear_all_hold_the_same_loads():
-    """After each event both know what is in flight on whom, and each reports only its own."""
-    accounts, heard = [Account(), Account()], [[], []]
+def test_two_routers_that_exchange_events_hold_the_same_loads():
+    """After each event both have the same loads, and each reports only its own requests."""
+    accounts, sent = [Account(), Account()], [[], []]
 
-    def tell(who: int, event) -> None:
-        heard[who] += accounts[who].take(event, 0.0)
+    def publish(worker: int, event) -> None:
+        sent[worker] += accounts[worker].take(event, 0.0)
 
-    both = [router(on_event=partial(tell, who)) for who in (0, 1)]
+    both = [router(on_event=partial(publish, worker)) for worker in (0, 1)]
     open_tickets = []
-    chance = random.Random(1)
+    rng = random.Random(1)
     for step in range(200):
-        who = chance.randrange(2)
-        if open_tickets and chance.random() < 0.5:
-            owner, one = open_tickets.pop(chance.randrange(len(open_tickets)))
+        worker = rng.randrange(2)
+        if open_tickets and rng.random() < 0.5:
+            owner, one = open_tickets.pop(rng.randrange(len(open_tickets)))
             both[owner].settle(one, Outcome.DONE, step / 10)
         else:
-            made = decide(both[who], step / 10, (step % 7, 100 + step % 7))
-            open_tickets.append((who, made.ticket))
+            made = decide(both[worker], step / 10, (step % 7, 100 + step % 7))
+            open_tickets.append((worker, made.ticket))
         for me, other in ((0, 1), (1, 0)):
-            for event in (*heard[other], *accounts[other].sums()):
+            for event in (*sent[other], *accounts[other].sums()):
                 both[me].peers.follow(other, event, step / 10)
-            heard[other].clear()
+            sent[other].clear()
         in_flight = [{name: count for name, (count, _) in loads(one).items()} for one in both]
         assert in_flight[0] == in_flight[1]
         assert sum(in_flight[0].values()) == len(open_tickets)
@@ -59,8 +59,8 @@ def test_two_routers_that_hear_all_hold_the_same_loads():
         both[owner].settle(one, Outcome.DONE, 30.0)
 
 
-def test_a_siblings_deeds_are_no_events():
-    """Whoever follows says nothing, or events would go round for ever."""
+def test_applying_a_peer_s_event_raises_no_event():
+    """Applied events raise no events, or they would circulate for ever."""
     events = []
     made = router(on_event=events.append)
     made.peers.follow(1, share(), 0.0)
@@ -69,7 +69,7 @@ def test_a_siblings_deeds_are_no_events():
     assert events == []
 
 
-def test_prices_see_what_siblings_sent():
+def test_prices_include_the_requests_of_peers():
     """A replica that a peer worker has loaded is not chosen."""
     made = router(2, more={"policy": "least-in-flight"})
     made.peers.follow(1, share(in_flight=5), 0.0)
@@ -83,8 +83,8 @@ def test_limits_hold_for_all_workers_together():
     assert decide(made, 0.0).addresses[0] == "10.0.0.0:8000"
 
 
-def test_a_lost_sibling_takes_its_charges_with_it():
-    """What it had in flight ends at once; that of others and our own stays."""
+def test_a_lost_peer_s_charges_are_dropped():
+    """Its requests in flight are dropped at once; other peers' and our own stay."""
     made = router()
     ours = decide(made, 0.0)
     for peer_worker in (1, 2):
@@ -99,8 +99,8 @@ def test_a_lost_sibling_takes_its_charges_with_it():
     assert set(loads(made).values()) == {(0, 0.0)}
 
 
-def test_the_last_word_counts():
-    """A share stands for all before it: heard twice or after a gap, the load is what it says."""
+def test_the_last_share_counts():
+    """A share replaces all earlier ones, whether it is repeated or follows a gap."""
     made = router()
     for in_flight, charges in ((3, 3), (3, 3), (1, 7), (0, 9)):
         made.peers.follow(1, share(0, in_flight, charges), 0.0)
@@ -113,15 +113,15 @@ def test_the_clock_moves_by_what_was_sent_since():
     replica = made._members[key(0)]
     per_token = made.learner.seconds_per_token(POOL, key(0))
     before = [Share(POOL, key(0), 2, 2e4, 100, 1e9), Share(POOL, key(0), 2, 2e4, 100, 1e9)]
-    for said in before:  # of what was sent before we listened, only that in flight
-        made.peers.follow(1, said, 5.0)
+    for each in before:  # a first share counts only what is in flight
+        made.peers.follow(1, each, 5.0)
         assert replica.busy_until == pytest.approx(5.0 + 2e4 * per_token)
     made.peers.follow(1, Share(POOL, key(0), 3, 3e4, 101, 1e9 + 1e4), 5.0)
     assert replica.busy_until == pytest.approx(5.0 + 3e4 * per_token)
 
 
 def test_an_endpoint_that_left_is_not_counted():
-    """Charges on it end with it, and later ones are not taken."""
+    """Its charges are dropped with it, and later ones are ignored."""
     made = router(2)
     made.peers.follow(1, share(1), 0.0)
     made.set_pools({POOL: pool(1)}, 1.0)
@@ -131,23 +131,23 @@ def test_an_endpoint_that_left_is_not_counted():
     assert loads(made) == {"r0": (0, 0.0)}
 
 
-def test_events_about_strangers_change_nothing():
-    """An endpoint that is no member here gets no load, no blocks and no lease."""
+def test_events_about_unknown_endpoints_change_nothing():
+    """An endpoint that is not registered here gets no load, no blocks and no lease."""
     made = router()
-    stranger = EndpointKey(NEVER, 1)
-    made.peers.follow(1, share()._replace(endpoint=stranger), 0.0)
-    late = Ticket(1, stranger, POOL, 10.0, 0.0, True, 0.0, 0)
+    unknown = EndpointKey(NEVER, 1)
+    made.peers.follow(1, share()._replace(endpoint=unknown), 0.0)
+    late = Ticket(1, unknown, POOL, 10.0, 0.0, True, 0.0, 0)
     made.peers.follow(1, LatencySample(late, 1.0), 1.0)
-    made.peers.follow(1, Inserted(stranger, (1, 2), 0.0), 0.0)
-    lease = Leased(LeaseKey(POOL, SequenceKey("m", "", 1)), Lease(stranger, "stable", 9.0))
+    made.peers.follow(1, Inserted(unknown, (1, 2), 0.0), 0.0)
+    lease = Leased(LeaseKey(POOL, SequenceKey("m", "", 1)), Lease(unknown, "stable", 9.0))
     made.peers.follow(1, lease, 0.0)
     assert NEVER not in loads(made)
     assert made.index.blocks == 0
     assert len(made.leases) == 0
 
 
-def test_a_sequence_goes_on_where_a_sibling_began_it():
-    """A lease that a peer worker granted binds here, and what it released binds no more."""
+def test_a_sequence_continues_where_a_peer_began_it():
+    """A lease that a peer worker granted is followed here until the peer releases it."""
     made = router(8)
     where = LeaseKey(POOL, SequenceKey("m", "", 7))
     made.peers.follow(1, Leased(where, Lease(key(5), "stable", 60.0)), 0.0)
@@ -157,7 +157,7 @@ def test_a_sequence_goes_on_where_a_sibling_began_it():
 
 
 def test_an_older_lease_does_not_shorten_a_newer_one():
-    """What comes late, as in a snapshot, gives way to what is known already."""
+    """A late event, e.g. from a snapshot, does not replace a lease that expires later."""
     made = router()
     where = LeaseKey(POOL, SequenceKey("m", "", 7))
     made.peers.follow(1, Leased(where, Lease(key(1), "stable", 60.0)), 0.0)
@@ -166,7 +166,7 @@ def test_an_older_lease_does_not_shorten_a_newer_one():
 
 
 def test_leases_are_read_before_a_sequence_is_decided():
-    """Whoever brings leases is called for requests of sequences only."""
+    """``on_sequence`` is called for requests of sequences only."""
     calls = []
     made = router(on_sequence=lambda: calls.append(1))
     decide(made, 0.0)
@@ -175,8 +175,8 @@ def test_leases_are_read_before_a_sequence_is_decided():
     assert calls == [1]
 
 
-def test_paces_learn_from_siblings():
-    """A slow replica is found although only a peer worker sends to it."""
+def test_latency_models_learn_from_peers():
+    """A slow replica is detected although only a peer worker sends to it."""
     made = router(2)
     for number in range(400):
         at, replica = number / 10, number % 2
@@ -194,8 +194,8 @@ def test_paces_learn_from_siblings():
         max_size=60,
     )
 )
-def test_loads_are_what_siblings_said_last(steps):
-    """In any order of words and losses a load is the sum of what stands, never less."""
+def test_loads_are_the_sum_of_the_peers_last_shares(steps):
+    """In any order of shares and losses a load is the sum of the last shares."""
     made = router(3)
     model: dict[tuple[int, int], int] = {}
     for peer_worker, is_lost, in_flight, replica in steps:

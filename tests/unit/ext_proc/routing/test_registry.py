@@ -1,4 +1,4 @@
-"""Who there is: pools and replicas that come, change and go."""
+"""The endpoint registry: pools and replicas that are added, changed and removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def test_an_endpoint_gone_from_all_pools_is_forgotten(build: Build) -> None:
-    """Its tickets settle once, its blocks go; one that another pool still has stays."""
+    """Its tickets settle once and its blocks are dropped; one that another pool lists stays."""
     pool = build.pool(1)
     other = build.pool(1, name="other", models=frozenset({"n"}))
     router = build.router(pool, other)
@@ -39,7 +39,7 @@ def test_an_endpoint_gone_from_all_pools_is_forgotten(build: Build) -> None:
 
 
 def test_a_change_of_policy_keeps_ledger_and_index(build: Build) -> None:
-    """What is in flight and what is cached outlive a hot reload."""
+    """Requests in flight and cached blocks are kept across a hot reload."""
     router = build.router(build.pool(2))
     decide(router, build.request(PROMPT))
     router.set_pools({"llm": build.pool(2, policy="round-robin")}, 1.0)
@@ -51,7 +51,7 @@ def test_a_change_of_policy_keeps_ledger_and_index(build: Build) -> None:
 
 
 def test_a_change_elsewhere_keeps_the_cursor(build: Build) -> None:
-    """Round-robin goes on where it was when only weights or limits changed."""
+    """Round-robin continues at its cursor when only weights or limits changed."""
     router = build.router(build.pool(3, policy="round-robin"))
     first = decide(router, build.request()).addresses[0]
     router.set_pools({"llm": build.pool(3, policy="round-robin", fallbacks=0)}, 1.0)
@@ -60,7 +60,7 @@ def test_a_change_elsewhere_keeps_the_cursor(build: Build) -> None:
 
 
 def test_an_unknown_policy_changes_nothing(build: Build) -> None:
-    """One bad pool costs one clear error; the pools in force stay."""
+    """A bad pool raises one clear error, and the present pools stay in force."""
     router = build.router(build.pool(2))
     decide(router, build.request())
     with pytest.raises(ValueError, match="unknown policy 'magic'"):
@@ -70,10 +70,10 @@ def test_an_unknown_policy_changes_nothing(build: Build) -> None:
 
 
 def test_a_restart_empties_cache_and_leases_and_ramps_again(build: Build) -> None:
-    """After a restart the replica matches nothing, holds no sequence, and starts small."""
+    """After a restart the replica matches nothing, holds no sequence, and ramps up again."""
     router = build.router(build.pool(1, slow_start=SlowStart(100.0)))
     decide(router, build.request((1, 2), sequence_id=5))
-    router.registry.restarted("nobody", 1000.0)
+    router.registry.restarted("unknown", 1000.0)
     assert len(router.leases) == 1
     router.registry.restarted("r0", 1000.0)
     decision = decide(router, build.request((1, 2), sequence_id=5), 0.0, 1010.0)
@@ -88,7 +88,7 @@ def test_a_restart_empties_cache_and_leases_and_ramps_again(build: Build) -> Non
 
 
 def placed(router: Router, build: Build) -> dict[int, str]:
-    """Take the next turn of two hundred conversations, one after the other."""
+    """Route one turn of each of two hundred conversations; return their addresses."""
     places = {}
     for number in range(200):
         blocks = tuple(1_000 * number + depth for depth in range(4))
@@ -98,8 +98,8 @@ def placed(router: Router, build: Build) -> dict[int, str]:
     return places
 
 
-def test_membership_changes_surprise_nobody_else(build: Build) -> None:
-    """A new replica moves no conversation; a lost one moves only its own."""
+def test_membership_changes_move_no_other_conversation(build: Build) -> None:
+    """A new replica moves no conversation; a removed one moves only its own."""
     router = build.router(build.pool(4))
     before = placed(router, build)
     router.set_pools({"llm": build.pool(5)}, 1.0)
@@ -110,14 +110,14 @@ def test_membership_changes_surprise_nobody_else(build: Build) -> None:
         assert address == "10.0.0.3:8000" or after[number] == address
 
 
-# --- Which pool ---------------------------------------------------------------------------------
+# --- Pool of a request --------------------------------------------------------------------------
 
 
 CHAT = "/v1/chat/completions"
 
 
 def test_the_pool_is_found_by_header_model_path_or_default(build: Build) -> None:
-    """A header names it outright, then the model, then the default of the form."""
+    """The header is read first, then the model, then the default of the form."""
     router = build.router(
         build.pool(name="a", models=frozenset({"m", "x"})),
         build.pool(

@@ -1,4 +1,4 @@
-"""The router: one request in, an ordered choice or a refusal out."""
+"""The request router: one request in, an ordered choice or a refusal out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def test_a_decision_is_the_pick_and_its_fallbacks(build: Build) -> None:
-    """The addresses are different replicas, as many fallbacks as the pool says."""
+    """The addresses belong to different replicas, with as many fallbacks as the pool sets."""
     router = build.router(build.pool(4, fallbacks=2))
     decision = decide(router, build.request((1, 2)))
     assert len(set(decision.addresses)) == 3
@@ -37,13 +37,13 @@ def test_a_decision_is_the_pick_and_its_fallbacks(build: Build) -> None:
     assert {name for name, _ in decision.scores} == {"r0", "r1", "r2", "r3"}
 
 
-def test_fallbacks_are_as_many_as_there_are(build: Build) -> None:
-    """A pool of one has no fallback."""
+def test_fallbacks_are_bounded_by_the_pool_s_size(build: Build) -> None:
+    """A pool of one replica has no fallback."""
     assert len(decide(build.router(build.pool(1)), build.request()).addresses) == 1
 
 
 def test_the_protocol_chooses_the_address(build: Build) -> None:
-    """A gRPC request gets gRPC addresses of the replica whose load both protocols share."""
+    """A gRPC request gets a gRPC address, and both protocols share the replica's load."""
     router = build.router(build.pool(1))
     assert decide(router, build.request(protocol="grpc")).addresses == ("10.0.0.0:8001",)
     assert decide(router, build.request(protocol="http")).addresses == ("10.0.0.0:8000",)
@@ -51,7 +51,7 @@ def test_the_protocol_chooses_the_address(build: Build) -> None:
 
 
 def test_a_conversation_stays_where_its_prefix_is(build: Build) -> None:
-    """Each turn goes to the replica of the turn before, and only the new part is work."""
+    """Each turn goes to the replica of the previous turn, and only the new part is work."""
     router = build.router(build.pool(8))
     first = decide(router, build.request((1, 2, 3)))
     second = decide(router, build.request((1, 2, 3, 4)))
@@ -63,7 +63,7 @@ def test_a_conversation_stays_where_its_prefix_is(build: Build) -> None:
 
 @pytest.mark.parametrize("shared", [1, 3])
 def test_conversations_behind_one_system_prompt_spread(build: Build, shared: int) -> None:
-    """A thousand conversations that share their first blocks do not collapse on one replica."""
+    """A thousand conversations that share their first blocks spread over the replicas."""
     router = build.router(build.pool(8))
     prompt = tuple(range(shared))
     picks: Counter[str] = Counter()
@@ -76,7 +76,7 @@ def test_conversations_behind_one_system_prompt_spread(build: Build, shared: int
 
 
 def test_a_hot_prefix_spills_over_its_bound(build: Build) -> None:
-    """One prompt in flight many times is spread within the bound of loads."""
+    """A prompt that is in flight many times is spread within the load bound."""
     router = build.router(build.pool(4, load_factor=1.25))
     reasons = Counter(decide(router, build.request((1, 2, 3, 4))).reason for _ in range(80))
     assert reasons["prefix"] > 0
@@ -84,7 +84,7 @@ def test_a_hot_prefix_spills_over_its_bound(build: Build) -> None:
 
 
 def test_other_requests_leave_no_trace(build: Build) -> None:
-    """What is not inference goes to the least loaded, with no ticket, block or lease."""
+    """A non-inference request goes to the least loaded replica, with no ticket, block or lease."""
     router = build.router(build.pool(2))
     busy = decide(router, build.request())
     for _ in range(5):
@@ -96,17 +96,17 @@ def test_other_requests_leave_no_trace(build: Build) -> None:
 
 
 def test_the_queue_of_others_counts_while_fresh(build: Build) -> None:
-    """A replica that others keep busy is avoided until its reading is old."""
+    """A replica that other clients keep busy is avoided until its reading is stale."""
     router = build.router(build.pool(2, policy="least-in-flight"))
     router.registry.observe("r0", [Reading(at=10.0, model="m", queued=5.0)])
-    router.registry.observe("nobody", [Reading(at=10.0, queued=5.0)])
+    router.registry.observe("unknown", [Reading(at=10.0, queued=5.0)])
     for _ in range(4):
         assert decide(router, build.request(), 11.0).addresses[0] == "10.0.0.1:8000"
     assert decide(router, build.request(), 12.0).addresses[0] == "10.0.0.0:8000"
 
 
 def test_a_replica_that_fell_silent_is_chosen_last(build: Build) -> None:
-    """Also where it holds the prompt; it stays the last fallback, and a reading ends it."""
+    """A silent replica is the last fallback even if it holds the prompt, until a reading."""
     router = build.router(build.pool(2))
     home = decide(router, build.request((1, 2, 3)))
     end(router, home)
@@ -122,7 +122,7 @@ def test_a_replica_that_fell_silent_is_chosen_last(build: Build) -> None:
 
 
 def test_a_replica_that_never_spoke_is_not_silent(build: Build) -> None:
-    """A metrics port that was never reached says nothing about the replica."""
+    """A replica whose metrics port was never reached is chosen like any other."""
     router = build.router(build.pool(1))
     router.registry.silent("r0")
     assert decide(router, build.request()).addresses == ("10.0.0.0:8000",)
@@ -134,7 +134,7 @@ def test_a_replica_that_never_spoke_is_not_silent(build: Build) -> None:
 
 @pytest.mark.parametrize("settles", [True, False])
 def test_a_new_replica_takes_its_ramp_s_share(build: Build, settles: bool) -> None:
-    """While it ramps a replica gets its ramped share, in an idle fleet and in a full one."""
+    """A ramping replica gets its ramped share, in an idle fleet and in a busy one."""
     endpoints = (build.endpoint(0), build.endpoint(1, joined_unix_s=1000.0))
     pool = build.pool(
         endpoints=endpoints, policy="least-in-flight", slow_start=SlowStart(100.0, 1.0, 0.1)
@@ -150,7 +150,7 @@ def test_a_new_replica_takes_its_ramp_s_share(build: Build, settles: bool) -> No
 
 
 def test_a_warm_replica_takes_as_much_as_the_others(build: Build) -> None:
-    """When its ramp is over a replica is like any other."""
+    """After its ramp a replica gets the same share as the others."""
     endpoints = (build.endpoint(0), build.endpoint(1, joined_unix_s=1000.0))
     pool = build.pool(endpoints=endpoints, policy="least-in-flight", slow_start=SlowStart(100.0))
     router = build.router(pool)
@@ -160,7 +160,7 @@ def test_a_warm_replica_takes_as_much_as_the_others(build: Build) -> None:
 
 
 def test_a_young_replica_keeps_its_conversations(build: Build) -> None:
-    """A ramping replica that holds the prompt gets it, whatever its turn."""
+    """A ramping replica that holds the prompt gets the request despite slow start."""
     endpoints = (build.endpoint(0, draining=True), build.endpoint(1, joined_unix_s=1000.0))
     slow = SlowStart(100.0, 1.0, 0.1)
     router = build.router(build.pool(endpoints=endpoints, slow_start=slow))
@@ -176,8 +176,8 @@ def test_a_young_replica_keeps_its_conversations(build: Build) -> None:
 # --- Variants -----------------------------------------------------------------------------------
 
 
-def test_the_router_draws_where_nobody_drew(build: Build) -> None:
-    """Shares follow the weights, and the address is one of the drawn variant."""
+def test_the_router_draws_a_variant_where_the_route_drew_none(build: Build) -> None:
+    """Shares follow the weights, and the address belongs to the drawn variant."""
     router = build.canaried()
     drawn = Counter(decide(router, build.request()).variant for _ in range(2_000))
     assert drawn["canary"] / 2_000 == pytest.approx(0.25, abs=0.04)
@@ -185,7 +185,7 @@ def test_the_router_draws_where_nobody_drew(build: Build) -> None:
 
 
 def test_pins_override_what_the_route_drew(build: Build) -> None:
-    """Version and header decide over Envoy's draw; an unknown version is refused."""
+    """Version and header override Envoy's draw; an unknown version is refused."""
     router = build.canaried()
     assert decide(router, build.request(variant="stable", version="2")).variant == "canary"
     pinned = build.request(variant="stable", headers={"x-canary": "yes"})
@@ -197,13 +197,13 @@ def test_pins_override_what_the_route_drew(build: Build) -> None:
 
 
 def test_an_unknown_pool_is_refused(build: Build) -> None:
-    """A pool that is not there refuses by name."""
+    """The refusal of an unknown pool names it."""
     refusal = refuse(build.router(), build.request())
     assert refusal == Refusal(RefusalKind.UNKNOWN_POOL, "no pool is named 'llm'")
 
 
-def test_nobody_left_is_503(build: Build) -> None:
-    """A variant whose endpoints are missing or all draining has none."""
+def test_no_eligible_endpoint_is_503(build: Build) -> None:
+    """A request is refused if all endpoints are missing, draining or outside the subset."""
     empty = build.router(build.pool(0))
     draining = build.router(build.pool(endpoints=(build.endpoint(0, draining=True),)))
     outside = build.request(subset=frozenset())
@@ -212,8 +212,8 @@ def test_nobody_left_is_503(build: Build) -> None:
     assert refuse(build.router(build.pool(2)), outside).kind is RefusalKind.NO_ENDPOINTS
 
 
-def test_everybody_full_is_429_until_one_settles(build: Build) -> None:
-    """At the in-flight limit requests are refused, and other requests still pass."""
+def test_all_at_their_limit_is_429_until_one_settles(build: Build) -> None:
+    """At the in-flight limit inference is refused, and non-inference requests still pass."""
     router = build.router(build.pool(2, per_endpoint_in_flight=1))
     first, second = decide(router, build.request()), decide(router, build.request())
     assert first.addresses[0] != second.addresses[0]
@@ -224,14 +224,14 @@ def test_everybody_full_is_429_until_one_settles(build: Build) -> None:
 
 
 def test_a_refusal_changes_nothing(build: Build) -> None:
-    """No ticket, no block and no lease come from a request that nobody serves."""
+    """A refused request leaves no ticket, no block and no lease."""
     router = build.router(build.pool(1))
     refuse(router, build.request((1, 2), subset=frozenset({"10.9.9.9"}), sequence_id=1))
     assert (len(router.ledger), router.index.blocks, len(router.leases)) == (0, 0, 0)
 
 
 def test_beyond_the_bound_of_tickets_requests_go_uncounted(build: Build) -> None:
-    """A full ledger costs the count, not the request."""
+    """With a full ledger a request is routed without being counted."""
     router = build.router(build.pool(1), max_tickets=1)
     assert decide(router, build.request()).ticket is not None
     assert decide(router, build.request()).ticket is None
@@ -242,7 +242,7 @@ def test_beyond_the_bound_of_tickets_requests_go_uncounted(build: Build) -> None
 
 
 def test_a_follower_of_the_events_holds_the_same_state(build: Build) -> None:
-    """Ledger and index can be rebuilt from what ``on_event`` heard."""
+    """Ledger and index can be rebuilt from the events passed to ``on_event``."""
     events: list[object] = []
     router = build.router(build.pool(3), on_event=events.append)
     decisions = [decide(router, build.request((1, number)), float(number)) for number in range(9)]
@@ -261,7 +261,7 @@ def test_a_follower_of_the_events_holds_the_same_state(build: Build) -> None:
 
 
 def test_the_same_seed_gives_the_same_decisions(build: Build) -> None:
-    """A log replayed with one seed decides alike."""
+    """Replaying the same requests with the same seed gives the same decisions."""
     runs = []
     for _ in range(2):
         router = build.router(build.pool(5), seed=4)
@@ -272,7 +272,7 @@ def test_the_same_seed_gives_the_same_decisions(build: Build) -> None:
 
 
 def test_repr_says_what_it_routes(build: Build) -> None:
-    """The router shows pools, open tickets and index."""
+    """The repr shows pools, open tickets and index."""
     router = build.router(build.pool(1))
     assert repr(router) == "<Router pools=1 open=0 <PrefixIndex blocks=0 endpoints=0>>"
 
@@ -293,7 +293,7 @@ STEPS = st.lists(
 def test_loads_always_match_the_open_requests(
     build: Build, steps: list[tuple[object, ...]]
 ) -> None:
-    """Through any order of requests, ends, members, drains and restarts the counts balance."""
+    """Counts balance after any order of requests, settles, new pools, drains and restarts."""
     router = build.router(build.pool(3))
     members, decisions = 3, []
     for now, step in enumerate(steps):

@@ -1,4 +1,4 @@
-"""The router's policies: swapped, asked for, and taught."""
+"""The router's policies: replaced, requested by header, and trained."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_each_policy_may_be_swapped_in_and_out(build: Build, name: str) -> None:
-    """Ledger and index outlive any change of policy, and every ticket settles once."""
+    """Ledger and index are kept across any change of policy, and every ticket settles once."""
     router = build.router(build.pool(3))
     decisions = [decide(router, build.request(PROMPT, session="s"))]
     for policy in (name, "auto"):
@@ -37,18 +37,18 @@ def test_each_policy_may_be_swapped_in_and_out(build: Build, name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_a_request_may_ask_for_an_allowed_policy(build: Build, name: str) -> None:
-    """The header chooses for this request alone; the pool's policy goes on for the others."""
+    """The header applies to its request only; other requests use the pool's policy."""
     pool = build.pool(3, policy="round-robin", allow_override=frozenset(POLICIES))
     router = build.router(pool)
-    asked = build.request(PROMPT, headers={"tidegate-policy": name})
+    request = build.request(PROMPT, headers={"tidegate-policy": name})
     for _ in range(4):
-        assert router.explain(asked, 0.0, 0.0)["policy"] == name
-        decide(router, asked)
+        assert router.explain(request, 0.0, 0.0)["policy"] == name
+        decide(router, request)
     assert decide(router, build.request(PROMPT)).reason == "round-robin"
 
 
 def test_a_policy_that_is_not_allowed_is_refused(build: Build) -> None:
-    """The error names the header and what would be right; the pool's own is always allowed."""
+    """The error names the header and the allowed policies; the pool's own is always allowed."""
     router = build.router(build.pool(2, allow_override=frozenset({"random"})))
     decide(router, build.request(headers={"tidegate-policy": "auto"}))
     refusal = refuse(router, build.request(headers={"tidegate-policy": "round-robin"}))
@@ -58,7 +58,7 @@ def test_a_policy_that_is_not_allowed_is_refused(build: Build) -> None:
 
 
 def test_what_was_learned_outlives_a_change_of_policy(build: Build) -> None:
-    """A policy that is swapped in knows what requests took before."""
+    """A new policy uses the durations learned under the previous one."""
     router = build.router(build.pool(1, policy="random"))
     for number in range(100):
         decision = decide(router, build.request(), float(number))
@@ -70,7 +70,7 @@ def test_what_was_learned_outlives_a_change_of_policy(build: Build) -> None:
 
 
 def test_only_requests_that_ended_well_teach(build: Build) -> None:
-    """Aborted ones, and those that another replica served, say nothing about a pace."""
+    """Requests that were aborted or served by another replica do not change the prices."""
     router = build.router(build.pool(2))
     for number in range(60):
         lost = decide(router, build.request(), float(number))
@@ -88,21 +88,21 @@ def test_only_requests_that_ended_well_teach(build: Build) -> None:
 
 
 def test_first_bytes_of_streamed_prompts_teach_the_speed(build: Build) -> None:
-    """They count once, before or after the end, and only for the replica that was picked."""
+    """A first byte counts once, and only for a streamed request at the replica that was picked."""
     router = build.router(build.pool(2))
     latency_model = router.learner.models["llm"]
 
-    def answer(seconds: float, *, streaming: bool = True, who: str | None = None) -> None:
-        asked = build.request(prompt=b"x" * 32_000, streaming=streaming)
-        ticket = decide(router, asked).ticket
+    def answer(seconds: float, *, streaming: bool = True, endpoint: str | None = None) -> None:
+        request = build.request(prompt=b"x" * 32_000, streaming=streaming)
+        ticket = decide(router, request).ticket
         assert ticket is not None
-        key = ticket.endpoint if who is None else EndpointKey(who, 1)
+        key = ticket.endpoint if endpoint is None else EndpointKey(endpoint, 1)
         for _ in range(2):
             router.learner.began(ticket.id, key, seconds)
 
     for _ in range(40):
         answer(4.0, streaming=False)
-        answer(4.0, who="nobody")
+        answer(4.0, endpoint="unknown")
     assert (latency_model.hears, 1 / latency_model.seconds_per_token) == (
         False,
         pytest.approx(8000.0),
@@ -114,7 +114,7 @@ def test_first_bytes_of_streamed_prompts_teach_the_speed(build: Build) -> None:
 
 
 def test_reuse_is_counted_for_known_endpoints(build: Build) -> None:
-    """By their own counters, until they leave."""
+    """Reused tokens follow the replicas' counters, until the replica is removed."""
     router = build.router(build.pool(1))
     for reused in (1.0, 3.0):
         readings = [Reading(at=0.0, model="m", reused_blocks=reused, kv_block_tokens=16)]

@@ -1,4 +1,4 @@
-"""Sequences stay where their state is, and charges move to who served."""
+"""Sequences stay on the replica of their state; charges move to the replica that served."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .conftest import Build
 
 
-def test_a_charge_moves_to_who_served(build: Build) -> None:
-    """V115: after a retry the replica that served holds the request, under a ticket of its own."""
+def test_a_charge_moves_to_the_replica_that_served(build: Build) -> None:
+    """V115: after a retry the replica that served has the charge, under a new ticket."""
     events: list[object] = []
     router = build.router(build.pool(3), on_event=events.append)
     decision = decide(router, build.request())
@@ -35,7 +35,7 @@ def test_a_charge_moves_to_who_served(build: Build) -> None:
 
 
 def test_a_charge_stays_where_nothing_is_known(build: Build) -> None:
-    """V29: the pick itself, an unknown address, a settled ticket: the ticket is the same."""
+    """V29: for the pick itself, an unknown address or a settled ticket, the ticket is the same."""
     router = build.router(build.pool(2))
     decision = decide(router, build.request())
     ticket = decision.ticket
@@ -48,7 +48,7 @@ def test_a_charge_stays_where_nothing_is_known(build: Build) -> None:
 
 
 def test_a_sequence_stays_on_its_replica(build: Build) -> None:
-    """All its requests have one address, no retry elsewhere, until it ends."""
+    """All its requests have one address, with no retry elsewhere, until the sequence ends."""
     router = build.router(build.pool(8))
     first = decide(router, build.request(sequence_id=5, sequence_start=True))
     assert (len(first.addresses), first.retriable) == (1, False)
@@ -70,7 +70,7 @@ def test_a_lease_ends_with_its_idle_time(build: Build) -> None:
 
 
 def test_a_lease_outlives_draining_but_a_new_start_does_not(build: Build) -> None:
-    """On a draining replica a sequence goes on; starting again takes it elsewhere."""
+    """A sequence continues on a draining replica; a new start moves it to another one."""
     router = build.router(build.pool(2))
     first = decide(router, build.request(sequence_id=5, sequence_start=True))
     gone = first.addresses[0]
@@ -85,7 +85,7 @@ def test_a_lease_outlives_draining_but_a_new_start_does_not(build: Build) -> Non
 
 
 def test_a_second_start_stays_where_the_state_is(build: Build) -> None:
-    """A duplicate start on a serving replica keeps the replica."""
+    """A duplicate start keeps the replica if that takes new work."""
     router = build.router(build.pool(8))
     first = decide(router, build.request(sequence_id=5, sequence_start=True))
     again = decide(router, build.request(sequence_id=5, sequence_start=True))
@@ -93,7 +93,7 @@ def test_a_second_start_stays_where_the_state_is(build: Build) -> None:
 
 
 def test_a_sequence_keeps_its_variant(build: Build) -> None:
-    """The lease is stronger than a new draw of Envoy's route."""
+    """The lease overrides a new draw of Envoy's route."""
     router = build.canaried()
     decide(router, build.request(sequence_id=5, variant="canary"))
     decision = decide(router, build.request(sequence_id=5, variant="stable"))
@@ -101,7 +101,7 @@ def test_a_sequence_keeps_its_variant(build: Build) -> None:
 
 
 def test_a_sequence_without_its_replica_is_routed_as_usual(build: Build) -> None:
-    """When the endpoint left the pool, the lease goes and the request does not fail here."""
+    """When the endpoint is removed the lease is dropped and the request is routed afresh."""
     pool, other = build.pool(2), build.pool(2, name="other", models=frozenset())
     router = build.router(pool, other)
     first = decide(router, build.request(sequence_id=5))
@@ -113,7 +113,7 @@ def test_a_sequence_without_its_replica_is_routed_as_usual(build: Build) -> None
 
 
 def test_a_sequence_is_refused_rather_than_torn_from_its_state(build: Build) -> None:
-    """A full, excluded or mute replica refuses its sequence; nobody else has the state."""
+    """A sequence is refused if its replica is full, excluded, or lacks the protocol."""
     endpoints = (build.endpoint(0, grpc=None),)
     router = build.router(build.pool(endpoints=endpoints, per_endpoint_in_flight=1))
     decide(router, build.request(sequence_id=5))
@@ -122,5 +122,5 @@ def test_a_sequence_is_refused_rather_than_torn_from_its_state(build: Build) -> 
     assert refuse(router, build.request(sequence_id=5)).kind is RefusalKind.SATURATED
     outside = build.request(sequence_id=5, subset=frozenset({"10.0.0.1"}))
     assert refuse(router, outside).kind is RefusalKind.NO_ENDPOINTS
-    mute = build.request(sequence_id=5, protocol="grpc")
-    assert refuse(router, mute).kind is RefusalKind.NO_ENDPOINTS
+    grpc = build.request(sequence_id=5, protocol="grpc")
+    assert refuse(router, grpc).kind is RefusalKind.NO_ENDPOINTS

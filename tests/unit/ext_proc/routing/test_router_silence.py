@@ -1,4 +1,4 @@
-"""A replica that turns slow is left alone, before and after it has answered."""
+"""A replica that turns slow gets no new requests, before and after its late answers."""
 
 from __future__ import annotations
 
@@ -15,64 +15,64 @@ if TYPE_CHECKING:
     from .conftest import Build
 
 PROMPT = b"x" * 3_200
-"""Some 0.1 s of prefill."""
+"""About 0.1 s of prefill."""
 
 
-def ask(router: Router, build: Build, now: float) -> Ticket:
+def send(router: Router, build: Build, now: float) -> Ticket:
     """Send a streamed request."""
-    asked = build.request(form=Form.GENERATE_STREAM, streaming=True, prompt=PROMPT)
-    ticket = decide(router, asked, now).ticket
+    request = build.request(form=Form.GENERATE_STREAM, streaming=True, prompt=PROMPT)
+    ticket = decide(router, request, now).ticket
     assert ticket is not None
     return ticket
 
 
-def hear(router: Router, ticket: Ticket) -> None:
-    """Let the log tell that an answer began."""
+def answer(router: Router, ticket: Ticket) -> None:
+    """Report the first byte of an answer."""
     router.learner.began(ticket.id, ticket.endpoint, 0.1)
 
 
 def one_silent(build: Build) -> tuple[Router, Ticket]:
-    """Return a router of two replicas, and a request that one did not answer in ten seconds."""
+    """Return a router of two replicas, and a request that one of them has not answered."""
     router = build.router(build.pool(2))
-    silent, other = ask(router, build, 0.0), ask(router, build, 0.001)
+    silent, other = send(router, build, 0.0), send(router, build, 0.001)
     assert silent.endpoint != other.endpoint
-    hear(router, other)
+    answer(router, other)
     return router, silent
 
 
 def picks(router: Router, build: Build, count: int = 6) -> set[str]:
-    """Return who gets requests from second ten on; each is answered."""
+    """Return the replicas that get requests from second ten on; each request is answered."""
     found = set()
     for number in range(count):
-        ticket = ask(router, build, 10.0 + number)
+        ticket = send(router, build, 10.0 + number)
         found.add(ticket.endpoint.id)
-        hear(router, ticket)
+        answer(router, ticket)
     return found
 
 
-def test_who_does_not_answer_gets_nothing_more(build: Build) -> None:
-    """All requests go to the other one, though it has more of them."""
+def test_a_replica_that_does_not_answer_gets_no_more_requests(build: Build) -> None:
+    """All requests go to the other replica, although it has more in flight."""
     router, silent = one_silent(build)
     assert silent.endpoint.id not in picks(router, build)
 
 
 def test_an_answer_ends_it(build: Build) -> None:
-    """Once it is heard of, the replica is used again."""
+    """After its first byte the replica is used again."""
     router, silent = one_silent(build)
-    hear(router, silent)
+    answer(router, silent)
     assert silent.endpoint.id in picks(router, build)
 
 
 def test_the_end_of_the_request_ends_it(build: Build) -> None:
-    """A request that ended is not unanswered, whatever the log tells, and however it ended."""
+    """A request that ended, with any outcome, is no longer pending its first byte."""
     for outcome in (Outcome.DONE, Outcome.ABORTED):
         router, silent = one_silent(build)
         router.settle(silent, outcome, 5.0)
         assert silent.endpoint.id in picks(router, build)
 
 
-def test_a_request_that_moved_says_nothing_of_its_pick(build: Build) -> None:
-    """Who did not serve it does not owe an answer."""
+def test_a_moved_request_is_not_pending_at_its_pick(build: Build) -> None:
+    """A replica that did not serve the request owes no first byte."""
     router, silent = one_silent(build)
     other = "10.0.0.1:8000" if silent.endpoint.id == "r0" else "10.0.0.0:8000"
     moved = router.served(silent, other, 1.0)
@@ -81,39 +81,39 @@ def test_a_request_that_moved_says_nothing_of_its_pick(build: Build) -> None:
 
 
 def test_a_restart_ends_it(build: Build) -> None:
-    """A new process owes nothing."""
+    """A restarted replica has no pending first bytes."""
     router, silent = one_silent(build)
     router.registry.restarted(silent.endpoint.id, 5.0)
     assert silent.endpoint.id in picks(router, build)
 
 
 def serve(router: Router, build: Build, slow: str | None, times: range) -> list[str]:
-    """Return who got a request each second; one replica takes 3 s, and the log lags by one."""
+    """Return the replica picked in each second; ``slow`` takes 3 s, the log lags by one second."""
     picked = []
     log: list[tuple[float, Ticket, float]] = []
     for now in times:
-        for told in [entry for entry in log if entry[0] <= now]:
-            log.remove(told)
-            _, ticket, seconds = told
+        for due in [entry for entry in log if entry[0] <= now]:
+            log.remove(due)
+            _, ticket, seconds = due
             router.learner.began(ticket.id, ticket.endpoint, seconds)
             router.settle(ticket, Outcome.DONE, float(now))
-        ticket = ask(router, build, float(now))
+        ticket = send(router, build, float(now))
         seconds = 3.0 if ticket.endpoint.id == slow else 0.1
         log.append((now + seconds + 1.0, ticket, seconds))
         picked.append(ticket.endpoint.id)
     return picked
 
 
-def test_who_answered_late_is_left_alone_afterwards(build: Build) -> None:
-    """Also when all it had is answered and nothing is late any more; it is tried again in time."""
+def test_a_replica_that_answered_late_gets_few_requests_afterwards(build: Build) -> None:
+    """A slow replica is avoided even with nothing pending, and is tried again after a while."""
     router = build.router(build.pool(2))
     assert serve(router, build, None, range(60)).count("r0") > 20
     assert serve(router, build, "r0", range(100, 130)).count("r0") <= 3
     assert serve(router, build, None, range(300, 360)).count("r0") > 20
 
 
-def test_what_is_known_is_shown(build: Build) -> None:
-    """The state says how many times slower a replica has become."""
+def test_the_state_shows_the_slowdown(build: Build) -> None:
+    """The state shows by what factor a replica has become slower."""
     router = build.router(build.pool(2))
     serve(router, build, None, range(60))
     serve(router, build, "r0", range(100, 130))

@@ -1,1 +1,1 @@
-"""The picker: chooses the replica of each request and tells Envoy (external processing)."""
+"""The picker: chooses a replica for each request and names it to Envoy (external processing)."""

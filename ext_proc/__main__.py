@@ -1,4 +1,4 @@
-"""``python -m ext_proc``: one picker, of one process or several."""
+"""``python -m ext_proc``: one picker of one or several processes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read the command line, run the picker, return the exit code."""
+    """Parse the command line, run the picker and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m ext_proc",
-        description="The picker: chooses the replica of each request and tells Envoy.",
+        description="The picker: chooses a replica for each request and names it to Envoy.",
         argument_default=argparse.SUPPRESS,
     )
     for name, field in PickerSettings.model_fields.items():
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     transport.choose(os.environ)
     try:
-        # Once for all workers.
+        # Resolved once for all workers.
         settings = settings.model_copy(update={"transport": transport.named(settings.transport)})
         plans = plan(settings)
     except (PlanError, MissingExtraError) as error:

@@ -1,7 +1,10 @@
-"""A whole picker, or one worker of it: the parts wired, run and stopped.
+"""A complete picker, or one of its workers: wires the parts, runs them and stops them.
 
-Law: on SIGTERM readiness goes first, then open streams get `Settings.drain` seconds while
-membership and reports go on, then the rest ends. A part that ends by itself is a crash.
+Rules:
+
+1. On SIGTERM readiness is withdrawn first. Open streams then get `Settings.drain` seconds, during
+   which pool updates and reports continue. Everything else stops after that.
+2. A part that returns or raises by itself is a crash of the picker.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
     from ext_proc.workers.bus import WorkerPlace
 
 SWEEP_S: Final = 1.0
-"""Time between two looks for replicas that stand still."""
+"""Interval between two sweeps of the registry for stalled replicas."""
 
 _log = structlog.stdlib.get_logger("ext_proc")
 
@@ -58,13 +61,13 @@ async def run_picker(settings: PickerSettings, place: WorkerPlace | None = None)
     """Run a picker until SIGTERM or SIGINT.
 
     Args:
-        settings: How it runs.
-        place: Where it stands among the workers of one picker; it then stops when its standard
-            input ends too, as its parent is gone.
+        settings: The picker's settings.
+        place: This process's place among the workers of one picker. A worker also stops at the
+            end of its standard input, because its parent process is gone.
 
     Returns:
-        The exit code: 0 after a stop that was asked for, 1 after a crash of a part, 2 where an
-        address cannot be listened on.
+        The exit code: 0 after a requested stop, 1 after a crash of a part, 2 where an address
+        cannot be bound or an extra is missing.
     """
     logs.configure(settings.log_format, settings.log_level)
     try:
@@ -79,11 +82,11 @@ class Picker:
     """All parts of a picker, wired: an async context manager.
 
     Args:
-        settings: How it runs.
-        place: Where it stands among the workers of one picker, if it is one of several.
+        settings: The picker's settings.
+        place: This process's place among the workers of one picker; ``None`` = the only process.
 
     Raises:
-        MissingExtraError: A setting needs what is not installed.
+        MissingExtraError: A setting needs an extra that is not installed.
     """
 
     def __init__(self, settings: PickerSettings, place: WorkerPlace | None = None) -> None:
@@ -93,7 +96,7 @@ class Picker:
         self._bus: Bus | None = None
         self._announced = False
         self._rng = random.Random()  # noqa: S311 - ties and jitter, not secrets
-        # Alone, it makes no events: nobody would hear them.
+        # A single process has no peers, so it creates no replication events.
         self._router = Router(
             self._rng,
             zone=settings.zone,
@@ -157,8 +160,7 @@ class Picker:
         self._telemetry.set_pools(pools)
         self._tokenizers.set_pools(pools)
 
-    # --- Among peer workers
-    # ---------------------------------------------------------------------------
+    # --- Replication between peer workers ---------------------------------------------------------
 
     def _tell(self, event: Deed) -> None:
         if self._bus is not None:
@@ -181,11 +183,11 @@ class Picker:
         self._aim()
 
     def _aim(self) -> None:
-        """Probe here, or leave that to the worker that leads."""
+        """Probe replicas if this worker leads; otherwise leave probing to the leader."""
         leading = self._bus is None or self._bus.leading
         self._prober.set_targets(targets_of(self._router.pools) if leading else set())
 
-    # --- Life -------------------------------------------------------------------------------------
+    # --- Life cycle -------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         try:
@@ -280,7 +282,7 @@ class Picker:
         }
 
     async def until_stopped(self) -> int:
-        """Run the background parts until a signal; a part that ends by itself is a crash."""
+        """Run the background parts until a signal or until one of them ends, which is a crash."""
         fleet = self._fleet
         if fleet is None:
             raise RuntimeError("enter the picker first")
@@ -300,7 +302,7 @@ class Picker:
             loop.add_reader(sys.stdin.fileno(), self._stop.set)
         announced = asyncio.create_task(self._announce(fleet), name="announce")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
-        # What lives now lives to the end: the collector need not look at it again.
+        # Objects alive now live until the end: exempt them from garbage collection.
         gc.collect()
         gc.freeze()
         done, _ = await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -308,7 +310,7 @@ class Picker:
         for part in crashed:
             _log.error("part_ended", part=part.get_name(), exc_info=part.exception())
         self._stop.set()
-        # Membership and reports go on while streams drain: others may wait for our counts.
+        # Pool updates and reports continue while streams drain: drains wait for our counts.
         await self._server.stop(self._settings.drain)
         for task in (*parts, announced, stopped):
             task.cancel()
@@ -333,12 +335,12 @@ class Picker:
 
 
 def _group(picker: str, place: WorkerPlace | None) -> str:
-    """Return the name under which workers of one picker find as one."""
+    """Return the name under which all workers of a picker report findings."""
     return "" if place is None else picker.removesuffix(f".w{place.number}")
 
 
 def _tracing(collector: str, picker: str) -> Tracing:
-    """Make what sends spans.
+    """Create the exporter of spans.
 
     Raises:
         MissingExtraError: OpenTelemetry is not installed.
@@ -354,7 +356,7 @@ def _tracing(collector: str, picker: str) -> Tracing:
 
 @contextlib.asynccontextmanager
 async def _serve(app: web.Application, address: str) -> AsyncIterator[str]:
-    """Serve an HTTP application; yield its bound address."""
+    """Serve an HTTP application and yield its bound address."""
     host, _, port = address.rpartition(":")
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

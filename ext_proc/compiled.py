@@ -1,4 +1,4 @@
-"""Whether this picker runs compiled (``tools/compiling.py``)."""
+"""Detects whether this picker runs compiled (``tools/compiling.py``)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from importlib.util import find_spec
 
 
 def compiled() -> bool:
-    """Tell whether the modules that a request passes are compiled, by one of them."""
+    """Return whether the request path is compiled, judged by one of its modules."""
     found = find_spec("ext_proc.server.wire")
     return found is not None and not str(found.origin).endswith(".py")

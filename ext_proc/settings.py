@@ -1,4 +1,4 @@
-"""The picker's settings; reading them loads no gRPC."""
+"""The picker's settings. Importing them loads no gRPC."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0
 
 _ONE: Final = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}"
 Addresses = Annotated[str, Field(pattern=rf"^{_ONE}(,{_ONE})*$")]
-"""One or more of them, separated by commas."""
+"""One or more addresses, separated by commas."""
 
 MAX_WORKERS: Final = 64
 
 
 class MissingExtraError(RuntimeError):
-    """A setting needs an extra that is not installed; the text says which."""
+    """A setting needs an extra that is not installed; the message names it."""
 
 
 def _default_id() -> str:
@@ -30,37 +30,37 @@ def _default_id() -> str:
 
 
 class PickerSettings(BaseModel):
-    """How a picker runs."""
+    """Settings of a picker."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
     )
 
     workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Processes that decide as one picker. Each has addresses of its own: those listed, separated
-    by commas, or the port given and those after it."""
+    """Processes that decide as one picker. Each has its own addresses: those listed, separated by
+    commas, or the given port and the ports after it."""
     listen: Addresses = "127.0.0.1:18001"
-    """Where Envoy asks."""
+    """Address of the gRPC server that Envoy calls."""
     advertise: Addresses | None = None
-    """Address by which the fleet's `pickers.addresses` knows this picker, if it is not `listen`:
-    Envoys with several pickers send log entries back to the one that made the pick by it."""
+    """Address by which the fleet's `pickers.addresses` knows this picker, if it is not `listen`.
+    Envoys with several pickers use it to return log entries to the picker that made the pick."""
     xds: Address = "127.0.0.1:18000"
-    """The control server."""
+    """Address of the control server."""
     metrics: Addresses = "127.0.0.1:18081"
-    """Where `/metrics`, `/debug/state` and `/healthz` are."""
+    """Address that serves `/metrics`, `/debug/state` and `/healthz`."""
     id: Annotated[str, Field(min_length=1, max_length=128)] = Field(default_factory=_default_id)
-    """Name of this picker, unique among the pickers."""
+    """Name of this picker, unique among all pickers."""
     zone: Annotated[str, Field(max_length=128)] = ""
-    """Where this picker stands; pools with `prefer_zone` prefer replicas of this `zone`."""
+    """Zone of this picker; pools with `prefer_zone` prefer replicas of the same `zone`."""
     transport: Transport = "auto"
-    """What carries gRPC: `grpc` (grpc.aio), or `nghttp2`, which takes a third of the CPU and
+    """gRPC implementation: `grpc` (grpc.aio), or `nghttp2`, which takes a third of the CPU and
     needs the extra `fast`. `auto` is `nghttp2` where that is installed."""
     scrape_interval: Annotated[float, Field(ge=0.05, le=60)] = 0.25
     """Seconds between two scrapes of a replica."""
     otlp: Address | None = None
-    """OpenTelemetry collector (OTLP over gRPC, no TLS) that gets a span of each decision whose
-    caller traces it. Needs the extra `otel`."""
+    """OpenTelemetry collector (OTLP over gRPC, no TLS) that receives a span for each decision whose
+    caller traces the request. Needs the extra `otel`."""
     drain: Annotated[float, Field(ge=0, le=3600)] = 10.0
-    """Seconds that open streams may take after SIGTERM."""
+    """Seconds that open streams may continue after SIGTERM."""
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,6 +1,6 @@
-"""A stream of Envoy for a transport that asks message by message (``h2.direct``).
+"""An Envoy stream for transports that deliver it message by message (``h2.direct``).
 
-It does what ``PickerServer.process`` does for one that is read from, under the same law.
+It does the work of ``PickerServer.process``, which reads from a stream, and follows its rules.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _log = structlog.stdlib.get_logger("ext_proc.server.service")
 
 
 class Cut:
-    """Whether the grace of a stop is over: a stream that ends then is one that we cut.
+    """Whether the grace period of a stop is over: a stream that ends afterwards was cut by us.
 
-    The transports do not tell.
+    The transports do not report this.
     """
 
     __slots__ = ("begun",)
@@ -40,9 +40,9 @@ class ExchangeHandler:
     """One stream, message by message.
 
     Args:
-        tools: What all streams use.
-        cut: Whether the picker ends them.
-        holds: Who waits for companions.
+        tools: Dependencies that all streams share.
+        cut: Whether the picker is ending its streams.
+        holds: Groups of requests held back to arrive together.
     """
 
     __slots__ = ("_cut", "_holds", "_metrics", "_stream")
@@ -63,30 +63,30 @@ class ExchangeHandler:
             return None
 
     def pauses(self) -> bool:
-        """Return whether the replies wait for companions."""
+        """Return whether the replies are held for companions."""
         return self._stream.hold is not None
 
     async def pause(self) -> None:
-        """Wait for them."""
+        """Wait until the replies are released."""
         if self._stream.hold is not None:
             await self._holds.wait(*self._stream.hold)
 
     def handed_over(self) -> None:
-        """Note that the replies are on their way."""
+        """Record that the replies have been handed to the transport."""
         self._stream.handed_over()
 
     def lost(self) -> None:
-        """Note that they are not."""
+        """Record that the replies could not be delivered."""
         self._metrics.failed("peer-gone")
 
     def end(self) -> None:
-        """Settle."""
+        """Settle the exchange."""
         self._metrics.streams -= 1
         self._stream.end(stopped=self._cut.begun)
 
 
 def failed(metrics: Metrics, error: Exception) -> None:
-    """Count a stream that went wrong, and say so."""
+    """Count and log a stream that failed."""
     if isinstance(error, (DecodeError, WireError, IllegalEventError)):
         metrics.failed("protocol")
         _log.warning("stream_protocol_error", error=str(error))

@@ -1,16 +1,16 @@
-"""Holds: members of one small group are let go together, so that they arrive together.
+"""Groups requests that go to the same replica and releases them together.
 
-Law:
+Rules:
 
-1. The first member opens the group and waits for the time that it is given; later ones join it.
-2. All go when that time is over, when the group has ``GROUP`` members, or when the first one's
-   stream ends: whatever ends it, nobody is left waiting.
-3. A wait is at most ``MOST_S``, and at most ``MAX_GROUPS`` groups are open; beyond them nobody
-   waits.
+1. The first member opens a group and waits for the time given to it; later members join.
+2. All members are released when that time is over, when the group has ``GROUP`` members, or when
+   the first member's stream ends for any reason.
+3. A wait is at most ``MOST_S``, and at most ``MAX_GROUPS`` groups are open; requests beyond that do
+   not wait.
 
-The first member gives way to the loop again and again instead of setting a timer: timers of the
-loop count whole milliseconds, and a hold is shorter than one. Others work meanwhile; an idle loop
-spins for at most half a millisecond, and only where the rate makes a companion likely.
+The first member yields to the event loop repeatedly instead of setting a timer: the loop's timers
+count whole milliseconds, and a hold is shorter than one. Other tasks run meanwhile. An idle loop
+spins for at most half a millisecond, and only where the request rate makes a companion likely.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_S: Final = 0.0005
 MAX_GROUPS: Final = 1_024
 
 Key = tuple[str, str]
-"""Pool and replica's address."""
+"""Pool and replica address."""
 
 
 class _Group:
@@ -49,13 +49,13 @@ class Holds:
         self._clock = clock
         self._groups: dict[Key, _Group] = {}
         self.held = 0
-        """Requests that waited."""
+        """Number of requests that waited."""
 
     def __repr__(self) -> str:
         return f"<Holds groups={len(self._groups)} held={self.held}>"
 
     async def wait(self, key: Key, hold_s: float) -> None:
-        """Wait with the group of ``key``, or open it; at most ``hold_s`` seconds."""
+        """Join the group of ``key`` or open it, and wait at most ``hold_s`` seconds."""
         group = self._groups.get(key)
         if group is not None:
             self.held += 1

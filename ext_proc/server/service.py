@@ -1,13 +1,13 @@
-"""The gRPC face: Envoy's streams pumped through exchanges.
+"""The picker's gRPC service: runs an exchange for each of Envoy's streams.
 
-Law:
+Rules:
 
 1. One stream is one exchange. Whatever ends it, its ticket settles before the handler returns.
-2. No exception of ours reaches Envoy: a stream that goes wrong is closed with OK, so Envoy goes
-   on by itself (fail open), and it is counted.
-3. A cancellation after the pick was handed over is a usual end: Envoy cancels where it needs
-   nothing more.
-4. A stream that waits keeps no message: what is open for long would hold its body all the time.
+2. No exception of ours reaches Envoy: a stream that fails is closed with OK and counted, so Envoy
+   continues by itself (fail open).
+3. A cancellation after the pick was handed over is a normal end: Envoy cancels a stream when it
+   needs nothing more of it.
+4. A waiting stream keeps no message: a long-lived stream would otherwise hold its body throughout.
 """
 
 from __future__ import annotations
@@ -38,49 +38,49 @@ if TYPE_CHECKING:
     Loads = Sequence[tuple[str, str]]
 
 MAX_MESSAGE_BYTES: Final = 257 * 2**20
-"""Most bytes of one message: the largest body that a pool may ask for (``routing.max_body`` is at
-most 256 MiB) and room for the rest. gRPC refuses more by breaking the stream, and Envoy then goes
-on by itself."""
+"""Maximum bytes of one message: the largest body that a pool may request (``routing.max_body`` is
+at most 256 MiB) and room for the rest. gRPC breaks the stream of a larger message, and Envoy then
+continues by itself."""
 
 SERVER_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # Each HTTP request in flight holds a stream.
     ("grpc.max_concurrent_streams", 2**31 - 1),
-    # Envoy's idle keepalive pings must not be punished.
+    # Envoy's idle keepalive pings must not be treated as abuse.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A port that is taken is an error, not a silent second listener.
+    # A port in use is an error, not a silent second listener.
     ("grpc.so_reuseport", 0),
 )
 
 LOOK_S: Final = 0.05
-"""Time between two looks, while stopping, for exchanges that are still open."""
+"""Interval, while stopping, between checks for open exchanges."""
 NEVER_S: Final = 3600.0
-"""Longer than a stop can take once it was cut short."""
+"""Seconds that outlast any stop."""
 
 _READINESS: Final = ("", "readiness", SERVICE)
 _LIVENESS: Final = "liveness"
 
 
 class AddressError(OSError):
-    """The address cannot be listened on; the text says which and what to do."""
+    """The address cannot be bound; the message names it and the remedy."""
 
 
 class PickerServer:
     """Serves ``envoy.service.ext_proc.v3.ExternalProcessor`` and gRPC health.
 
     Args:
-        router: The router.
+        router: The request router.
         picker: This picker's id.
-        metrics: What to count on.
+        metrics: Counters to increment.
         at: Address by which the fleet knows this picker.
-        life: What tickets begin with in access logs.
+        life: Prefix of tickets in access logs, different after each start.
         handlers: Further services on the same port.
-        tokenizers: Those at hand, by the path that pools name.
-        on_loads: Takes a replica's id and the headers in which it told its load.
-        tracing: Makes spans; ``None`` = nobody is traced.
-        refresh: Called before a message that may be decided on; ``None`` where nothing needs it.
-        transport: What carries gRPC.
+        tokenizers: Loaded tokenizers, by the path that pools name.
+        on_loads: Receives a replica's id and the load-report headers of its response.
+        tracing: Creates spans; ``None`` = tracing is off.
+        refresh: Called before each message that may lead to a decision; ``None`` = nothing to do.
+        transport: gRPC implementation.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -120,13 +120,13 @@ class PickerServer:
         self._cut = Cut()
         self._health = HealthService()
         self._server: Any = None
-        """gRPC's, or what serves the same handlers."""
+        """gRPC's server, or one that serves the same handlers."""
 
     async def start(self, address: str) -> str:
-        """Listen on ``ip:port`` (port 0 = a free one) and return the bound address.
+        """Listen on ``ip:port`` (port 0 = any free port) and return the bound address.
 
         Raises:
-            AddressError: The address is taken or is none of this machine's.
+            AddressError: The address is in use or not local.
         """
         server = server_over(self._transport, limit=MAX_MESSAGE_BYTES, options=SERVER_OPTIONS)
         self.serve_on(server)
@@ -135,7 +135,7 @@ class PickerServer:
             port = server.add_insecure_port(address)
         except RuntimeError as error:
             raise AddressError(
-                f"cannot listen on {address}: it is taken or not an address of this machine;"
+                f"cannot listen on {address}: it is in use or not an address of this machine;"
                 " choose another with --listen"
             ) from error
         self._health.set(_LIVENESS, serving=True)
@@ -145,32 +145,32 @@ class PickerServer:
         return f"{address.rpartition(':')[0]}:{port}"
 
     def serve_on(self, server: Any) -> None:
-        """Serve by a server of ``ext_proc.server.transport``, which somebody else starts."""
+        """Register with a server of ``ext_proc.server.transport``; the caller starts it."""
         handler: Any = grpc.stream_stream_rpc_method_handler(self.process)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}), *self._handlers)
         )
         direct = getattr(server, "direct", None)
-        if direct is not None:  # our own transport needs no task for a stream
+        if direct is not None:  # our own transport needs no task per stream
             direct[f"/{SERVICE}/{METHOD}"] = self._answers
 
     def set_ready(self, *, ready: bool) -> None:
-        """Say over gRPC health whether requests are decided here; ``liveness`` stays SERVING."""
+        """Set readiness in the gRPC health service; ``liveness`` stays SERVING."""
         for service in _READINESS:
             self._health.set(service, serving=ready and not self._stopping)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new streams; after ``grace_s`` seconds end those still open.
+        """Accept no new streams; after ``grace_s`` seconds cancel those still open.
 
-        It lasts only as long as exchanges are open: log and health streams, which the proxy never
-        ends by itself, are not waited for.
+        It returns as soon as no exchange is open. It does not wait for log and health streams,
+        which the proxy never ends by itself.
         """
         self._stopping = True
         self.set_ready(ready=False)
         if self._server is None:
             return
-        # gRPC's server lets go of itself where one stop of it meets another at the end of a grace,
-        # and crashes the process. So its own grace never ends: it is cut short by `None`.
+        # gRPC's server crashes the process when a second call of `stop` meets the end of the first
+        # call's grace. So the first grace never ends: `stop(None)` cuts it short.
         ends = time.monotonic() + grace_s
         stopped = asyncio.create_task(self._server.stop(grace_s + NEVER_S))
         while not stopped.done() and (left_s := ends - time.monotonic()) > 0:
@@ -183,7 +183,7 @@ class PickerServer:
         await stopped
 
     async def process(self, _: Any, context: Any) -> None:
-        """Handle one stream of Envoy; the wire messages are bytes."""
+        """Handle one stream of Envoy; wire messages are bytes."""
         metrics = self._tools.metrics
         stream, reply = ExchangeStream(self._tools), b""
         replies: Sequence[bytes]
@@ -191,7 +191,7 @@ class PickerServer:
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
                 replies = stream.answer(data)
-                data = b""  # law 4
+                data = b""  # rule 4
                 if stream.hold is not None:
                     await self._holds.wait(*stream.hold)
                 try:
@@ -203,16 +203,16 @@ class PickerServer:
                 stream.handed_over()
         except _PeerGoneError:
             metrics.failed("peer-gone")
-        except Exception as error:  # noqa: BLE001 - law 2: Envoy goes on by itself
+        except Exception as error:  # noqa: BLE001 - rule 2: Envoy continues by itself
             failed(metrics, error)
         finally:
             metrics.streams -= 1
             stream.end(stopped=self._cut.begun)
 
     def _answers(self) -> ExchangeHandler:
-        """Handle one stream of Envoy where the transport asks for it message by message."""
+        """Handle one stream of Envoy, message by message."""
         return ExchangeHandler(self._tools, self._cut, self._holds)
 
 
 class _PeerGoneError(Exception):
-    """A reply could not be handed over."""
+    """A reply could not be handed to the transport."""

@@ -1,11 +1,11 @@
-"""One stream of Envoy without its transport: bytes of a message in, bytes of replies out.
+"""One stream of Envoy without its transport: message bytes in, reply bytes out.
 
-Law:
+Rules:
 
-1. ``answer`` takes the messages in their order, ``end`` comes last and once.
-2. Between ``answer`` and the caller's ``handed_over`` a decision is made whose reply may still be
-   lost: who ends there was not served.
-3. Nothing of a message is kept: what is open for long would hold its body all the time.
+1. ``answer`` takes the messages in order; ``end`` is called last and once.
+2. Between ``answer`` and the caller's ``handed_over`` the reply of a decision may still be lost: a
+   request that ends in this interval was not served.
+3. No message is kept: a long-lived stream would otherwise hold its body throughout.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
 
 
 class Tools:
-    """What every stream uses.
+    """Dependencies that all streams share.
 
     Args:
-        router: The router.
-        tokenizers: Those at hand, by the path that pools name.
-        writer: Writes replies.
-        metrics: What to count on.
-        on_loads: Takes a replica's id and the headers in which it told its load.
-        tracing: Makes spans; ``None`` = nobody is traced.
-        refresh: Called before a message that may be decided on; ``None`` where nothing needs it.
+        router: The request router.
+        tokenizers: Loaded tokenizers, by the path that pools name.
+        writer: Serializes replies.
+        metrics: Counters to increment.
+        on_loads: Receives a replica's id and the load-report headers of its response.
+        tracing: Creates spans; ``None`` = tracing is off.
+        refresh: Called before each message that may lead to a decision; ``None`` = nothing to do.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -82,10 +82,10 @@ class Tools:
 
 
 class ExchangeStream:
-    """One stream: reads, times, counts, writes.
+    """One stream: parses messages, measures and counts decisions, serializes replies.
 
     Args:
-        tools: What all of them use.
+        tools: Dependencies that all streams share.
     """
 
     __slots__ = (
@@ -102,23 +102,23 @@ class ExchangeStream:
         self._tools = tools
         self._exchange = Exchange(tools.router, tools.tokenizers)
         self._handing_over = False
-        """A decision is made and its reply is not written yet."""
+        """The decision is made and its reply has not been written yet."""
         self._asked_at: float | None = None
-        """When the body was asked for."""
+        """Time at which the picker requested the body."""
         self._thinking_s = 0.0
         self._span: Span | None = None
-        """Of the decision, until it is made."""
+        """Span of the decision, until the decision is made."""
         self.hold: tuple[tuple[str, str], float] | None = None
-        """With whom the reply that was just returned waits (pool and replica's address), and for
-        how many seconds; ``None`` = it does not."""
+        """Group in which the last returned reply waits (pool and replica address), and for how many
+        seconds; ``None`` = it does not wait."""
 
     def answer(self, data: bytes) -> Sequence[bytes]:
         """Return the replies to a message.
 
         Raises:
-            DecodeError: The bytes are no message.
-            WireError: It carries nothing that this release knows.
-            IllegalEventError: It cannot come here.
+            DecodeError: The bytes are not a message.
+            WireError: The message has no part that this release knows.
+            IllegalEventError: The message is not allowed in this state.
         """
         tools, exchange = self._tools, self._exchange
         begin = tools.clock()
@@ -138,12 +138,12 @@ class ExchangeStream:
         return [tools.writer.write(action) for action in actions]
 
     def handed_over(self) -> None:
-        """Note that all replies so far are on their way."""
+        """Record that all replies so far have been handed to the transport."""
         self._handing_over = False
         self.hold = None
 
     def end(self, *, stopped: bool) -> None:
-        """Settle, whatever has happened; ``stopped`` = the picker ended it."""
+        """Settle the exchange; ``stopped`` = the picker ended the stream."""
         tools = self._tools
         event = Stopped() if stopped else Lost(not self._handing_over)
         self._exchange.on(event, tools.clock(), tools.wall_clock())
@@ -153,7 +153,7 @@ class ExchangeStream:
             self._span.end()
 
     def _count(self, actions: tuple[Action, ...], begin: float) -> None:
-        """Count what came of a message that could be decided on."""
+        """Count the outcome of a message that could lead to a decision."""
         exchange, tools = self._exchange, self._tools
         metrics, now = tools.metrics, tools.clock()
         self._thinking_s += now - begin

@@ -1,17 +1,17 @@
-"""Over what the picker serves gRPC, and how gRPC reads its sockets: chosen before it is loaded.
+"""Selects the gRPC server implementation and gRPC's socket polling, before gRPC is loaded.
 
 ``grpc`` is ``grpc.aio``. ``nghttp2`` (the extra ``fast``) is libnghttp2 in the loop's own thread:
-a third of the CPU of a request, a seventh of an open stream's memory
+a third of the CPU per request, a seventh of the memory per open stream
 (``docs/reports/attempts.md``).
 
-gRPC's event engine reads each server connection in threads of its own and hands what came to the
-completion queue's thread, which wakes ours: two changes of thread for each step of a stream. Its
-older listener lets the completion queue's thread read: one change less, and a sixth of the CPU of
-a bare picker (``bench/cost/bare_picker.py``).
+gRPC's event engine reads each server connection in threads of its own and hands input to the
+completion queue's thread, which wakes ours: two thread switches for each step of a stream. Its
+older listener reads in the completion queue's thread: one switch less, and a sixth less CPU for a
+bare picker (``bench/cost/bare_picker.py``).
 
 Source: ``GRPC_EXPERIMENTS`` in gRPC's ``doc/environment_variables.md`` and
-``src/core/lib/experiments/experiments.yaml``. A name that a later release does not know is logged
-by it and changes nothing else.
+``src/core/lib/experiments/experiments.yaml``. A later release logs a name that it does not know
+and ignores it.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ LISTENER: Final = "-event_engine_listener"
 
 
 def choose(environment: MutableMapping[str, str]) -> None:
-    """Name the cheaper listener, unless the operator has named experiments already.
+    """Select the cheaper listener, unless the operator has set experiments already.
 
     Args:
-        environment: The process's, before gRPC begins; children inherit it.
+        environment: The process environment, before gRPC is loaded; children inherit it.
     """
     environment.setdefault(VARIABLE, LISTENER)
 
 
 def named(wanted: Transport) -> Transport:
-    """Return ``grpc`` or ``nghttp2``: which of them is meant here.
+    """Resolve a setting to ``grpc`` or ``nghttp2``.
 
     Raises:
-        MissingExtraError: ``nghttp2`` is asked for and not installed.
+        MissingExtraError: ``nghttp2`` is requested and not installed.
     """
     if wanted == "grpc":
         return wanted
@@ -58,20 +58,20 @@ def named(wanted: Transport) -> Transport:
 
 
 def server(transport: Transport, *, limit: int, options: Any) -> Any:
-    """Return a server that takes gRPC's handlers.
+    """Return a server that accepts gRPC's handlers.
 
     Args:
-        transport: Which.
-        limit: Most bytes of a message.
-        options: Those of ``grpc.aio``'s; the other has its own bounds.
+        transport: gRPC implementation.
+        limit: Maximum bytes of a message.
+        options: Options of ``grpc.aio.server``; the other implementation has its own bounds.
 
     Raises:
-        MissingExtraError: See ``named``.
+        MissingExtraError: ``nghttp2`` is requested and not installed.
     """
     if named(transport) == "nghttp2":
         from ext_proc.server.h2.server import Http2Server  # noqa: PLC0415 - an extra
 
         return Http2Server(limit)
-    import grpc  # noqa: PLC0415 - loaded late, see above
+    import grpc  # noqa: PLC0415 - loaded late: `choose` must run before
 
     return grpc.aio.server(options=options)

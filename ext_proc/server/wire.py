@@ -1,8 +1,8 @@
-"""Envoy's external-processing messages, and the only module that names them.
+"""Envoy's external-processing messages; the only module that names them.
 
 Source: ``envoy/service/ext_proc/v3/external_processor.proto``. Header values are read from
-``raw_value`` first and then from ``value``, and written to ``raw_value``. Replies leave as
-bytes: those that never differ are serialized once, and so are the parts of picks.
+``raw_value`` first and then from ``value``, and written to ``raw_value``. Replies are bytes:
+constant replies are serialized once, and so are the recurring parts of picks.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 METHOD: Final = "Process"
 
 MAX_SUBSET: Final = 10_000
-"""Most entries of a subset hint that are read; the rest can only make the choice smaller."""
+"""Maximum entries read of a subset hint; the rest could only enlarge the choice."""
 
 MAX_DESTINATIONS: Final = 4096
-"""Most written destinations that are kept, a few hundred bytes each."""
+"""Maximum serialized destinations that are cached, a few hundred bytes each."""
 
 _FILTER: Final = "envoy.filters.http.ext_proc"
-"""Key under which Envoy files the attributes that it was asked for."""
+"""Key under which Envoy sends the attributes that were requested."""
 
 _MODE: Final = processing_mode_pb2.ProcessingMode
 _SENDING: Final = {
@@ -76,20 +76,20 @@ _OVERWRITE: Final = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
 class WireError(ValueError):
-    """The message is none that a picker can take."""
+    """The message is not one that a picker accepts."""
 
 
 # --- in -----------------------------------------------------------------------------------------
 
 parse_request: Final = pb.ProcessingRequest.FromString
-"""Bytes of one message to the message."""
+"""Parses the bytes of one message."""
 
 
 def event_of(message: Any) -> Head | Body | Trailers | Response:
     """Translate a ``ProcessingRequest``.
 
     Raises:
-        WireError: It carries nothing that this release knows.
+        WireError: The message has no part that this release knows.
     """
     kind = message.WhichOneof("request")
     if kind == "request_headers":
@@ -109,21 +109,21 @@ def event_of(message: Any) -> Head | Body | Trailers | Response:
         return Response(ResponsePart.BODY, part.body, part.end_of_stream)
     if kind == "response_trailers":
         return Response(ResponsePart.TRAILERS, served=_served(message))
-    raise WireError(f"a processing request with {kind or 'nothing'} in it")
+    raise WireError(f"unexpected part of a processing request: {kind or 'none'}")
 
 
 def read_headers(headers: Iterable[Any]) -> dict[str, str]:
-    """Return a ``HeaderMap``'s headers by lower-case name, repeated ones joined in order.
+    """Return a ``HeaderMap``'s headers by lower-case name; repeated ones are joined in order.
 
-    RFC 9110 section 5.3 joins by comma; cookies are joined by semicolon (RFC 9113 8.2.3).
+    The separator is a comma (RFC 9110 section 5.3), for cookies a semicolon (RFC 9113 8.2.3).
     """
     found: dict[str, str] = {}
     for header in headers:
         name = header.key
-        if not name.islower():  # Envoy's names are; others pay for the copy
+        if not name.islower():  # Envoy sends lower case; other names need a copy
             name = name.lower()
         raw = header.raw_value
-        # A value is read, never sent on, so bytes that are no UTF-8 may be replaced.
+        # Values are only read, never forwarded, so invalid UTF-8 may be replaced.
         value = raw.decode("utf-8", "replace") if raw else header.value
         if name in found:
             value = f"{found[name]}{'; ' if name == 'cookie' else ','}{value}"
@@ -144,7 +144,7 @@ def _head(message: Any) -> Head:
         end_of_stream=part.end_of_stream,
         cluster=_text(fields, CLUSTER_ATTRIBUTE),
         route=_text(fields, ROUTE_ATTRIBUTE),
-        # A mode of a later Envoy shows chunks, if it shows anything: decide at the head.
+        # An unknown mode of a later Envoy sends chunks at most: decide on the headers.
         request_body=_SENDING.get(config.request_body_mode, STREAMED),
         response_body=_SENDING.get(config.response_body_mode, STREAMED),
         subset=_subset(message),
@@ -158,10 +158,11 @@ def _text(fields: Any, name: str) -> str | None:
 
 
 def _subset(message: Any) -> frozenset[str] | None:
-    """Return the subset hint: absent = ``None`` (no limit), present and empty = nobody.
+    """Return the subset hint: absent = ``None`` (no limit), present and empty = no endpoint.
 
-    Source: Gateway API Inference Extension, endpoint picker protocol 1.0. A list, a comma string
-    and comma strings inside a list are read, blanks trimmed; what is no string is skipped.
+    Source: Gateway API Inference Extension, endpoint picker protocol 1.0. Accepted are a list, a
+    comma-separated string and comma-separated strings inside a list, blanks trimmed; other values
+    are skipped.
     """
     if not message.HasField("metadata_context"):
         return None
@@ -182,7 +183,7 @@ def _subset(message: Any) -> frozenset[str] | None:
 
 
 def _loads(headers: Iterable[Any]) -> tuple[tuple[str, str], ...]:
-    """Return the headers of an answer in which the replica tells its load."""
+    """Return the load-report headers of a response."""
     return tuple(
         (header.key, header.raw_value.decode("latin-1") or header.value)
         for header in headers
@@ -191,9 +192,9 @@ def _loads(headers: Iterable[Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _served(message: Any) -> str | None:
-    """Return the replica that served, as Envoy's ``override_host`` notes it; ``None`` = not told.
+    """Return the replica that served, as Envoy's ``override_host`` records it; ``None`` = unknown.
 
-    A response's headers and trailers carry it, where the proxy forwards ``envoy.lb``.
+    A response's headers and trailers carry it where the proxy forwards ``envoy.lb``.
     """
     if not message.HasField("metadata_context"):
         return None
@@ -207,13 +208,13 @@ def _served(message: Any) -> str | None:
 
 
 class Writer:
-    """Writes actions as serialized ``ProcessingResponse`` messages.
+    """Serializes actions as ``ProcessingResponse`` messages.
 
     Args:
         picker: This picker's id; each pick carries it for access logs.
-        at: Address by which the fleet knows this picker; each pick carries it, so that Envoy's log
-            sinks find the way back.
-        life: What tickets begin with there; another one after each start.
+        at: Address by which the fleet knows this picker; each pick carries it, so that Envoy's
+            access-log sink reaches this picker.
+        life: Prefix of tickets in access logs, different after each start.
     """
 
     def __init__(self, picker: str, at: str = "", life: str = "") -> None:
@@ -221,7 +222,7 @@ class Writer:
         self._at = at
         self._life = life
         self._frames: dict[tuple[int | None, bool], tuple[bytes, bytes]] = {}
-        """What stands around tickets, by their length: a dozen at most."""
+        """Bytes before and after a ticket, by its length: a dozen entries at most."""
 
     def write(self, action: Action) -> bytes:
         """Return the reply's bytes."""
@@ -237,9 +238,9 @@ class Writer:
         return _unpicked(action)
 
     def _picked(self, pick: Pick, part: str, ask: BodyModeOverride | None) -> bytes:
-        """Write a pick out of two parts that come again and again, and the ticket.
+        """Assemble a pick from two cached parts and the ticket.
 
-        A parser merges what is written twice, here ``dynamic_metadata``; source: the protobuf
+        ``dynamic_metadata`` is written twice, and parsers merge the two. Source: the protobuf
         encoding guide, "last one wins" (embedded messages are merged, and so are maps).
         """
         where = _where(part, pick.destination, pick.headers, pick.clear_route_cache, ask)
@@ -250,13 +251,13 @@ class Writer:
         return b"%b%b%b%b" % (where, before, ticket, after)
 
     def _who(self, length: int | None, unreadable: bool) -> tuple[bytes, bytes]:
-        """Return what stands before and behind a ticket of so many bytes; ``None`` = of none."""
+        """Return the bytes before and after a ticket of ``length``; ``None`` = without a ticket."""
         found = self._frames.get((length, unreadable))
         if found is None:
             if length is None:
                 found = self._sign(None, unreadable), b""
             else:
-                # Where two tickets of that length differ in each byte, there is the ticket.
+                # The ticket is where two messages differ whose tickets differ in each byte.
                 one, other = (self._sign(digit * length, unreadable) for digit in "01")
                 start = next(
                     at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]
@@ -296,7 +297,7 @@ def _where(
     clear: bool,
     ask: BodyModeOverride | None,
 ) -> bytes:
-    """Write where a request goes: the same for all that go there."""
+    """Serialize the destination part of a pick; it is equal for all requests to one destination."""
     message = pb.ProcessingResponse()
     common = getattr(message, part).response
     common.clear_route_cache = clear
@@ -336,13 +337,13 @@ def _immediate(refuse: Refuse) -> bytes:
 
 
 def _override(request_body: int, response_head: int = _MODE.SKIP) -> Any:
-    """The modes that stay are named too: an override replaces all of them."""
+    """Return a mode override. Unchanged modes are named too: an override replaces all of them."""
     return _MODE(
         request_header_mode=_MODE.SEND,
         request_body_mode=request_body,
         response_header_mode=response_head,
         response_body_mode=_MODE.NONE,
-        # Keeps the stream open to the end of the exchange, where the ticket settles.
+        # Keeps the stream open until the end of the exchange, where the ticket settles.
         response_trailer_mode=_MODE.SEND,
     )
 

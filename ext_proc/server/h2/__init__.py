@@ -1,1 +1,1 @@
-"""gRPC over HTTP/2 by libnghttp2, in the loop's own thread: the extra ``fast``."""
+"""gRPC over HTTP/2 by libnghttp2, in the event loop's own thread: the extra ``fast``."""

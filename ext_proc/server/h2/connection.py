@@ -1,17 +1,18 @@
 """One HTTP/2 connection of a peer, between the loop's transport and the streams' handlers.
 
-Law:
+Rules:
 
-1. All of it runs in the loop's thread: bytes in, events, handlers' tasks, bytes out.
-2. What is to be sent goes out once per turn of the loop, however many streams wrote; what direct
-   streams (``direct``) answered at once goes out with the piece that asked.
+1. Everything runs in the loop's thread: bytes in, events, handlers' tasks, bytes out.
+2. Output is written once per iteration of the loop, however many streams wrote. Replies that direct
+   streams (``direct``) gave at once are written with the chunk of input that requested them.
 3. A stream's handler runs until it returns, or until the stream or the connection is gone.
-4. Bytes that are no HTTP/2, and more of anything than is allowed here, end this connection, or the
-   stream, and nothing else.
-5. A peer that does not read is not read: writers wait (``Http2Stream.write``), and so their windows
-   close. A connection that is to end is cut ``LINGER_S`` later, whatever the peer has not read.
-6. A caller's deadline (``grpc-timeout``) is not watched: callers that have one reset their stream
-   when it has passed, and that ends the handler.
+4. Bytes that are not HTTP/2 end this connection. Exceeding a bound ends the connection or the
+   stream. Neither affects anything else.
+5. A peer that does not read its replies is not read from: writers wait (``Http2Stream.write``), so
+   their windows close. A connection that is to end is aborted ``LINGER_S`` later, whatever the peer
+   has not read.
+6. A caller's deadline (``grpc-timeout``) is not enforced: callers that set one reset their stream
+   when it has passed, and the reset ends the handler.
 
 Source: RFC 9113; gRPC's ``doc/PROTOCOL-HTTP2.md``.
 """
@@ -54,18 +55,19 @@ _DATA: Final = ngh2.DataReceived
 _REQUEST: Final = ngh2.RequestReceived
 _CLOSED: Final = ngh2.StreamClosed
 _PLAIN: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-"""What stays as it is in a status' text, beside letters and digits."""
+"""Characters left unescaped in a status message, besides letters and digits."""
 
 _log = structlog.stdlib.get_logger("ext_proc.server.h2")
 
 
 class Http2Connection(Channel):
-    """The loop's protocol (``asyncio.Protocol``) of one connection.
+    """The event loop's protocol object (``asyncio.Protocol``) of one connection.
 
-    It is no subclass of it, so that it can be compiled: loops only call its methods.
+    It does not inherit from ``asyncio.Protocol``, so that it can be compiled; loops only call its
+    methods.
 
     Args:
-        server: Whose connection it is.
+        server: Server that accepted the connection.
     """
 
     def __init__(self, server: Host) -> None:
@@ -78,18 +80,18 @@ class Http2Connection(Channel):
         self._paused = False
         self._flushes = False
         self._taking = False
-        """Bytes that came are looked at, and what is to be sent goes out behind."""
+        """Received bytes are being processed; output is flushed afterwards."""
         self._early: set[int] = set()
-        """Streams that are answered whole while their peer may still send."""
+        """Streams fully answered while their peer may still send."""
         self._writers: dict[asyncio.Future[None], Http2Stream] = {}
-        """Who waits until less of their stream is unsent."""
+        """Writers that wait until less of their stream is unsent."""
         self._leaving = False
         self._greeting: asyncio.TimerHandle | None = None
 
     # --- The loop's side --------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        """Greet."""
+        """Register the connection and send the HTTP/2 preface."""
         self._transport = transport
         if not self._server.joined(self):
             transport.abort()
@@ -105,7 +107,7 @@ class Http2Connection(Channel):
         self._end()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes."""
+        """Process received bytes."""
         if self._transport.is_closing():
             return
         try:
@@ -127,21 +129,21 @@ class Http2Connection(Channel):
             self._flush_soon()
 
     def eof_received(self) -> None:
-        """Let the transport close: there is nobody to answer."""
+        """Let the transport close: the peer accepts no answer."""
 
     def pause_writing(self) -> None:
-        """Hold what is to be sent."""
+        """Stop sending: the transport's buffer is full."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """Send on."""
+        """Resume sending."""
         self._paused = False
         self._flush()
 
     # --- The streams' side ------------------------------------------------------------------------
 
     def send(self, stream: Http2Stream, data: bytes) -> bool:
-        """Send bytes of a stream that is open; return whether its writer shall wait."""
+        """Send bytes of an open stream; return whether its writer has to wait."""
         if not stream.headed:
             stream.headed = True
             self._h2.send_response(stream.number, _HEAD)
@@ -150,7 +152,7 @@ class Http2Connection(Channel):
         return self._held_up(stream)
 
     async def drained(self, stream: Http2Stream) -> None:
-        """Wait until little of a stream is unsent, or it is gone."""
+        """Wait until little of a stream is unsent, or the stream is closed."""
         while not stream.closed and self._held_up(stream):
             self._writers[waiter := self.loop.create_future()] = stream
             try:
@@ -159,7 +161,7 @@ class Http2Connection(Channel):
                 self._writers.pop(waiter, None)
 
     def consumed(self, number: int, size: int) -> None:
-        """Let the peer send so much more."""
+        """Let the peer send ``size`` more bytes on a stream."""
         if size and not self._transport.is_closing():
             self._h2.acknowledge_received_data(size, number)
             self._flush_soon()
@@ -167,13 +169,13 @@ class Http2Connection(Channel):
     # --- The server's side ------------------------------------------------------------------------
 
     def announce_end(self) -> None:
-        """Ask the peer for no more streams; those under way are taken."""
+        """Ask the peer to open no more streams; those under way are served."""
         if not self._transport.is_closing():
             self._h2.send_shutdown_notice()
             self._flush()
 
     def leave(self) -> None:
-        """Take no more streams, and close once none is open."""
+        """Accept no more streams, and close once none is open."""
         if not self._transport.is_closing() and not self._leaving:
             self._leaving = True
             self._h2.send_goaway()
@@ -189,12 +191,12 @@ class Http2Connection(Channel):
             _log.debug("nothing_to_say", error=str(error))
         self._transport.close()
         self.loop.call_later(LINGER_S, self._transport.abort)
-        self._end()  # what they would send now has no way
+        self._end()  # streams can send nothing from here on
 
     # --- Within -----------------------------------------------------------------------------------
 
     def _take_events(self) -> None:
-        # By identity: nobody makes subclasses of events, and patterns cost twice as much.
+        # By identity: events have no subclasses, and structural patterns cost twice as much.
         for event in self._h2.events():
             kind: type[Any] = type(event)
             each: Any = event
@@ -227,7 +229,7 @@ class Http2Connection(Channel):
             stream.end()
 
     def _refuse(self, stream: Http2Stream, error: ValueError) -> None:
-        """End a stream whose bytes cannot be taken."""
+        """End a stream whose bytes are not acceptable."""
         stream.status = (
             grpc.StatusCode.UNIMPLEMENTED
             if isinstance(error, CompressedError)
@@ -280,7 +282,7 @@ class Http2Connection(Channel):
             self.finish(stream)
 
     def finish(self, stream: Http2Stream) -> None:
-        """Send the status of a stream that is open."""
+        """Send the status of an open stream."""
         stream.answered = True
         trailers: tuple[tuple[bytes, bytes], ...] = _OK_TRAILERS
         if stream.status is not OK:
@@ -301,8 +303,8 @@ class Http2Connection(Channel):
     def _answer(
         self, number: int, headers: tuple[tuple[bytes, bytes], ...], *, ended: bool
     ) -> None:
-        """Answer by headers alone."""
-        # The peer may have reset the stream by what came in the same piece: that event follows.
+        """Answer with headers only."""
+        # The peer may have reset the stream in the same chunk of input; that event follows.
         with contextlib.suppress(ngh2.StreamProtocolError):
             self._h2.send_response(number, headers, end_stream=True)
         self._answered(number, ended=ended)
@@ -346,10 +348,10 @@ class Http2Connection(Channel):
             self._transport.write(data)
 
     def _reset_answered(self) -> None:
-        """Close streams whose answers are out: nothing of what is still sent there counts."""
+        """Reset streams whose answers are sent: further input on them is irrelevant."""
         for number in [each for each in self._early if not self._h2.queued_body_size(each)]:
             self._early.discard(number)
-            with contextlib.suppress(ngh2.StreamProtocolError):  # the peer's end came meanwhile
+            with contextlib.suppress(ngh2.StreamProtocolError):  # the peer ended it meanwhile
                 self._h2.reset_stream(number, _NO_ERROR)
 
     def _held_up(self, stream: Http2Stream) -> bool:
@@ -376,7 +378,7 @@ class Http2Connection(Channel):
         self.cut()
 
     def _end(self) -> None:
-        """Close all streams, whose peer is gone."""
+        """Close all streams: their peer is gone."""
         self._greeted()
         self._early.clear()
         streams, self.streams = self.streams, {}

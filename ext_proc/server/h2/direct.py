@@ -1,13 +1,13 @@
-"""Calls that are answered message by message, without a task of their own.
+"""Calls answered message by message, without a task of their own.
 
-Law:
+Rules:
 
-1. Messages are answered in their order, in the turn of the loop in which they came, and after all
-   that came with them: a stream that was reset in the same piece is known to be.
-2. Only replies that must wait make a task: for companions (``DirectHandler.pause``), or for a peer
-   that does not read. What comes meanwhile waits unread, as with any handler.
-3. ``DirectHandler.end`` is called once, whatever ends the call, and before its status is sent. A
-   bug in ``DirectHandler`` ends its own call only.
+1. Messages are answered in order, in the loop iteration in which they arrived, and after everything
+   that arrived with them: a reset of the stream in the same chunk of input is already known.
+2. Only replies that have to wait create a task: for companions (``DirectHandler.pause``), or for a
+   peer that does not read. Messages that arrive meanwhile stay unread, as with any handler.
+3. ``DirectHandler.end`` is called exactly once, whatever ends the call, and before its status is
+   sent. A bug in a ``DirectHandler`` ends its own call only.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ _log = structlog.stdlib.get_logger("ext_proc.server.h2")
 
 
 class DirectHandler(Protocol):
-    """What answers the messages of one call."""
+    """Answers the messages of one call."""
 
     def answer(self, message: bytes) -> Sequence[bytes] | None:
         """Return the replies to a message; ``None`` ends the call with OK."""
 
     def pauses(self) -> bool:
-        """Return whether the replies to the last message wait."""
+        """Return whether the replies to the last message are held back."""
 
     async def pause(self) -> None:
-        """Wait as long as they do."""
+        """Wait until the replies to the last message may be sent."""
 
     def handed_over(self) -> None:
-        """Note that the replies to the last message are on their way."""
+        """Record that the replies to the last message have been handed to the transport."""
 
     def lost(self) -> None:
-        """Note that they are not: the call is gone."""
+        """Record that the replies were not sent: the call is gone."""
 
     def end(self) -> None:
-        """Take the end of the call."""
+        """Handle the end of the call."""
 
 
 class DirectStream(Http2Stream):
-    """A call that ``DirectHandler`` answer.
+    """A call answered by a ``DirectHandler``.
 
     Args:
-        connection: Of which it is a stream.
-        number: Its HTTP/2 id.
-        limit: Most bytes of a message.
-        beyond: Where all streams' long messages are counted.
-        answers: What answers.
+        connection: Connection of the stream.
+        number: HTTP/2 stream id.
+        limit: Maximum bytes of a message.
+        beyond: Counter of long messages' bytes over all streams.
+        answers: Handler of the call's messages.
     """
 
     __slots__ = ("_answers", "_ended", "_over", "_slow")
@@ -70,18 +70,18 @@ class DirectStream(Http2Stream):
         super().__init__(connection, number, limit, beyond)
         self._answers = answers
         self._slow = False
-        """Replies wait, and so do messages."""
+        """Replies are waiting, and messages stay unread."""
         self._over = False
         self._ended: asyncio.Future[None] | None = None
-        """Whoever stops the server waits for it."""
+        """Completed at the end of the call; a stopping server waits for it."""
 
     def close(self) -> None:
-        """Take that the stream is gone."""
+        """Handle that the stream is gone."""
         super().close()
         self._end()
 
     def waiter(self) -> asyncio.Future[None] | None:
-        """Return what is done when the call is over, ``None`` where it is."""
+        """Return a future completed at the end of the call, ``None`` if it is over."""
         if self._over:
             return None
         if self._ended is None:
@@ -89,7 +89,7 @@ class DirectStream(Http2Stream):
         return self._ended
 
     def cut(self) -> None:
-        """End the call, as the server stops."""
+        """Cancel the call because the server stops."""
         if self._over:
             return
         self.status = grpc.StatusCode.CANCELLED
@@ -98,13 +98,13 @@ class DirectStream(Http2Stream):
         self._finish()
 
     def pump(self) -> None:
-        """Answer what has come."""
+        """Answer the messages that have arrived."""
         try:
             while self._unread and not self._slow and not self._over:
                 self._next()
             if self.ended and not self._unread and not self._slow:
                 self._finish()
-        except Exception:  # noqa: BLE001 - law 3
+        except Exception:  # noqa: BLE001 - rule 3
             self._failed()
 
     def _next(self) -> None:
@@ -146,7 +146,7 @@ class DirectStream(Http2Stream):
             return  # the call is over
         except GoneError:
             self._answers.lost()
-        except Exception:  # noqa: BLE001 - law 3
+        except Exception:  # noqa: BLE001 - rule 3
             self._failed()
         self._slow, self.task = False, None
         self.pump()
@@ -155,7 +155,7 @@ class DirectStream(Http2Stream):
         self._connection.ready.append(self)
 
     def _failed(self) -> None:
-        """End the call for the bug that is being handled."""
+        """End the call after an exception of its handler, which is being handled."""
         self.status = grpc.StatusCode.UNKNOWN
         _log.exception("handler_failed")
         self._finish()
@@ -172,7 +172,7 @@ class DirectStream(Http2Stream):
             self._over = True
             try:
                 self._answers.end()
-            except Exception:  # noqa: BLE001 - law 3
+            except Exception:  # noqa: BLE001 - rule 3
                 _log.exception("handler_failed")
             if self._ended is not None:
                 self._ended.set_result(None)

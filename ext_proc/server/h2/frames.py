@@ -1,4 +1,4 @@
-"""gRPC's length-prefixed messages: cut out of a stream's bytes, and made. Pure.
+"""gRPC's length-prefixed messages: extraction from a stream's bytes, and framing. Pure.
 
 Source: "Length-Prefixed-Message" in gRPC's ``doc/PROTOCOL-HTTP2.md``.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import Final
 
 PREFIX: Final = 5
-"""Bytes before a message: whether it is compressed, and its length."""
+"""Bytes before a message: the compression flag and the length."""
 
 
 class CompressedError(ValueError):
-    """A message is compressed, which is not offered here."""
+    """A message is compressed; this server does not support compression."""
 
 
 class TooLargeError(ValueError):
-    """A message, or all that wait to become whole, are larger than allowed."""
+    """A message, or all incomplete messages together, exceed the allowed size."""
 
 
 def framed(message: bytes) -> bytes:
@@ -25,10 +25,10 @@ def framed(message: bytes) -> bytes:
 
 
 class Deframer:
-    """Cuts the messages of one direction of one stream out of its bytes.
+    """Splits the bytes of one direction of one stream into messages.
 
     Args:
-        limit: Most bytes of a message.
+        limit: Maximum bytes of a message.
     """
 
     __slots__ = ("_limit", "_tail")
@@ -39,17 +39,18 @@ class Deframer:
 
     @property
     def waiting(self) -> int:
-        """Bytes of a message that is not whole yet."""
+        """Bytes of an incomplete message."""
         return 0 if self._tail is None else len(self._tail)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that are whole now.
+        """Return the messages that ``data`` completes.
 
-        What ``data`` has beyond them is ``waiting``. After an error nothing more may be fed.
+        Any remainder of ``data`` is kept as ``waiting``. After an error the deframer must not be
+        used again.
 
         Raises:
-            CompressedError: See there.
-            TooLargeError: By its prefix a message is longer than the limit; it is not kept.
+            CompressedError: A message is compressed.
+            TooLargeError: A prefix announces more bytes than the limit; the message is not kept.
         """
         tail = self._tail
         if tail is None:
@@ -71,10 +72,10 @@ class Deframer:
         return found
 
     def _size(self, data: bytes | bytearray, begin: int) -> int:
-        """Return the length of a message and its prefix, which is there."""
+        """Return the length of a message with its prefix; the prefix must be complete."""
         if data[begin]:
-            raise CompressedError("compressed messages are not taken: send them as they are")
+            raise CompressedError("compressed messages are not supported: send them uncompressed")
         size = int.from_bytes(data[begin + 1 : begin + PREFIX], "big")
         if size > self._limit:
-            raise TooLargeError(f"a message of {size} bytes: at most {self._limit} are taken")
+            raise TooLargeError(f"message of {size} bytes exceeds the limit of {self._limit}")
         return PREFIX + size

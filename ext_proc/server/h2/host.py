@@ -1,10 +1,10 @@
-"""What all connections of a server share: its handlers, its bounds, and who is connected.
+"""State shared by all connections of a server: handlers, bounds and open connections.
 
 Rules:
 
-1. Handlers are those of ``grpc``'s generic handlers, and get a ``Http2Stream`` for their context:
-   ``read``, ``write``, ``abort`` and iteration. Handlers that yield are not offered.
-2. At most ``MAX_CONNECTIONS`` at one time; a further one is closed at once.
+1. Handlers are those of ``grpc``'s generic handlers and get a ``Http2Stream`` as their context:
+   ``read``, ``write``, ``abort`` and iteration. Handlers that are generators are not supported.
+2. At most ``MAX_CONNECTIONS`` are open at one time; a further one is closed at once.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     Call = Callable[[Http2Stream], Awaitable[None]]
 
 MAX_CONNECTIONS: Final = 4096
-"""Each Envoy has one for each of its threads, and one for health checks."""
+"""Each Envoy opens one connection per worker thread, and one for health checks."""
 LONG: Final = 4
-"""So many messages of the largest size may be held in all, beside what the windows count."""
+"""Messages of the maximum size that may be held in all, beyond the bytes the windows count."""
 
 _log = structlog.stdlib.get_logger("ext_proc.server.h2")
 
@@ -43,7 +43,7 @@ class Host:
     """Handlers and connections of one server.
 
     Args:
-        limit: Most bytes of a message.
+        limit: Maximum bytes of a message.
     """
 
     def __init__(self, limit: int) -> None:
@@ -51,23 +51,23 @@ class Host:
         self.beyond = Beyond(LONG * limit)
         self.connections: set[Channel] = set()
         self._full = False
-        """A connection was refused, and none accepted since."""
+        """A connection was refused, and none was accepted since."""
         self.direct: dict[str, Callable[[], DirectHandler]] = {}
-        """What makes the answers of a call, by path; other paths have handlers."""
+        """Factories of message handlers by method path; other paths use ``_handlers``."""
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._calls: dict[str, Call] = {}
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Serve these too."""
+        """Add handlers to serve."""
         self._handlers.extend(handlers)
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """Do nothing: generated code calls it beside the generic one."""
+        """Do nothing: generated code calls this besides ``add_generic_rpc_handlers``."""
 
     def joined(self, connection: Channel) -> bool:
-        """Add a connection; return whether there is room for it."""
+        """Add a connection; return ``False`` if ``MAX_CONNECTIONS`` are open."""
         if len(self.connections) >= MAX_CONNECTIONS:
-            if not self._full:  # once, or a peer that keeps connecting fills the log
+            if not self._full:  # logged once, or a peer that keeps connecting fills the log
                 _log.warning("too_many_connections", most=MAX_CONNECTIONS)
             self._full = True
             return False
@@ -76,11 +76,11 @@ class Host:
         return True
 
     def left(self, connection: Channel) -> None:
-        """Remove a connection that is gone."""
+        """Remove a closed connection."""
         self.connections.discard(connection)
 
     def method(self, path: str) -> Call | None:
-        """Return what runs a call of a method, ``None`` for an unknown one."""
+        """Return the coroutine function of a method, ``None`` for an unknown one."""
         if (known := self._calls.get(path)) is not None:
             return known
         details = _Details(path)
@@ -93,7 +93,7 @@ class Host:
 
 
 def _call(method: Any) -> Call:
-    """Return what runs a method's handler on a stream."""
+    """Return a coroutine function that runs a method's handler on a stream."""
     run = next(
         behaviour
         for behaviour in (
@@ -105,7 +105,7 @@ def _call(method: Any) -> Call:
         if behaviour is not None
     )
     if inspect.isasyncgenfunction(run):
-        raise TypeError("handlers that yield are not served: write to the context")
+        raise TypeError("generator handlers are not supported: write to the context")
     read, write = method.request_deserializer, method.response_serializer
     takes_stream, answers_stream = method.request_streaming, method.response_streaming
 

@@ -1,12 +1,12 @@
-"""A gRPC server with the part of ``grpc.aio.Server`` that the picker uses.
+"""A gRPC server with the part of ``grpc.aio.Server``'s interface that the picker uses.
 
-It takes gRPC's own handlers, so that services do not know over what they are served.
+It accepts gRPC's own handlers, so services do not depend on the transport.
 
 Rules:
 
-1. Messages are not compressed, and deadlines are the callers' (``Http2Connection``, law 6).
-2. A connection whose peer is gone without a word, or reads nothing, is closed after ``DEAD_S`` by
-   the kernel. ``host`` has the rules of handlers and connections.
+1. Messages are not compressed, and callers enforce deadlines (``Http2Connection``, rule 6).
+2. The kernel closes a connection after ``DEAD_S`` if its peer has vanished or reads nothing.
+   ``host`` states the rules of handlers and connections.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 DEAD_S: Final = 60
 PROBES: Final = 3
 ROUND_TRIP_S: Final = 0.02
-"""Seconds between the shutdown notice and GOAWAY: streams that the peer had opened before it read
-the notice arrive in between."""
+"""Seconds between the shutdown notice and GOAWAY: streams that the peer opened before it read the
+notice arrive in this time."""
 BACKLOG: Final = 1024
 MAX_PORT: Final = 65_535
 
@@ -35,7 +35,7 @@ class Http2Server(Host):
     """Serves gRPC's handlers.
 
     Args:
-        limit: Most bytes of a message.
+        limit: Maximum bytes of a message.
     """
 
     def __init__(self, limit: int) -> None:
@@ -44,10 +44,10 @@ class Http2Server(Host):
         self._servers: list[asyncio.Server] = []
 
     def add_insecure_port(self, address: str) -> int:
-        """Take an address, and return its port.
+        """Bind an address and return its port.
 
         Raises:
-            RuntimeError: It is taken or none of this machine's, as with gRPC's own.
+            RuntimeError: The address is in use or not local, as with gRPC's own server.
         """
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
@@ -66,7 +66,7 @@ class Http2Server(Host):
         return int(bound.getsockname()[1])
 
     async def start(self) -> None:
-        """Begin to accept."""
+        """Start accepting connections."""
         loop = asyncio.get_running_loop()
         for bound in self._sockets:
             made: Any = partial(Http2Connection, self)  # an `asyncio.Protocol` but for its name
@@ -74,7 +74,7 @@ class Http2Server(Host):
             self._servers.append(server)
 
     async def stop(self, grace: float | None) -> None:
-        """Take no new streams; after ``grace`` seconds (``None`` = at once) end those open."""
+        """Accept no new streams; after ``grace`` seconds (``None`` = at once) cancel open ones."""
         for server in self._servers:
             server.close()
         for bound in self._sockets:
@@ -105,7 +105,7 @@ class Http2Server(Host):
 
 
 def _set_up(listener: socket.socket) -> None:
-    """Let the kernel send at once and close connections whose peer is gone: they inherit it."""
+    """Disable Nagle's algorithm and make the kernel close dead connections; both are inherited."""
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     each = DEAD_S // (PROBES + 1)
@@ -115,5 +115,5 @@ def _set_up(listener: socket.socket) -> None:
         ("TCP_KEEPCNT", PROBES),
         ("TCP_USER_TIMEOUT", DEAD_S * 1000),
     ):
-        if hasattr(socket, name):  # not each system has each
+        if hasattr(socket, name):  # not every system has every option
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

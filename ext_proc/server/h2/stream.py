@@ -1,17 +1,18 @@
-"""One gRPC call, as handlers see it: what they use of ``grpc.aio``'s context.
+"""One gRPC call as its handler sees it: the part of ``grpc.aio``'s context that handlers use.
 
-Law:
+Rules:
 
-1. What was received and not read keeps its bytes of the windows: a peer that sends faster than is
-   read stops. Only where no whole message waits are the bytes of an unfinished one given back at
-   once, since nobody can read it before its end: one message is beyond the windows at most. How
-   long it may be is bounded, and so is what all streams have beyond theirs (``Beyond``).
-2. Each byte that was received is given back once: as above, when its message is read, or when the
-   stream closes.
-3. A handler that writes waits while more than ``HIGH`` bytes of its stream have not gone out, so
-   that a peer that does not read is not read either.
-4. Nothing is written once the stream is closed: whoever writes then is told. What was not read by
-   then is dropped, and the handler is cancelled.
+1. Bytes received and not read keep counting against the flow-control windows, so a peer that sends
+   faster than its handler reads has to stop. The bytes of an unfinished message are returned at
+   once if no complete message waits, because a handler cannot read a message before its end; so at
+   most one message per stream exceeds the windows. Its length is bounded, and so is the sum over
+   all streams (``Beyond``).
+2. Each received byte is returned to the windows exactly once: as above, when its message is read,
+   or when the stream closes.
+3. A handler's write waits while more than ``HIGH`` bytes of its stream are unsent. So a handler
+   does not read from a peer that does not read from it.
+4. Nothing is written to a closed stream: a write raises an error. Unread messages are dropped then,
+   and the handler is cancelled.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 
 OK: Final = grpc.StatusCode.OK
 HIGH: Final = 2**16
-"""Bytes of a stream that wait to be sent before its writer does."""
+"""Unsent bytes of a stream above which its writer waits."""
 
 
 class AbortError(grpc.aio.BaseError):
-    """A handler ends its call with a status of its own."""
+    """Raised to end a call with a status that its handler chose."""
 
 
 class GoneError(grpc.aio.BaseError):
@@ -42,10 +43,10 @@ class GoneError(grpc.aio.BaseError):
 
 
 class Beyond:
-    """Bytes that are held and no window counts, over all streams of a server.
+    """Counts the held bytes that no window counts, over all streams of a server.
 
     Args:
-        limit: Most of them. A stream that would exceed it fails, and no other.
+        limit: Maximum of the sum. Only the stream that would exceed it fails.
     """
 
     __slots__ = ("held", "limit")
@@ -55,18 +56,18 @@ class Beyond:
         self.held = 0
 
     def change(self, by: int) -> None:
-        """Take more, or give back.
+        """Add ``by`` bytes, which may be negative.
 
         Raises:
-            TooLargeError: It would be too many; they are not taken.
+            TooLargeError: The sum would exceed the limit; it is left unchanged.
         """
         if by > 0 and self.held + by > self.limit:
-            raise TooLargeError(f"more than {self.limit} bytes of long messages would wait")
+            raise TooLargeError(f"unread long messages would exceed {self.limit} bytes")
         self.held += by
 
 
 class Channel(ABC):
-    """What streams and the server use of a connection; ``Connection`` implements it.
+    """Interface of a connection to its streams and server; ``Http2Connection`` implements it.
 
     It is a class, not a ``typing.Protocol``, so that compiled code calls it directly.
     """
@@ -75,7 +76,7 @@ class Channel(ABC):
     streams: dict[int, Http2Stream]
     """Open streams by HTTP/2 stream id."""
     ready: list[Http2Stream]
-    """Streams for which something came; each is to be pumped."""
+    """Streams with new input; each is to be pumped."""
 
     @abstractmethod
     def send(self, stream: Http2Stream, data: bytes) -> bool:
@@ -83,7 +84,7 @@ class Channel(ABC):
 
     @abstractmethod
     async def drained(self, stream: Http2Stream) -> None:
-        """Wait until little of a stream is unsent, or it is gone."""
+        """Wait until little of a stream is unsent, or the stream is closed."""
 
     @abstractmethod
     def consumed(self, number: int, size: int) -> None:
@@ -99,7 +100,7 @@ class Channel(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Take no more streams, and close once none is open."""
+        """Accept no more streams, and close once none is open."""
 
     @abstractmethod
     def cut(self) -> None:
@@ -107,13 +108,13 @@ class Channel(ABC):
 
 
 class Http2Stream:
-    """A call that the peer has opened.
+    """A call opened by the peer.
 
     Args:
-        connection: Of which it is a stream.
-        number: Its HTTP/2 id.
-        limit: Most bytes of a message.
-        beyond: Where all streams' are counted.
+        connection: Connection of the stream.
+        number: HTTP/2 stream id.
+        limit: Maximum bytes of a message.
+        beyond: Counter of long messages' bytes over all streams.
     """
 
     __slots__ = (
@@ -140,11 +141,11 @@ class Http2Stream:
         self.number = number
         self.task: asyncio.Task[None] | None = None
         self.headed = False
-        """The answer's headers are under way."""
+        """The response headers have been sent."""
         self.ended = False
-        """The peer has sent all it will."""
+        """The peer has half-closed the stream."""
         self.answered = False
-        """The status is under way: nothing of what comes counts."""
+        """The status has been sent: further input is ignored."""
         self.closed = False
         self.status = OK
         self.details = ""
@@ -152,27 +153,27 @@ class Http2Stream:
         self._deframer = Deframer(limit)
         self._unread: deque[bytes] = deque()
         self._owed = 0
-        """Bytes held that the windows count."""
+        """Held bytes that the windows count."""
         self._beyond = 0
-        """Bytes held that they do not: the first of them."""
+        """Held bytes that the windows do not count; they are the oldest."""
         self._total = beyond
         self._waiter: asyncio.Future[None] | None = None
         self._read: Callable[[bytes], Any] | None = None
         self._write: Callable[[Any], bytes] | None = None
 
-    # --- What handlers use ------------------------------------------------------------------------
+    # --- Used by handlers -------------------------------------------------------------------------
 
     def typed(
         self, read: Callable[[bytes], Any] | None, write: Callable[[Any], bytes] | None
     ) -> None:
-        """Set what messages are parsed and serialized by; ``None`` = they are bytes."""
+        """Set the message parser and serializer; ``None`` = messages are bytes."""
         self._read, self._write = read, write
 
     async def read(self) -> Any:
         """Return the next message, or ``grpc.aio.EOF`` after the last.
 
         Raises:
-            AbortError: It cannot be parsed, or what follows cannot be taken.
+            AbortError: The message cannot be parsed, or a size limit is exceeded.
         """
         while not self._unread:
             if self.ended or self.closed:
@@ -195,13 +196,13 @@ class Http2Stream:
             return await self.abort(grpc.StatusCode.INTERNAL, "the message cannot be parsed")
 
     async def write(self, message: Any) -> None:
-        """Hand a message over; wait while too much of what was written has not gone out.
+        """Send a message; wait while too much of the stream is unsent.
 
         Raises:
             GoneError: The stream is closed.
         """
         if self.closed:
-            raise GoneError("the peer has left")
+            raise GoneError("the peer has closed the stream")
         data: bytes = message if self._write is None else self._write(message)
         if self._connection.send(self, framed(data)):
             await self._connection.drained(self)
@@ -226,14 +227,14 @@ class Http2Stream:
             raise StopAsyncIteration
         return message
 
-    # --- What the connection uses -----------------------------------------------------------------
+    # --- Used by the connection -------------------------------------------------------------------
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that came.
+        """Add received bytes.
 
         Raises:
             CompressedError: A message is compressed.
-            TooLargeError: A message is too large, or too much is held.
+            TooLargeError: A message is too large, or too many bytes are held.
         """
         self._owed += len(data)
         self._unread.extend(self._deframer.feed(data))
@@ -243,12 +244,12 @@ class Http2Stream:
             self._let_on()
 
     def end(self) -> None:
-        """Take the end of what the peer sends."""
+        """Handle the end of the peer's messages."""
         self.ended = True
         self._wake()
 
     def close(self) -> None:
-        """Take that the stream is gone; its handler is cancelled."""
+        """Handle that the stream is gone: drop unread messages and cancel the handler."""
         self.closed = True
         self._unread.clear()
         self._total.change(-self._beyond)
@@ -258,19 +259,19 @@ class Http2Stream:
             self.task.cancel()
 
     def pump(self) -> None:
-        """Handle the messages that have come; a handler reads them by itself."""
+        """Process the messages that have arrived; here a handler reads them by itself."""
 
     def waiter(self) -> asyncio.Future[None] | None:
-        """Return what is done when the call is over, ``None`` where it is."""
+        """Return a future completed at the end of the call, ``None`` if it is over."""
         return None if self.task is None or self.task.done() else self.task
 
     def cut(self) -> None:
-        """End the call, as the server stops."""
+        """Cancel the call because the server stops."""
         if self.task is not None:
             self.task.cancel()
 
     def _took(self, size: int) -> None:
-        """Take that so many bytes are held no longer."""
+        """Release ``size`` bytes that are no longer held."""
         if self._beyond:
             first = min(size, self._beyond)
             self._beyond -= first
@@ -281,7 +282,7 @@ class Http2Stream:
             self._let_on()
 
     def _let_on(self) -> None:
-        """Let the peer send the rest of a message, of which all that is held is the beginning."""
+        """Let the peer send the rest of a message; all bytes held are its beginning."""
         self._total.change(self._owed)
         self._beyond += self._owed
         self._give_back(self._owed)

@@ -180,7 +180,7 @@ def test_the_served_replica(part, space, served):
 
 def test_a_message_without_content():
     """A request that carries nothing known is an error, not a guess."""
-    with pytest.raises(WireError, match="nothing"):
+    with pytest.raises(WireError, match="request: none"):
         event_of(pb.ProcessingRequest())
 
 

@@ -163,7 +163,7 @@ async def test_messages_that_cannot_be_taken():
         other = peer.found[peer.open("echo", b"other", end=True)]
         await peer.turn()
         assert large.status == CODE.RESOURCE_EXHAUSTED.value[0]
-        assert b"at most" in large.headers[b"grpc-message"]
+        assert b"exceeds the limit" in large.headers[b"grpc-message"]
         assert peer.found[number].status == CODE.UNIMPLEMENTED.value[0]
         assert other.messages == [b"other"]
         assert not peer.connection.streams

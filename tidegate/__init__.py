@@ -1,1 +1,1 @@
-"""What belongs to neither service: the command line, the local stack and the demo."""
+"""The command line, the local stack, the demo and the reporter."""

@@ -1,4 +1,4 @@
-"""``python -m tidegate`` is the ``tidegate`` command."""
+"""Entry point of ``python -m tidegate``; the same program as the ``tidegate`` command."""
 
 from __future__ import annotations
 

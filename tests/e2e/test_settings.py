@@ -361,7 +361,7 @@ def test_envoy_itself_takes_the_examples(example):
 def test_envoy_itself_refuses_what_it_cannot_use():
     """A certificate that is not there is found before anything is applied."""
     fleet = load_text(UNREADABLE)
-    with pytest.raises(CliError, match=r"Envoy refuses fleet: .*/no/tls\.key"):
+    with pytest.raises(CliError, match=r"Envoy rejects fleet: .*/no/tls\.key"):
         envoy_check.hold(fleet, "fleet", envoy_binary())
 
 

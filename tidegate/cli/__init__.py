@@ -1,5 +1,5 @@
-"""The command line: verbs, what they print, and how they fail.
+"""The command line: verbs, their output and their errors.
 
-Only ``typer`` is imported when the program starts; everything else is imported by the verb that
-needs it, so that ``tidegate --help`` answers at once.
+Only ``typer`` is imported at start. Each verb imports what it needs when it runs, so that
+``tidegate --help`` answers without loading gRPC, pydantic or numpy.
 """

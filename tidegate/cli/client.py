@@ -1,4 +1,4 @@
-"""The command line's connection to the control server's admin API."""
+"""Connection of the command line to the control server's admin API."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 READ_TIMEOUT_S: Final = 5.0
-"""Bound of a call that only reads."""
+"""Deadline of a read-only call, seconds."""
 CHANGE_MARGIN_S: Final = 10.0
-"""Added to ``--timeout``: the server itself answers at the timeout, this bounds a dead one."""
+"""Added to ``--timeout``, seconds: a live server answers at the timeout, a dead one never does."""
 CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),  # the admin port is local or inside the cluster
     ("grpc.max_receive_message_length", 64 * 2**20),
@@ -26,7 +26,7 @@ _UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_
 
 
 def explain(error: grpc.Call, server: str) -> CliError:
-    """Turn a failed call into the sentence that the user reads."""
+    """Return the error message for a failed call to ``server``."""
     code, details = error.code(), error.details() or ""
     if code in _UNREACHABLE:
         return CliError(
@@ -35,8 +35,8 @@ def explain(error: grpc.Call, server: str) -> CliError:
         )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return CliError(
-            f"{server} does not answer as a Tidegate control server; --server wants its admin "
-            "address (`tidegate xds --admin`), not the one of ADS"
+            f"{server} does not answer as a Tidegate control server; set --server to its admin "
+            "address (`tidegate xds --admin`), not to its ADS address"
         )
     if code is grpc.StatusCode.ABORTED:
         return CliError(f"{details}; look at `tidegate history` and try again")
@@ -45,14 +45,14 @@ def explain(error: grpc.Call, server: str) -> CliError:
 
 @contextmanager
 def admin(server: str) -> Iterator[AdminStub]:
-    """Connect to the control server; failed calls inside become ``CliError``.
+    """Connect to the control server and convert failed calls in the block to ``CliError``.
 
     Raises:
-        CliError: the server cannot be reached or refused the call.
+        CliError: The server cannot be reached or refused the call.
     """
     try:
         with grpc.insecure_channel(server, options=CHANNEL_OPTIONS) as channel:
             yield AdminStub(channel)
     except grpc.RpcError as error:
-        # Every error of a unary call is its Call too, which the type stubs do not say.
+        # The error of a unary call is also a grpc.Call; the type stubs do not declare it.
         raise explain(cast("grpc.Call", error), server) from error

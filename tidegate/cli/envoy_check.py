@@ -1,4 +1,4 @@
-"""Envoy's own opinion of a fleet: its binary reads the resources and says what it thinks."""
+"""Validation of a fleet's xDS resources by the Envoy binary (``envoy --mode validate``)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import Fleet
 
 TIMEOUT_S: Final = 60.0
-"""Envoy needs about a second; a busy machine more."""
-MAX_WORDS: Final = 4096
+"""Limit of one validation, seconds; Envoy needs about one second on an idle machine."""
+MAX_REASON: Final = 4096
 
 _COMPLAINT = re.compile(r"error initializing configuration '[^']*': (.*)", re.DOTALL)
 
 
 def find_envoy() -> Path | None:
-    """Return the Envoy binary of this machine, ``None`` where there is none."""
+    """Return the path of the installed Envoy binary, or ``None``."""
     from tidegate.stack.envoy import DemoExtraMissingError, envoy_binary
 
     try:
@@ -31,17 +31,19 @@ def find_envoy() -> Path | None:
 
 
 def hold(fleet: Fleet, source: str, binary: Path) -> None:
-    """Let Envoy check what it would be sent of ``fleet``; nothing is started or bound.
+    """Let Envoy validate the resources of ``fleet``; no listener is opened.
 
-    Certificates are read where this runs, which must see the files as the Envoys do.
+    Envoy reads the certificate files on this machine, so they must exist here under the paths
+    that the fleet names.
 
     Args:
         fleet: A valid fleet.
-        source: Its name in the message.
-        binary: Envoy.
+        source: Name of the fleet in error messages.
+        binary: Path of the Envoy binary.
 
     Raises:
-        CliError: Envoy refuses it (in its own words), or could not be asked.
+        CliError: Envoy rejects the fleet (the message quotes Envoy), cannot be run, or does not
+            finish within ``TIMEOUT_S``.
     """
     from xds_server.snapshots.static import static_bootstrap
 
@@ -59,15 +61,15 @@ def hold(fleet: Fleet, source: str, binary: Path) -> None:
                 command, capture_output=True, check=False, timeout=TIMEOUT_S
             )
         except subprocess.TimeoutExpired:
-            raise CliError(f"{binary} gave no opinion within {TIMEOUT_S:g} s") from None
+            raise CliError(f"{binary} did not finish within {TIMEOUT_S:g} s") from None
         except OSError as error:
             raise CliError(f"cannot run {binary}: {error.strerror}") from error
     if done.returncode:
-        raise CliError(f"Envoy refuses {source}: {words(done.stderr.decode(errors='replace'))}")
+        raise CliError(f"Envoy rejects {source}: {reason(done.stderr.decode(errors='replace'))}")
 
 
-def words(log: str) -> str:
-    """Return what Envoy complains of, out of its log."""
+def reason(log: str) -> str:
+    """Return the reason of a rejection from Envoy's log, at most ``MAX_REASON`` characters."""
     found = _COMPLAINT.search(log)
     text = found[1] if found else log
-    return text.strip()[:MAX_WORDS] or "it gives no reason"
+    return text.strip()[:MAX_REASON] or "no reason given"

@@ -1,4 +1,4 @@
-"""Loads the laboratory, the checkout's ``bench/``, by name: the package does not carry it."""
+"""Loading of benchmark modules (``bench/``) from a checkout; the wheel does not contain them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def load(module: str, subject: str, command: str) -> Any:
-    """Return a module of the laboratory from the checkout that this code runs from.
+    """Import a module of ``bench`` from the checkout that contains this file.
 
     Args:
-        module: Full name, below ``bench``.
-        subject: What the module is, for the error.
-        command: What runs it in a checkout, for the error.
+        module: Full name of the module, such as ``bench.run``.
+        subject: Name of the module's purpose in the error message.
+        command: Command that runs it in a checkout, for the error message.
 
     Raises:
-        CliError: There is no checkout, or a package that the module imports is not installed.
+        CliError: This file is not in a checkout, or a package that the module imports is not
+            installed.
     """
     if not ROOT.joinpath(*module.split(".")).with_suffix(".py").is_file():
         raise CliError(
-            f"the {subject} is not part of the package: run it from a checkout, {command}"
+            f"the {subject} is not part of the package: run it from a checkout with `{command}`"
         )
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))

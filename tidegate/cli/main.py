@@ -1,4 +1,4 @@
-"""The ``tidegate`` command."""
+"""The ``tidegate`` command: its verbs, their order and examples, and the exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="tidegate",
-    help="An inference router for NVIDIA Triton: Envoy carries the data, Tidegate chooses.",
+    help="An inference router for NVIDIA Triton: Envoy proxies, Tidegate picks the replica.",
     epilog="Start with: tidegate demo",
     no_args_is_help=True,
     add_completion=False,
@@ -35,7 +35,7 @@ app = typer.Typer(
 )
 
 _RUN = "Run"
-_READ = "Look"
+_READ = "Inspect"
 _CHANGE = "Change"
 
 
@@ -51,10 +51,12 @@ def _version(show: bool) -> None:
 def _root(
     _show_version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """An inference router for NVIDIA Triton: Envoy carries the data, Tidegate chooses."""
+    """An inference router for NVIDIA Triton: Envoy proxies, Tidegate picks the replica."""
 
 
 class _Verb(NamedTuple):
@@ -109,14 +111,14 @@ VERBS: Final = (
     _Verb("undrain", _CHANGE, changing.undrain, "tidegate undrain r2"),
     _Verb("rollback", _CHANGE, changing.rollback, "tidegate rollback 7 --reason 'v2 is slower'"),
 )
-"""Every verb, in the order of the help page."""
+"""All verbs, in the order of the help page."""
 
 for _one in VERBS:
     app.command(_one.name, rich_help_panel=_one.panel, epilog=f"Example: {_one.example}")(_one.run)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line; always ends by ``SystemExit`` (0 ok, 1 failed, 2 usage)."""
+    """Run the command line and raise ``SystemExit``: 0 success, 1 failure, 2 usage, 130 Ctrl-C."""
     try:
         app(args=argv, prog_name="tidegate")
     except CliError as error:
@@ -125,6 +127,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader (`head`, a pager) has left; a second error at exit would say nothing new.
+        # The reader (`head`, a pager) closed the pipe; suppress the second error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""The options that several verbs share, declared once."""
+"""Options that several verbs share."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ ServerOption = Annotated[
         "--server",
         envvar="TIDEGATE_SERVER",
         metavar="HOST:PORT",
-        help="Admin address of the control server.",
+        help="Admin address of the control server (`tidegate xds --admin`).",
     ),
 ]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print the answer.")]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 ReasonOption = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why, for the history of revisions.")
+    str, typer.Option("--reason", metavar="TEXT", help="Reason, recorded in the history.")
 ]
 AuthorOption = Annotated[
     str,
-    typer.Option("--author", metavar="NAME", help="Who; the user of this shell if omitted."),
+    typer.Option("--author", metavar="NAME", help="Author, recorded; default: the OS user."),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Validate and show the difference; change nothing.")
+    bool, typer.Option("--dry-run", help="Validate and show the changes; apply nothing.")
 ]
 WaitOption = Annotated[
     bool,
-    typer.Option("--wait/--no-wait", help="Return when every client has acknowledged."),
+    typer.Option("--wait/--no-wait", help="Wait until every client has acknowledged the change."),
 ]
 TimeoutOption = Annotated[
     float,
@@ -57,7 +57,7 @@ TimeoutOption = Annotated[
         min=0.1,
         max=MAX_TIMEOUT_S,
         metavar="SECONDS",
-        help="How long --wait waits.",
+        help="Limit of --wait, seconds.",
     ),
 ]
 ProtocolOption = Annotated[
@@ -67,7 +67,7 @@ ProtocolOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ChangeFlags:
-    """What goes with every change, as the command line gave it."""
+    """Options common to all changes."""
 
     server: str
     reason: str
@@ -77,7 +77,7 @@ class ChangeFlags:
     timeout_s: float
 
     def to_proto(self) -> ChangeOptions:
-        """Return the options as the admin API takes them."""
+        """Return the options as a message of the admin API."""
         from tidegate_api.admin.v1.admin_pb2 import ChangeOptions
 
         return ChangeOptions(
@@ -90,7 +90,7 @@ class ChangeFlags:
 
 
 def os_user() -> str:
-    """Return the name of the user who runs the command, ``unknown`` where nobody can tell."""
+    """Return the name of the OS user, ``unknown`` if the user id has no name."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a container's user id without an entry in passwd

@@ -1,4 +1,4 @@
-"""Pure: what the admin API answered -> plain data, the same for tables, JSON and YAML."""
+"""Conversion of admin API responses to plain data for tables, JSON and YAML. Pure functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def pools(answer: GetFleetResponse) -> list[Row]:
-    """Return one row per pool, with its variants inside."""
+    """Return one row per pool, with its variants nested."""
     return [
         {
             "pool": pool["name"],
@@ -51,7 +51,7 @@ def pools(answer: GetFleetResponse) -> list[Row]:
 def endpoints(answer: GetFleetResponse, *, pickers: int) -> list[Row]:
     """Return one row per pool and endpoint.
 
-    The requests in flight are unknown (``None``) while no picker is connected to report them.
+    ``in_flight`` is ``None`` (unknown) while no picker is connected.
     """
     return [
         {
@@ -71,7 +71,7 @@ def endpoints(answer: GetFleetResponse, *, pickers: int) -> list[Row]:
 
 
 def clients(answer: GetStatusResponse) -> list[Row]:
-    """Return one row per connected client, with its resource types inside."""
+    """Return one row per connected client, with its resource types nested."""
     return [
         {
             "client": client.node,
@@ -98,7 +98,7 @@ def clients(answer: GetStatusResponse) -> list[Row]:
 
 
 def client_state(client: ClientStatus) -> str:
-    """Sum a client up: the worst state of its types; ``NOT_SENT`` alone is no fault."""
+    """Return the worst state of a client's types; ``NOT_SENT`` counts as ``SYNCED``."""
     states = {one.state for one in client.types}
     return next((state for state in ("NACKED", "STALE") if state in states), "SYNCED")
 
@@ -119,7 +119,7 @@ def revisions(found: Iterable[Revision]) -> list[Row]:
 
 
 def status(answer: GetStatusResponse) -> Row:
-    """Return the control server's state with its clients."""
+    """Return the state of the control server and its clients."""
     return {
         "revision": answer.revision,
         "settled": answer.settled,
@@ -158,7 +158,7 @@ def change(result: ChangeResult, *, dry_run: bool) -> Row:
 
 
 def moment(unix_ms: int) -> str:
-    """Write a time as UTC, to the second."""
+    """Format a Unix time in milliseconds as UTC, to the second."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 

@@ -1,4 +1,4 @@
-"""How a command fails: one sentence on stderr and an exit code."""
+"""Exit codes and the error of a failed command: one sentence on stderr and a code."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ OK: Final = 0
 FAILED: Final = 1
 """The operation failed or was refused."""
 USAGE: Final = 2
-"""The command line itself was wrong."""
+"""The command line is invalid."""
 
 
 class CliError(Exception):
-    """A failure that the caller can act on; its text says what to do next."""
+    """A failure of a command; the message says what to do next."""
 
     def __init__(self, message: str, code: int = FAILED) -> None:
         super().__init__(message)

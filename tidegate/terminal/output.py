@@ -1,4 +1,4 @@
-"""Printing: tables for people, JSON and YAML for programs."""
+"""Output of commands: tables for people, JSON and YAML for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 PIPED_WIDTH: Final = 100
-"""Columns where the output is no terminal: a log or a pipe."""
+"""Width in columns if the output is a file or a pipe."""
 UNKNOWN: Final = "-"
 
 
@@ -28,7 +28,7 @@ class Output(StrEnum):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console that writes colours to a terminal only."""
+    """Return a console for stdout or stderr; it uses colours only on a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(
         file=stream,
@@ -39,7 +39,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def cell(value: object) -> str:
-    """Write a value for a table; unknown is ``-``, never 0."""
+    """Format a value for a table; an unknown value is ``-``, never 0."""
     if value is None or value == "":
         return UNKNOWN
     if isinstance(value, bool):
@@ -52,7 +52,7 @@ def cell(value: object) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
-    """Build a plain table; a column whose name starts with ``#`` is aligned to the right."""
+    """Build a borderless table; columns whose name starts with ``#`` are right-aligned."""
     built = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for column in columns:
         built.add_column(
@@ -67,7 +67,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
 
 
 def emit(data: Any, tables: Iterable[Table | str], output: Output) -> None:
-    """Print ``data`` as JSON or YAML, or else the tables that show the same."""
+    """Print ``data`` as JSON or YAML, or ``tables`` if the format is ``table``."""
     if output is Output.JSON:
         import json
 
@@ -86,7 +86,7 @@ def emit(data: Any, tables: Iterable[Table | str], output: Output) -> None:
 
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
-    """Show that something is awaited, on a terminal only."""
+    """Show a spinner with ``text`` during the block; on a terminal only."""
     out = console(stderr=True)
     if not out.is_terminal:
         yield

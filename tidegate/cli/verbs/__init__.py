@@ -1,1 +1,1 @@
-"""The verbs of the command line, one family per module."""
+"""The verbs of the command line, one group per module."""

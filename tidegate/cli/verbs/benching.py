@@ -1,4 +1,4 @@
-"""``bench``: measure Tidegate beside its peers, from a checkout."""
+"""``bench``: measure Tidegate and other routers; needs a checkout."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[SUITE]...",
-            help="throughput, overhead, picker, fleet, real, control, scale; default: all.",
+            help="Suites: throughput, overhead, picker, fleet, real, control, scale; default: all.",
         ),
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full/--quick", help="The long form: two hours, not minutes.")
+        bool, typer.Option("--full/--quick", help="Long form (hours) or short form (minutes).")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Results and report; default: build/bench."),
+        typer.Option("--out", metavar="DIR", help="Folder of results; default: build/bench."),
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option("--seeds", min=1, max=100, help="Seeds 0 to N-1; default 1, long form 3."),
+        typer.Option("--seeds", min=1, max=100, help="Seeds 0 to N-1; default: 1, with --full 3."),
     ] = None,
     contenders: Annotated[
-        str, typer.Option("--contenders", metavar="A,B,...", help="Only these routers.")
+        str, typer.Option("--contenders", metavar="A,B,...", help="Routers; default: all.")
     ] = "",
     workloads: Annotated[
-        str, typer.Option("--workloads", metavar="A,B,...", help="Only these of the suite fleet.")
+        str,
+        typer.Option("--workloads", metavar="A,B,...", help="Workloads of `fleet`; default: all."),
     ] = "",
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=2, help="Length of a run of the suite fleet.")
+        float | None,
+        typer.Option("--seconds", min=2, help="Length of one run of `fleet`, seconds."),
     ] = None,
     scale: Annotated[
         float | None,
-        typer.Option("--scale", min=0.1, max=100, help="Emulated seconds per second, same suite."),
+        typer.Option("--scale", min=0.1, max=100, help="Emulated seconds per second in `fleet`."),
     ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Drop runs of the suite fleet that are there already.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard stored runs of `fleet`.")] = False,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Write the report of earlier results anew.")
+        bool, typer.Option("--report-only", help="Measure nothing; rewrite the report.")
     ] = False,
     docs: Annotated[
         Path | None,
-        typer.Option("--docs", metavar="FILE", help="Write the results into this page as well."),
+        typer.Option("--docs", metavar="FILE", help="Also write the results into this page."),
     ] = None,
 ) -> None:
-    """Measure Tidegate and other routers side by side, and report (docs/reports/performance.md)."""
+    """Measure Tidegate and other routers and write a report. Needs a checkout."""
     run = laboratory.load("bench.run", "bench", "make bench")
     try:
         options = run.Options(

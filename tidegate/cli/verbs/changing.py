@@ -32,7 +32,7 @@ MAX_WEIGHT = 2**32 - 1
 
 def apply(
     fleet: Annotated[
-        str, typer.Option("--file", "-f", metavar="FLEET", help="The fleet file; `-` reads stdin.")
+        str, typer.Option("--file", "-f", metavar="FLEET", help="Fleet file; `-` reads stdin.")
     ],
     reason: ReasonOption = "",
     author: AuthorOption = "",
@@ -42,7 +42,7 @@ def apply(
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Put a fleet file in force as one new revision."""
+    """Apply a fleet file as one new revision."""
     from tidegate.cli.verbs.files import read_text
     from tidegate_api.admin.v1.admin_pb2 import ApplyRequest
 
@@ -51,14 +51,17 @@ def apply(
     request = ApplyRequest(fleet=text, source=source, options=change.to_proto())
     perform(change, output, lambda stub, bound: stub.Apply(request, timeout=bound))
     if dry_run:
-        _asked_of_envoy(text, source)
+        _validate_with_envoy(text, source)
 
 
 def weight(
-    pool: Annotated[str, typer.Argument(help="The pool.")],
+    pool: Annotated[str, typer.Argument(help="Name of the pool.")],
     weights: Annotated[
         list[str],
-        typer.Argument(metavar="VARIANT=W...", help="Variants not named keep their weight."),
+        typer.Argument(
+            metavar="VARIANT=W...",
+            help="Weights, whole numbers from 0; variants that are not named keep theirs.",
+        ),
     ],
     reason: ReasonOption = "",
     author: AuthorOption = "",
@@ -68,7 +71,7 @@ def weight(
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Set how a pool's requests are shared among its variants (canary)."""
+    """Set the traffic weights of a pool's variants, for example for a canary."""
     from tidegate_api.admin.v1.admin_pb2 import SetWeightsRequest
 
     change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
@@ -79,7 +82,7 @@ def weight(
 
 
 def drain(
-    endpoint: Annotated[str, typer.Argument(help="Endpoint id, or POOL/ID for one pool only.")],
+    endpoint: Annotated[str, typer.Argument(help="Endpoint id in all pools, or POOL/ID in one.")],
     reason: ReasonOption = "",
     author: AuthorOption = "",
     dry_run: DryRunOption = False,
@@ -88,13 +91,13 @@ def drain(
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Give a replica no new work and wait until what runs on it has ended."""
+    """Send no new requests to a replica; requests in flight finish."""
     change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
     _set_draining(endpoint, draining=True, change=change, output=output)
 
 
 def undrain(
-    endpoint: Annotated[str, typer.Argument(help="Endpoint id, or POOL/ID for one pool only.")],
+    endpoint: Annotated[str, typer.Argument(help="Endpoint id in all pools, or POOL/ID in one.")],
     reason: ReasonOption = "",
     author: AuthorOption = "",
     dry_run: DryRunOption = False,
@@ -103,13 +106,13 @@ def undrain(
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Take a drained replica into use again."""
+    """Return a drained replica to service."""
     change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
     _set_draining(endpoint, draining=False, change=change, output=output)
 
 
 def rollback(
-    revision: Annotated[int, typer.Argument(min=1, help="Its fleet becomes a new revision.")],
+    revision: Annotated[int, typer.Argument(min=1, help="Revision to restore.")],
     reason: ReasonOption = "",
     author: AuthorOption = "",
     dry_run: DryRunOption = False,
@@ -118,7 +121,7 @@ def rollback(
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Put the fleet of an earlier revision in force again."""
+    """Apply the fleet of an earlier revision as a new revision."""
     from tidegate_api.admin.v1.admin_pb2 import RollbackRequest
 
     change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
@@ -127,16 +130,17 @@ def rollback(
 
 
 def parse_weights(words: list[str]) -> dict[str, int]:
-    """Read ``VARIANT=W`` words.
+    """Parse arguments of the form ``VARIANT=W``.
 
     Raises:
-        typer.BadParameter: a word is no weight, or names a variant twice.
+        typer.BadParameter: An argument is not of this form, its weight exceeds ``MAX_WEIGHT``,
+            or a variant is named twice.
     """
     weights: dict[str, int] = {}
     for word in words:
         variant, equals, number = word.partition("=")
         if not variant or not equals or not number.isascii() or not number.isdigit():
-            raise typer.BadParameter(f"{word!r} is no weight; write VARIANT=W, e.g. canary=10")
+            raise typer.BadParameter(f"{word!r} is not a weight; write VARIANT=W, e.g. canary=10")
         if int(number) > MAX_WEIGHT:
             raise typer.BadParameter(f"{word!r}: a weight is at most {MAX_WEIGHT}")
         if variant in weights:
@@ -146,19 +150,19 @@ def parse_weights(words: list[str]) -> dict[str, int]:
 
 
 def outcome_lines(result: ChangeResult, change: ChangeFlags) -> list[str]:
-    """Say what a change did, one fact per line."""
+    """Return the report of a change, one fact per line."""
     if not result.changes:
         return [f"nothing to change; revision {result.revision} is in force"]
     lines = [f"  {one}" for one in result.changes]
     if change.dry_run:
-        return ["dry run, nothing was changed; this would change:", *lines]
+        return ["dry run, nothing was changed; apply would change:", *lines]
     lines.insert(0, f"revision {result.revision}:")
     if result.channels:
         lines.append(f"sent over {', '.join(result.channels)}")
     if not change.wait:
-        lines.append("not waited for; follow it with `tidegate status`")
+        lines.append("did not wait for clients; follow the change with `tidegate status`")
     elif not result.clients:
-        lines.append("no client is connected; each takes the change when it connects")
+        lines.append("no client is connected; clients receive the change when they connect")
     else:
         took = f" in {result.elapsed_ms:.0f} ms" if result.HasField("elapsed_ms") else ""
         lines.append(f"acknowledged by {result.acked} of {result.clients} clients{took}")
@@ -170,34 +174,34 @@ def outcome_lines(result: ChangeResult, change: ChangeFlags) -> list[str]:
 
 
 def failure(result: ChangeResult, change: ChangeFlags) -> CliError | None:
-    """Tell what keeps a waited-for change from being everywhere, ``None`` when nothing does."""
+    """Return why a change with ``--wait`` is not applied everywhere, or ``None`` if it is."""
     if change.dry_run or not change.wait or not result.changes:
         return None
     if result.outcome == "abandoned":
         return CliError(
-            f"revision {result.revision} was refused and is not in force; the last good fleet is "
-            "back as a new revision, see `tidegate status` and `tidegate history`"
+            f"revision {result.revision} was rejected and is not in force; the last good fleet is "
+            "restored as a new revision, see `tidegate status` and `tidegate history`"
         )
     if result.problems:
         names = ", ".join(sorted({one.client for one in result.problems}))
         return CliError(
-            f"revision {result.revision} is not in force everywhere: {names} did not take it; "
-            "see `tidegate status`, and `tidegate rollback` to go back"
+            f"revision {result.revision} is not in force everywhere: {names} did not accept it; "
+            "see `tidegate status`; `tidegate rollback` restores an earlier revision"
         )
     if result.acked < result.clients:
         return CliError(
             f"{result.acked} of {result.clients} clients have acknowledged revision "
-            f"{result.revision} after {change.timeout_s:g} s; the change goes on, follow it with "
-            "`tidegate status`"
+            f"{result.revision} after {change.timeout_s:g} s; the change continues, follow it "
+            "with `tidegate status`"
         )
     return None
 
 
-def _asked_of_envoy(text: str, source: str) -> None:
-    """Let an Envoy of this machine, if there is one, check a fleet that the server took.
+def _validate_with_envoy(text: str, source: str) -> None:
+    """Validate a fleet that the server accepted with the installed Envoy, if there is one.
 
     Raises:
-        CliError: Envoy refuses it.
+        CliError: Envoy rejects it.
     """
     from tidegate.cli import envoy_check
     from xds_server.fleet.load import FleetError, load_text
@@ -207,7 +211,7 @@ def _asked_of_envoy(text: str, source: str) -> None:
         return
     try:
         fleet = load_text(text, source)
-    except FleetError as error:  # this command line and the server are of different versions
+    except FleetError as error:  # the command line and the server have different versions
         raise CliError(str(error)) from error
     envoy_check.hold(fleet, source, binary)
 
@@ -222,7 +226,11 @@ def _set_draining(endpoint: str, *, draining: bool, change: ChangeFlags, output:
 def perform(
     change: ChangeFlags, output: Output, call: Callable[[AdminStub, float], ChangeResult]
 ) -> None:
-    """Make the call, print its outcome, and fail where the change is not everywhere."""
+    """Call the admin API and print the outcome.
+
+    Raises:
+        CliError: The call failed, or the change is not applied everywhere (see ``failure``).
+    """
     from tidegate.cli import views
     from tidegate.cli.client import CHANGE_MARGIN_S, admin
     from tidegate.terminal.output import emit, spinner

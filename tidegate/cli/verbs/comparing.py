@@ -1,4 +1,4 @@
-"""``diff``: what differs between revisions, or between a file and what is in force."""
+"""``diff``: differences between two revisions, or between a file and the fleet in force."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ from tidegate.terminal.output import Output
 
 def diff(
     old: Annotated[
-        int | None, typer.Argument(min=1, metavar="[OLD]", help="A revision, see history.")
+        int | None,
+        typer.Argument(min=1, metavar="[OLD]", help="Revision; see `tidegate history`."),
     ] = None,
     new: Annotated[
         int | None,
-        typer.Argument(min=1, metavar="[NEW]", help="Another; what is in force if omitted."),
+        typer.Argument(min=1, metavar="[NEW]", help="Revision; default: the one in force."),
     ] = None,
     fleet: Annotated[
         str | None,
         typer.Option(
-            "--file", "-f", metavar="FLEET", help="A fleet file instead; `-` reads stdin."
+            "--file",
+            "-f",
+            metavar="FLEET",
+            help="Compare this fleet file with the fleet in force; `-` reads stdin.",
         ),
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show what differs: two revisions, or what a file would change."""
+    """Show the differences of two revisions, or what a fleet file would change."""
     from tidegate.cli.client import READ_TIMEOUT_S, admin
     from tidegate.cli.verbs.files import read_text
     from tidegate.terminal.output import emit

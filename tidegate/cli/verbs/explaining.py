@@ -1,4 +1,4 @@
-"""``tidegate explain``: why a picker chose as it did."""
+"""``explain``: sampled decisions of a picker, with the price of each candidate."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ MAX_BYTES: Final = 32 * 2**20
 MOST_SHOWN: Final = 64
 ROUNDING: Final = 1e-9
 MOST_ROWS: Final = 16
-"""Candidates in a table; JSON has all."""
+"""Maximum number of candidates in a table; JSON contains all."""
 
 REASONS: Final[Mapping[str, str]] = {
-    "variant": "it belongs to another variant than the one that was drawn",
+    "variant": "it belongs to another variant than the one drawn for the request",
     "protocol": "it has no address for the request's protocol",
     "draining": "it is draining; `tidegate undrain` takes it back",
     "subset": "it is not in the subset that the request's hint allows",
-    "device": "it has not the device that the model requires (the pool's `model_needs`)",
-    "memory": "too little of its GPU memory is free for the model, which it has not loaded",
-    "adapter": "the request's adapter is not loaded there, and the pool requires it",
+    "device": "it lacks the device that the model requires (the pool's `model_needs`)",
+    "memory": "the model is not loaded and its GPU has too little free memory to load it",
+    "adapter": "it has not loaded the request's adapter, which the pool requires",
     "at-limit": "it is at its limit of requests in flight (`per_endpoint_in_flight`)",
-    "ejected": "it is ejected for failures; `/debug/state` of the picker says which",
-    "not-ready": "its readiness probe says no",
+    "ejected": "it is ejected for failures; see `/debug/state` of the picker",
+    "not-ready": "its readiness probe fails",
 }
-"""What the picker's names of filters mean, and what to do."""
+"""Explanation of each filter that removes candidates, by its name in ``/debug/explain``."""
 
 
 def explain(
@@ -46,31 +46,31 @@ def explain(
             "--picker",
             envvar="TIDEGATE_PICKER",
             metavar="HOST:PORT",
-            help="The picker's debug address (its --metrics).",
+            help="Debug address of the picker (`tidegate picker --metrics`).",
         ),
     ] = DEFAULT_PICKER,
     pool: Annotated[
-        str | None, typer.Option("--pool", metavar="NAME", help="Decisions of this pool only.")
+        str | None, typer.Option("--pool", metavar="NAME", help="Only decisions of this pool.")
     ] = None,
     why_not: Annotated[
         str | None,
-        typer.Option("--not", metavar="ENDPOINT", help="Say why this replica was not chosen."),
+        typer.Option("--not", metavar="ENDPOINT", help="Explain why this replica was not picked."),
     ] = None,
     limit: Annotated[
         int,
-        typer.Option("--limit", "-n", min=1, max=MOST_SHOWN, help="At most so many decisions."),
+        typer.Option("--limit", "-n", min=1, max=MOST_SHOWN, help="Maximum number of decisions."),
     ] = 1,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show sampled decisions of a picker: each candidate's price in parts, and who was left out."""
+    """Show sampled decisions of a picker, with each candidate's price and each removal's reason."""
     from tidegate.terminal.output import emit
 
     found = fetch(picker, pool)[:limit]
     if not found:
         of = f" of pool {pool}" if pool else ""
         raise CliError(
-            f"the picker at {picker} has sampled no decision{of} yet; send a request, or look at "
-            "`tidegate get pools` for the names"
+            f"the picker at {picker} has sampled no decision{of} yet; send a request, or see "
+            "`tidegate get pools` for the names of pools"
         )
     if why_not is not None:
         for each in found:
@@ -84,10 +84,10 @@ def explain(
 
 
 def fetch(picker: str, pool: str | None) -> list[dict[str, Any]]:
-    """Return a picker's sampled decisions, the newest first.
+    """Return a picker's sampled decisions, newest first.
 
     Raises:
-        CliError: It cannot be reached, or answers something else.
+        CliError: The picker cannot be reached, or the response is not a list of decisions.
     """
     import http.client
     import json
@@ -114,30 +114,30 @@ def fetch(picker: str, pool: str | None) -> list[dict[str, Any]]:
         found = None
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise CliError(
-            f"{picker} does not answer as a picker (status {response.status}); --picker wants the "
-            "--metrics address of `tidegate picker`"
+            f"{picker} does not answer as a picker (status {response.status}); set --picker to "
+            "the --metrics address of `tidegate picker`"
         )
     return found
 
 
 def answer(decision: Mapping[str, Any], endpoint: str) -> str:
-    """Say in one sentence why a replica was not the pick."""
+    """Return one sentence that explains why a replica was not picked."""
     picked = decision["picked"]
     if endpoint == picked:
-        return "it was the pick"
+        return "it was picked"
     candidates = {each["id"]: each for each in decision["candidates"]}
     if endpoint not in candidates:
         return _left_out(decision["removed"], endpoint)
     if decision["leased"]:
-        return "the sequence's state lives in the pick"
+        return "the picked replica holds the state of the request's sequence"
     if picked not in candidates:
-        return "the pick is not among the candidates that are listed"
+        return "the picked replica is not among the listed candidates"
     return _dearer(candidates[endpoint], candidates[picked])
 
 
 def _left_out(removed: Mapping[str, str] | None, endpoint: str) -> str:
     if removed is None:
-        return "it was no candidate; in so large a pool it is not looked at why"
+        return "it was not a candidate; in a pool of this size the reason is not recorded"
     if endpoint in removed:
         return REASONS.get(removed[endpoint], removed[endpoint])
     return "it was not drawn as a candidate, or the pool has no such replica"
@@ -146,29 +146,30 @@ def _left_out(removed: Mapping[str, str] | None, endpoint: str) -> str:
 def _dearer(other: Mapping[str, Any], pick: Mapping[str, Any]) -> str:
     more = other["price"] - pick["price"]
     if more <= 0.0:
-        return "its price was the same, and chance decided"
+        return "its price was the same; the tie was broken at random"
     ours, theirs = pick["parts"], other["parts"]
     by_part = {
         name: theirs.get(name, 0.0) - ours.get(name, 0.0)
         for name in dict.fromkeys([*theirs, *ours])
     }
-    told = ", ".join(
+    differences = ", ".join(
         f"{name} {part:+.4g}"
         for name, part in sorted(by_part.items(), key=lambda item: -abs(item[1]))
         if abs(part) > ROUNDING
     )
-    lacks = f"; it lacks what is preferred: {', '.join(other['lacks'])}" if other["lacks"] else ""
-    return f"its price is higher by {more:.4g}" + (f" ({told})" if told else "") + lacks
+    lacks = f"; unmet preferences: {', '.join(other['lacks'])}" if other["lacks"] else ""
+    parts = f" ({differences})" if differences else ""
+    return f"its price is higher by {more:.4g}{parts}{lacks}"
 
 
 def _head(decision: Mapping[str, Any]) -> str:
     tokens = decision["tokens"]
-    prompt = "no prompt seen" if tokens is None else f"a prompt of some {tokens:.0f} tokens"
-    held = f", {decision['matched_blocks']} of its {decision['blocks']} blocks held by the pick"
+    prompt = "no prompt seen" if tokens is None else f"a prompt of about {tokens:.0f} tokens"
+    held = f", {decision['matched_blocks']} of its {decision['blocks']} blocks cached by the pick"
     return (
         f"{decision['age_s']:.1f} s ago, pool {decision['pool']}/{decision['variant']}, model "
         f"{decision['model'] or '-'}, {prompt}{held if decision['blocks'] else ''}: policy "
-        f"{decision['policy']} chose {decision['picked']} ({decision['reason']})"
+        f"{decision['policy']} picked {decision['picked']} ({decision['reason']})"
     )
 
 
@@ -177,7 +178,7 @@ def _candidates(decision: Mapping[str, Any]) -> Table:
 
     rows: Sequence[Mapping[str, Any]] = decision["candidates"][:MOST_ROWS]
     return table(
-        ("candidate", "#price", "#behind", "#held", "#pending", "parts"),
+        ("candidate", "#price", "#behind", "#cached", "#pending", "parts"),
         [
             (
                 each["id"],
@@ -200,5 +201,5 @@ def _others(decision: Mapping[str, Any]) -> list[Table | str]:
     removed: Mapping[str, str] | None = decision["removed"]
     if removed:
         rows = [(name, REASONS.get(why, why)) for name, why in list(removed.items())[:MOST_ROWS]]
-        shown.append(table(("left out", "because"), rows))
+        shown.append(table(("removed", "reason"), rows))
     return shown

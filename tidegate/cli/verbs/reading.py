@@ -1,4 +1,4 @@
-"""Verbs that only read: ``get``, ``status``, ``history``."""
+"""Read-only verbs: ``get``, ``status``, ``history``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_LIMIT = 1000
 
 
 class What(StrEnum):
-    """What ``get`` can list."""
+    """Kinds of objects that ``get`` lists."""
 
     POOLS = "pools"
     ENDPOINTS = "endpoints"
@@ -29,16 +29,16 @@ class What(StrEnum):
 
 
 LimitOption = Annotated[
-    int, typer.Option("--limit", "-n", min=1, max=MAX_LIMIT, help="At most so many revisions.")
+    int, typer.Option("--limit", "-n", min=1, max=MAX_LIMIT, help="Maximum number of revisions.")
 ]
 
 
 def get(
-    what: Annotated[What, typer.Argument(help="What to list.")],
+    what: Annotated[What, typer.Argument(help="Kind of objects to list.")],
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List what is in force: pools, endpoints, clients or revisions."""
+    """List the pools, endpoints, clients or revisions of the control server."""
     from tidegate.cli import views
     from tidegate.cli.client import READ_TIMEOUT_S, admin
     from tidegate.terminal.output import emit
@@ -99,7 +99,7 @@ def history(
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List the revisions of the fleet, newest first: who, why, what, and what became of it."""
+    """List revisions of the fleet, newest first, with author, reason, changes and outcome."""
     from tidegate.cli import views
     from tidegate.cli.client import READ_TIMEOUT_S, admin
     from tidegate.terminal.output import emit
@@ -115,7 +115,7 @@ def _sick_table(rows: list[dict[str, Any]]) -> Table:
     from tidegate.terminal.output import table
 
     return table(
-        ("pool", "sick replica", "conditions", "#pickers", "told to all"),
+        ("pool", "sick replica", "conditions", "#pickers", "published"),
         [
             (
                 row["pool"],
@@ -206,7 +206,7 @@ def _messages_table(rows: list[dict[str, Any]]) -> Table:
     from tidegate.terminal.output import table
 
     return table(
-        ("client", "type", "state", "its own words"),
+        ("client", "type", "state", "message"),
         [
             (row["client"], one["type"], one["state"], one["message"])
             for row in rows

@@ -1,4 +1,4 @@
-"""Verbs that stay: ``demo``, ``up``, ``xds``, ``picker``, ``reporter``."""
+"""Verbs that keep running: ``demo``, ``up``, ``xds``, ``picker``, ``reporter``."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import typer
 from tidegate.cli.options import ProtocolOption, XdsProtocol
 
 MIN_REPLICAS = 3
-"""Two stable ones to choose between, and the canary."""
+"""Two replicas of the stable variant and one of the canary."""
 MAX_REPLICAS = 8
 
 
 class LogFormat(StrEnum):
-    """How the services log."""
+    """Log format of the services."""
 
     CONSOLE = "console"
     JSON = "json"
 
 
 class Transport(StrEnum):
-    """What carries the picker's gRPC."""
+    """gRPC server implementation of the picker."""
 
     AUTO = "auto"
     GRPC = "grpc"
@@ -31,7 +31,7 @@ class Transport(StrEnum):
 
 
 class LogLevel(StrEnum):
-    """The least level that is logged."""
+    """Lowest level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -39,12 +39,12 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="How to log (stderr).")]
-LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="Least level to log.")]
-FleetOption = Annotated[Path, typer.Option("--fleet", metavar="FLEET", help="The fleet file.")]
+LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="Log format (on stderr).")]
+LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="Lowest level to log.")]
+FleetOption = Annotated[Path, typer.Option("--fleet", metavar="FLEET", help="Fleet file.")]
 StateOption = Annotated[
     Path | None,
-    typer.Option("--state", metavar="DIR", help="Where revisions are kept; memory if omitted."),
+    typer.Option("--state", metavar="DIR", help="Folder of revisions; default: memory only."),
 ]
 
 
@@ -55,19 +55,21 @@ def demo(
             "--replicas",
             min=MIN_REPLICAS,
             max=MAX_REPLICAS,
-            help="Tritons; the last is the canary.",
+            help="Number of Triton replicas; the last one is the canary.",
         ),
     ] = 3,
     requests: Annotated[
         int,
-        typer.Option("--requests", min=1000, max=1_000_000, help="Scales the traffic."),
+        typer.Option(
+            "--requests", min=1000, max=1_000_000, help="Requests per phase, approximately."
+        ),
     ] = 1000,
     exit_: Annotated[
-        bool, typer.Option("--exit", help="End after the phases; exit 0 only if all held.")
+        bool, typer.Option("--exit", help="Exit after the phases, with 0 if all passed.")
     ] = False,
     protocol: ProtocolOption = XdsProtocol.DELTA,
 ) -> None:
-    """Run the whole system on this machine: real Triton, real Envoy, real traffic."""
+    """Run the whole system on this machine with real Triton, Envoy and traffic."""
     import asyncio
 
     from tidegate.stack.assets import DemoExtraMissingError
@@ -80,7 +82,7 @@ def demo(
         envoy_binary()
     except DemoExtraMissingError as error:
         raise CliError(str(error)) from None
-    # Only now: the demo's clients need the extra to be imported at all.
+    # Imported after the check: the demo's clients import packages of the extra.
     from tidegate.demo.run import DemoOptions, run
 
     options = DemoOptions(
@@ -90,20 +92,22 @@ def demo(
 
 
 def up(
-    fleet: Annotated[Path, typer.Option("--file", "-f", metavar="FLEET", help="The fleet file.")],
+    fleet: Annotated[Path, typer.Option("--file", "-f", metavar="FLEET", help="Fleet file.")],
     ads: Annotated[
-        str, typer.Option("--ads", metavar="HOST:PORT", help="ADS address.")
+        str, typer.Option("--ads", metavar="HOST:PORT", help="ADS address of the control server.")
     ] = "127.0.0.1:18000",
     admin: Annotated[
-        str, typer.Option("--admin", metavar="HOST:PORT", help="Admin address.")
+        str,
+        typer.Option("--admin", metavar="HOST:PORT", help="Admin address of the control server."),
     ] = "127.0.0.1:18010",
     envoy_admin: Annotated[
-        str, typer.Option("--envoy-admin", metavar="HOST:PORT", help="Envoy's own admin page.")
+        str,
+        typer.Option("--envoy-admin", metavar="HOST:PORT", help="Address of Envoy's admin page."),
     ] = "127.0.0.1:19000",
     state: StateOption = None,
     protocol: ProtocolOption = XdsProtocol.DELTA,
 ) -> None:
-    """Start control server, picker and Envoy for replicas that already run; stay up."""
+    """Run a control server, a picker and Envoy for running replicas, until Ctrl-C."""
     import asyncio
 
     from tidegate.cli.verbs.up import UpOptions, run
@@ -122,19 +126,19 @@ def up(
 def xds(
     fleet: FleetOption,
     ads: Annotated[
-        str, typer.Option("--ads", metavar="HOST:PORT", help="Where Envoys and pickers connect.")
+        str, typer.Option("--ads", metavar="HOST:PORT", help="ADS address for Envoys and pickers.")
     ] = "127.0.0.1:18000",
     admin: Annotated[
-        str, typer.Option("--admin", metavar="HOST:PORT", help="Where operators connect.")
+        str, typer.Option("--admin", metavar="HOST:PORT", help="Admin address for this command.")
     ] = "127.0.0.1:18010",
     metrics: Annotated[
-        str, typer.Option("--metrics", metavar="HOST:PORT", help="Where Prometheus scrapes.")
+        str, typer.Option("--metrics", metavar="HOST:PORT", help="Address of Prometheus metrics.")
     ] = "127.0.0.1:18080",
     state: StateOption = None,
     log_format: LogFormatOption = LogFormat.CONSOLE,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
-    """Run the control server: it feeds Envoys and pickers over ADS."""
+    """Run the control server, which configures Envoys and pickers over ADS."""
     from xds_server.__main__ import main
 
     arguments = [
@@ -156,20 +160,21 @@ def picker(
             "--workers",
             min=1,
             max=64,
-            help="Processes that decide as one picker, each on a port of its own, counted up.",
+            help="Worker processes of this picker; worker N listens on the port plus N.",
         ),
     ] = 1,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where Envoys ask.")
+        str, typer.Option("--listen", metavar="HOST:PORT", help="ext_proc address for Envoys.")
     ] = "127.0.0.1:18001",
     xds_: Annotated[
         str, typer.Option("--xds", metavar="HOST:PORT", help="ADS address of the control server.")
     ] = "127.0.0.1:18000",
     metrics: Annotated[
-        str, typer.Option("--metrics", metavar="HOST:PORT", help="Where Prometheus scrapes.")
+        str,
+        typer.Option("--metrics", metavar="HOST:PORT", help="Address of metrics and debug pages."),
     ] = "127.0.0.1:18081",
     name: Annotated[
-        str | None, typer.Option("--id", metavar="NAME", help="Name of this picker, unique.")
+        str | None, typer.Option("--id", metavar="NAME", help="Unique name of this picker.")
     ] = None,
     zone: Annotated[
         str,
@@ -177,21 +182,21 @@ def picker(
             "--zone",
             envvar="TIDEGATE_ZONE",
             metavar="NAME",
-            help="Where this picker stands, for pools that prefer their own zone.",
+            help="Zone of this picker, for pools that prefer replicas of the same zone.",
         ),
     ] = "",
     transport: Annotated[
         Transport,
         typer.Option(
             "--transport",
-            help="What carries gRPC: grpc (grpc.aio), or nghttp2, which costs a third of its CPU"
-            " and needs tidegate\\[fast]; auto is nghttp2 where that is installed.",
+            help="gRPC server: grpc (grpc.aio), or nghttp2, which takes a third of its CPU and"
+            " needs tidegate\\[fast]; auto is nghttp2 if that is installed, else grpc.",
         ),
     ] = Transport.AUTO,
     scrape_interval: Annotated[
         float,
         typer.Option(
-            "--scrape-interval", min=0.05, max=60, help="Seconds between two scrapes of a replica."
+            "--scrape-interval", min=0.05, max=60, help="Interval of scrapes of a replica, seconds."
         ),
     ] = 0.25,
     otlp: Annotated[
@@ -199,18 +204,20 @@ def picker(
         typer.Option(
             "--otlp",
             metavar="HOST:PORT",
-            help="OpenTelemetry collector (OTLP/HTTP, usually port 4318) for spans of decisions;"
-            " needs tidegate\\[otel].",
+            help="OpenTelemetry collector (OTLP/HTTP, usually port 4318) that receives spans of"
+            " decisions; needs tidegate\\[otel]; default: no spans.",
         ),
     ] = None,
     drain: Annotated[
         float,
-        typer.Option("--drain", min=0, max=3600, help="Seconds that streams may take at the end."),
+        typer.Option(
+            "--drain", min=0, max=3600, help="Time for open streams at shutdown, seconds."
+        ),
     ] = 10.0,
     log_format: LogFormatOption = LogFormat.CONSOLE,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
-    """Run a picker: it tells Envoy which replica gets each request."""
+    """Run a picker, which selects the replica of each request for Envoy."""
     from ext_proc.__main__ import main
 
     arguments = [
@@ -232,23 +239,24 @@ def picker(
 
 def reporter(
     endpoint: Annotated[
-        str, typer.Option("--endpoint", metavar="ID", help="Id of the replica in the fleet file.")
+        str,
+        typer.Option("--endpoint", metavar="ID", help="Endpoint id of the replica in the fleet."),
     ],
     pickers: Annotated[
         list[str],
-        typer.Option("--picker", metavar="HOST:PORT", help="A picker; repeat for each."),
+        typer.Option("--picker", metavar="HOST:PORT", help="Address of a picker; repeatable."),
     ],
     metrics: Annotated[
-        str, typer.Option("--metrics", metavar="URL", help="The replica's metrics page.")
+        str, typer.Option("--metrics", metavar="URL", help="Metrics page of the replica.")
     ] = "http://127.0.0.1:8002/metrics",
     interval: Annotated[
         float,
-        typer.Option("--interval", min=0.01, max=10, help="Seconds between two looks."),
+        typer.Option("--interval", min=0.01, max=10, help="Interval of scrapes, seconds."),
     ] = 0.05,
     log_format: LogFormatOption = LogFormat.CONSOLE,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
-    """Run beside a replica: push what its metrics page says to the pickers as it changes."""
+    """Push a replica's metrics to pickers when they change; run it beside the replica."""
     import asyncio
 
     from tidegate.reporter.run import ReporterOptions, run

@@ -1,4 +1,4 @@
-"""``simulate``: routing policies on a fleet in simulated time, from a checkout."""
+"""``simulate``: compare routing policies in simulated time; needs a checkout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_SEEDS = 100
 
 
 class OutputForm(StrEnum):
-    """How the result is printed."""
+    """Output format of the result."""
 
     TABLE = "table"
     JSON = "json"
@@ -35,82 +35,108 @@ def simulate(
     ],
     policies: Annotated[
         str,
-        typer.Option("--policies", metavar="A,B,...", help="Policies, or 'all'; see the docs."),
+        typer.Option("--policies", metavar="A,B,...", help="Policies to compare, or 'all'."),
     ] = DEFAULT_POLICIES,
-    replicas: Annotated[int, typer.Option("--replicas", min=1, max=10_000)] = 8,
+    replicas: Annotated[
+        int, typer.Option("--replicas", min=1, max=10_000, help="Number of replicas.")
+    ] = 8,
     load: Annotated[
         str,
         typer.Option(
-            "--load", metavar="X,...", help="Shares of what least-in-flight sustains, or 'trace'."
+            "--load",
+            metavar="X,...",
+            help="Loads as fractions of the highest rate that least-in-flight sustains, or"
+            " 'trace' for the trace's own arrival times.",
         ),
     ] = "0.65,0.9",
     rate: Annotated[
         str,
-        typer.Option("--rate", metavar="R,...", help="Requests per second, in place of --load."),
+        typer.Option(
+            "--rate", metavar="R,...", help="Rates, requests per second; replaces --load."
+        ),
     ] = "",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=MAX_SEEDS)] = 5,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=MAX_SEEDS, help="Number of seeds, from 0.")
+    ] = 5,
     requests: Annotated[
         int | None,
-        typer.Option("--requests", min=10, max=1_000_000, help="Only the first N, or N generated."),
+        typer.Option(
+            "--requests",
+            min=10,
+            max=1_000_000,
+            help="Number of requests: the first N of a trace, or N generated.",
+        ),
     ] = None,
     against: Annotated[
-        str, typer.Option("--against", metavar="POLICY", help="Compare with it; default: first.")
+        str,
+        typer.Option("--against", metavar="POLICY", help="Baseline; default: the first policy."),
     ] = "",
     slo: Annotated[
         float | None,
-        typer.Option("--slo", min=0.001, help="Limit of a first token, s; default: from prompts."),
+        typer.Option(
+            "--slo", min=0.001, help="TTFT limit, seconds; default: derived from prompt lengths."
+        ),
     ] = None,
-    slow: Annotated[int, typer.Option("--slow", min=0, help="Replicas at half speed.")] = 0,
+    slow: Annotated[int, typer.Option("--slow", min=0, help="Number of half-speed replicas.")] = 0,
     slow_unknown: Annotated[
-        bool, typer.Option("--slow-unknown", help="The fleet file does not say which are slow.")
+        bool, typer.Option("--slow-unknown", help="Hide the capacity of slow replicas.")
     ] = False,
     join_at: Annotated[
-        float | None, typer.Option("--join-at", help="A replica joins cold, at this second.")
+        float | None, typer.Option("--join-at", help="Second at which a cold replica joins.")
     ] = None,
     fail_at: Annotated[
-        float | None, typer.Option("--fail-at", help="A replica dies for 60 s, at this second.")
+        float | None, typer.Option("--fail-at", help="Second at which a replica fails for 60 s.")
     ] = None,
     brake_at: Annotated[
         float | None,
-        typer.Option("--brake-at", help="A replica has a quarter of its speed for 60 s."),
+        typer.Option("--brake-at", help="Second at which a replica drops to 1/4 speed for 60 s."),
     ] = None,
     slow_start: Annotated[
-        float, typer.Option("--slow-start", min=0, help="Ramp window, seconds.")
+        float, typer.Option("--slow-start", min=0, help="Slow-start window, seconds; 0 = off.")
     ] = 0.0,
     telemetry: Annotated[
-        float, typer.Option("--telemetry", min=0, help="Seconds between readings; 0 = none.")
+        float, typer.Option("--telemetry", min=0, help="Telemetry interval, seconds; 0 = none.")
     ] = 1.0,
     telemetry_delay: Annotated[
-        float, typer.Option("--telemetry-delay", min=0, help="Age of a reading on arrival, s.")
+        float,
+        typer.Option("--telemetry-delay", min=0, help="Age of telemetry on arrival, seconds."),
     ] = 0.1,
     freeze_at: Annotated[
-        float | None, typer.Option("--freeze-at", help="Readings stand still from this second on.")
+        float | None, typer.Option("--freeze-at", help="Second from which telemetry is frozen.")
     ] = None,
-    freeze: Annotated[float, typer.Option("--freeze", min=0.1, help="For so many seconds.")] = 30.0,
+    freeze: Annotated[
+        float, typer.Option("--freeze", min=0.1, help="Length of --freeze-at, seconds.")
+    ] = 30.0,
     pickers: Annotated[
-        int, typer.Option("--pickers", min=1, max=64, help="Pickers that share readings only.")
+        int,
+        typer.Option(
+            "--pickers", min=1, max=64, help="Number of pickers; they share only telemetry."
+        ),
     ] = 1,
     cache_blocks: Annotated[
-        int, typer.Option("--cache-blocks", min=1, help="512-token blocks a replica can cache.")
+        int, typer.Option("--cache-blocks", min=1, help="Cache of a replica, 512-token blocks.")
     ] = 3_000,
     prefill_rate: Annotated[
-        float, typer.Option("--prefill-rate", min=1, help="Prompt tokens per second of a replica.")
+        float, typer.Option("--prefill-rate", min=1, help="Prefill rate, tokens per second.")
     ] = 8_000.0,
     warmup: Annotated[
-        float, typer.Option("--warmup", min=0, max=0.99, help="Share not measured at the start.")
+        float, typer.Option("--warmup", min=0, max=0.99, help="Fraction of requests not measured.")
     ] = 0.1,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=256, help="Processes.")] = 1,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, max=256, help="Number of processes.")
+    ] = 1,
     output: Annotated[
-        OutputForm, typer.Option("--output", "-o", help="How to print.")
+        OutputForm, typer.Option("--output", "-o", help="Output format.")
     ] = OutputForm.TABLE,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page (extra: bench).")
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write an HTML page (extra: bench)."),
     ] = None,
     png: Annotated[
-        Path | None, typer.Option("--png", metavar="DIR", help="Write plots (extra: bench).")
+        Path | None, typer.Option("--png", metavar="DIR", help="Write PNG plots (extra: bench).")
     ] = None,
 ) -> None:
-    """Compare routing policies on a trace, through the picker's own code in simulated time."""
+    """Compare routing policies on a trace in simulated time. Needs a checkout."""
     command = laboratory.load("bench.simulate.command", "simulator", "python -m tidegate simulate")
     try:
         if html or png:

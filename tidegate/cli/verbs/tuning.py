@@ -1,4 +1,4 @@
-"""Verbs that tune a pool under traffic: ``breaker``, ``slow-start``, ``shed``."""
+"""Verbs that tune a running pool: ``breaker``, ``slow-start``, ``shed``."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ BREAKER: Final = {
     "retry-percent": "retry_budget_percent",
     "min-retries": "min_retries",
 }
-"""What people write, and the field of ``circuit_breaker`` that it means."""
+"""Name on the command line -> field of ``circuit_breaker``."""
 
 SLOW_START: Final = {
     "window": "window",
     "aggression": "aggression",
     "min": "min_weight_percent",
 }
-"""What people write, and the field of ``slow_start`` that it means."""
+"""Name on the command line -> field of ``slow_start``."""
 
 _FRACTIONAL: Final = {"retry_budget_percent", "window", "aggression", "min_weight_percent"}
 _NUMBER = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|h)?")
@@ -49,10 +49,10 @@ _UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def breaker(
-    pool: Annotated[str, typer.Argument(help="The pool.")],
+    pool: Annotated[str, typer.Argument(help="Name of the pool.")],
     limits: Annotated[
         list[str],
-        typer.Argument(metavar="LIMIT=N...", help=f"Out of {', '.join(BREAKER)}."),
+        typer.Argument(metavar="LIMIT=N...", help=f"Limits: {', '.join(BREAKER)}."),
     ],
     reason: ReasonOption = "",
     author: AuthorOption = "",
@@ -62,24 +62,25 @@ def breaker(
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Set limits of a pool; those not named stay."""
+    """Set circuit-breaker limits of a pool; limits that are not named stay unchanged."""
     from tidegate_api.admin.v1.admin_pb2 import SetBreakerRequest
 
     change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
     request = SetBreakerRequest(
         pool=pool,
         options=change.to_proto(),
-        **parse_settings(limits, BREAKER),  # type: ignore[arg-type]  # whole where they must be
+        **parse_settings(limits, BREAKER),  # type: ignore[arg-type]  # int for integer fields
     )
     perform(change, output, lambda stub, bound: stub.SetBreaker(request, timeout=bound))
 
 
 def slow_start(
-    pool: Annotated[str, typer.Argument(help="The pool.")],
+    pool: Annotated[str, typer.Argument(help="Name of the pool.")],
     ramp: Annotated[
         list[str],
         typer.Argument(
-            metavar="FIELD=N...", help="Out of window (30s), aggression and min (percent)."
+            metavar="FIELD=N...",
+            help="Fields: window (such as 30s), aggression (exponent), min (percent).",
         ),
     ],
     reason: ReasonOption = "",
@@ -90,7 +91,7 @@ def slow_start(
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Set how new replicas of a pool ramp up; fields not named stay."""
+    """Set the slow start of a pool's new replicas; fields that are not named stay unchanged."""
     from tidegate_api.admin.v1.admin_pb2 import SetSlowStartRequest
 
     change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
@@ -101,9 +102,9 @@ def slow_start(
 
 
 def shed(
-    pool: Annotated[str, typer.Argument(help="The pool.")],
+    pool: Annotated[str, typer.Argument(help="Name of the pool.")],
     percent: Annotated[
-        float, typer.Argument(min=0, max=100, help="Share of requests to refuse; 0 = none.")
+        float, typer.Argument(min=0, max=100, help="Percentage of requests to reject; 0 = none.")
     ],
     reason: ReasonOption = "",
     author: AuthorOption = "",
@@ -113,7 +114,7 @@ def shed(
     server: ServerOption = DEFAULT_SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Refuse a share of a pool's requests with 503 (emergency brake)."""
+    """Reject a percentage of a pool's requests with status 503, in an overload."""
     from tidegate_api.admin.v1.admin_pb2 import SetDropOverloadRequest
 
     change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
@@ -122,24 +123,25 @@ def shed(
 
 
 def parse_settings(words: list[str], known: Mapping[str, str]) -> dict[str, float]:
-    """Read ``NAME=N`` words into values by field; only ``window`` takes a unit of time.
+    """Parse arguments of the form ``NAME=N`` into values by field.
+
+    Only ``window`` takes a unit of time (ms, s, m, h); its value is in seconds.
 
     Raises:
-        typer.BadParameter: A word is no setting, names none, or names one twice.
+        typer.BadParameter: An argument is not of this form, its name is not in ``known``, its
+            number is invalid, or a name occurs twice.
     """
     values: dict[str, float] = {}
     for word in words:
         name, equals, text = word.partition("=")
         field = known.get(name)
         if not equals or field is None:
-            raise typer.BadParameter(
-                f"{word!r}: write NAME=N with a name out of {', '.join(known)}"
-            )
+            raise typer.BadParameter(f"{word!r}: write NAME=N; names are {', '.join(known)}")
         if field in values:
             raise typer.BadParameter(f"{name!r} is named twice")
         number = _NUMBER.fullmatch(text)
         if number is None or (number[2] and field != "window"):
-            raise typer.BadParameter(f"{word!r}: {text!r} is no number")
+            raise typer.BadParameter(f"{word!r}: {text!r} is not a number")
         if field in _FRACTIONAL:
             values[field] = float(number[1]) * _UNIT_S[number[2] or "s"]
         elif "." in number[1] or int(number[1]) >= 2**32:

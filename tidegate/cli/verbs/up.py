@@ -1,4 +1,4 @@
-"""``tidegate up``: control server, picker and Envoy for replicas that already run."""
+"""``up``: run a control server, a picker and Envoy for replicas that already run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What ``up`` was asked for; addresses are ``ip:port``."""
+    """Options of ``up``; addresses are ``ip:port``."""
 
     fleet: Path
     ads: str
@@ -43,18 +43,18 @@ class UpOptions:
 
 
 def plan_addresses(fleet: Fleet, options: UpOptions, ports: HeldPorts) -> Addresses:
-    """Return where the parts listen: as the fleet and the options say, the rest on free ports.
+    """Return the listen addresses: from the fleet and the options, the rest on free ports.
 
-    Where the fleet names several pickers, ``up`` starts one picker with a worker at each address.
+    If the fleet names several pickers, ``up`` starts one picker with a worker at each address.
 
     Raises:
-        CliError: the fleet names no picker, or more than one can have workers.
+        CliError: The fleet names no picker, or more than ``MAX_WORKERS``.
     """
     pickers = fleet.pickers.addresses
     if not 1 <= len(pickers) <= MAX_WORKERS:
         raise CliError(
             f"the fleet names {len(pickers)} pickers but `up` starts 1 to {MAX_WORKERS}; start "
-            "the parts yourself with `tidegate xds`, `tidegate picker` and Envoy"
+            "each process yourself with `tidegate xds`, `tidegate picker` and Envoy"
         )
     return Addresses(
         listener=fleet.listener.address,
@@ -70,10 +70,10 @@ def plan_addresses(fleet: Fleet, options: UpOptions, ports: HeldPorts) -> Addres
 
 
 async def run(options: UpOptions) -> int:
-    """Start everything, stay until SIGINT, SIGTERM or a crash; return the exit code.
+    """Start all processes, wait for SIGINT, SIGTERM or a crash, and return the exit code.
 
     Raises:
-        CliError: the fleet file is bad or something did not start.
+        CliError: The fleet file is invalid, or a process did not start.
     """
     text, source = read_text(str(options.fleet))
     try:
@@ -108,7 +108,7 @@ async def _stay(out: Console, stack: LocalStack) -> Crash | None:
         loop.add_signal_handler(number, stop.set)
     out.print(
         f"up: HTTP and gRPC at {stack.http_address}; `tidegate status --server "
-        f"{stack.admin_address}` shows it, edits of {stack.fleet_file} are taken over; "
+        f"{stack.admin_address}` shows the state; edits of {stack.fleet_file} are applied; "
         "Ctrl-C stops",
         markup=False,
     )

@@ -1,4 +1,4 @@
-"""A control server's admin API with canned answers, and a way to run the command line."""
+"""A fake admin API with canned responses, and a fixture that runs the command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FLEET = {
 
 
 class FakeAdmin(AdminServicer):
-    """Answers with what the test put there, and keeps the requests."""
+    """Returns the responses that a test sets and records the requests."""
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
@@ -84,23 +84,23 @@ class FakeAdmin(AdminServicer):
     SetBreaker = SetSlowStart = SetDropOverload = _change
 
     def Diff(self, request: Any, _context: Any) -> api.DiffResponse:  # noqa: N802 - gRPC
-        """Return one difference, none against the fleet in force."""
+        """Return one difference between two revisions, none against the fleet in force."""
         self.requests.append(request)
         changes = ["pool llm removed"] if request.new_revision else []
         return api.DiffResponse(changes=changes)
 
     def GetFleet(self, _request: Any, _context: Any) -> api.GetFleetResponse:  # noqa: N802 - gRPC
-        """Return the fleet with one loaded replica."""
+        """Return the fleet; ``r1`` has three requests in flight."""
         return api.GetFleetResponse(revision=7, fleet_json=json.dumps(FLEET), in_flight={"r1": 3})
 
     def GetStatus(self, _request: Any, _context: Any) -> api.GetStatusResponse:  # noqa: N802 - gRPC
-        """Return the status."""
+        """Return the status that the test set."""
         return self.status
 
     def ListRevisions(  # noqa: N802 - gRPC
         self, request: Any, _context: Any
     ) -> api.ListRevisionsResponse:
-        """Return one revision with many changes."""
+        """Return one revision with five changes."""
         self.requests.append(request)
         one = api.Revision(
             number=7,
@@ -114,7 +114,7 @@ class FakeAdmin(AdminServicer):
 
 @pytest.fixture
 def admin() -> Iterator[FakeAdmin]:
-    """Serve a fake admin API; ``admin.address`` is where."""
+    """Serve a fake admin API at ``admin.address``."""
     fake = FakeAdmin()
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
     add_AdminServicer_to_server(fake, server)
@@ -127,7 +127,7 @@ def admin() -> Iterator[FakeAdmin]:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command line did."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -135,13 +135,13 @@ class Ran:
 
 
 class Run:
-    """Runs command lines in this process."""
+    """Runs commands in this process."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
     def __call__(self, *arguments: str) -> Ran:
-        """Run one and return what it did."""
+        """Run a command and return its exit code and output."""
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         captured = self._capsys.readouterr()
@@ -151,7 +151,7 @@ class Run:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run command lines in a wide terminal that is none."""
+    """Run commands with captured output, 100 columns wide."""
     monkeypatch.delenv("TIDEGATE_SERVER", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
     return Run(capsys)

@@ -1,4 +1,4 @@
-"""The container files agree with each other and publish on loopback only."""
+"""Consistency of the container files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def addresses() -> dict[str, str]:
 
 
 def test_the_fleet_names_the_containers_addresses() -> None:
-    """Every endpoint and picker of the fleet is a container, and every replica is in the fleet."""
+    """The fleet's pickers and endpoints are exactly the containers of pickers and replicas."""
     path = ROOT / "deploy/docker/fleet.yaml"
     fleet = load_text(path.read_text(), str(path))
     at = addresses()
@@ -45,13 +45,13 @@ def test_the_fleet_names_the_containers_addresses() -> None:
 
 
 def test_ports_are_published_on_loopback_only() -> None:
-    """Nothing is reachable from outside this machine."""
+    """Published ports bind 127.0.0.1 only."""
     for service in compose()["services"].values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
 def test_the_services_run_known_verbs_at_known_addresses() -> None:
-    """The image's commands exist, and all parts find the control server."""
+    """Service commands are verbs of the CLI, and name the control server's address."""
     services, at = compose()["services"], addresses()
     verbs = {one.name for one in VERBS}
     assert {services["xds"]["command"][0], services["picker"]["command"][0]} <= verbs
@@ -60,7 +60,7 @@ def test_the_services_run_known_verbs_at_known_addresses() -> None:
 
 
 def test_mounts_exist() -> None:
-    """What is mounted or copied from the repository is there."""
+    """All files that are mounted or copied from the repository exist."""
     for service in compose()["services"].values():
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]

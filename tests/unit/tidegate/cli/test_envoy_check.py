@@ -1,4 +1,4 @@
-"""Asking Envoy what it thinks of a fleet."""
+"""Validation of a fleet by the Envoy binary."""
 
 from __future__ import annotations
 
@@ -18,63 +18,61 @@ FLEET = "pools: [{name: a, match: {models: [m]}, endpoints: [{http: '127.0.0.1:8
 
 
 def envoy(folder: Path, body: str) -> Path:
-    """Write a program that stands in for Envoy."""
+    """Write a shell script that replaces Envoy."""
     binary = folder / "envoy"
     binary.write_text(f"#!/bin/sh\n{body}\n")
     binary.chmod(0o755)
     return binary
 
 
-def test_what_envoy_takes_is_fine(tmp_path: Path) -> None:
-    """It is asked to validate a file that it can read."""
+def test_a_valid_fleet_is_accepted(tmp_path: Path) -> None:
+    """Envoy is called in validate mode with a non-empty file."""
     body = 'test "$1 $2 $3" = "--mode validate --config-path" && test -s "$4"'
     envoy_check.hold(fleet(), "fleet.yaml", envoy(tmp_path, body))
 
 
-def test_a_refusal_is_told_in_envoys_words(tmp_path: Path) -> None:
-    """Its log's decoration is left out."""
+def test_a_rejection_quotes_envoy(tmp_path: Path) -> None:
+    """The error contains Envoy's message without the log prefix."""
     log = "[critical] error initializing configuration '/tmp/b.pb': Invalid path: /ca.crt"
-    with pytest.raises(CliError, match=r"^Envoy refuses fleet.yaml: Invalid path: /ca.crt$"):
+    with pytest.raises(CliError, match=r"^Envoy rejects fleet.yaml: Invalid path: /ca.crt$"):
         envoy_check.hold(fleet(), "fleet.yaml", envoy(tmp_path, f'echo "{log}" >&2; exit 1'))
 
 
-def test_an_envoy_that_cannot_be_asked_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither a missing nor a hanging binary hangs the command."""
+def test_an_unusable_binary_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing binary and one that hangs both raise ``CliError``."""
     with pytest.raises(CliError, match="cannot run"):
         envoy_check.hold(fleet(), "fleet.yaml", tmp_path / "none")
     monkeypatch.setattr(envoy_check, "TIMEOUT_S", 0.05)
-    with pytest.raises(CliError, match="no opinion within"):
+    with pytest.raises(CliError, match="did not finish within"):
         envoy_check.hold(fleet(), "fleet.yaml", envoy(tmp_path, "exec sleep 5"))
 
 
 @pytest.mark.parametrize(
-    ("log", "told"), [("", "it gives no reason"), ("odd\n", "odd"), ("x" * 9999, "x" * 4096)]
+    ("log", "expected"), [("", "no reason given"), ("odd\n", "odd"), ("x" * 9999, "x" * 4096)]
 )
-def test_other_words_are_kept_within_bounds(log: str, told: str) -> None:
-    """Whatever it prints."""
-    assert envoy_check.words(log) == told
+def test_the_reason_of_a_rejection_is_bounded(log: str, expected: str) -> None:
+    """An unknown log is quoted as it is, up to 4096 characters."""
+    assert envoy_check.reason(log) == expected
 
 
-def test_validate_asks_envoy_where_told_to(
+def test_validate_runs_envoy_with_the_option_envoy(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without one that is an error, since it was asked for."""
+    """``validate --envoy`` reports Envoy's result, and fails if Envoy is not installed."""
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET)
     monkeypatch.setattr(envoy_check, "find_envoy", lambda: envoy(tmp_path, "exit 0"))
-    assert "Envoy takes it" in run("validate", str(file), "--envoy").out
+    assert "Envoy accepts it" in run("validate", str(file), "--envoy").out
     monkeypatch.setattr(envoy_check, "find_envoy", lambda: envoy(tmp_path, "echo no >&2; exit 1"))
-    assert f"Envoy refuses {file}: no" in run("validate", str(file), "--envoy").err
+    assert f"Envoy rejects {file}: no" in run("validate", str(file), "--envoy").err
     monkeypatch.setattr(envoy_check, "find_envoy", lambda: None)
-    assert "there is no Envoy here" in run("validate", str(file), "--envoy").err
+    assert "no Envoy is installed" in run("validate", str(file), "--envoy").err
 
 
-def test_a_dry_run_asks_envoy_where_there_is_one(
+def test_a_dry_run_validates_with_an_installed_envoy(
     run: Run, admin: FakeAdmin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The difference is shown in any case."""
+    """The changes are printed even if Envoy rejects the fleet."""
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET)
     apply = ("apply", "-f", str(file), "--dry-run", "--server", admin.address)
@@ -82,4 +80,4 @@ def test_a_dry_run_asks_envoy_where_there_is_one(
     assert run(*apply).code == 0
     monkeypatch.setattr(envoy_check, "find_envoy", lambda: envoy(tmp_path, "echo no >&2; exit 1"))
     ran = run(*apply)
-    assert (ran.code, "would change" in ran.out, "Envoy refuses" in ran.err) == (1, True, True)
+    assert (ran.code, "would change" in ran.out, "Envoy rejects" in ran.err) == (1, True, True)

@@ -1,4 +1,4 @@
-"""The command line as a whole."""
+"""The command line: help, version, exit codes and usage errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("verb", [one.name for one in VERBS])
 def test_every_verb_explains_itself_with_an_example(run: Run, verb: str) -> None:
-    """--help of each verb works without a server and shows an example, without colour codes."""
+    """``--help`` of each verb works without a server and shows an example without colour codes."""
     ran = run(verb, "--help")
     assert ran.code == 0
     assert f"Example: tidegate {verb}" in " ".join(ran.out.replace("│", " ").split())
@@ -25,13 +25,13 @@ def test_every_verb_explains_itself_with_an_example(run: Run, verb: str) -> None
 
 
 def test_no_verb_shows_the_help(run: Run) -> None:
-    """The bare command lists the verbs."""
+    """The command without arguments lists the verbs."""
     ran = run()
     assert "rollback" in ran.out + ran.err
 
 
 def test_the_version_is_printed(run: Run) -> None:
-    """--version names the program and its version."""
+    """``--version`` prints the program's name and version."""
     ran = run("--version")
     assert ran.code == 0
     assert ran.out.startswith("tidegate ")
@@ -54,12 +54,12 @@ def test_the_version_is_printed(run: Run) -> None:
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2(run: Run, arguments: tuple[str, ...]) -> None:
-    """What cannot be understood is refused before anything is done."""
+    """Invalid arguments are rejected with exit code 2."""
     assert run(*arguments).code == 2
 
 
 def test_a_missing_server_is_one_sentence(run: Run) -> None:
-    """Nobody at the address: exit code 1, a sentence with the fix, no traceback."""
+    """No server at the address: exit code 1 and one line with the fix, no traceback."""
     ran = run("status", "--server", "127.0.0.1:1")
     assert ran.code == 1
     assert ran.out == ""
@@ -71,13 +71,13 @@ def test_a_missing_server_is_one_sentence(run: Run) -> None:
 def test_the_server_may_come_from_the_environment(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TIDEGATE_SERVER names the server where --server does not."""
+    """``TIDEGATE_SERVER`` replaces the default of ``--server``."""
     monkeypatch.setenv("TIDEGATE_SERVER", "127.0.0.1:2")
     assert "at 127.0.0.1:2" in run("status").err
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """The help page loads neither gRPC nor pydantic nor numpy, so it is there at once."""
+    """``--help`` imports neither gRPC nor pydantic nor numpy."""
     code = (
         "import sys\n"
         "from tidegate.cli.main import main\n"
@@ -90,7 +90,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_the_module_is_the_command() -> None:
-    """``python -m tidegate`` is the same program."""
+    """``python -m tidegate`` runs the same program."""
     ended = subprocess.run(
         [sys.executable, "-m", "tidegate", "--version"], capture_output=True, text=True, check=True
     )
@@ -100,7 +100,7 @@ def test_the_module_is_the_command() -> None:
 def test_the_demo_without_its_extra_says_what_to_install(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where Triton is not installed the demo names the pip command instead of a traceback."""
+    """Without Triton, the demo fails with the pip command to run, not with a traceback."""
 
     def missing() -> None:
         raise DemoExtraMissingError("Triton")

@@ -1,4 +1,4 @@
-"""The README's fleet is one, and its links lead somewhere."""
+"""The README's example fleet and links are valid."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_the_fleet_of_the_readme_is_valid() -> None:
-    """Whoever copies it gets a fleet."""
+    """The YAML block of the README is a valid fleet."""
     (fleet,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
     assert load_text(fleet, "README.md").pools[0].name == "llm"
 
 
 def test_links_of_the_readme_lead_to_files() -> None:
-    """No link inside the project is dead."""
+    """Every relative link of the README names an existing file."""
     links = re.findall(r"\]\(([^)]+)\)", README)
     assert links
     for link in links:

@@ -1,4 +1,4 @@
-"""The verb ``bench``: how it refuses and how it reports."""
+"""The verb ``bench``: its errors and its report."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tidegate.cli.main import main
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
-    """Run the verb; return its exit code and what it said."""
+    """Run the verb; return its exit code and stderr."""
     with pytest.raises(SystemExit) as ended:
         main(["bench", *args])
     return int(ended.value.code or 0), capsys.readouterr().err
 
 
 def test_an_unknown_suite_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """The refusal names the suites."""
+    """The error names the suites."""
     code, err = run(capsys, "everything")
     assert code == 2
     assert "no suite 'everything'; there are throughput, overhead" in err
@@ -28,7 +28,7 @@ def test_an_unknown_suite_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -
 def test_without_a_checkout_it_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The installed package has no bench."""
+    """Without a checkout the error says to run it from one."""
     monkeypatch.setattr(laboratory, "ROOT", tmp_path)
     code, err = run(capsys)
     assert code == 1
@@ -38,7 +38,7 @@ def test_without_a_checkout_it_says_so(
 def test_a_report_is_written_of_earlier_results(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """``--report-only`` measures nothing."""
+    """``--report-only`` measures nothing and rewrites the report."""
     row = {"mode": "none", "picker_us": 2, "bare_us": 1, "ratio": 2.0, "ours_us": 1}
     suite = {"command": "c", "date": "d", "took_s": 1, "form": "quick", "rows": []}
     suite["rows"] = [{**row, "transport": "grpc", "compiled": False, "exchanges_per_s": 5}]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_a_change_says_what_it_did(run: Run, admin: FakeAdmin) -> None:
-    """Differences, channels, acknowledgements and time are printed."""
+    """Changes, channels, acknowledgements and elapsed time are printed."""
     ran = run("weight", "llm", "canary=10", "--reason", "try", "--server", admin.address)
     assert ran.code == 0
     assert ran.out.splitlines() == [
@@ -39,7 +39,7 @@ def test_a_change_says_what_it_did(run: Run, admin: FakeAdmin) -> None:
 def test_the_author_is_the_user_of_the_shell(
     run: Run, admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without --author the history names the OS user; a nameless user is no failure."""
+    """Without ``--author``, the author is the OS user, or ``unknown`` if that has no name."""
     monkeypatch.setattr(options.getpass, "getuser", lambda: "grace")
     run("undrain", "r1", "--server", admin.address)
 
@@ -54,7 +54,7 @@ def test_the_author_is_the_user_of_the_shell(
 
 @pytest.mark.parametrize(("verb", "draining"), [("drain", True), ("undrain", False)])
 def test_drain_and_undrain(run: Run, admin: FakeAdmin, verb: str, draining: bool) -> None:
-    """Both name the endpoint and the direction."""
+    """Both verbs send the endpoint and the value of ``draining``."""
     assert run(verb, "llm/r1", "--timeout", "5", "--server", admin.address).code == 0
     (request,) = admin.requests
     assert (request.endpoint, request.draining) == ("llm/r1", draining)
@@ -62,7 +62,7 @@ def test_drain_and_undrain(run: Run, admin: FakeAdmin, verb: str, draining: bool
 
 
 def test_rollback_names_the_revision(run: Run, admin: FakeAdmin) -> None:
-    """The revision to go back to reaches the server."""
+    """The request contains the number of the revision."""
     run("rollback", "5", "--no-wait", "--server", admin.address)
     (request,) = admin.requests
     assert request.revision == 5
@@ -70,7 +70,7 @@ def test_rollback_names_the_revision(run: Run, admin: FakeAdmin) -> None:
 
 
 def test_apply_sends_the_files_text(run: Run, admin: FakeAdmin, tmp_path: Path) -> None:
-    """The text goes with the file's name, for error messages."""
+    """The request contains the text and the file name, which error messages quote."""
     file = tmp_path / "fleet.yaml"
     file.write_text("pools: []\n")
     assert run("apply", "-f", str(file), "--server", admin.address).code == 0
@@ -79,21 +79,21 @@ def test_apply_sends_the_files_text(run: Run, admin: FakeAdmin, tmp_path: Path) 
 
 
 def test_apply_reads_stdin(run: Run, admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dash reads the fleet from stdin."""
+    """``-f -`` reads the fleet from stdin."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"pools: []")))
     run("apply", "-f", "-", "--server", admin.address)
     assert admin.requests[0].source == "<stdin>"
 
 
 def test_apply_without_a_file_is_one_sentence(run: Run, tmp_path: Path) -> None:
-    """A file that is not there is named."""
+    """The error names the missing file."""
     ran = run("apply", "-f", str(tmp_path / "none.yaml"))
     assert ran.code == 1
     assert "none.yaml: No such file" in ran.err
 
 
 def test_a_dry_run_changes_nothing_and_does_not_wait(run: Run, admin: FakeAdmin) -> None:
-    """The difference is shown as what would change."""
+    """A dry run prints the changes and does not wait for acknowledgements."""
     ran = run("weight", "llm", "canary=10", "--dry-run", "--server", admin.address)
     assert ran.code == 0
     assert "nothing was changed" in ran.out
@@ -104,14 +104,14 @@ def test_a_dry_run_changes_nothing_and_does_not_wait(run: Run, admin: FakeAdmin)
 
 
 def test_without_waiting_it_says_so(run: Run, admin: FakeAdmin) -> None:
-    """--no-wait tells where to look."""
+    """With ``--no-wait`` the output names ``tidegate status``."""
     ran = run("weight", "llm", "canary=10", "--no-wait", "--server", admin.address)
     assert ran.code == 0
-    assert "not waited for" in ran.out
+    assert "did not wait for clients" in ran.out
 
 
 def test_nothing_to_change_is_no_failure(run: Run, admin: FakeAdmin) -> None:
-    """A change that is in force already is said to be."""
+    """A change without effect exits with 0 and reports the revision in force."""
     admin.result = api.ChangeResult(revision=7)
     ran = run("weight", "llm", "canary=5", "--server", admin.address)
     assert ran.code == 0
@@ -119,7 +119,7 @@ def test_nothing_to_change_is_no_failure(run: Run, admin: FakeAdmin) -> None:
 
 
 def test_without_clients_the_change_is_kept(run: Run, admin: FakeAdmin) -> None:
-    """Nobody is connected: the change holds and waits for them."""
+    """Without connected clients the change succeeds."""
     admin.result = api.ChangeResult(revision=8, changes=["x"])
     ran = run("drain", "r1", "--server", admin.address)
     assert ran.code == 0
@@ -127,7 +127,7 @@ def test_without_clients_the_change_is_kept(run: Run, admin: FakeAdmin) -> None:
 
 
 def test_a_rejection_is_a_failure_in_the_clients_words(run: Run, admin: FakeAdmin) -> None:
-    """Exit code 1, the client's message, and what to do next."""
+    """A rejection exits with 1 and prints the client's message and the next step."""
     admin.result.acked = 1
     admin.result.problems.add(client="envoy-1", state="NACKED", type="RDS", message="bad regex")
     ran = run("weight", "llm", "canary=10", "--server", admin.address)
@@ -137,7 +137,7 @@ def test_a_rejection_is_a_failure_in_the_clients_words(run: Run, admin: FakeAdmi
 
 
 def test_a_late_acknowledgement_is_a_failure(run: Run, admin: FakeAdmin) -> None:
-    """The timeout passed: the change goes on, and the exit code says it is not everywhere."""
+    """A change that is not acknowledged within the timeout exits with 1."""
     admin.result.acked = 1
     admin.result.ClearField("elapsed_ms")
     ran = run("drain", "r1", "--timeout", "1", "--server", admin.address)
@@ -158,7 +158,7 @@ def test_a_late_acknowledgement_is_a_failure(run: Run, admin: FakeAdmin) -> None
 def test_a_refusal_is_the_servers_sentence(
     run: Run, admin: FakeAdmin, code: grpc.StatusCode, text: str
 ) -> None:
-    """The server's words reach stderr, nothing reaches stdout."""
+    """The server's message is printed on stderr; stdout stays empty."""
     admin.error = (code, "" if code is grpc.StatusCode.INTERNAL else text)
     ran = run("weight", "lm", "canary=10", "--server", admin.address)
     assert ran.code == 1
@@ -167,7 +167,7 @@ def test_a_refusal_is_the_servers_sentence(
 
 
 def test_a_change_can_be_read_by_programs(run: Run, admin: FakeAdmin) -> None:
-    """-o json carries the whole outcome."""
+    """``-o json`` prints the complete outcome."""
     ran = run("weight", "llm", "canary=10", "-o", "json", "--server", admin.address)
     answer = json.loads(ran.out)
     assert answer["elapsed_ms"] == 21.4

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def test_two_revisions_are_compared(run: Run, admin: FakeAdmin) -> None:
-    """Each difference is a line."""
+    """Each difference is printed on one line."""
     ran = run("diff", "3", "5", "--server", admin.address)
     assert (ran.code, ran.out.strip()) == (0, "pool llm removed")
     (request,) = admin.requests
@@ -20,14 +20,14 @@ def test_two_revisions_are_compared(run: Run, admin: FakeAdmin) -> None:
 
 
 def test_one_revision_is_compared_with_what_is_in_force(run: Run, admin: FakeAdmin) -> None:
-    """Where nothing differs that is said."""
+    """Without differences the output is "no difference"."""
     assert run("diff", "3", "--server", admin.address).out.strip() == "no difference"
 
 
 def test_a_file_is_compared_without_changing_anything(
     run: Run, admin: FakeAdmin, tmp_path: Path
 ) -> None:
-    """It is a dry run of apply."""
+    """``diff -f`` sends a dry run of ``apply``."""
     file = tmp_path / "fleet.yaml"
     file.write_text("pools: []")
     ran = run("diff", "-f", str(file), "-o", "json", "--server", admin.address)
@@ -37,6 +37,6 @@ def test_a_file_is_compared_without_changing_anything(
 
 
 def test_there_must_be_something_to_compare(run: Run, admin: FakeAdmin) -> None:
-    """Neither a revision nor a file, or both, is a usage error."""
+    """No revision and no file, or both, is a usage error."""
     assert run("diff", "--server", admin.address).code == 2
     assert run("diff", "3", "-f", "x.yaml", "--server", admin.address).code == 2

@@ -1,4 +1,4 @@
-"""The explanation of a picker's decisions."""
+"""The verb ``explain``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCKS = tuple(range(1, 9))
 
 
 def decisions() -> list[dict[str, Any]]:
-    """Return what a real router's sample says, the newest first, as the page has it."""
+    """Return a real router's sampled decisions as ``/debug/explain`` returns them."""
     endpoints = [
         Endpoint(EndpointKey(f"r{n}", 1), "stable", f"10.0.0.{n}:80", None, zone="b" if n else "a")
         for n in range(3)
@@ -39,29 +39,29 @@ def decisions() -> list[dict[str, Any]]:
     router.set_pools({"llm": pool}, 0.0)
     request = Request("llm", None, "http", Features(Form.GENERATE, model="m"), BLOCKS, subset=None)
     router.decide(request, 0.0, 0.0)
-    told: list[dict[str, Any]] = orjson.loads(orjson.dumps(router.recent.describe(1.5)))
-    return told[::-1]
+    sampled: list[dict[str, Any]] = orjson.loads(orjson.dumps(router.recent.describe(1.5)))
+    return sampled[::-1]
 
 
 class Page(BaseHTTPRequestHandler):
-    """A picker's debug page."""
+    """Debug page of a picker."""
 
     status = 200
 
     def do_GET(self) -> None:
-        """Answer with the decisions of the pool that is asked for."""
+        """Return the decisions of the requested pool."""
         found = [] if self.path.endswith("pool=none") else decisions()
         self.send_response(self.status)
         self.end_headers()
         self.wfile.write(b"<html>" if self.path.endswith("pool=html") else orjson.dumps(found))
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Discard the access log."""
 
 
 @pytest.fixture
 def picker() -> Iterator[str]:
-    """Return the address of such a page."""
+    """Serve a debug page and return its address."""
     server = HTTPServer(("127.0.0.1", 0), Page)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -69,27 +69,27 @@ def picker() -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
-    # A connection left open is told here, as this test's error, not in a later one.
+    # Report an unclosed connection in this test, not in a later one.
     gc.collect()
 
 
 def test_a_decision_as_a_table(run: Run, picker: str) -> None:
-    """The pick, each price with its parts, who was left out and why not another."""
+    """The table shows the pick, prices by part, removed replicas and the answer to ``--not``."""
     ran = run("explain", "--picker", picker, "--not", "r1")
     assert ran.code == 0, ran.err
-    assert "policy auto chose r0 (least)" in " ".join(ran.out.split())
+    assert "policy auto picked r0 (least)" in " ".join(ran.out.split())
     assert "own_s=" in ran.out
     assert "it is draining" in ran.out
     assert "why not r1? its price is higher by" in ran.out
-    assert "it lacks what is preferred: zone" in " ".join(ran.out.split())
+    assert "unmet preferences: zone" in " ".join(ran.out.split())
 
 
 def test_a_decision_as_json(run: Run, picker: str) -> None:
-    """Programs read the same, with the answer to the question."""
+    """JSON contains the decision and the answer to ``--not``."""
     ran = run("explain", "--picker", picker, "--not", "r9", "-o", "json")
-    (told,) = json.loads(ran.out)
-    assert told["picked"] == "r0"
-    assert told["why_not"] == {
+    (decision,) = json.loads(ran.out)
+    assert decision["picked"] == "r0"
+    assert decision["why_not"] == {
         "endpoint": "r9",
         "answer": "it is draining; `tidegate undrain` takes it back",
     }
@@ -100,7 +100,7 @@ def test_a_decision_as_json(run: Run, picker: str) -> None:
     [("none", "has sampled no decision of pool none yet"), ("html", "does not answer as a picker")],
 )
 def test_nothing_to_explain_is_one_sentence(run: Run, picker: str, pool: str, words: str) -> None:
-    """What to do next stands in it."""
+    """The error is one line that says what to do."""
     ran = run("explain", "--picker", picker, "--pool", pool)
     assert ran.code == 1
     assert words in ran.err
@@ -109,18 +109,18 @@ def test_nothing_to_explain_is_one_sentence(run: Run, picker: str, pool: str, wo
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense:port"])
 def test_no_picker_is_one_sentence(run: Run, address: str) -> None:
-    """The option that names it stands in it."""
+    """The error names the option ``--picker``."""
     ran = run("explain", "--picker", address)
     assert ran.code == 1
     assert "set --picker" in ran.err
 
 
 def test_why_not() -> None:
-    """Each case has its sentence."""
-    (told,) = decisions()
-    assert answer(told, "r0") == "it was the pick"
-    assert "no such replica" in answer(told, "r77")
-    assert "not looked at why" in answer({**told, "removed": None}, "r77")
-    assert "sequence" in answer({**told, "leased": True}, "r1")
-    same = [{**each, "price": 1.0} for each in told["candidates"]]
-    assert "chance decided" in answer({**told, "candidates": same}, "r1")
+    """Each reason for not picking a replica has its own sentence."""
+    (decision,) = decisions()
+    assert answer(decision, "r0") == "it was picked"
+    assert "no such replica" in answer(decision, "r77")
+    assert "the reason is not recorded" in answer({**decision, "removed": None}, "r77")
+    assert "sequence" in answer({**decision, "leased": True}, "r1")
+    same = [{**each, "price": 1.0} for each in decision["candidates"]]
+    assert "at random" in answer({**decision, "candidates": same}, "r1")

@@ -1,4 +1,4 @@
-"""Verbs about files alone."""
+"""The verbs ``validate`` and ``envoy-bootstrap``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pools:
 
 
 def test_a_valid_file_is_summed_up(run: Run, tmp_path: Path) -> None:
-    """Pools and endpoints are counted."""
+    """A valid file prints the number of pools and endpoints."""
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET)
     ran = run("validate", str(file))
@@ -36,7 +36,7 @@ def test_a_valid_file_is_summed_up(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_bad_file_is_told_by_its_line(run: Run, tmp_path: Path) -> None:
-    """The error names file, line and path; exit code 1."""
+    """The error names file, line and field path; the exit code is 1."""
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET.replace("127.0.0.1:8001", "nowhere"))
     ran = run("validate", str(file))
@@ -46,23 +46,23 @@ def test_a_bad_file_is_told_by_its_line(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_schema_is_json(run: Run) -> None:
-    """--schema prints the JSON Schema and wants no file."""
+    """``--schema`` prints the JSON Schema and needs no file."""
     ran = run("validate", "--schema")
     assert ran.code == 0
     assert "pools" in json.loads(ran.out)["properties"]
 
 
 def test_what_is_no_text_is_refused(run: Run, tmp_path: Path) -> None:
-    """Binary rubbish costs one sentence."""
+    """A file that is not UTF-8 is one error with the byte offset."""
     file = tmp_path / "fleet.yaml"
     file.write_bytes(b"pools: \xff")
     ran = run("validate", str(file))
     assert ran.code == 1
-    assert "no UTF-8 text (byte 7)" in ran.err
+    assert "not UTF-8 text (byte 7)" in ran.err
 
 
 def test_a_huge_file_is_not_read(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The size is bounded."""
+    """A file larger than ``MAX_FILE_BYTES`` is rejected."""
     monkeypatch.setattr(files, "MAX_FILE_BYTES", 10)
     file = tmp_path / "fleet.yaml"
     file.write_text("# 10 bytes")
@@ -72,14 +72,14 @@ def test_a_huge_file_is_not_read(run: Run, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_bootstrap_names_its_node(run: Run) -> None:
-    """The bootstrap is YAML with the node's id and both addresses."""
+    """The bootstrap is YAML with the node id."""
     ran = run("envoy-bootstrap", "--node-id", "edge-1", "--xds", "127.0.0.1:18000")
     assert ran.code == 0
     assert yaml.safe_load(ran.out)["node"]["id"] == "edge-1"
 
 
 def test_a_bad_address_is_one_sentence(run: Run) -> None:
-    """A wrong address is refused with its fix."""
+    """An invalid address is an error that names the expected form."""
     ran = run("envoy-bootstrap", "--xds", "nowhere")
     assert ran.code == 1
     assert "host:port" in ran.err

@@ -1,4 +1,4 @@
-"""Verbs that only read."""
+"""Read-only verbs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def test_pools_show_weights_as_shares(run: Run, admin: FakeAdmin) -> None:
-    """Each variant has a line with weight and share."""
+    """Each variant has a line with its weight and share."""
     ran = run("get", "pools", "--server", admin.address)
     assert ran.code == 0
     assert "stable" in ran.out
@@ -24,21 +24,21 @@ def test_pools_show_weights_as_shares(run: Run, admin: FakeAdmin) -> None:
 
 
 def test_endpoints_show_load_and_drain(run: Run, admin: FakeAdmin) -> None:
-    """State and requests in flight are in the table."""
+    """The table shows the state and the requests in flight."""
     rows = run("get", "endpoints", "--server", admin.address).out.splitlines()
     assert " ".join(rows[1].split()) == "r1 llm stable 127.0.0.1:8000 127.0.0.1:8001 in use 3"
     assert " ".join(rows[2].split()) == "r2 llm canary - 127.0.0.1:8011 draining 0"
 
 
 def test_load_is_unknown_without_a_picker(run: Run, admin: FakeAdmin) -> None:
-    """Nobody reports requests in flight: unknown, not 0."""
+    """Without a connected picker, requests in flight are unknown, not 0."""
     del admin.status.clients[1]
     answer = json.loads(run("get", "endpoints", "--server", admin.address, "-o", "json").out)
     assert [row["in_flight"] for row in answer] == [None, None]
 
 
 def test_clients_show_what_they_acknowledged(run: Run, admin: FakeAdmin) -> None:
-    """The worst of a client's types is its state; a type not sent is no fault."""
+    """A client's state is the worst of its types; ``NOT_SENT`` counts as ``SYNCED``."""
     answer = yaml.safe_load(run("get", "clients", "--server", admin.address, "-o", "yaml").out)
     assert [(row["client"], row["state"]) for row in answer] == [
         ("envoy-1", "SYNCED"),
@@ -55,7 +55,7 @@ def test_status_repeats_a_clients_own_words(run: Run, admin: FakeAdmin) -> None:
 
 
 def test_status_says_why_the_file_is_not_in_force(run: Run, admin: FakeAdmin) -> None:
-    """A bad fleet file on disk and a running change are told."""
+    """Status reports an invalid fleet file on disk and a running change."""
     admin.status.file_error = "fleet.yaml:3: pools: missing"
     admin.status.settled = False
     del admin.status.clients[:]
@@ -66,7 +66,7 @@ def test_status_says_why_the_file_is_not_in_force(run: Run, admin: FakeAdmin) ->
 
 
 def test_status_shows_sick_replicas(run: Run, admin: FakeAdmin) -> None:
-    """Where, why, who says so, and whether all are told; nothing where all are well."""
+    """Sick replicas are listed with conditions, pickers and publication; without any, no table."""
     assert "sick" not in run("status", "--server", admin.address).out
     admin.status.sick.add(
         pool="llm", endpoint="r2", conditions=["dead-backend", "ejected"], pickers=2, told=True
@@ -90,7 +90,7 @@ def test_status_shows_sick_replicas(run: Run, admin: FakeAdmin) -> None:
 def test_revisions_show_author_reason_and_time(
     run: Run, admin: FakeAdmin, arguments: tuple[str, ...]
 ) -> None:
-    """A revision's line has who, why and when; long lists of changes are cut."""
+    """A revision shows author, reason and time; long lists of changes are shortened."""
     ran = run(*arguments, "--server", admin.address)
     assert "2023-11-14 22:13:20Z" in ran.out
     assert "ada" in ran.out

@@ -1,4 +1,4 @@
-"""The verb ``simulate``: what it prints, and how it refuses."""
+"""The verb ``simulate``: its output and its errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUICK = ("--policies", "round-robin,oracle", "--seeds", "1", "--rate", "2")
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    """Run the verb; return its exit code and what it printed."""
+    """Run the verb; return its exit code, stdout and stderr."""
     with pytest.raises(SystemExit) as ended:
         main(["simulate", *args])
     out, err = capsys.readouterr()
@@ -23,7 +23,7 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
 
 
 def test_a_trace_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """A Mooncake trace gives one line per policy under the rate."""
+    """The table of a Mooncake trace has one line per policy."""
     trace = FIXTURES / "mooncake-conversation.jsonl"
     code, out, _ = run(capsys, "--trace", str(trace), *QUICK)
     assert code == 0
@@ -33,7 +33,7 @@ def test_a_trace_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_loads_are_shares_of_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a rate the saturation is searched and shown."""
+    """Without ``--rate``, the saturation rate is searched and printed."""
     code, out, _ = run(
         capsys,
         *("--trace", "sessions", "--requests", "80", "--replicas", "2"),
@@ -45,7 +45,7 @@ def test_loads_are_shares_of_what_was_found(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_trace_s_own_pace(capsys: pytest.CaptureFixture[str]) -> None:
-    """``--load trace`` replays as recorded, troubles and all."""
+    """``--load trace`` replays recorded arrival times, with all incidents configured."""
     code, out, _ = run(
         capsys,
         *("--trace", str(FIXTURES / "azure-conversation.csv"), "--load", "trace"),
@@ -58,7 +58,7 @@ def test_the_trace_s_own_pace(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_files_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The page and the plots lie where they were asked for."""
+    """``--html`` and ``--png`` write the page and the plots."""
     page, plots = tmp_path / "page.html", tmp_path / "plots"
     code, _, _ = run(
         capsys,
@@ -93,7 +93,7 @@ def test_files_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 def test_a_wrong_call_is_one_sentence(
     capsys: pytest.CaptureFixture[str], args: tuple[str, ...], code: int, said: str
 ) -> None:
-    """Each mistake ends with its exit code and a line that names it."""
+    """Each usage error has its exit code and one line that names it."""
     ended, _, err = run(capsys, *args)
     assert ended == code
     assert said in err
@@ -103,7 +103,7 @@ def test_a_wrong_call_is_one_sentence(
 def test_without_a_checkout_it_says_where_to_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The installed package has no simulator; the one sentence says so."""
+    """Without a checkout, the error says to run it from one."""
     monkeypatch.setattr(laboratory, "ROOT", tmp_path)
     code, _, err = run(capsys, "--trace", "sessions")
     assert code == 1

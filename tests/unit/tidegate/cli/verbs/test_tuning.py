@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def test_limits_are_sent_by_name(run: Run, admin: FakeAdmin) -> None:
-    """Only what was named is set; 0 is a value."""
+    """Only named limits are set in the request; 0 is a value."""
     ran = run(
         "breaker", "llm", "max-requests=64", "per-endpoint=0", "retry-percent=12.5",
         *("--server", admin.address),
@@ -30,7 +30,7 @@ def test_limits_are_sent_by_name(run: Run, admin: FakeAdmin) -> None:
 
 
 def test_a_ramp_is_sent_in_seconds(run: Run, admin: FakeAdmin) -> None:
-    """Its window may have a unit."""
+    """The window may have a unit and is sent in seconds."""
     run("slow-start", "llm", "window=500ms", "aggression=2", "min=5", "--server", admin.address)
     run("slow-start", "llm", "window=2m", "--server", admin.address)
     first, second = admin.requests
@@ -39,7 +39,7 @@ def test_a_ramp_is_sent_in_seconds(run: Run, admin: FakeAdmin) -> None:
 
 
 def test_the_brake_is_a_percentage(run: Run, admin: FakeAdmin) -> None:
-    """Beyond 100 is a usage error."""
+    """A percentage above 100 is a usage error."""
     assert run("shed", "llm", "12.5", "--server", admin.address).code == 0
     assert run("shed", "llm", "101", "--server", admin.address).code == 2
     (request,) = admin.requests
@@ -47,22 +47,22 @@ def test_the_brake_is_a_percentage(run: Run, admin: FakeAdmin) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("max-requests",), "NAME=N"),
         (("requests=5",), "max-requests"),
         (("max-requests=1", "max-requests=2"), "named twice"),
-        (("max-requests=many",), "no number"),
-        (("max-requests=5s",), "no number"),
+        (("max-requests=many",), "not a number"),
+        (("max-requests=5s",), "not a number"),
         (("max-requests=1.5",), "whole number"),
         (("max-requests=4294967296",), "whole number"),
     ],
 )
 def test_what_is_no_limit_is_told(
-    run: Run, admin: FakeAdmin, words: tuple[str, ...], told: str
+    run: Run, admin: FakeAdmin, words: tuple[str, ...], message: str
 ) -> None:
-    """A usage error says what to write, and nothing is sent."""
+    """An invalid setting is a usage error with the expected form; no request is sent."""
     ran = run("breaker", "llm", *words, "--server", admin.address)
     assert ran.code == 2
-    assert told in ran.err
+    assert message in ran.err
     assert not admin.requests

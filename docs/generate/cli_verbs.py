@@ -43,7 +43,7 @@ def _options(command: Any) -> list[Any]:
 
 
 def _verb(name: str, commands: dict[str, Any]) -> tuple[str, str]:
-    page = {"Run": "run", "Look": "look", "Change": "change"}[
+    page = {"Run": "run", "Inspect": "look", "Change": "change"}[
         next(verb.panel for verb in VERBS if verb.name == name)
     ]
     return f"[{code(name)}](cli-{page}.md#{name})", _summary(commands[name])

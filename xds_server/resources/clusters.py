@@ -54,13 +54,14 @@ from tidegate_api.names import (
     PICKER_CLUSTER,
     ClusterRef,
 )
-from xds_server.fleet.model.fleet import CircuitBreaker, SlowStartSpec
+from xds_server.fleet.model.resilience import CircuitBreaker, SlowStartSpec
 from xds_server.resources.runtime import aggression_key
 from xds_server.resources.secrets import upstream
 from xds_server.resources.sources import ads_source, extension
 
 if TYPE_CHECKING:
-    from xds_server.fleet.model.fleet import HealthSpec, PoolSpec, VariantSpec
+    from xds_server.fleet.model.fleet import PoolSpec, VariantSpec
+    from xds_server.fleet.model.resilience import HealthSpec
 
 _UPSTREAM_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _EDS_FETCH_TIMEOUT = timedelta(seconds=2)

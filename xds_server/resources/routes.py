@@ -44,7 +44,8 @@ from xds_server.resources.pins import header_in, header_is, pins_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from xds_server.fleet.model.fleet import BodyMode, Fleet, PoolSpec, Routing, Shadow, VariantSpec
+    from xds_server.fleet.model.fleet import BodyMode, Fleet, PoolSpec, Routing, VariantSpec
+    from xds_server.fleet.model.resilience import Shadow
 
 _GRPC_SERVICE = "/inference.GRPCInferenceService/"
 _UNARY_INFER = _GRPC_SERVICE + "ModelInfer"

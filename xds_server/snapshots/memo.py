@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from xds_server.fleet.model.fleet import CircuitBreaker, EndpointSpec, VariantMatch
+from xds_server.fleet.model.fleet import EndpointSpec, VariantMatch
+from xds_server.fleet.model.resilience import CircuitBreaker
 from xds_server.resources.clusters import probes_http, variant_cluster
 from xds_server.resources.endpoints import assignment
 from xds_server.resources.listener import listener

@@ -9,7 +9,8 @@ from xds_server.fleet.rules.problem import Location, Problem, repeated
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from xds_server.fleet.model.fleet import Fleet, PoolSpec, Shadow
+    from xds_server.fleet.model.fleet import Fleet, PoolSpec
+    from xds_server.fleet.model.resilience import Shadow
 
 
 def traffic(fleet: Fleet) -> Iterator[Problem]:

@@ -7,15 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from xds_server.fleet.model.fleet import (
-    EndpointSpec,
-    Fleet,
-    HealthSpec,
-    OutlierSpec,
-    PoolSpec,
-    SlowStartSpec,
-    VariantMatch,
-)
+from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec, VariantMatch
+from xds_server.fleet.model.resilience import HealthSpec, OutlierSpec, SlowStartSpec
 
 
 @given(st.floats(min_value=0, max_value=86_400, allow_nan=False))

@@ -1,9 +1,7 @@
 """The fleet as Envoy routes (RDS).
 
-Source: ``envoy/config/route/v3/route_components.proto``. Written with ``xds-protos``: canary
-weights live here and change often.
-
-The order is the meaning, as the first match wins:
+Source: ``envoy/config/route/v3/route_components.proto``, written with ``xds-protos``.
+The first match wins, in this order:
 
 1. *picked*: the picker has named pool and variant; its headers lead straight to the cluster.
 2. *own*: what Envoy answers or forwards without a picker (health, server metadata, refusals of

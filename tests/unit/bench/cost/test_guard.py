@@ -79,3 +79,15 @@ def test_breaking_a_budget_fails_the_run(guard, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(guard, "measure", lambda: {"exchange none": 111})
     assert guard.main() == 1
     assert "exchange none" in capsys.readouterr().out
+
+
+def test_a_budget_without_a_figure_fails_the_run(guard, monkeypatch, tmp_path, capsys):
+    """A renamed measurement does not go unguarded."""
+    monkeypatch.setattr(guard, "BUDGETS", tmp_path / "guard.json")
+    monkeypatch.setattr(sys, "argv", ["guard.py", "--write"])
+    monkeypatch.setattr(guard, "measure", lambda: {"exchange none": 100, "read chat": 50})
+    assert guard.main() == 0
+    monkeypatch.setattr(sys, "argv", ["guard.py"])
+    monkeypatch.setattr(guard, "measure", lambda: {"exchange none": 100})
+    assert guard.main() == 1
+    assert "read chat" in capsys.readouterr().out

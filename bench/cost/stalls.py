@@ -63,14 +63,15 @@ def chores(replicas: int) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
     rng = random.Random(1)  # noqa: S311 - a repeatable load
     router = router_of(replicas)
     registry = CollectorRegistry()
-    metrics = Metrics(registry, in_flight=router.in_flight, reused=router.reuse.tokens)
-    ReplicaMetrics(registry, router.replicas)
+    metrics = Metrics(registry, in_flight=router.registry.in_flight, reused=router.reuse.tokens)
+    ReplicaMetrics(registry, router.registry.replicas)
     logs = service_of(router, registry)
     text = page()
     told = read_all(text, 0.0).readings
+    picks = metrics._picked  # noqa: SLF001 - as picks do
     for number in range(replicas):
         router.registry.observe(f"r{number}", told)
-        for counts in (metrics._prompts, metrics._predicted):  # noqa: SLF001 - as picks do
+        for counts in (picks._prompts, picks._predicted):  # noqa: SLF001 - the same
             counts.add((f"r{number}",))
     for _ in range(replicas):
         turns_of(logs.take(written(ENTRIES, replicas, rng)))
@@ -81,7 +82,7 @@ def chores(replicas: int) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
         "own page": lambda: page_of(registry),
         "debug page": lambda: at_once(lambda: _dump(router)),
         "sweep": lambda: at_once(lambda: router.registry.sweep(2.0)),
-        "report": lambda: at_once(router.in_flight),
+        "report": lambda: at_once(router.registry.in_flight),
     }
 
 

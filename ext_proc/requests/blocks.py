@@ -9,6 +9,7 @@ for one of these only. Only full blocks count: a prompt that grows keeps all its
 from __future__ import annotations
 
 import struct
+from array import array
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,7 @@ MAX_BLOCKS: Final = 2048
 
 _ROW: Final = 16
 """Blocks that are cut at once."""
+_HASH_BYTES: Final = 8
 
 
 def prompt_blocks(features: Features, block_chars: int, limit: int = MAX_BLOCKS) -> tuple[int, ...]:
@@ -84,7 +86,7 @@ def continued(chain: int, data: bytes, size: int, limit: int = MAX_BLOCKS) -> tu
         chains.extend(map(digest, row, seeds))
     last = _cut(size, count - in_rows).unpack_from(data, in_rows * size)
     chains.extend(map(digest, last, seeds))
-    return struct.unpack(f"{count}q", struct.pack(f"{count}Q", *chains[1:]))
+    return struct.unpack_from(f"{count}q", array("Q", chains), _HASH_BYTES)
 
 
 @lru_cache(maxsize=1024)

@@ -118,6 +118,11 @@ def cheapest(prices: Sequence[float], count: int, rng: Rng) -> list[int]:
     order: list[int] = []
     while len(order) < wanted:
         lowest = min(left)
+        if left.count(lowest) == 1:
+            chosen = left.index(lowest)
+            left[chosen] = inf
+            order.append(chosen)
+            continue
         ties = [index for index, price in enumerate(left) if price == lowest]
         while ties and len(order) < wanted:
             chosen = ties.pop(int(random() * len(ties))) if len(ties) > 1 else ties.pop()

@@ -95,24 +95,21 @@ class Auto(Policy):
         stalled = BETA * per_token * len(context.pending) / waiting if waiting else 0.0
         stale, common = now - FRESH_S, _common(context)
         branched = max(context.branched, common)
+        private, copied, seen = 1.0, 0.0, -1
         for candidate, pending, matched in zip(
             context.candidates, context.pending, context.matched, strict=True
         ):
-            slowness, replica, in_flight = (
-                candidate.latency_model.slowness,
-                candidate.replica,
-                candidate.load.in_flight,
-            )
-            price = whole + stalled * pending
-            deep = matched if matched > branched else branched  # noqa: FURB136 - a call costs twice as much here
-            private = tokens - deep * per_block
-            if private > 1.0:
-                price *= private
-            if matched < branched:
-                held = matched if matched > common else common  # noqa: FURB136 - the same
-                price += per_token * (branched - held) * per_block
+            slowness, replica = candidate.latency_model.slowness, candidate.replica
+            if matched != seen:  # most candidates hold as much as the one before: nothing
+                seen = matched
+                private = max(tokens - max(matched, branched) * per_block, 1.0)
+                copied = 0.0
+                if matched < branched:
+                    copied = per_token * (branched - max(matched, common)) * per_block
+            price = (whole + stalled * pending) * private + copied
             if pending:
                 price += delta * pending
+                in_flight = candidate.load.in_flight
                 if pending > in_flight:
                     price += other * (pending - in_flight)
             if replica.first_bytes.due < now:

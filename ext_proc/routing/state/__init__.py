@@ -1,1 +1,1 @@
-"""What a decision reads: pools, candidates, replicas, the ledger, leases."""
+"""The state that decisions read: pools, candidates, replicas, the ledger, leases."""

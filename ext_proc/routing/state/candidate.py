@@ -1,4 +1,4 @@
-"""A replica as one pool, variant and protocol offer it."""
+"""Candidate: a replica as it can be chosen in one pool, by one protocol."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Candidate:
-    """A replica as one pool, variant and protocol offer it."""
+    """A replica as it can be chosen in one pool, under its variant and by one protocol."""
 
     __slots__ = (
         "adapters",
@@ -57,7 +57,7 @@ class Candidate:
         self.latency_model = latency_model
         self.served = served or Served()
         self.position = position
-        """Its place in the pool, stable while the membership is."""
+        """Index of its endpoint in the pool, stable until the pool changes."""
 
     def __repr__(self) -> str:
         return f"<Candidate {self.key.id} {self.address}>"

@@ -1,4 +1,4 @@
-"""What a policy knows of one request and its candidates."""
+"""Scheduling context: the input of a policy for one request."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ if TYPE_CHECKING:
 
 
 class SchedulingContext(Plain):
-    """One request and its eligible candidates; the lists run side by side.
+    """One request and its eligible candidates; the lists are parallel to ``candidates``.
 
     Args:
         request: The request.
         candidates: At least one.
-        variant: Their variant.
+        variant: The variant of the candidates.
         slots: Endpoints in the pool, eligible or not; a candidate's ``position`` is below it.
-        pending: Requests on each replica: ours in flight, and what others have waiting there if
-            known.
+        pending: Requests on each replica: ours in flight, plus those of other clients queued there
+            if known.
         work: Uncached input tokens that we have in flight on each replica.
-        strength: Capacity; above 0.
+        strength: Capacity of each replica, above 0.
         matched: Blocks of the prompt that each replica probably holds, contiguous from the root.
-        blocks: Full blocks of the prompt; 0 = unknown or shorter than one.
-        shared: How many of these are common property (``PrefixIndex.shared_depth``).
-        load_factor: The pool's.
-        tokens: Estimated tokens of the prompt; ``None`` where there is none to be seen.
-        block_tokens: Estimated tokens of one block.
-        latency_model: What the pool's usual replica needs.
+        blocks: Full blocks of the prompt; 0 = unknown or shorter than one block.
+        shared: Leading blocks that are worth a copy on every replica
+            (``PrefixIndex.shared_depth``).
+        load_factor: The pool's setting.
+        tokens: Estimated tokens of the prompt; ``None`` if no prompt was read.
+        block_tokens: Estimated tokens per block.
+        latency_model: The pool's fleet latency model.
         now: Monotonic seconds.
-        rng: Chance.
-        ramp: Ramp factor of each candidate, 1 = warm; ``None`` where all are. The router gives
-            ramping candidates their turns (``slow_start``): policies price them like the others.
-        branched: How many of the blocks belong to several prompts (``PrefixIndex.branched_depth``);
-            0 where the policy does not ask for it (``Policy.copies``).
+        rng: Source of randomness.
+        ramp: Ramp factor of each candidate, 1 = warm; ``None`` if all are warm. The router limits
+            ramping candidates itself (``slow_start``), so policies price them like the others.
+        branched: Leading blocks that belong to several prompts (``PrefixIndex.branched_depth``);
+            0 if the policy does not use them (``Policy.copies``).
     """
 
     __slots__ = (

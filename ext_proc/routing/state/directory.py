@@ -1,4 +1,4 @@
-"""Which pool a request belongs to when its route names none."""
+"""Directory: finds the pool of a request whose route names none."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Directory:
-    """Which pool a request belongs to when no route said so; all questions are O(1).
+    """Finds the pool of a request by header, model, path or protocol; each lookup is O(1).
 
-    Where several pools serve one model, the first by name has it.
+    If several pools serve a model, the first by name is used.
     """
 
     def __init__(self, pools: Sequence[Pool]) -> None:
@@ -40,7 +40,7 @@ class Directory:
                 self.grpc_default = pool.name
 
     def find(self, features: Features, path: str, protocol: Protocol) -> str | Refusal:
-        """Name the pool of a request that no route named; the order is ``Router.pool_for``'s."""
+        """Return the pool of a request, in the order of ``EndpointRegistry.pool_for``."""
         if features.pool is not None:
             if features.pool in self.names:
                 return features.pool

@@ -1,12 +1,13 @@
-"""Sequence leases: a Triton sequence stays on the replica that holds its state.
+"""Sequence leases: keep a Triton sequence on the replica that holds its state.
 
 Rules:
 
-1. A lease names one endpoint identity and one variant. It lives for its pool's idle time after
-   the last request that used it, and not a moment longer: an expired lease is never returned.
-2. It outlives draining (the state is there, and only there), but not its endpoint.
-3. At most ``max_leases`` are kept; beyond them the least recently used one goes, counted in
-   ``evicted``. Its sequence is then routed afresh, and Triton answers the missing start itself.
+1. A lease names one endpoint identity and one variant. It expires when its pool's idle time has
+   passed since the last request that used it; an expired lease is never returned.
+2. It is kept while its endpoint drains, because only that replica holds the state, and is dropped
+   when the endpoint is removed.
+3. At most ``max_leases`` are kept; beyond that the least recently used one is evicted and counted
+   in ``evicted``. Its sequence is then routed afresh, and Triton reports the missing start itself.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MAX_LEASES: Final = 100_000
 
 
 class Lease(NamedTuple):
-    """Where a sequence lives."""
+    """The replica that holds the state of a sequence."""
 
     endpoint: EndpointKey
     variant: str
@@ -33,7 +34,7 @@ class Lease(NamedTuple):
 
 
 class LeaseKey(NamedTuple):
-    """Sequences of different pools never meet."""
+    """Identity of a sequence within its pool; equal ids in different pools are different."""
 
     pool: str
     sequence: SequenceKey
@@ -59,7 +60,7 @@ class Leases:
     """The live leases of this picker.
 
     Args:
-        max_leases: Most leases kept.
+        max_leases: Maximum number of leases kept.
     """
 
     def __init__(self, max_leases: int = MAX_LEASES) -> None:
@@ -79,7 +80,7 @@ class Leases:
         return self._leases.items()
 
     def find(self, key: LeaseKey, now: float) -> Lease | None:
-        """Return the lease of a sequence, ``None`` where it has none or it has expired."""
+        """Return the lease of a sequence, ``None`` if it has none or it has expired."""
         lease = self._leases.get(key)
         if lease is not None and lease.expires <= now:
             del self._leases[key]
@@ -91,7 +92,7 @@ class Leases:
         leases = self._leases
         leases[key] = lease
         leases.move_to_end(key)
-        # At most two leave for one that comes, so expired ones drain without a long pause.
+        # At most two leases are dropped per call, so expired ones drain without a long pause.
         for _ in range(2):
             oldest, candidate = next(iter(leases.items()))
             if candidate.expires <= now:
@@ -105,11 +106,11 @@ class Leases:
                 return
 
     def release(self, key: LeaseKey) -> bool:
-        """End a lease; tell whether there was one."""
+        """End a lease; return whether there was one."""
         return self._leases.pop(key, None) is not None
 
     def drop_endpoint(self, endpoint: EndpointKey) -> int:
-        """End all leases on an endpoint, whose state is gone; return how many."""
+        """End all leases on an endpoint that lost its state; return their number."""
         gone = [key for key, lease in self._leases.items() if lease.endpoint == endpoint]
         for key in gone:
             del self._leases[key]

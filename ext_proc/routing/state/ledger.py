@@ -1,19 +1,19 @@
-"""The ledger: which requests this picker has in flight, and on whom.
+"""The ledger: the requests that this picker has in flight on each endpoint.
 
 Rules:
 
 1. The state is the fold of events. ``apply`` (and its short cuts ``charge`` and ``settle``) is the
-   only way to change it, so whoever replays the same events holds the same ledger.
+   only way to change it, so replaying the same events gives the same ledger.
 2. A ticket settles exactly once. A second settle, or one of an unknown ticket, returns False,
    changes nothing and is counted in ``unmatched``.
 3. Removing an endpoint settles all of its tickets as ``REMOVED``; their later settles fall
    under rule 2.
 4. Requests and work of an endpoint are never negative, and both are exactly 0 when its last
-   ticket settles: no rounding is carried from one busy period to the next.
-5. At most ``max_tickets`` tickets are open. A charge beyond them is refused and counted in
+   ticket settles: no rounding error is carried from one busy period to the next.
+5. At most ``max_tickets`` tickets are open. A charge beyond that is refused and counted in
    ``overflowed``; the request is then routed without being counted.
-6. A load also holds what others sent that tell us of it (``shift``, see ``peers``): it is in
-   ``in_flight`` and ``work``, and ``others`` says how much of it is not ours.
+6. A load also includes the requests of peer workers (``shift``, see ``peers``): they are part of
+   ``in_flight`` and ``work``, and ``others`` counts them separately.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Settled(NamedTuple):
 
 
 class EndpointRemoved(NamedTuple):
-    """An endpoint left for good; if it returns, it has a new incarnation."""
+    """An endpoint was removed; if it is added again, it has a new incarnation."""
 
     key: EndpointKey
 
@@ -54,15 +54,15 @@ LedgerEvent = Charged | Settled | EndpointRemoved
 
 
 class Load:
-    """What one endpoint has in flight; a live view that only the ledger changes."""
+    """Load of one endpoint: a live view that only the ledger changes."""
 
     __slots__ = ("in_flight", "others", "work")
 
     def __init__(self) -> None:
         self.in_flight = 0
-        """Requests."""
+        """Requests in flight."""
         self.others = 0
-        """How many of them are not ours."""
+        """How many of them were sent by peer workers."""
         self.work = 0.0
         """Estimated uncached input tokens of these requests."""
 
@@ -74,7 +74,7 @@ class Ledger:
     """Requests and work in flight per endpoint identity.
 
     Args:
-        max_tickets: Most tickets open at one time.
+        max_tickets: Maximum number of tickets open at one time.
     """
 
     def __init__(self, max_tickets: int = MAX_TICKETS) -> None:
@@ -100,7 +100,7 @@ class Ledger:
     def load(self, key: EndpointKey) -> Load:
         """Return the live load of an endpoint.
 
-        It stays the right one until the endpoint is removed, so hot paths may keep it.
+        The object stays valid until the endpoint is removed, so hot paths may keep it.
         """
         load = self._loads.get(key)
         if load is None:
@@ -108,7 +108,7 @@ class Ledger:
         return load
 
     def ticket(self, ticket_id: int) -> Ticket | None:
-        """Return an open ticket, ``None`` where none has this id."""
+        """Return an open ticket, ``None`` if none has this id."""
         return self._open.get(ticket_id)
 
     def loads(self) -> Iterable[tuple[EndpointKey, Load]]:
@@ -116,7 +116,7 @@ class Ledger:
         return self._loads.items()
 
     def apply(self, event: LedgerEvent) -> bool:
-        """Fold one event into the state.
+        """Apply one event.
 
         Returns:
             Whether anything changed; False for a charge at the bound or of a ticket that is open
@@ -129,7 +129,7 @@ class Ledger:
         return self._remove(event.key)
 
     def charge(self, ticket: Ticket) -> bool:
-        """Fold a ``Charged`` without making the event, for the hot path."""
+        """Apply a ``Charged`` without creating the event, for the hot path."""
         if ticket.id in self._open:
             return False
         if len(self._open) >= self._max_tickets:
@@ -142,7 +142,7 @@ class Ledger:
         return True
 
     def settle(self, ticket_id: int, outcome: Outcome) -> bool:
-        """Fold a ``Settled`` without making the event, for the hot path."""
+        """Apply a ``Settled`` without creating the event, for the hot path."""
         ticket = self._open.pop(ticket_id, None)
         if ticket is None:
             self.unmatched += 1
@@ -154,7 +154,7 @@ class Ledger:
         return True
 
     def shift(self, key: EndpointKey, requests: int, work: float) -> None:
-        """Count so many more requests and so much more work of others; less where below 0."""
+        """Add requests and work of peer workers to an endpoint's load; negative values subtract."""
         load = self.load(key)
         load.others += requests
         load.in_flight += requests

@@ -1,8 +1,8 @@
-"""The pool state: a pool compiled for deciding, so that a decision only reads.
+"""The pool state: a pool's candidates, precomputed so that a decision only reads.
 
-A *replica* is one endpoint identity, shared by all pools it serves; a *candidate* is a replica as
-one pool, variant and protocol offer it. What never changes between two memberships is worked out
-here once.
+A *replica* is one endpoint identity, shared by all pools that list it. A *candidate* is a replica
+as it can be chosen in one pool, under its variant and by one protocol. Everything that stays the
+same until the pool changes is computed here once.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class PoolState:
 
     Args:
         pool: The pool.
-        replicas: What is known of its endpoints; what their requests taught in this pool is
-            kept there, so a new pool state knows it too.
-        latency_model: What the pool's usual replica needs.
+        replicas: The state of its endpoints. It holds their latency models and estimates in this
+            pool, so a new pool state keeps what was learned.
+        latency_model: The pool's fleet latency model.
     """
 
     def __init__(
@@ -45,12 +45,14 @@ class PoolState:
         self.size = len(pool.endpoints)
         only = pool.variants[0] if len(pool.variants) == 1 else None
         self.only = only.name if only is not None and only.weight else None
-        """The one variant, where there is nothing to draw unless a request asks for a version."""
+        """The only variant of the pool, which needs no draw unless a request names a version;
+        ``None`` if there are several or its weight is 0."""
         self._open: dict[tuple[str, Protocol], tuple[Candidate, ...]] = {}
         self._open_by_key: dict[tuple[str, Protocol], dict[EndpointKey, Candidate]] = {}
         self._of: dict[tuple[EndpointKey, Protocol], Candidate] = {}
         self.remembered: dict[tuple[str, Protocol], tuple[Candidate, ...]] = {}
-        """Candidates of a variant that were good and left over (``candidates``)."""
+        """Good candidates left over from the previous decision, by variant and protocol; see
+        ``sampling``."""
         self.keys = frozenset(each.key for each in pool.endpoints)
         self._at: dict[str, EndpointKey] = {}
         protocols: tuple[Protocol, ...] = ("http", "grpc")
@@ -82,7 +84,7 @@ class PoolState:
                 }
 
     def open_candidates(self, variant: str, protocol: Protocol) -> tuple[Candidate, ...]:
-        """Return the candidates of a variant that take new work, in the pool's order."""
+        """Return the candidates of a variant that are not draining, in the pool's order."""
         return self._open.get((variant, protocol), ())
 
     def open_by_key(self, variant: str, protocol: Protocol) -> Mapping[EndpointKey, Candidate]:
@@ -94,5 +96,5 @@ class PoolState:
         return self._of.get((key, protocol))
 
     def at(self, address: str) -> EndpointKey | None:
-        """Return who listens on an ``ip:port``, ``None`` where it is nobody of this pool."""
+        """Return the endpoint of this pool at an ``ip:port``, ``None`` if there is none."""
         return self._at.get(address)

@@ -1,4 +1,4 @@
-"""What the router knows about one endpoint identity beside its membership."""
+"""Replica: the router's state of one endpoint identity."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.reading import Reading
 
 FRESH_S: Final = 2.0
-"""An older reading is unknown: Triton's queue turns over many times in it."""
+"""Age in seconds from which a reading is stale: Triton's queue turns over many times in it."""
 
 MAX_READINGS: Final = 256
-"""Readings kept per replica; one page rarely has more than one per model and version."""
+"""Maximum readings kept per replica; a metrics page rarely has more than one per model and
+version."""
 
 
 class Replica:
-    """What the router knows about one endpoint identity beside its membership."""
+    """The load, latency and readings of one endpoint identity, shared by all pools."""
 
     __slots__ = (
         "busy_until",
@@ -46,33 +47,35 @@ class Replica:
         self.key = key
         self.load = load
         self.first_bytes = PendingFirstBytes()
-        """Requests whose answers have not begun, as far as is known."""
+        """Requests that are still pending their first byte."""
         self.busy_until = float("-inf")
         """The virtual clock: when the prefill that we sent will be done, monotonic seconds."""
         self.latency_models: dict[str, LatencyModel] = {}
-        """What its requests taught, by pool."""
+        """Its latency model in each pool."""
         self.served: dict[str, Served] = {}
-        """How it answered, by pool."""
+        """Estimates of how it answers, by pool."""
         self.kv_used = 0.0
-        """Fullest KV cache that it told of at ``kv_at``."""
+        """Share in use of its fullest KV cache at ``kv_at``, 0..1."""
         self.kv_at = float("-inf")
+        """Monotonic seconds."""
         self.readings: tuple[Reading, ...] = ()
         self.restarted_unix_s: float | None = None
-        """Wall clock of the last restart seen, where its ramp starts again."""
+        """Wall-clock seconds of the last observed restart, at which its ramp starts again."""
         self.others = 0.0
-        """Requests of others that waited in the replica at ``others_at``."""
+        """Requests of other clients queued in the replica at ``others_at``."""
         self.others_at = float("-inf")
         """Monotonic seconds; once ``FRESH_S`` old, ``others`` is unknown."""
         self.heard = False
-        """It has told its numbers at least once."""
+        """It has reported readings at least once."""
         self.silent = False
-        """It told its numbers and then stopped: probably dead, so it is chosen last."""
+        """Its readings have stopped: it is probably dead, so it is chosen last."""
 
     def observe(self, readings: Sequence[Reading]) -> None:
-        """Take a replica's readings in place of the earlier ones.
+        """Replace the replica's readings.
 
-        What waits beyond our own requests in flight at this moment was sent by others. It is a
-        lower bound, as some of ours may be running already, and counts none of ours twice.
+        Queued requests beyond our own requests in flight at this moment are attributed to other
+        clients. This is a lower bound, because some of ours may be running already, and counts
+        none of ours twice.
         """
         self.readings = tuple(readings[:MAX_READINGS])
         self.heard, self.silent = True, False
@@ -87,10 +90,10 @@ class Replica:
         self.kv_used, self.kv_at = max(full, default=(0.0, float("-inf")))
 
     def drain_s(self, now: float, seconds_per_token: float) -> float:
-        """Return the seconds of prefill that stand before a new request.
+        """Return the seconds of prefill before a new request.
 
-        Work in flight bounds what the clock says: what has ended is done, however slow the
-        replica was thought to be.
+        The virtual clock's value is bounded by the work in flight: requests that ended are done,
+        however slow the replica was estimated to be.
         """
         drain = self.busy_until - now
         if drain <= 0.0:
@@ -98,5 +101,5 @@ class Replica:
         return min(drain, self.load.work * seconds_per_token)
 
     def others_queued(self, now: float) -> float | None:
-        """Return the requests of others that wait in the replica, ``None`` where unknown."""
+        """Return the requests of other clients queued in the replica, ``None`` if unknown."""
         return self.others if now - self.others_at < FRESH_S else None

@@ -1,8 +1,8 @@
-"""What each request makes several of: values that cost little to make, compiled or not.
+"""Base class of values that each request creates several of, cheap to create, compiled or not.
 
-They are no dataclasses, as mypyc leaves the constructors of these to the interpreter, and not
-``frozen``, which makes them three times as expensive. All the same nobody changes one that he did
-not make.
+They are not dataclasses, because mypyc leaves the constructors of those to the interpreter, and
+not frozen, because that makes construction three times as expensive. By convention only the code
+that created a value changes it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Self
 
 
 class Plain:
-    """A value: equal to another of its class where all of it is.
+    """A value that is equal to another of the same class if all fields are equal.
 
-    A subclass has ``__slots__``, and its constructor takes each of them under its name.
+    A subclass defines ``__slots__``, and its constructor takes each slot as an argument of the
+    same name.
     """
 
     __slots__: ClassVar[tuple[str, ...]] = ()
@@ -27,16 +28,16 @@ class Plain:
             return NotImplemented
         return self._fields() == other._fields()
 
-    __hash__ = None  # type: ignore[assignment]  # as in a dataclass: equal ones may differ later
+    __hash__ = None  # type: ignore[assignment]  # as in a dataclass: values may be changed
 
     def __repr__(self) -> str:
         fields = ", ".join([f"{name}={value!r}" for name, value in self._fields().items()])
         return f"{type(self).__name__}({fields})"
 
     def changed(self, **values: Any) -> Self:
-        """Return the same but for these fields.
+        """Return a copy with the given fields replaced.
 
         Raises:
-            TypeError: There is no such field.
+            TypeError: A field does not exist.
         """
         return type(self)(**{**self._fields(), **values})

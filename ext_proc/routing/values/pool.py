@@ -1,6 +1,6 @@
-"""Pools, their variants and their endpoints, as the picker knows them.
+"""Pools, their variants and their endpoints, as the control server describes them to the picker.
 
-All are immutable. Unknown is ``None``, never 0.
+All are immutable. Unknown values are ``None``, never 0.
 """
 
 from __future__ import annotations
@@ -28,55 +28,55 @@ BodyMode = Literal["none", "peek", "full"]
 
 
 class EndpointKey(NamedTuple):
-    """Identity of a replica: a restarted or returned one has a new incarnation."""
+    """Identity of a replica; one that is removed and added again has a new incarnation."""
 
     id: str
     incarnation: int
 
 
 class KvEvents(NamedTuple):
-    """Where an endpoint's engines publish what their caches hold."""
+    """Where an endpoint's engines publish the contents of their caches (KV events)."""
 
     address: str
-    """``tcp://ip:port`` of the first; the next ones publish on the next ports."""
+    """``tcp://ip:port`` of the first engine; further engines use the following ports."""
     replay: str | None = None
-    """The same for asking for what was missed."""
+    """``tcp://ip:port`` from which missed events are requested; ``None`` = no replay."""
     engines: int = 1
     topic: str = ""
     model: str = ""
-    """The model that they serve, as requests name it."""
+    """The model that the engines serve, as requests name it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One replica as one pool sees it."""
+    """One replica as configured in one pool."""
 
     key: EndpointKey
     variant: str
     http: str | None
-    """``ip:port`` of its HTTP port, ``None`` where it has none."""
+    """``ip:port`` of its HTTP port, ``None`` if it has none."""
     grpc: str | None
     metrics_url: str | None = None
     capacity: float = 1.0
     zone: str = ""
     draining: bool = False
     joined_unix_s: float | None = None
-    """Wall-clock time at which it joined, where its ramp starts; ``None`` = warm."""
+    """Wall-clock seconds at which it joined and its ramp starts; ``None`` = warm."""
     device: str = ""
-    """What it computes on; empty = unsaid."""
+    """Device that it computes on; empty = unspecified."""
     adapters: frozenset[str] = frozenset()
-    """LoRA adapters that the fleet says are loaded on it."""
+    """LoRA adapters that the fleet file lists as loaded on it."""
     gpu_metrics_url: str | None = None
-    """Page of NVIDIA's DCGM exporter on its host."""
+    """Metrics page of NVIDIA's DCGM exporter on its host."""
     gpus: frozenset[str] = frozenset()
     """Its GPUs on that page, by index or UUID; empty = all."""
     told: tuple[str, ...] = ()
-    """Conditions that pickers found and the control server tells to all."""
+    """Conditions that pickers reported and the control server publishes to all pickers."""
     kv_events: KvEvents | None = None
-    """``None`` = what its cache holds is guessed from what it was sent."""
+    """``None`` = the contents of its cache are estimated from the prompts that it was sent."""
 
     def address(self, protocol: Protocol) -> str | None:
-        """Return the address for ``protocol``, ``None`` where the replica does not speak it."""
+        """Return the address for ``protocol``, ``None`` if the replica does not support it."""
         return self.http if protocol == "http" else self.grpc
 
 
@@ -88,14 +88,14 @@ class Variant:
     weight: int
     model_version: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
-    """Header name (lower case) and value; all must match to pin a request here."""
+    """Header names (lower case) and values; a request that matches all is pinned to the variant."""
     probe_path: str = ""
-    """HTTP path whose 200 says that a replica serves this; empty = replicas are not probed."""
+    """HTTP path on which a ready replica answers 200; empty = replicas are not probed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What the picker knows about one pool."""
+    """The configuration of one pool."""
 
     name: str
     models: frozenset[str] = frozenset()
@@ -106,7 +106,7 @@ class Pool:
     endpoints: tuple[Endpoint, ...] = ()
     policy: str = "auto"
     allow_override: frozenset[str] = frozenset()
-    """Policies that one request may ask for instead of ``policy``."""
+    """Policies that a request may select instead of ``policy``."""
     body: BodyMode = "peek"
     fallbacks: int = 2
     session_header: str = "x-session-id"
@@ -122,28 +122,28 @@ class Pool:
     max_body_bytes: int = 4 * 2**20
     slow_start: SlowStart = USUAL_SLOW_START
     per_endpoint_in_flight: int = 0
-    """Most requests in flight on one endpoint; 0 = no limit."""
+    """Maximum number of requests in flight on one endpoint; 0 = no limit."""
     outlier: Outlier = USUAL_OUTLIER
     probe_interval_s: float = 5.0
     custom_metrics: tuple[CustomMetric, ...] = ()
-    """Series of the replicas' pages that are declared, not known by a dialect."""
+    """Declared series of the replicas' metrics pages that no dialect reads."""
     model_needs: tuple[ModelNeeds, ...] = ()
-    """What single models need of a replica."""
+    """Requirements of individual models on a replica."""
     gpu_weights: GpuWeights = USUAL_WEIGHTS
     learned: LearnedSettings = USUAL_LEARNING
     co_batch_hold_s: float = 0.0
-    """Longest time for which ``co-batch`` lets a request wait for companions; 0 = none waits."""
+    """Maximum seconds that ``co-batch`` holds a request until others join it; 0 = never holds."""
     adapters: AdapterMode = "prefer"
-    """How much it counts that a replica has a request's LoRA adapter loaded."""
+    """Whether a replica with the request's LoRA adapter loaded is ignored, preferred, required."""
     prefer_zone: bool = False
-    """Replicas of the picker's own zone are preferred."""
+    """Prefer replicas in the picker's own zone."""
     spill_factor: float = 1.5
-    """How far above the mean the load of a preferred replica may be."""
+    """Maximum load of a preferred replica, as a multiple of the mean load."""
     repository: bool = False
-    """Ask the replicas' repository index for the state of the pool's models."""
+    """Read the state of the pool's models from the replicas' repository index."""
     gpu_memory_free: float = 0.0
-    """Least free share of a replica's GPU memory, 0..1; 0 = not looked at."""
+    """Minimum free share of a replica's GPU memory, 0..1; 0 = not checked."""
     share: bool = False
-    """Report sick replicas to the control server."""
+    """Report unhealthy replicas to the control server."""
     orca: bool = False
-    """Ask for load reports in answers' headers."""
+    """Request ORCA load reports in the headers of answers."""

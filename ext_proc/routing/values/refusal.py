@@ -1,4 +1,4 @@
-"""Why no endpoint was chosen."""
+"""Refusal: the result of a decision that chose no endpoint."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from enum import StrEnum
 
 
 class RefusalKind(StrEnum):
-    """Why nobody was chosen; the value is the machine-readable reason."""
+    """Reason of a refusal; the value is machine-readable."""
 
     NO_ENDPOINTS = "no-endpoints"
-    """503: no eligible endpoint at all."""
+    """503: no endpoint is eligible."""
     SATURATED = "saturated"
-    """429: all that are eligible are at their in-flight limit."""
+    """429: all eligible endpoints are at their in-flight limit."""
     UNKNOWN_POOL = "unknown-pool"
     """404: no pool of that name."""
     UNKNOWN_MODEL = "unknown-model"
@@ -22,12 +22,12 @@ class RefusalKind(StrEnum):
     BAD_REQUEST = "bad-request"
     """400: the body cannot be read, and only the body names the pool."""
     TOO_LARGE = "too-large"
-    """413: the body is above the pool's bound."""
+    """413: the body exceeds the pool's ``max_body_bytes``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Nobody was chosen."""
+    """No endpoint was chosen."""
 
     kind: RefusalKind
     message: str

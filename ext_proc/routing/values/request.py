@@ -1,6 +1,6 @@
-"""What goes into a decision and what comes out of it. `types` has the other nouns of routing.
+"""Requests: the input of a decision.
 
-Unknown is ``None``, never 0.
+Unknown values are ``None``, never 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SequenceKey(NamedTuple):
 
 
 class Form(StrEnum):
-    """How the request is spoken."""
+    """Protocol form of a request."""
 
     GRPC_INFER = "grpc-infer"
     GRPC_STREAM = "grpc-stream"
@@ -35,10 +35,10 @@ class Form(StrEnum):
     GENERATE_STREAM = "generate-stream"
     OPENAI = "openai"
     MODEL_CALL = "model-call"
-    """A gRPC call about one model (ready, metadata, config, statistics): its body names the model;
-    never priced."""
+    """A gRPC call about one model (ready, metadata, config, statistics), named in its body; never
+    priced."""
     OTHER = "other"
-    """Health, metadata and everything else that is not inference; never priced."""
+    """Health, metadata and other non-inference requests; never priced."""
 
 
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -50,7 +50,7 @@ OTHER: Final = Form.OTHER
 
 
 class Features(Plain):
-    """What a request says about itself, as far as it was read."""
+    """The features read from a request's head and body, as far as the body was read."""
 
     __slots__ = (
         "adapter",
@@ -96,7 +96,7 @@ class Features(Plain):
     ) -> None:
         self.form = form
         self.pool = pool
-        """Named outright by a header."""
+        """The pool that a header names."""
         self.model = model
         self.version = version
         self.request_id = request_id
@@ -113,26 +113,26 @@ class Features(Plain):
         self.streaming = streaming
         self.max_tokens = max_tokens
         self.prompt = prompt
-        """Canonical prompt bytes (UTF-8 text, or little-endian token ids), maybe only their
-        start."""
+        """Canonical prompt bytes: UTF-8 text or little-endian token ids; possibly only a
+        prefix."""
         self.prompt_is_partial = prompt_is_partial
         self.token_ids = token_ids
-        """The prompt is token ids of 32 bits each, not text."""
+        """``prompt`` holds token ids of 32 bits each instead of text."""
 
     @property
     def is_inference(self) -> bool:
-        """Tell whether the request makes the replica work."""
+        """Whether the request is inference, i.e. work for the replica."""
         return self.form is not OTHER and self.form is not MODEL_CALL
 
     @property
     def sequence(self) -> SequenceKey | None:
-        """Return the sequence's identity, ``None`` for a stateless request."""
+        """Identity of the sequence, ``None`` for a stateless request."""
         if self.sequence_id is None:
             return None
         return SequenceKey(self.model or "", self.version or "", self.sequence_id)
 
     def copy(self) -> Features:
-        """Return the same once more, for who then fills in what he has read."""
+        """Return a copy, for the caller to fill in further fields."""
         return Features(
             self.form,
             self.pool,
@@ -156,19 +156,19 @@ class Features(Plain):
 
 
 class Request(Plain):
-    """One decision's input.
+    """The input of one decision.
 
     Args:
         pool: The pool's name.
         variant: The variant already drawn (by Envoy's route or a pin); ``None`` = the router draws
             it.
-        protocol: How the replica is spoken to.
-        features: What the request says.
+        protocol: The protocol between Envoy and the replica.
+        features: The features of the request.
         blocks: Chained hashes of the prompt's full blocks, root first; signed 64-bit integers.
-        block_tokens: Tokens in one of them; ``None`` = estimated from the pool's ``block_chars``.
-        tokens: Tokens of the whole prompt; ``None`` = unknown, so estimated from its length.
+        block_tokens: Tokens per block; ``None`` = estimated from the pool's ``block_chars``.
+        tokens: Tokens of the whole prompt; ``None`` = estimated from its length.
         subset: ``ip:port`` or bare ``ip`` entries that limit the choice; ``None`` = no limit.
-        headers: Request headers by lower-case name; a variant's header pins are read from them.
+        headers: Request headers by lower-case name, read for the header pins of variants.
     """
 
     __slots__ = (

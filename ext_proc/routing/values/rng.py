@@ -1,4 +1,4 @@
-"""The source of randomness that routing takes as an argument."""
+"""Rng: the source of randomness that routing takes as an argument."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Rng(Protocol):
-    """A source of chance; ``random.Random`` is one."""
+    """A source of random numbers, e.g. ``random.Random``."""
 
     def random(self) -> float:
         """Return the next number in [0, 1)."""

@@ -1,4 +1,4 @@
-"""Settings of a pool that shape routing; values only."""
+"""Settings of a pool that affect routing; values only."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ AdapterMode = Literal["ignore", "prefer", "require"]
 
 @dataclass(frozen=True, slots=True)
 class CustomMetric:
-    """A series that the fleet file declares to say something that readings have."""
+    """A series of the replicas' metrics pages that the fleet file maps to a field of readings."""
 
     field: str
-    """Field of ``Reading``."""
+    """Name of the field of ``Reading``."""
     metric: str
     labels: tuple[tuple[str, str], ...] = ()
-    """The series must have these."""
+    """Labels that the series must have."""
     scale: float = 1.0
-    """The value is multiplied by it, e.g. 0.01 for percent."""
+    """Factor applied to the value, e.g. 0.01 for percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ class SlowStart:
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """When a replica that fails is left alone, and for how long; see ``ejection``."""
+    """When a failing replica is ejected, and for how long; see ``ejection``."""
 
     consecutive_failures: int = 3
     interval_s: float = 5.0
-    """Time in which a result loses two thirds of its weight in the share of failures."""
+    """Seconds in which the weight of a result in the failure share falls to 1/e, about a third."""
     base_ejection_s: float = 10.0
     max_percent: int = 50
     failure_percent: float = 50.0
-    """0 = shares eject nobody."""
+    """Failure share that ejects, percent; 0 = no ejection by failure share."""
     latency_factor: float = 0.0
-    """How many times later than its peers' first bytes; 0 = slowness ejects nobody."""
+    """First-byte time that ejects, as a multiple of the peers'; 0 = no ejection by latency."""
     frozen_after_s: float = 30.0
-    """0 = standing still ejects nobody."""
+    """Seconds without progress that eject; 0 = no ejection of frozen replicas."""
 
 
 USUAL_SLOW_START: Final = SlowStart()
@@ -54,20 +54,20 @@ USUAL_OUTLIER: Final = Outlier()
 
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
-    """What a model needs of a replica."""
+    """Requirements of a model on a replica."""
 
     model: str
     memory_bytes: int = 0
-    """GPU memory that must be free where it is not loaded; 0 = not looked at."""
+    """GPU memory that must be free on a replica without the model; 0 = not checked."""
     device: str = ""
-    """The device that it wants; empty = any."""
+    """The device that the model needs or prefers; empty = any."""
     device_required: bool = False
-    """Other devices are never used; otherwise they are only the second choice."""
+    """Whether other devices are excluded; otherwise they are the second choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuWeights:
-    """Weights of ``gpu-composite``; only their ratios count."""
+    """Weights of ``gpu-composite``; only their ratios matter."""
 
     queue: float = 0.4
     gpu: float = 0.3
@@ -77,10 +77,10 @@ class GpuWeights:
 
 @dataclass(frozen=True, slots=True)
 class LearnedSettings:
-    """When ``learned`` may act, and how much it tries out."""
+    """When ``learned`` may decide, and how much it explores."""
 
     min_decisions: int = 10_000
-    """Finished requests between two judgements."""
+    """Minimum number of finished requests between two evaluations."""
     explore: float = 0.01
     """Share of requests on which it tries an alternative, at most 0.02."""
 

@@ -1,4 +1,4 @@
-"""Tickets: the charge of one pick, and how it ends."""
+"""Tickets: the charge of one pick, and its outcome."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Outcome(StrEnum):
     DONE = "done"
     """The HTTP exchange ended; Envoy closed the stream."""
     ABORTED = "aborted"
-    """The stream was lost before the exchange ended as it should."""
+    """The stream was lost before the exchange ended normally."""
     MOVED = "moved"
-    """Another replica served; the charge went on there under a ticket of its own."""
+    """Another replica served the request; the charge continues there under a new ticket."""
     REMOVED = "removed"
-    """The endpoint left while the request ran."""
+    """The endpoint was removed while the request ran."""
     SHUTDOWN = "shutdown"
 
 
@@ -31,18 +31,19 @@ SHUTDOWN: Final = Outcome.SHUTDOWN
 
 
 class Ticket(NamedTuple):
-    """The charge of one pick; it is settled exactly once."""
+    """The charge of one pick, settled exactly once."""
 
     id: int
     endpoint: EndpointKey
     pool: str
     work: float
-    """Estimated input tokens not cached, at least 1."""
+    """Estimated uncached input tokens, at least 1."""
     at: float
+    """When the request was sent, monotonic seconds."""
     prompted: bool = False
-    """The request has a prompt, so ``work`` says how large it is."""
+    """The request has a prompt, so ``work`` reflects its size."""
     drain_s: float | None = None
-    """What stood before it by the replica's virtual clock; ``None`` = its duration teaches
-    nothing."""
+    """Seconds of prefill before the request by the replica's virtual clock; ``None`` = its duration
+    is not learned from."""
     ahead: int = 0
-    """Our requests in flight on the replica when it came."""
+    """Requests in flight on the replica when the request was sent."""

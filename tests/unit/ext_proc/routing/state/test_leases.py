@@ -14,7 +14,7 @@ def key(number: int | str, pool: str = "llm") -> LeaseKey:
 
 
 def test_a_lease_is_found_until_it_expires() -> None:
-    """At its expiry a lease is gone, not a moment later."""
+    """From its expiry on, a lease is not returned."""
     leases = Leases()
     leases.keep(key(1), Lease(A, "stable", 10.0), 0.0)
     assert leases.find(key(1), 9.9) == Lease(A, "stable", 10.0)
@@ -22,8 +22,8 @@ def test_a_lease_is_found_until_it_expires() -> None:
     assert len(leases) == 0
 
 
-def test_kinds_of_ids_and_pools_do_not_meet() -> None:
-    """The integer 1, the text "1" and the 1 of another pool are three sequences."""
+def test_types_of_ids_and_pools_are_kept_apart() -> None:
+    """The integer 1, the string "1" and the 1 of another pool are three sequences."""
     leases = Leases()
     leases.keep(key(1), Lease(A, "stable", 10.0), 0.0)
     assert leases.find(key("1"), 0.0) is None
@@ -31,7 +31,7 @@ def test_kinds_of_ids_and_pools_do_not_meet() -> None:
 
 
 def test_the_number_of_leases_is_bounded() -> None:
-    """Beyond the bound the least recently used lease goes, and is counted."""
+    """Beyond the bound the least recently used lease is evicted and counted."""
     leases = Leases(max_leases=2)
     for number in (1, 2):
         leases.keep(key(number), Lease(A, "stable", 10.0), 0.0)
@@ -44,7 +44,7 @@ def test_the_number_of_leases_is_bounded() -> None:
 
 
 def test_expired_leases_leave_as_new_ones_come() -> None:
-    """The memory of sequences that nobody asks for again is given back."""
+    """Expired leases of abandoned sequences are freed."""
     leases = Leases()
     for number in range(4):
         leases.keep(key(number), Lease(A, "stable", 1.0), 0.0)
@@ -61,7 +61,7 @@ def test_a_lease_that_is_over_when_kept_leaves_nothing() -> None:
 
 
 def test_a_lease_is_released_once() -> None:
-    """Releasing tells whether there was a lease."""
+    """Releasing returns whether there was a lease."""
     leases = Leases()
     leases.keep(key(1), Lease(A, "stable", 10.0), 0.0)
     assert leases.release(key(1))

@@ -1,4 +1,4 @@
-"""The ledger folds events: exactly once, never negative, bounded."""
+"""The ledger: settles exactly once, is never negative, is bounded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ticket(number: int, endpoint: EndpointKey = A, work: float = 10.0) -> Ticket
 
 
 def test_a_charge_counts_request_and_work() -> None:
-    """A charge adds one request and its work to its endpoint alone."""
+    """A charge adds one request and its work to its endpoint only."""
     ledger = Ledger()
     assert ledger.apply(Charged(ticket(1)))
     assert (ledger.load(A).in_flight, ledger.load(A).work) == (1, 10.0)
@@ -59,7 +59,7 @@ def test_removal_settles_all_tickets_of_the_endpoint() -> None:
 
 
 def test_removing_an_unknown_endpoint_changes_nothing() -> None:
-    """An endpoint without an account cannot be removed."""
+    """Removing an endpoint that has no load returns False."""
     assert not Ledger().apply(EndpointRemoved(A))
 
 
@@ -75,7 +75,7 @@ def test_open_tickets_are_bounded() -> None:
 
 
 def test_what_others_have_is_counted_apart() -> None:
-    """It is in the load, and an endpoint with nothing in flight has no work left of it."""
+    """Requests of peers are part of the load; with none in flight their work is exactly 0."""
     ledger = Ledger()
     ledger.charge(ticket(1, work=0.3))
     ledger.shift(A, 3, 0.1 + 0.2)
@@ -87,7 +87,7 @@ def test_what_others_have_is_counted_apart() -> None:
 
 
 def test_repr_says_what_is_open() -> None:
-    """The ledger and a load show their numbers."""
+    """The repr of the ledger and of a load shows their numbers."""
     ledger = Ledger()
     ledger.apply(Charged(ticket(1)))
     assert repr(ledger) == "<Ledger open=1 endpoints=1>"
@@ -132,7 +132,7 @@ def test_it_never_goes_negative_and_balances(events: list[LedgerEvent]) -> None:
 
 @given(EVENTS)
 def test_replay_gives_the_same_state(events: list[LedgerEvent]) -> None:
-    """Whoever folds the same events holds the same ledger."""
+    """Applying the same events to another ledger gives the same state."""
     first, second = Ledger(), Ledger()
     for event in events:
         first.apply(event)

@@ -1,4 +1,4 @@
-"""The pool state and what is known of its replicas."""
+"""The pool state and its replicas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def replica(in_flight: int = 0) -> Replica:
 
 
 def test_what_others_queue_is_beyond_our_own() -> None:
-    """Our own requests in flight are not counted a second time; it is never negative."""
+    """Our own requests in flight are subtracted, and the result is never negative."""
     made = replica(in_flight=3)
     made.observe([Reading(1.0, "m", queued=4.0), Reading(1.0, "n", queued=1.0)])
     assert made.others_queued(1.5) == 2.0
@@ -31,7 +31,7 @@ def test_what_others_queue_is_beyond_our_own() -> None:
 
 
 def test_a_stale_or_missing_queue_is_unknown() -> None:
-    """From two seconds on, and where nobody says it, the queue is None and not 0."""
+    """The queue is None and not 0 if its reading is missing or two seconds old."""
     made = replica()
     assert made.others_queued(0.0) is None
     made.observe([Reading(1.0, "m", queued=4.0), Reading(0.5, "n", queued=0.0)])
@@ -42,14 +42,14 @@ def test_a_stale_or_missing_queue_is_unknown() -> None:
 
 
 def test_readings_are_bounded() -> None:
-    """A page with any number of models leaves a bounded number of readings."""
+    """A page with any number of models gives a bounded number of readings."""
     made = replica()
     made.observe([Reading(1.0, str(number)) for number in range(MAX_READINGS + 10)])
     assert len(made.readings) == MAX_READINGS
 
 
-def test_seats_belong_to_variant_and_protocol(build: Build) -> None:
-    """A candidate takes new work if it speaks the protocol, has the variant and is not draining."""
+def test_candidates_belong_to_variant_and_protocol(build: Build) -> None:
+    """Open candidates support the protocol, have the variant and are not draining."""
     pool = build.pool(
         variants=(Variant("stable", 1), Variant("canary", 1)),
         endpoints=(

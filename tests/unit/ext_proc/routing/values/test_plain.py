@@ -1,4 +1,4 @@
-"""Plain values: what they promise beside their fields."""
+"""Plain values: equality, copies, repr and hash."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ext_proc.routing.values.request import Features, Form
 
 
 def test_equal_means_all_fields_of_one_class():
-    """Another field, or the same fields of another class, is another value."""
+    """Values with a different field, or of a different class, are not equal."""
     assert Body(b"a", end_of_stream=True) == Body(b"a", end_of_stream=True)
     assert Body(b"a", end_of_stream=True) != Body(b"a", end_of_stream=False)
     assert ReplyHead() != ReplyBody()
@@ -18,7 +18,7 @@ def test_equal_means_all_fields_of_one_class():
 
 
 def test_a_changed_one_is_another_one():
-    """The first stays as it is; a field that is not there is an error."""
+    """The original is unchanged; an unknown field raises."""
     first = Features(Form.OPENAI, model="m", token_ids=True)
     second = first.changed(model="n")
     assert (first.model, second.model) == ("m", "n")
@@ -28,21 +28,21 @@ def test_a_changed_one_is_another_one():
 
 
 def test_a_copy_has_every_field():
-    """None is forgotten where a field is added."""
-    told = {name: name for name in Features.__slots__ if name not in NO_TEXTS}
-    first = Features(**{**told, **NO_TEXTS})  # type: ignore[arg-type]  # all of them have values
+    """The copy has every field, so that a new field cannot be forgotten."""
+    values = {name: name for name in Features.__slots__ if name not in NO_TEXTS}
+    first = Features(**{**values, **NO_TEXTS})  # type: ignore[arg-type]  # all of them have values
     assert first.copy() == first
     assert first.copy() is not first
 
 
 def test_it_is_shown_with_its_fields():
-    """In their alphabetical order."""
+    """The repr lists the fields in alphabetical order."""
     shown = repr(Body(b"a", end_of_stream=True))
     assert shown == "Body(chunk=b'a', end_of_stream=True, subset=None)"
 
 
 def test_it_is_no_key():
-    """Equal ones may differ later."""
+    """Values are not hashable, because equal ones may be changed later."""
     with pytest.raises(TypeError, match="unhashable"):
         hash(Lost(clean=True))
 

@@ -162,7 +162,7 @@ class EndpointRegistry:
             self._conditions.heard(replica.key, replica.readings, readings)
             replica.observe(readings)
         if endpoint_id in self._by_id:
-            self._reuse.told(endpoint_id, readings)
+            self._reuse.observe(endpoint_id, readings)
 
     def cached(self, event: CacheEvent) -> None:
         """Apply an engine's cache event to the index; an unknown endpoint is ignored."""

@@ -1,1 +1,1 @@
-"""What the caches of the endpoints hold: prefix indexes, estimated and exact."""
+"""The contents of the endpoints' KV caches: prefix indexes, estimated and exact."""

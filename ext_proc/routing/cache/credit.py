@@ -1,7 +1,7 @@
-"""Prompts of the latest picks, so that their blocks can be credited to who really served.
+"""Prompts of the latest picks, so that their blocks can be credited to the replica that served.
 
-Law: at most ``MAX_BLOCKS`` blocks are remembered, the oldest prompts go first. An entry of the
-access log comes a fraction of a second after its request, so what is forgotten is rarely asked for.
+Rule: at most ``MAX_BLOCKS`` blocks are kept, and the oldest prompts are dropped first. An access
+log entry arrives a fraction of a second after its request, so a dropped prompt is rarely needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Credit:
         self._left = MAX_BLOCKS
 
     def note(self, ticket_id: int, blocks: tuple[int, ...]) -> None:
-        """Remember a picked request's prompt."""
+        """Keep the prompt of a picked request."""
         prompts = self._prompts
         prompts[ticket_id] = blocks
         self._left -= len(blocks)
@@ -29,7 +29,7 @@ class Credit:
             self._left += len(prompts.pop(next(iter(prompts))))
 
     def take(self, ticket_id: int) -> tuple[int, ...]:
-        """Return a prompt and forget it; empty where it is not known (any more)."""
+        """Remove and return a prompt; empty if it was never kept or was dropped."""
         blocks = self._prompts.pop(ticket_id, ())
         self._left += len(blocks)
         return blocks

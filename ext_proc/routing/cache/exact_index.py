@@ -1,24 +1,27 @@
-"""The prefix index for endpoints that tell what they hold (KV events), beside those that do not.
+"""The exact prefix index: also takes the KV events by which engines report their caches.
 
-Rules, beyond those of ``prefix_index``:
+Endpoints with and without KV events are kept in the same index.
 
-1. An endpoint that *tells* holds what its engines stored and have not removed; nothing of it grows
-   old, and only its own word, a purge or its removal ends it. An engine may hold copies of a block,
-   and several engines may hold it: it is held until the last of them is removed.
-2. What it was sent counts as held for ``SPECULATIVE_S`` longer than it takes to be told, not for
-   the usual time. Where its story has gaps (``complete`` is false), or where it never tells of what
-   it is sent (``DOUBTS`` prompts in a row: other block size, hash or chat template), the usual time
-   counts, so that it is never worse than an endpoint that does not tell.
+Rules, in addition to those of ``prefix_index``:
+
+1. A *reporting* endpoint holds the blocks that its engines stored and have not removed. They do not
+   expire; only a removal event, a purge or the endpoint's removal ends them. An engine may hold
+   several copies of a block, and several engines may hold it: it is held until the last copy is
+   removed.
+2. Prompts sent to a reporting endpoint count as held for ``SPECULATIVE_S``, until a KV event
+   confirms them, instead of the usual time. The usual time applies if its events have gaps
+   (``complete`` is false), or if it never reports what it was sent (``DOUBTS`` prompts in a row:
+   other block size, hash or chat template). Routing is then no worse than without KV events.
 3. Removals come in any order, so a block may be held without those before it. Matches stay
-   contiguous from the root: prompts that such endpoints hold are walked, not halved.
-4. An endpoint holds at most its ``max_blocks``; what it tells beyond them is passed over.
-5. A purge forgets what was told, not that the endpoint tells.
+   contiguous from the root: prompts held by reporting endpoints are matched by a linear walk.
+4. An endpoint holds at most its ``max_blocks``; reported blocks beyond that are ignored.
+5. A purge drops the reported blocks; the endpoint stays a reporting one.
 
-Names are the engines' own hashes, cut to 60 bits: of a million blocks two are mixed up with a
+Names are the engines' own hashes, cut to 60 bits: among a million blocks two names collide with a
 probability of one in two million, and such a name takes 32 bytes instead of 40 or more.
 
-Memory: 130 to 190 bytes per block that one endpoint told of (two dictionary slots, name and block),
-below 200 by test but for dictionaries that have just grown.
+Memory: 130 to 190 bytes per block that one endpoint reports (two dictionary slots, name and block),
+below 200 by test except for dictionaries that have just grown.
 """
 
 from __future__ import annotations
@@ -38,28 +41,28 @@ NAME_BITS: Final = 60
 
 
 class Telling(NamedTuple):
-    """An endpoint tells what it holds from now on; or does no more."""
+    """An endpoint starts or stops reporting its cache."""
 
     endpoint: EndpointKey
     complete: bool | None
-    """Whether all that it holds is known from its word; ``None`` = it does not tell any more."""
+    """Whether its reports cover all that it holds; ``None`` = it stops reporting."""
 
 
 class Stored(NamedTuple):
-    """An engine of an endpoint holds these blocks, one behind the other."""
+    """An engine of an endpoint stored these consecutive blocks."""
 
     endpoint: EndpointKey
     engine: int
     names: tuple[int, ...]
-    """The engine's own, below ``2 ** NAME_BITS``."""
+    """The engine's hashes, below ``2 ** NAME_BITS``."""
     blocks: tuple[int, ...]
     """Our hashes of the same blocks."""
     parent: int | None = None
-    """Our hash of the block before them."""
+    """Our hash of the preceding block; ``None`` if the blocks begin at the root."""
 
 
 class Removed(NamedTuple):
-    """An engine of an endpoint gave up blocks."""
+    """An engine of an endpoint removed blocks."""
 
     endpoint: EndpointKey
     engine: int
@@ -67,7 +70,7 @@ class Removed(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """An engine of an endpoint holds nothing, or nothing is known of it any more."""
+    """An engine of an endpoint cleared its cache, or its contents became unknown."""
 
     endpoint: EndpointKey
     engine: int
@@ -78,44 +81,44 @@ IndexEvent = prefix_index.IndexEvent | CacheEvent
 
 
 class ExactIndex(PrefixIndex):
-    """Prompt blocks by endpoint, by our own dispatches and by the endpoints' word."""
+    """Prompt blocks by endpoint, from our own dispatches and from the endpoints' reports."""
 
     def __init__(
         self, max_blocks: int = prefix_index.MAX_BLOCKS, ttl_s: float = prefix_index.TTL_S
     ) -> None:
         super().__init__(max_blocks, ttl_s)
         self._telling: dict[EndpointKey, bool] = {}
-        self._told_bits = 0
+        self._reported_bits = 0
         self.overflowed = 0
-        """Blocks that were told beyond an endpoint's bound."""
+        """Number of reported blocks ignored at an endpoint's bound (rule 4)."""
 
-    # --- Asking ---------------------------------------------------------------------------------
+    # --- Queries --------------------------------------------------------------------------------
 
     def telling(self) -> tuple[int, int, int]:
-        """Return how many endpoints tell, how many of them all they hold, and how many in vain."""
-        told = [each.told for each in self._holders.values() if each.told is not None]
-        vain = sum(each.complete and not each.believed for each in told)
+        """Count the reporting endpoints: all, those without gaps, and those that never match."""
+        reported = [each.reported for each in self._holders.values() if each.reported is not None]
+        vain = sum(each.complete and not each.believed for each in reported)
         return len(self._telling), sum(self._telling.values()), vain
 
     def is_exact(self, endpoint: EndpointKey) -> bool | None:
-        """Tell whether an endpoint is known from its own word; ``None`` where it does not tell."""
+        """Whether an endpoint's reports are complete and match; ``None`` if it does not report."""
         complete = self._telling.get(endpoint)
         holder = self._holders.get(endpoint)
-        if not complete or holder is None or holder.told is None:
+        if not complete or holder is None or holder.reported is None:
             return complete
-        return holder.told.believed
+        return holder.reported.believed
 
     def block(self, endpoint: EndpointKey, engine: int, name: int) -> int | None:
-        """Return our hash of a block that an engine named, ``None`` where it is unknown."""
+        """Return our hash of a block by its engine's name, ``None`` if unknown."""
         holder = self._holders.get(endpoint)
-        if holder is None or holder.told is None:
+        if holder is None or holder.reported is None:
             return None
-        return holder.told.names.get(engine, {}).get(name)
+        return holder.reported.names.get(engine, {}).get(name)
 
     def _match_long(self, blocks: tuple[int, ...]) -> Steps:
         table = self._table
         entry = table.get(blocks[0])
-        if entry is None or not entry.mask & self._told_bits:
+        if entry is None or not entry.mask & self._reported_bits:
             return super()._match_long(blocks)
         steps: Steps = []
         alive, depth = self._live & entry.mask, 0
@@ -133,10 +136,10 @@ class ExactIndex(PrefixIndex):
             steps.append((alive, depth))
         return steps
 
-    # --- Changing -------------------------------------------------------------------------------
+    # --- Changes --------------------------------------------------------------------------------
 
     def apply(self, event: IndexEvent) -> None:
-        """Fold one event into the index."""
+        """Apply one event."""
         if isinstance(event, Stored):
             self.store(*event)
         elif isinstance(event, Removed):
@@ -149,23 +152,28 @@ class ExactIndex(PrefixIndex):
             super().apply(event)
 
     def forget(self, endpoint: EndpointKey) -> None:
-        """Purge an endpoint that will not come back, its bounds and its word included."""
+        """Purge an endpoint that was removed, including its bounds and reports."""
         super().forget(endpoint)
         self._telling.pop(endpoint, None)
 
     def tell(self, endpoint: EndpointKey, complete: bool | None) -> None:
-        """Begin or end to believe an endpoint, or say whether its story has gaps."""
+        """Start or stop taking an endpoint's reports, or set whether they have gaps.
+
+        Args:
+            endpoint: The endpoint.
+            complete: Whether its reports cover all that it holds; ``None`` = it stops reporting.
+        """
         if complete is None:
             if self._telling.pop(endpoint, None) is not None:
                 self.purge(endpoint)
             return
         if endpoint not in self._telling:
-            self.purge(endpoint)  # what was sent before would never be confirmed
+            self.purge(endpoint)  # blocks sent before would never be confirmed
         self._telling[endpoint] = complete
         holder = self._holders.get(endpoint)
-        if holder is not None and holder.told is not None:
-            holder.told.complete = complete
-            holder.told.judge()
+        if holder is not None and holder.reported is not None:
+            holder.reported.complete = complete
+            holder.reported.judge()
 
     def store(
         self,
@@ -175,65 +183,66 @@ class ExactIndex(PrefixIndex):
         blocks: tuple[int, ...],
         parent: int | None = None,
     ) -> None:
-        """Take it that an engine holds blocks; of an endpoint that does not tell, nothing."""
+        """Record that an engine stored blocks; ignored for an endpoint that does not report."""
         if endpoint not in self._telling:
             return
         holder = self._holders.get(endpoint) or self._enrol(endpoint)
-        told = holder.told
-        if told is None:
+        reported = holder.reported
+        if reported is None:
             return
         if self._dead:
             self._reclaim(2 * len(blocks))
-        named = told.names.setdefault(engine, {})
+        named = reported.names.setdefault(engine, {})
         known = True
         for name, block in zip(names, blocks, strict=True):
             if name in named:
-                told.copies[engine, name] = told.copies.get((engine, name), 0) + 1
+                reported.copies[engine, name] = reported.copies.get((engine, name), 0) + 1
                 continue
             entry = self._table.get(block)
-            if self._owner(block, holder.bit) is told:
-                told.others[block] = told.others.get(block, 0) + 1
-            elif told.live >= holder.max_blocks:
+            if self._owner(block, holder.bit) is reported:
+                reported.others[block] = reported.others.get(block, 0) + 1
+            elif reported.live >= holder.max_blocks:
                 self.overflowed += 1
                 continue
             else:
                 if entry is None and known:
                     known = False
                     self._note_fork(blocks if parent is None else (parent, *blocks), block)
-                self._take(block, holder, told)
+                self._take(block, holder, reported)
             named[name] = block
         while holder.count > holder.max_blocks and holder.oldest is not None:
             self._evict(holder)
 
     def remove(self, endpoint: EndpointKey, engine: int, names: tuple[int, ...]) -> None:
-        """Take it that an engine gave up blocks; names that are not known are passed over."""
+        """Record that an engine removed blocks; unknown names are ignored."""
         holder = self._holders.get(endpoint)
-        if holder is None or holder.told is None:
+        if holder is None or holder.reported is None:
             return
-        told = holder.told
-        named = told.names.get(engine, {})
+        reported = holder.reported
+        named = reported.names.get(engine, {})
         for name in names:
-            if not _less(told.copies, (engine, name)):
+            if not _less(reported.copies, (engine, name)):
                 block = named.pop(name, None)
                 if block is not None:
-                    self._release(block, holder, told)
+                    self._release(block, holder, reported)
 
     def clear(self, endpoint: EndpointKey, engine: int) -> None:
-        """Take it that an engine holds nothing.
+        """Record that an engine's cache is empty.
 
-        In constant time where the endpoint has one engine, which also ends what it was sent.
+        If no other engine of the endpoint holds blocks, this is a purge: it takes constant time and
+        also drops the blocks that the endpoint was sent.
         """
         holder = self._holders.get(endpoint)
-        if holder is None or holder.told is None:
+        if holder is None or holder.reported is None:
             return
-        told = holder.told
-        if not any(names for other, names in told.names.items() if other != engine):
+        reported = holder.reported
+        if not any(names for other, names in reported.names.items() if other != engine):
             self.purge(endpoint)
             return
-        for copy in [each for each in told.copies if each[0] == engine]:
-            del told.copies[copy]
-        for block in told.names.pop(engine, {}).values():
-            self._release(block, holder, told)
+        for copy in [each for each in reported.copies if each[0] == engine]:
+            del reported.copies[copy]
+        for block in reported.names.pop(engine, {}).values():
+            self._release(block, holder, reported)
 
     # --- Inside ---------------------------------------------------------------------------------
 
@@ -241,39 +250,39 @@ class ExactIndex(PrefixIndex):
         holder = super()._enrol(endpoint)
         complete = self._telling.get(endpoint)
         if complete is None:
-            self._told_bits &= ~holder.bit
+            self._reported_bits &= ~holder.bit
         else:
-            self._told_bits |= holder.bit
-            holder.told = ReportedUse(holder, complete=complete)
+            self._reported_bits |= holder.bit
+            holder.reported = ReportedUse(holder, complete=complete)
         return holder
 
-    def _take(self, block: int, holder: Holder, told: ReportedUse) -> None:
-        """Let a block be held by the endpoint's word, whether it was sent it or not."""
+    def _take(self, block: int, holder: Holder, reported: ReportedUse) -> None:
+        """Mark a block as reported, whether the endpoint was sent it or not."""
         entry = self._table.get(block)
         earlier: Use | None = None
         if entry is None:
-            self._table[block] = told
+            self._table[block] = reported
         elif isinstance(entry, Use) and entry.mask == holder.bit:
             earlier = entry
-            self._table[block] = told
+            self._table[block] = reported
         else:
-            earlier = self._share(block, entry, told)
-        told.live += 1
+            earlier = self._share(block, entry, reported)
+        reported.live += 1
         if earlier is None:
             holder.count += 1
         else:
             earlier.live -= 1
             self._shrink(holder, earlier)
-            told.confirmed()
+            reported.confirmed()
 
-    def _release(self, block: int, holder: Holder, told: ReportedUse) -> None:
-        """Take one name from a block."""
-        if not _less(told.others, block):
-            self._drop(block, holder, told)
+    def _release(self, block: int, holder: Holder, reported: ReportedUse) -> None:
+        """Remove one name of a block, and the block with its last name."""
+        if not _less(reported.others, block):
+            self._drop(block, holder, reported)
 
 
 def _less(counts: dict[Any, int], key: object) -> bool:
-    """Take one from a count that is kept only while it is above 0; tell whether it was."""
+    """Decrement a count and drop it at 0; return whether it was above 0."""
     count = counts.get(key, 0)
     if count > 1:
         counts[key] = count - 1

@@ -1,8 +1,8 @@
-"""Where known prompts part: how many ways each block was continued in. Pure.
+"""Forks of known prompts: the number of distinct continuations of each block. Pure.
 
-A block that ends one turn of a conversation is continued in one way, by the next turn. A block
-that was continued in two ways or more belongs to several prompts: a system prompt, a document, a
-tool's description. Only blocks that the index holds are counted, so its bounds bound this.
+The last block of a conversation's turn has one continuation, the next turn. A block with two or
+more continuations belongs to several prompts: a system prompt, a document, a tool's description.
+Only blocks in the index are counted, so the bounds of the index bound this too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import compress
 from typing import Final
 
 BRANCHES: Final = 2
-"""Continuations that make a block the property of more than one conversation."""
+"""Continuations from which on a block belongs to more than one conversation."""
 
 
 class Forks:
@@ -22,19 +22,19 @@ class Forks:
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
         self._most = 0
-        """No block was ever continued in more ways."""
+        """Upper bound of the continuations of any block."""
         self._deepest = 0
-        """No deeper block was ever continued in ``BRANCHES`` ways."""
+        """Upper bound of the depth of any block with ``BRANCHES`` continuations."""
 
     def __len__(self) -> int:
         return len(self._counts)
 
     def note(self, parent: int, depth: int) -> None:
-        """Count a continuation that was not seen before.
+        """Count a new continuation.
 
         Args:
             parent: The block that was continued.
-            depth: How many blocks its prefix has, itself included.
+            depth: Number of blocks of its prefix, itself included.
         """
         count = self._counts[parent] = self._counts.get(parent, 0) + 1
         self._most = max(self._most, count)
@@ -42,11 +42,11 @@ class Forks:
             self._deepest = max(self._deepest, depth)
 
     def forget(self, block: int) -> None:
-        """Drop a block that nobody holds any more."""
+        """Drop a block that no endpoint holds any more."""
         self._counts.pop(block, None)
 
     def shared(self, blocks: tuple[int, ...], matched: int, endpoints: int) -> int:
-        """Return how many of the first blocks are common property; see ``PrefixIndex``."""
+        """Return the number of widely shared leading blocks; see ``PrefixTable.shared_depth``."""
         counts = self._counts
         deepest = min(matched, len(blocks), self._most // endpoints)
         common = 0
@@ -56,7 +56,7 @@ class Forks:
         return common
 
     def branched(self, blocks: tuple[int, ...], matched: int) -> int:
-        """Return how many of the first blocks several prompts continue; see ``PrefixIndex``."""
+        """Return the number of leading blocks with forks; see ``PrefixTable.branched_depth``."""
         counts = self._counts
         deepest = min(matched, len(blocks), self._deepest)
         for depth in compress(

@@ -1,26 +1,25 @@
-"""The prefix index: which replica probably holds which prompt blocks in its KV cache.
+"""The prefix index: the prompt blocks that each replica probably holds in its KV cache.
 
-It is approximate: it knows what this picker sent, not what an engine evicted. What engines tell of
-themselves comes in by ``exact_index``. What is asked of it lies in ``prefix_table``, what changes
-it lies here.
+It is approximate: it records what this picker sent, not what an engine evicted. ``exact_index``
+adds the caches' contents as engines report them. Queries are in ``prefix_table``, changes here.
 
 Rules:
 
-1. Blocks leave an endpoint in the order of their last insert, least recent first, and within
-   one insert from leaf to root: a parent is never older than its child.
-2. An endpoint holds at most its ``max_blocks``; of a longer chain only the root's end is kept.
-3. What no insert touched for the endpoint's ``ttl_s`` is forgotten, a bounded amount per
-   ``expire`` call; an endpoint whose newest insert is that old is forgotten at once.
-4. A purge takes effect at once and in constant time. Memory follows, as later inserts and
-   ``expire`` calls give back more than they take.
-5. Inserts and purges are events; whoever applies the same ones holds the same index.
+1. An endpoint's blocks are evicted in the order of their last insert, least recent first, and
+   within one insert from leaf to root: a parent is never older than its child.
+2. An endpoint holds at most its ``max_blocks``; of a longer chain only the first blocks are kept.
+3. Blocks that no insert touched for the endpoint's ``ttl_s`` are dropped, a bounded number per
+   ``expire`` call; an endpoint whose newest insert is that old is purged at once.
+4. A purge takes effect at once and in constant time. Its memory is freed later, because inserts
+   and ``expire`` calls free more than they allocate.
+5. Inserts and purges are events; applying the same events gives the same index.
 
-Shape: the uses (inserts) of an endpoint form a linked list by age, so a touch is one dictionary
-write and no queue is ever searched. A use drops the hashes that later uses took over once these
-are the majority.
+Structure: the uses (inserts) of an endpoint form a linked list by age, so a touch is one
+dictionary write and no queue is searched. A use drops the hashes that later uses took over once
+these are the majority.
 
 Memory: 100 to 155 bytes per block held by one endpoint (dictionary slot, 64-bit key, eight bytes
-in its use), less the longer the chains are, as a use itself takes about 250; below 200 by test.
+in its use), less with longer chains, because a use itself takes about 250; below 200 by test.
 A dictionary that has just grown may take 60 more per block. ``bench/cost/decide.py`` measures it.
 """
 
@@ -41,9 +40,9 @@ if TYPE_CHECKING:
 MAX_BLOCKS: Final = 100_000
 TTL_S: Final = 600.0
 EXPIRE_EVERY_S: Final = 1.0
-"""Pause between two passes over the oldest uses."""
+"""Seconds between two passes over the oldest uses."""
 RECLAIM_BUDGET: Final = 256
-"""Most blocks that one ``expire`` call forgets or gives back."""
+"""Maximum number of blocks that one ``expire`` call drops or frees."""
 _NOTHING: Final = range(0)
 
 
@@ -56,7 +55,7 @@ class Inserted(NamedTuple):
 
 
 class Purged(NamedTuple):
-    """An endpoint's cache is gone."""
+    """An endpoint's cache was lost."""
 
     endpoint: EndpointKey
 
@@ -68,8 +67,8 @@ class PrefixIndex(PrefixTable):
     """Prompt blocks by endpoint.
 
     Args:
-        max_blocks: Bound per endpoint where ``limit`` set no other.
-        ttl_s: Age at which an untouched block is forgotten, likewise.
+        max_blocks: Default bound of blocks per endpoint, unless ``limit`` sets another.
+        ttl_s: Default age in seconds at which an untouched block is dropped, likewise.
     """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS, ttl_s: float = TTL_S) -> None:
@@ -86,41 +85,41 @@ class PrefixIndex(PrefixTable):
     # --- Changing -------------------------------------------------------------------------------
 
     def apply(self, event: IndexEvent) -> None:
-        """Fold one event into the index."""
+        """Apply one event."""
         if isinstance(event, Inserted):
             self.insert(event.endpoint, event.blocks, event.at)
         else:
             self.purge(event.endpoint)
 
     def limit(self, endpoint: EndpointKey, max_blocks: int, ttl_s: float) -> None:
-        """Set an endpoint's bounds; what is above a lowered one is forgotten at once."""
+        """Set an endpoint's bounds; blocks above a lowered bound are dropped at once."""
         self._limits[endpoint] = (max_blocks, ttl_s)
         holder = self._holders.get(endpoint)
         if holder is not None:
             holder.max_blocks, holder.ttl_s = max_blocks, ttl_s
-            if holder.told is not None:
-                holder.told.usual_ttl_s = ttl_s
-                holder.told.judge()
+            if holder.reported is not None:
+                holder.reported.usual_ttl_s = ttl_s
+                holder.reported.judge()
             while holder.count > max_blocks and holder.oldest is not None:
                 self._evict(holder)
 
     def forget(self, endpoint: EndpointKey) -> None:
-        """Purge an endpoint that will not come back, its bounds included."""
+        """Purge an endpoint that was removed, including its bounds."""
         self.purge(endpoint)
         self._limits.pop(endpoint, None)
 
     def insert(self, endpoint: EndpointKey, blocks: tuple[int, ...], now: float) -> None:
-        """Note that an endpoint was sent a prompt.
+        """Record that an endpoint was sent a prompt.
 
         Args:
-            endpoint: Who got it.
-            blocks: The chained hashes of the prompt's blocks, root first, signed 64-bit.
-            now: Monotonic seconds, never less than in an earlier call.
+            endpoint: The endpoint.
+            blocks: Chained hashes of the prompt's blocks, root first, signed 64-bit.
+            now: Monotonic seconds, not less than in any earlier call.
         """
         holder = self._holders.get(endpoint) or self._enrol(endpoint)
         whole = blocks = blocks[: holder.max_blocks]
-        if holder.told is not None:
-            blocks = holder.told.missing(blocks, self._table)
+        if holder.reported is not None:
+            blocks = holder.reported.missing(blocks, self._table)
         if not blocks:
             return
         if self._dead:
@@ -141,7 +140,7 @@ class PrefixIndex(PrefixTable):
             self._evict(holder)
 
     def purge(self, endpoint: EndpointKey) -> None:
-        """Forget all that an endpoint holds; it counts as empty from now on."""
+        """Drop all blocks of an endpoint; it counts as empty from now on."""
         holder = self._holders.pop(endpoint, None)
         if holder is not None:
             del self._bits[endpoint]
@@ -149,10 +148,10 @@ class PrefixIndex(PrefixTable):
             self._dead.append(holder)
 
     def expire(self, now: float) -> None:
-        """Forget what is too old, and give back the memory of purged endpoints.
+        """Drop blocks that are too old, and free the memory of purged endpoints.
 
         Cheap enough to be called with every request: it works once per ``EXPIRE_EVERY_S``, or
-        in every call while more than ``RECLAIM_BUDGET`` blocks wait.
+        in every call while more than ``RECLAIM_BUDGET`` blocks are due.
         """
         if now < self._next_expiry and not self._dead:
             return
@@ -162,7 +161,7 @@ class PrefixIndex(PrefixTable):
         for holder in list(self._holders.values()):
             too_old = now - holder.ttl_s
             newest = holder.newest
-            if newest is not None and newest.at < too_old and holder.told is None:
+            if newest is not None and newest.at < too_old and holder.reported is None:
                 self.purge(holder.key)
                 continue
             while budget > 0 and holder.oldest is not None and holder.oldest.at < too_old:
@@ -172,9 +171,9 @@ class PrefixIndex(PrefixTable):
             self._next_expiry = now + EXPIRE_EVERY_S
 
     def uses(self) -> Iterator[Inserted]:
-        """Yield what stands for the index: inserted in this order, an empty one holds the same.
+        """Yield inserts that reproduce the index when applied in this order to an empty one.
 
-        The index may change between two steps; what is inserted meanwhile may be left out.
+        The index may change between two steps; uses inserted meanwhile may be left out.
         """
         for holder in list(self._holders.values()):
             use = holder.oldest
@@ -195,10 +194,10 @@ class PrefixIndex(PrefixTable):
         return holder
 
     def _continued(self, holder: Holder, chain: array[int]) -> tuple[range, Use | None]:
-        """Find the use that a chain continues: all that is live of it is a run of the chain.
+        """Find the use that a chain continues: all its live blocks are one run of the chain.
 
-        Its blocks then need no touch, only the use does: a turn of a conversation costs what it
-        adds, not what it repeats.
+        Only the use is then touched, not its blocks, so that inserting a turn of a conversation
+        costs as much as the blocks that it adds, not those that it repeats.
         """
         bit, find = holder.bit, self._table.get
         seen: Use | None = None
@@ -220,7 +219,7 @@ class PrefixIndex(PrefixTable):
     def _touch(
         self, holder: Holder, use: Use, touched: tuple[int, ...], blocks: tuple[int, ...]
     ) -> int:
-        """Give blocks to a use; return how many it had already, as a hash came twice."""
+        """Assign blocks to a use; return how many were repeated hashes."""
         table, bit = self._table, holder.bit
         repeated, known = 0, True
         overtaken: dict[Use, None] = {}
@@ -251,13 +250,13 @@ class PrefixIndex(PrefixTable):
         return repeated
 
     def _note_fork(self, blocks: tuple[int, ...], new: int) -> None:
-        """Count it where a known prefix goes on in a way not seen before."""
+        """Count a new continuation if a known prefix is followed by the block ``new``."""
         at = blocks.index(new)
         if at:
             self._forks.note(blocks[at - 1], at)
 
     def _share(self, block: int, entry: Use | SharedUse, use: Use) -> Use | None:
-        """Touch a block that others hold too; return the endpoint's own earlier use of it."""
+        """Touch a block that other endpoints hold too; return this endpoint's earlier use of it."""
         if isinstance(entry, Use):
             self._table[block] = SharedUse(entry, use)
             return None
@@ -281,12 +280,15 @@ class PrefixIndex(PrefixTable):
         return entry
 
     def _evict(self, holder: Holder) -> None:
-        """Forget the leaf of an endpoint's oldest use."""
+        """Drop the leaf of an endpoint's oldest use."""
         use = holder.oldest
         if use is None:
-            told = holder.told
-            if told is not None and self._owner(block := told.pop() or 0, holder.bit) is told:
-                self._drop(block, holder, told)
+            reported = holder.reported
+            if (
+                reported is not None
+                and self._owner(block := reported.pop() or 0, holder.bit) is reported
+            ):
+                self._drop(block, holder, reported)
             return
         while use.live and use.blocks:
             block = use.blocks.pop()
@@ -310,7 +312,7 @@ class PrefixIndex(PrefixTable):
         holder.count -= 1
 
     def _reclaim(self, budget: int) -> int:
-        """Give back the memory of purged endpoints; return what is left of the budget."""
+        """Free the memory of purged endpoints; return the rest of the budget."""
         while self._dead and budget > 0:
             holder = self._dead[0]
             while holder.count and budget > 0:

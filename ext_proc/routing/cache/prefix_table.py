@@ -1,16 +1,16 @@
-"""The table of the prefix index: who holds which prompt blocks, and how a prompt is matched.
+"""The table of the prefix index: maps prompt blocks to their holders and matches prompts.
 
-A block's hash covers all blocks before it, so one flat table of hashes stands for a radix tree.
+A block's hash covers all blocks before it, so one flat table of hashes represents a radix tree.
 It maps a block to the *use* (one insert on one endpoint) that touched it last, or to several uses
-where several endpoints hold it.
+if several endpoints hold it.
 
 Rules:
 
 1. Matching is contiguous from the root: depth ``d`` means that the first ``d`` blocks are held.
-2. Who holds a block holds all before it, so long prompts are halved, not walked; ``exact_index``,
-   where this is not so, walks them.
-3. Each endpoint has a bit of its own. That of a purged one is not live, and matches nothing.
-4. Nothing here changes the table; ``prefix_index`` does.
+2. An endpoint that holds a block holds all blocks before it, so long prompts are matched by binary
+   search. ``exact_index`` overrides this for endpoints where it does not hold.
+3. Each endpoint has a bit of its own. The bit of a purged endpoint is not live and matches nothing.
+4. This module does not change the table; ``prefix_index`` does.
 """
 
 from __future__ import annotations
@@ -27,47 +27,48 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import EndpointKey
 
 LONG: Final = 32
-"""Blocks from which on halving beats walking."""
+"""Number of blocks above which binary search is faster than a linear walk."""
 
 Steps = list[tuple[int, int]]
-"""Where a walk from the root lost endpoints: the bits of those that hold so many blocks."""
+"""Result of a walk from the root, by rising depth: the bits of the endpoints that hold at least
+that many blocks, and the depth."""
 
 
 class PrefixTable:
-    """Prompt blocks and their holders, to be asked."""
+    """Queries on prompt blocks and their holders."""
 
     def __init__(self) -> None:
         self._table: dict[int, Use | SharedUse] = {}
         self._forks = Forks()
         self._holders: dict[EndpointKey, Holder] = {}
         self._bits: dict[EndpointKey, int] = {}
-        """Of those who are not purged."""
+        """The bit of each endpoint that is not purged."""
         self._by_bit: dict[int, Holder] = {}
         self._live = 0
         """The bits of all endpoints that are not purged."""
 
     @property
     def blocks(self) -> int:
-        """Return how many distinct blocks are in memory."""
+        """Number of distinct blocks in memory."""
         return len(self._table)
 
     def held(self, endpoint: EndpointKey) -> int:
-        """Return how many blocks an endpoint holds."""
+        """Return the number of blocks that an endpoint holds."""
         holder = self._holders.get(endpoint)
         return 0 if holder is None else holder.count
 
     def matched(self, blocks: tuple[int, ...], endpoint: EndpointKey) -> int:
-        """Return how many of the first blocks an endpoint holds without a gap."""
+        """Return the number of leading blocks that an endpoint holds without a gap."""
         return self.match_all(blocks).get(endpoint, 0)
 
     def match_all(self, blocks: tuple[int, ...]) -> dict[EndpointKey, int]:
-        """Return the depth of the match of each endpoint that holds at least the first block."""
+        """Return the match depth of each endpoint that holds at least the first block."""
         return self.deepest(self.match(blocks), len(self._holders))
 
     def match(self, blocks: tuple[int, ...]) -> Steps:
-        """Walk a prompt from its root; ``deepest`` and ``depth`` read what comes out.
+        """Match a prompt from its root; ``deepest``, ``depths`` and ``depth`` read the result.
 
-        Its cost does not grow with the number of endpoints that hold the prompt.
+        The cost does not depend on the number of endpoints that hold the prompt.
         """
         if len(blocks) > LONG:
             return self._match_long(blocks)
@@ -91,7 +92,7 @@ class PrefixTable:
         return steps
 
     def _match_long(self, blocks: tuple[int, ...]) -> Steps:
-        """Walk a long prompt by halving: who holds a block holds all before it (rule 2)."""
+        """Match a long prompt by binary search (rule 2)."""
         steps: Steps = []
         find = self._table.get
         depth, last = 0, len(blocks) - 1
@@ -99,7 +100,7 @@ class PrefixTable:
         alive = 0 if entry is None else self._live & entry.mask
         while alive:
             low, high = depth, last + 1  # `low` has the same holders, `high` has not
-            probe = last  # a turn of a conversation is held nearly to its end
+            probe = last  # the next turn of a conversation is held nearly to its end
             while low < probe:
                 entry = find(blocks[probe])
                 if entry is not None and alive & entry.mask == alive:
@@ -114,13 +115,13 @@ class PrefixTable:
         return steps
 
     def deepest(self, steps: Steps, most: int, chance: float = 0.0) -> dict[EndpointKey, int]:
-        """Return the depth of the match of those who hold most of it, ``most`` of them.
+        """Return the match depth of the endpoints with the deepest matches.
 
         Args:
-            steps: From ``match``, with no change of the index since.
-            most: Bound of the answer; of those beyond it the shallowest are left out.
-            chance: In [0, 1): where among equals to begin, so that not always the same are left
-                out.
+            steps: Result of ``match``, with no change of the index since.
+            most: Maximum number of endpoints; those with the shallowest matches are left out.
+            chance: Random number in [0, 1): where to begin among equal depths, so that not always
+                the same endpoints are left out.
         """
         found: dict[EndpointKey, int] = {}
         by_bit = self._by_bit
@@ -141,11 +142,11 @@ class PrefixTable:
         return found
 
     def depths(self, steps: Steps, candidates: Sequence[Candidate]) -> list[int]:
-        """Return how many of the first blocks of a matched prompt each candidate's replica holds.
+        """Return the match depth of each candidate's replica.
 
         Args:
-            steps: From ``match``; not empty.
-            candidates: Whose.
+            steps: Result of ``match``; not empty.
+            candidates: The candidates.
         """
         find = self._bits.get
         alive, depth = steps[-1]
@@ -164,7 +165,7 @@ class PrefixTable:
         return depths
 
     def depth(self, steps: Steps, endpoint: EndpointKey) -> int:
-        """Return how many of the first blocks of a matched prompt an endpoint holds."""
+        """Return the match depth of an endpoint."""
         holder = self._holders.get(endpoint)
         if holder is not None:
             for alive, depth in reversed(steps):
@@ -173,27 +174,27 @@ class PrefixTable:
         return 0
 
     def shared_depth(self, blocks: tuple[int, ...], matched: int, endpoints: int) -> int:
-        """Return how many of the first blocks are common property, worth a copy everywhere.
+        """Return the number of leading blocks that are worth a copy on every replica.
 
         Copying a prefix of ``d`` blocks to ``n`` replicas costs ``n * d`` blocks of prefill. Once
-        it was continued in that many ways (a system prompt, not a conversation), this is at most
-        one block for each of them: cheap against sending them all to one replica.
+        the prefix has that many continuations (a system prompt, not a conversation), this is at
+        most one block per continuation: cheap compared with sending them all to one replica.
 
         Args:
             blocks: The prompt.
-            matched: The deepest match of any endpoint; deeper blocks are not looked at.
-            endpoints: How many replicas could hold a copy.
+            matched: The deepest match of any endpoint; deeper blocks are not considered.
+            endpoints: Number of replicas that could hold a copy.
         """
         return self._forks.shared(blocks, matched, endpoints)
 
     def branched_depth(self, blocks: tuple[int, ...], matched: int) -> int:
-        """Return how many of the first blocks were continued in two ways or more.
+        """Return the number of leading blocks with two or more continuations.
 
-        They belong to several prompts, so whoever computes them again has made a copy that others
-        will use. Below them lies what belongs to one conversation.
+        They belong to several prompts, so a replica that computes them again has a copy that other
+        prompts will use. The blocks after them belong to one conversation.
 
         Args:
             blocks: The prompt.
-            matched: The deepest match of any endpoint; deeper blocks are not looked at.
+            matched: The deepest match of any endpoint; deeper blocks are not considered.
         """
         return self._forks.branched(blocks, matched)

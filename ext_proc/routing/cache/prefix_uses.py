@@ -1,4 +1,4 @@
-"""What the prefix index is made of: uses (inserts) and the endpoints that they belong to."""
+"""Parts of the prefix index: uses (inserts) and the endpoints that they belong to."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import EndpointKey
 
 SPECULATIVE_S: Final = 2.0
-"""What a telling endpoint was sent counts as held for so long, unless it confirms it."""
+"""Seconds for which prompts sent to a reporting endpoint count as held without confirmation."""
 DOUBTS: Final = 64
-"""After so many prompts in a row of which it never tells, its word and our hashes do not fit."""
+"""Unconfirmed prompts in a row from which on reports and our hashes are taken not to match."""
 
 
 class Use:
-    """One insert: the blocks that it was the last to touch, root first."""
+    """One insert: the blocks that no later insert has touched, root first."""
 
     __slots__ = ("at", "blocks", "holder", "live", "mask", "newer", "older", "plain")
 
@@ -30,7 +30,7 @@ class Use:
         self.older: Use | None = None
         self.newer: Use | None = None
         self.plain = True
-        """No hash occurs twice in it."""
+        """Whether no hash occurs twice in it."""
 
 
 class SharedUse:
@@ -46,7 +46,7 @@ class SharedUse:
 class Holder:
     """One endpoint's part of the index."""
 
-    __slots__ = ("bit", "count", "key", "max_blocks", "newest", "oldest", "told", "ttl_s")
+    __slots__ = ("bit", "count", "key", "max_blocks", "newest", "oldest", "reported", "ttl_s")
 
     def __init__(self, key: EndpointKey, bit: int, max_blocks: int, ttl_s: float) -> None:
         self.key = key
@@ -56,11 +56,11 @@ class Holder:
         self.ttl_s = ttl_s
         self.oldest: Use | None = None
         self.newest: Use | None = None
-        self.told: ReportedUse | None = None
-        """What it says of itself; ``None`` for an endpoint that does not tell."""
+        self.reported: ReportedUse | None = None
+        """The blocks that it reports; ``None`` for an endpoint that does not report."""
 
     def append(self, use: Use) -> None:
-        """Make a use the newest one."""
+        """Append a use as the newest one."""
         use.older, use.newer = self.newest, None
         if self.newest is None:
             self.oldest = use
@@ -69,7 +69,7 @@ class Holder:
         self.newest = use
 
     def unlink(self, use: Use) -> None:
-        """Take a use out."""
+        """Remove a use from the list."""
         if use.older is None:
             self.oldest = use.newer
         else:
@@ -81,9 +81,9 @@ class Holder:
 
 
 class ReportedUse(Use):
-    """What an endpoint says that it holds, under the names that its engines gave the blocks.
+    """The blocks that an endpoint reports as held, under its engines' own names (hashes).
 
-    It is no part of the holder's list by age: only the endpoint ends it.
+    It is not in the holder's list by age: reported blocks do not expire.
     """
 
     __slots__ = ("complete", "copies", "doubts", "names", "others", "usual_ttl_s")
@@ -92,11 +92,11 @@ class ReportedUse(Use):
         super().__init__(holder, array("q"), 0.0)
         self.plain = False
         self.names: dict[int, dict[int, int]] = {}
-        """Block by name, by engine."""
+        """By engine: block by name."""
         self.copies: dict[tuple[int, int], int] = {}
-        """Further copies of a block in one engine, by engine and name; few have any."""
+        """Additional copies of a block in one engine, by engine and name; few blocks have any."""
         self.others: dict[int, int] = {}
-        """Further names of a block, mostly of other engines."""
+        """Number of additional names of a block, mostly from other engines."""
         self.complete = complete
         self.doubts = 0
         self.usual_ttl_s = holder.ttl_s
@@ -104,15 +104,15 @@ class ReportedUse(Use):
 
     @property
     def believed(self) -> bool:
-        """Tell whether what it does not tell of is taken for not held."""
+        """Whether blocks that the endpoint does not report are taken as not held."""
         return self.complete and self.doubts < DOUBTS
 
     def judge(self) -> None:
-        """Set how long what it was sent counts without its word."""
+        """Set the time for which unconfirmed blocks count as held."""
         self.holder.ttl_s = SPECULATIVE_S if self.believed else self.usual_ttl_s
 
     def confirmed(self) -> None:
-        """Note that it told of a block by a hash that we had sent or looked for."""
+        """Note that it reported a block whose hash we sent or looked up, so the hashes match."""
         if self.doubts:
             self.doubts = 0
             self.judge()
@@ -120,7 +120,7 @@ class ReportedUse(Use):
     def missing(
         self, blocks: tuple[int, ...], table: Mapping[int, Use | SharedUse]
     ) -> tuple[int, ...]:
-        """Return those of the blocks that it was sent of which it has not told."""
+        """Return the blocks of a prompt sent to it that it has not reported."""
         missing = tuple([block for block in blocks if not self._has(table.get(block))])
         if len(missing) < len(blocks):
             self.confirmed()
@@ -136,7 +136,7 @@ class ReportedUse(Use):
         return entry is self
 
     def pop(self) -> int | None:
-        """Forget any name and return its block, ``None`` where nothing is left."""
+        """Remove any name and return its block, ``None`` if none is left."""
         while self.names:
             engine, names = next(iter(self.names.items()))
             if names:

@@ -1,15 +1,15 @@
-"""Reuse: how many prompt tokens replicas took from their caches, by their own counters.
+"""Reuse: prompt tokens that replicas took from their caches, by their own counters.
 
 Rules:
 
-1. Of two readings of one model the difference of ``reused_blocks`` counts, in tokens of its
-   ``kv_block_tokens``. The first reading is where counting begins; a counter that fell says that
-   the replica was restarted, and begins anew.
-2. What a replica does not tell is unknown: it has no number, not 0.
+1. The difference of ``reused_blocks`` between two readings of a model is counted, times its
+   ``kv_block_tokens``. Counting starts at the first reading. A counter that fell means that the
+   replica was restarted; counting starts again from the new value.
+2. A replica that does not report the counter has no number, not 0.
 3. Only replicas of the fleet are kept, with at most ``MAX_MODELS`` models each.
 
-Engines count the requests of everybody, so with several pickers the share of a replica's prompts
-that was reused is this over the prompts that all of them sent.
+Engines count the requests of all clients. With several pickers, the reused share of a replica's
+prompts is therefore this number divided by the prompts that all pickers sent.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Reuse:
         self._tokens: dict[str, float] = {}
 
     def keep(self, endpoints: Iterable[str]) -> None:
-        """Forget all but these."""
+        """Drop all endpoints but these."""
         wanted = set(endpoints)
         for gone in [each for each in self._before if each not in wanted]:
             del self._before[gone]
             self._tokens.pop(gone, None)
 
-    def told(self, endpoint: str, readings: Sequence[Reading]) -> None:
-        """Take what an endpoint says now."""
+    def observe(self, endpoint: str, readings: Sequence[Reading]) -> None:
+        """Take the latest readings of an endpoint."""
         for reading in readings:
             reused, size = reading.reused_blocks, reading.kv_block_tokens
             if reused is None or size is None:
@@ -55,5 +55,5 @@ class Reuse:
             self._tokens[endpoint] = self._tokens.get(endpoint, 0.0) + max(0.0, more) * size
 
     def tokens(self) -> Mapping[str, float]:
-        """Return the tokens that each endpoint reused since it was first heard."""
+        """Return the tokens that each endpoint reused since its first reading."""
         return self._tokens

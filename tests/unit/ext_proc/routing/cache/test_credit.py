@@ -1,4 +1,4 @@
-"""Prompts go to who served them."""
+"""Prompts are credited to the replica that served them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def picked(build, router):
 
 
 def test_a_moved_charge_takes_its_prompt_along(build):
-    """While it runs: the index expects the blocks where the request is served."""
+    """The index has the blocks of a running request at the replica that serves it."""
     router = build.router(build.pool(2))
     ticket, other = picked(build, router)
     router.served(ticket, other.http, 1.0)
@@ -23,7 +23,7 @@ def test_a_moved_charge_takes_its_prompt_along(build):
 
 
 def test_a_settled_request_is_credited_too(build):
-    """The log comes after the end, and once is enough."""
+    """A prompt is credited once, also after its request was settled."""
     router = build.router(build.pool(2))
     ticket, other = picked(build, router)
     router.settle(ticket, Outcome.DONE, 1.0)
@@ -35,7 +35,7 @@ def test_a_settled_request_is_credited_too(build):
 
 
 def test_memory_is_bounded_by_blocks(monkeypatch):
-    """The oldest prompts are forgotten first."""
+    """Beyond the bound the oldest prompts are dropped first."""
     monkeypatch.setattr(module, "MAX_BLOCKS", 10)
     credit = Credit()
     for ticket in range(5):

@@ -1,4 +1,4 @@
-"""The exact index: an endpoint's own word, copies, gaps, speculation, doubt, purge, memory."""
+"""The exact index: reports, copies, gaps, speculation, mismatches, purge, memory."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ A, B = (EndpointKey(name, 1) for name in "ab")
 
 
 def telling(**kwargs: float) -> ExactIndex:
-    """Return an index in which A tells all that it holds and B does not tell."""
+    """Return an index in which A reports all that it holds and B does not report."""
     index = ExactIndex(**kwargs)
     index.tell(A, complete=True)
     return index
 
 
 def test_what_an_engine_stores_is_held_until_it_removes_it() -> None:
-    """Stored blocks match, removed ones do not, and time ends nothing."""
+    """Stored blocks match until they are removed, and do not expire."""
     index = telling(ttl_s=10.0)
     index.store(A, 0, (71, 72, 73), (1, 2, 3))
     index.expire(1e6)
@@ -51,7 +51,7 @@ def test_what_an_engine_stores_is_held_until_it_removes_it() -> None:
 
 
 def test_a_removed_parent_ends_the_match_however_long_the_prompt() -> None:
-    """Contiguity holds where an engine gives up a block before its children."""
+    """Matches stay contiguous if an engine removes a block before its children."""
     index = telling()
     blocks = tuple(range(1, 3 * LONG))
     index.store(A, 0, blocks, blocks)
@@ -63,7 +63,7 @@ def test_a_removed_parent_ends_the_match_however_long_the_prompt() -> None:
 
 
 def test_a_block_is_held_until_its_last_copy_is_removed() -> None:
-    """An engine that holds two copies tells two removals; so do two engines."""
+    """Two copies, in one engine or in two, need two removals."""
     index = telling()
     index.store(A, 0, (7,), (1,))
     index.store(A, 0, (7,), (1,))
@@ -78,7 +78,7 @@ def test_a_block_is_held_until_its_last_copy_is_removed() -> None:
 
 
 def test_what_it_was_sent_counts_for_two_seconds_unless_it_confirms() -> None:
-    """A dispatch is speculative; the engine's word makes it lasting."""
+    """A dispatched block is held speculatively until the engine's report confirms it."""
     index = telling(ttl_s=1e6)
     index.insert(A, (1, 2, 3), 0.0)
     index.store(A, 0, (71, 72), (1, 2))
@@ -88,7 +88,7 @@ def test_what_it_was_sent_counts_for_two_seconds_unless_it_confirms() -> None:
 
 
 def test_a_removal_ends_what_was_sent_before_it() -> None:
-    """A dispatch of blocks that the endpoint holds does not make them speculative."""
+    """Dispatching blocks that the endpoint reported does not make them speculative."""
     index = telling()
     index.store(A, 0, (71, 72), (1, 2))
     index.insert(A, (1, 2), 0.0)
@@ -96,8 +96,8 @@ def test_a_removal_ends_what_was_sent_before_it() -> None:
     assert index.match_all((1, 2)) == {}
 
 
-def test_a_story_with_gaps_leaves_the_usual_time() -> None:
-    """Where not all is known, what was sent counts as for an endpoint that does not tell."""
+def test_reports_with_gaps_leave_the_usual_time() -> None:
+    """With gaps, dispatched blocks are held as for an endpoint that does not report."""
     index = telling(ttl_s=100.0)
     index.tell(A, complete=False)
     index.insert(A, (1, 2), 0.0)
@@ -108,8 +108,8 @@ def test_a_story_with_gaps_leaves_the_usual_time() -> None:
     assert index.match_all((1, 2)) == {}
 
 
-def test_who_never_confirms_is_not_believed_until_it_does() -> None:
-    """Other hashes than ours fall back to the usual time, are shown, and heal."""
+def test_reports_that_never_match_are_not_trusted_until_they_do() -> None:
+    """Mismatched hashes fall back to the usual time, are counted, and recover on a match."""
     index = telling(ttl_s=1000.0)
     for number in range(DOUBTS):
         assert index.is_exact(A)
@@ -124,8 +124,8 @@ def test_who_never_confirms_is_not_believed_until_it_does() -> None:
     assert index.telling() == (1, 1, 0)
 
 
-def test_what_is_told_of_one_that_does_not_tell_is_passed_over() -> None:
-    """Nothing can be stored, removed or cleared before ``tell``."""
+def test_reports_of_an_endpoint_that_does_not_report_are_ignored() -> None:
+    """Stores, removals and clears are ignored before ``tell``."""
     index = ExactIndex()
     index.store(B, 0, (7,), (1,))
     index.remove(B, 0, (7,))
@@ -133,8 +133,8 @@ def test_what_is_told_of_one_that_does_not_tell_is_passed_over() -> None:
     assert (index.blocks, index.block(B, 0, 7), index.is_exact(B)) == (0, None, None)
 
 
-def test_an_endpoint_that_ends_to_tell_begins_anew() -> None:
-    """Its word is forgotten, and what it is sent then counts for the usual time."""
+def test_an_endpoint_that_stops_reporting_is_purged() -> None:
+    """Its reports are dropped, and later dispatches count for the usual time."""
     index = telling(ttl_s=100.0)
     index.store(A, 0, (7,), (1,))
     index.tell(A, complete=None)
@@ -146,7 +146,7 @@ def test_an_endpoint_that_ends_to_tell_begins_anew() -> None:
 
 
 def test_an_endpoint_that_is_gone_leaves_nothing() -> None:
-    """Forgetting ends its word and that it tells."""
+    """Forgetting drops its reports and its state as a reporting endpoint."""
     index = telling()
     index.store(A, 0, (7,), (1,))
     index.forget(A)
@@ -154,8 +154,8 @@ def test_an_endpoint_that_is_gone_leaves_nothing() -> None:
     assert (index.blocks, index.telling()) == (0, (0, 0, 0))
 
 
-def test_a_purge_takes_effect_at_once_and_the_endpoint_still_tells() -> None:
-    """After a purge stores count again; memory follows."""
+def test_a_purge_takes_effect_at_once_and_the_endpoint_still_reports() -> None:
+    """After a purge new stores count, and the memory is freed later."""
     index = telling()
     index.store(A, 0, tuple(range(500)), tuple(range(1, 501)))
     index.purge(A)
@@ -168,7 +168,7 @@ def test_a_purge_takes_effect_at_once_and_the_endpoint_still_tells() -> None:
 
 
 def test_one_engine_of_several_is_cleared_alone() -> None:
-    """What another engine of the endpoint holds stays."""
+    """Blocks of another engine of the endpoint stay."""
     index = telling()
     index.store(A, 0, (7, 8, 8), (1, 2, 2))
     index.store(A, 1, (7,), (1,))
@@ -179,7 +179,7 @@ def test_one_engine_of_several_is_cleared_alone() -> None:
 
 
 def test_the_bound_holds_and_is_counted() -> None:
-    """Of what is told beyond the bound nothing is kept; what was sent gives way to it."""
+    """Reports beyond the bound are ignored; dispatched blocks are evicted for reported ones."""
     index = telling(max_blocks=3)
     index.insert(A, (1, 2, 3), 0.0)
     index.store(A, 0, (74, 75, 76, 77), (4, 5, 6, 7))
@@ -191,8 +191,8 @@ def test_the_bound_holds_and_is_counted() -> None:
     assert index.held(A) == 2
 
 
-def test_a_lowered_ttl_reaches_one_that_is_not_believed() -> None:
-    """The pool's time counts again as soon as the endpoint's word does not."""
+def test_a_lowered_ttl_reaches_an_endpoint_with_gaps() -> None:
+    """The pool's TTL applies as soon as the endpoint's reports have gaps."""
     index = telling(ttl_s=1000.0)
     index.insert(A, (1,), 0.0)
     index.limit(A, 100, 5.0)
@@ -203,8 +203,8 @@ def test_a_lowered_ttl_reaches_one_that_is_not_believed() -> None:
     assert index.match_all((1,)) == {}
 
 
-def test_a_prefix_that_is_told_in_many_continuations_is_common_property() -> None:
-    """Forks are seen in what engines tell too, with the parent in an earlier event."""
+def test_a_prefix_reported_in_many_continuations_is_shared() -> None:
+    """Forks are counted in reports too, with the parent in an earlier event."""
     index = telling()
     index.store(A, 0, (1,), (1,))
     for number in range(10, 16):
@@ -213,8 +213,8 @@ def test_a_prefix_that_is_told_in_many_continuations_is_common_property() -> Non
 
 
 @pytest.mark.parametrize("length", [8, 256])
-def test_a_told_block_takes_less_than_200_bytes(length: int) -> None:
-    """Names and blocks of one endpoint, 200,000 of them."""
+def test_a_reported_block_takes_less_than_200_bytes(length: int) -> None:
+    """Names and blocks of one endpoint take less than 200 bytes each, at 200,000 of them."""
     rng = random.Random(1)
     total = 200_000
     index = telling(max_blocks=total)
@@ -229,7 +229,7 @@ def test_a_told_block_takes_less_than_200_bytes(length: int) -> None:
     assert used / index.held(A) < 200
 
 
-# --- Against a model that is too simple to be wrong ---------------------------------------------
+# --- Against a simple reference model -----------------------------------------------------------
 
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
 ENGINES = st.integers(0, 1)
@@ -249,7 +249,7 @@ USUAL_S = 9.0
 
 
 def chained(path: list[int]) -> tuple[int, ...]:
-    """Hash as the real blocks are: each covers all before it."""
+    """Return chained hashes: each covers all blocks before it."""
     return tuple(int("1" + "".join(map(str, path[: depth + 1]))) for depth in range(len(path)))
 
 
@@ -259,9 +259,9 @@ def named(block: int) -> int:
 
 
 class Model:
-    """Counters of copies by engine, and the time of each dispatch; each step as plain as it can be.
+    """Reference model: counters of copies by engine, and the time of each dispatch.
 
-    A method takes a step and returns the event that says it, if any.
+    Each method makes one step and returns its event, if any.
     """
 
     def __init__(self) -> None:
@@ -271,11 +271,11 @@ class Model:
         self.now = 0.0
         self.seen = {chained([0])}
 
-    def told(self) -> set[int]:
+    def reported(self) -> set[int]:
         return {block for held in self.engines.values() for block, n in held.items() if n > 0}
 
     def holds(self, key: EndpointKey) -> set[int]:
-        return set(self.sent[key]) | (self.told() if key == A else set())
+        return set(self.sent[key]) | (self.reported() if key == A else set())
 
     def depths(self, blocks: tuple[int, ...]) -> dict[EndpointKey, int]:
         found = {}
@@ -289,8 +289,8 @@ class Model:
     def send(self, key: EndpointKey, path: list[int]) -> IndexEvent:
         blocks = chained(path)
         self.seen.add(blocks)
-        told = self.told() if key == A else set()
-        self.sent[key].update(dict.fromkeys(set(blocks) - told, self.now))
+        reported = self.reported() if key == A else set()
+        self.sent[key].update(dict.fromkeys(set(blocks) - reported, self.now))
         return Inserted(key, blocks, self.now)
 
     def store(self, engine: int, path: list[int]) -> IndexEvent:
@@ -334,9 +334,9 @@ class Model:
 @settings(max_examples=400)
 @given(STEPS)
 def test_it_equals_the_engines_cache(steps: list[tuple]) -> None:
-    """After any stores, removals, clears, purges and dispatches it holds what a model holds.
+    """After any stores, removals, clears, purges and dispatches it equals the reference model.
 
-    A second index that applied the events holds the same.
+    A second index that applied the same events is equal too.
     """
     model, indexes = Model(), (telling(ttl_s=USUAL_S), telling(ttl_s=USUAL_S))
     for kind, *rest in steps:
@@ -361,22 +361,22 @@ def test_it_equals_the_engines_cache(steps: list[tuple]) -> None:
 # --- In the router ------------------------------------------------------------------------------
 
 
-def test_an_endpoints_own_word_reaches_index_and_followers(build: Build) -> None:
-    """What an engine tells decides and is heard; one that nobody knows is ignored."""
+def test_cache_events_reach_index_and_followers(build: Build) -> None:
+    """Cache events change the index and are passed on; unknown endpoints are ignored."""
     events: list[object] = []
     router, key = build.router(build.pool(2), on_event=events.append), EndpointKey("r1", 1)
-    told = [Telling(key, complete=True), Stored(key, 0, (7, 8), (1, 2))]
-    for event in told:
+    reports = [Telling(key, complete=True), Stored(key, 0, (7, 8), (1, 2))]
+    for event in reports:
         router.registry.cached(event)
     router.registry.cached(Telling(EndpointKey("gone", 1), complete=True))
-    assert events == told
+    assert events == reports
     decision = router.decide(build.request((1, 2, 3)), 0.0, 0.0)
     assert isinstance(decision, Decision)
     assert decision.matched_blocks == 2
 
 
 def test_a_restart_leaves_an_exact_cache_to_its_engine(build: Build) -> None:
-    """Its events tell of a restart themselves, and may have told already what is new."""
+    """A restart does not purge it: the engine's own events may already describe the new cache."""
     router, key = build.router(build.pool(2)), EndpointKey("r1", 1)
     router.registry.cached(Telling(key, complete=True))
     router.registry.cached(Stored(key, 0, (7,), (1,)))

@@ -9,8 +9,8 @@ from ext_proc.routing.values.pool import EndpointKey
 A = EndpointKey("a", 1)
 
 
-def test_turns_of_one_conversation_part_nowhere() -> None:
-    """However long it grows, each of its blocks is continued in one way."""
+def test_turns_of_one_conversation_have_no_fork() -> None:
+    """Each block of a growing conversation has one continuation."""
     index = PrefixIndex()
     for length in range(1, 20):
         index.insert(A, tuple(range(1, length + 1)), 0.0)
@@ -18,7 +18,7 @@ def test_turns_of_one_conversation_part_nowhere() -> None:
 
 
 def test_what_two_more_prompts_continue_belongs_to_several() -> None:
-    """A prefix is common from its second continuation on, and only as deep as it is held."""
+    """A prefix is branched from its second continuation on, up to the matched depth."""
     index = PrefixIndex()
     index.insert(A, (1, 2, 3), 0.0)
     index.insert(A, (1, 2, 4), 0.0)
@@ -29,8 +29,8 @@ def test_what_two_more_prompts_continue_belongs_to_several() -> None:
     assert index.branched_depth((7, 8), 2) == 0
 
 
-def test_the_deepest_parting_counts() -> None:
-    """Of several partings on the way the last one says how much is common."""
+def test_the_deepest_fork_counts() -> None:
+    """Of several forks on the way the deepest one is the branched depth."""
     forks = Forks()
     for parent, depth in ((1, 1), (1, 1), (3, 3), (3, 3), (4, 4)):
         forks.note(parent, depth)

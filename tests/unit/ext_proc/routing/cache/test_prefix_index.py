@@ -29,7 +29,7 @@ def test_a_match_is_contiguous_from_the_root() -> None:
 
 
 def test_the_least_recent_block_leaves_first_and_from_the_leaf() -> None:
-    """At its bound an endpoint gives up the leaf of its oldest prompt."""
+    """At its bound an endpoint drops the leaf of its oldest prompt."""
     index = PrefixIndex(max_blocks=4)
     index.insert(A, (1, 2, 3), 0.0)
     index.insert(A, (7, 8), 1.0)
@@ -39,7 +39,7 @@ def test_the_least_recent_block_leaves_first_and_from_the_leaf() -> None:
 
 
 def test_a_touched_prefix_is_young_again() -> None:
-    """What a later prompt shares is as recent as that prompt."""
+    """Blocks that a later prompt shares are as recent as that prompt."""
     index = PrefixIndex(max_blocks=4)
     index.insert(A, (1, 2), 0.0)
     index.insert(A, (7, 8), 1.0)
@@ -58,7 +58,7 @@ def test_a_chain_longer_than_the_bound_keeps_its_root() -> None:
 
 
 def test_each_endpoint_has_its_own_bound() -> None:
-    """One endpoint at its bound takes nothing from another."""
+    """An endpoint at its bound evicts no block of another."""
     index = PrefixIndex()
     index.limit(A, 2, 600.0)
     index.insert(B, (1, 2, 3), 0.0)
@@ -67,7 +67,7 @@ def test_each_endpoint_has_its_own_bound() -> None:
 
 
 def test_a_lowered_bound_holds_at_once() -> None:
-    """Lowering an endpoint's bound forgets its oldest blocks right away."""
+    """Lowering an endpoint's bound drops its oldest blocks at once."""
     index = PrefixIndex()
     index.insert(A, (1, 2, 3), 0.0)
     index.limit(A, 1, 600.0)
@@ -75,7 +75,7 @@ def test_a_lowered_bound_holds_at_once() -> None:
 
 
 def test_old_blocks_expire() -> None:
-    """What no prompt touched for the endpoint's age is forgotten, the rest stays."""
+    """Blocks that no prompt touched for the endpoint's TTL are dropped, the others stay."""
     index = PrefixIndex(ttl_s=10.0)
     index.insert(A, (1, 2), 0.0)
     index.insert(A, (7,), 8.0)
@@ -87,7 +87,7 @@ def test_old_blocks_expire() -> None:
 
 
 def test_expiry_is_bounded_per_call() -> None:
-    """One call forgets a bounded number of blocks; the next calls go on."""
+    """One call drops a bounded number of blocks; the next calls continue."""
     index = PrefixIndex(ttl_s=10.0)
     index.insert(A, tuple(range(3 * RECLAIM_BUDGET)), 0.0)
     index.insert(A, (-1,), 9.0)
@@ -107,7 +107,7 @@ def test_an_endpoint_without_a_young_block_is_forgotten_at_once() -> None:
 
 
 def test_a_purge_is_immediate_and_its_memory_follows() -> None:
-    """A purged endpoint matches nothing; later calls give the memory back."""
+    """A purged endpoint matches nothing; later calls free its memory."""
     index = PrefixIndex()
     index.insert(A, tuple(range(3 * RECLAIM_BUDGET)), 0.0)
     index.insert(B, (0, 1), 0.0)
@@ -122,7 +122,7 @@ def test_a_purge_is_immediate_and_its_memory_follows() -> None:
 
 
 def test_a_purged_endpoint_starts_empty_again() -> None:
-    """Between purge and the return of its memory an endpoint may be used again."""
+    """A purged endpoint may be used again before its memory is freed."""
     index = PrefixIndex()
     index.insert(A, (1, 2, 3), 0.0)
     index.purge(A)
@@ -133,7 +133,7 @@ def test_a_purged_endpoint_starts_empty_again() -> None:
 
 
 def test_forgetting_drops_the_bounds_too() -> None:
-    """An endpoint that is gone leaves no bound behind."""
+    """Forgetting an endpoint drops its bounds."""
     index = PrefixIndex(max_blocks=5)
     index.limit(A, 1, 1.0)
     index.forget(A)
@@ -142,7 +142,7 @@ def test_forgetting_drops_the_bounds_too() -> None:
 
 
 def test_a_repeated_hash_counts_once() -> None:
-    """A chain that holds one hash twice neither leaks nor counts it twice."""
+    """A hash that occurs twice in a chain is counted once and does not leak."""
     index = PrefixIndex(max_blocks=3)
     index.insert(A, (1, 1, 2), 0.0)
     index.insert(B, (1, 1), 0.0)
@@ -151,8 +151,8 @@ def test_a_repeated_hash_counts_once() -> None:
     assert (index.held(A), index.match_all((1,))) == (3, {B: 1})
 
 
-def test_a_much_continued_prefix_becomes_common_property() -> None:
-    """A prefix counts as shared after endpoints times depth continuations, not before."""
+def test_a_much_continued_prefix_becomes_shared() -> None:
+    """A prefix counts as shared from endpoints times depth continuations on."""
     index = PrefixIndex()
     index.insert(A, (1, 2, 100), 0.0)
     assert index.shared_depth((1, 2, 100), 3, 3) == 0
@@ -163,8 +163,8 @@ def test_a_much_continued_prefix_becomes_common_property() -> None:
     assert index.shared_depth((1, 2, 999), 1, 3) == 0
 
 
-def test_a_growing_conversation_is_never_common_property() -> None:
-    """One way on is no fork, however often it is taken."""
+def test_a_growing_conversation_is_never_shared() -> None:
+    """A single continuation is no fork, however often it is repeated."""
     index = PrefixIndex()
     chain = tuple(range(40))
     for length in range(1, 41):
@@ -174,7 +174,7 @@ def test_a_growing_conversation_is_never_common_property() -> None:
 
 
 def test_repr_says_how_much_is_held() -> None:
-    """The index shows its sizes."""
+    """The repr shows the numbers of blocks and endpoints."""
     index = PrefixIndex()
     index.insert(A, (1, 2), 0.0)
     assert repr(index) == "<PrefixIndex blocks=2 endpoints=1>"
@@ -182,7 +182,7 @@ def test_repr_says_how_much_is_held() -> None:
 
 @pytest.mark.parametrize("endpoints", [1, 8, 64])
 def test_a_block_takes_less_than_200_bytes(endpoints: int) -> None:
-    """Conversations of 16 blocks stay below 200 bytes per block and endpoint."""
+    """Conversations of 16 blocks take less than 200 bytes per block and endpoint."""
     rng = random.Random(0)
     keys = [EndpointKey(f"r{number}", 1) for number in range(endpoints)]
     index = PrefixIndex()
@@ -196,7 +196,7 @@ def test_a_block_takes_less_than_200_bytes(endpoints: int) -> None:
 
 
 def test_touching_again_and_again_takes_no_memory() -> None:
-    """The hashes kept for eviction stay within twice the blocks held, whatever is repeated."""
+    """The hashes kept for eviction are at most twice the blocks held, under any repetition."""
     index = PrefixIndex()
     rng = random.Random(0)
     shared = tuple(range(30))
@@ -211,7 +211,7 @@ def test_touching_again_and_again_takes_no_memory() -> None:
     assert kept <= 2 * index.held(A)
 
 
-# --- Against a model that is too simple to be wrong ---------------------------------------------
+# --- Against a simple reference model -----------------------------------------------------------
 
 CHAINS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 STEPS = st.lists(
@@ -226,12 +226,12 @@ BOUND, TTL = 7, 6.0
 
 
 def chained(path: list[int]) -> tuple[int, ...]:
-    """Hash as the real blocks are: each covers all before it."""
+    """Return chained hashes: each covers all blocks before it."""
     return tuple(int("1" + "".join(map(str, path[: depth + 1]))) for depth in range(len(path)))
 
 
 class Model:
-    """Each endpoint a dict of block to (insert, -position): the smallest leaves first."""
+    """For each endpoint a dict of block to (insert, -position): the smallest is evicted first."""
 
     def __init__(self) -> None:
         self.held: dict[EndpointKey, dict[int, tuple[int, int]]] = {A: {}, B: {}, C: {}}
@@ -260,7 +260,7 @@ class Model:
 @settings(max_examples=300)
 @given(STEPS)
 def test_it_behaves_like_a_plain_lru(steps: list[tuple[object, ...]]) -> None:
-    """After any steps matches, bounds, recency and age are those of the simple model."""
+    """After any steps, matches, bounds, recency and age equal those of the reference model."""
     index, model = PrefixIndex(max_blocks=BOUND, ttl_s=TTL), Model()
     now = 0.0
     seen: set[tuple[int, ...]] = set()
@@ -293,7 +293,7 @@ def test_it_behaves_like_a_plain_lru(steps: list[tuple[object, ...]]) -> None:
 
 @given(STEPS)
 def test_a_parent_is_never_older_than_its_child(steps: list[tuple[object, ...]]) -> None:
-    """Along any chain an endpoint's last touches only get older towards the leaf."""
+    """Along any chain an endpoint's last touches get older towards the leaf."""
     index = PrefixIndex(max_blocks=BOUND)
     touched: set[tuple[EndpointKey, tuple[int, ...]]] = set()
     for number, step in enumerate(steps):

@@ -311,7 +311,7 @@ class Story:
 
     def check(self):
         holder = self.made.index._holders.get(R1)
-        named = {} if holder is None else holder.told.names
+        named = {} if holder is None else holder.reported.names
         believed = {block for names in named.values() for block in names.values()}
         there = {blocks_of(each)[-1] for each in self.cache.prompts()}
         assert believed <= there

@@ -1,7 +1,7 @@
 """One HTTP exchange as a state machine: events in, actions out. Pure.
 
-The law is at the top of ``machine``; ``events`` and ``actions`` are its alphabet, ``refusals``
-writes a refusal in its caller's dialect.
+``machine`` states the rules. ``events`` and ``actions`` define its inputs and outputs, and
+``refusals`` writes a refusal in the caller's dialect.
 """
 
 from ext_proc.exchange.actions import (

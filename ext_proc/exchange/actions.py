@@ -1,6 +1,6 @@
-"""What an exchange asks of its shell: the replies, in our own words.
+"""Actions of an exchange: the replies to write, independent of Envoy's messages.
 
-Nobody changes an action once it is made.
+Actions are immutable by convention.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 
 
 class Pick(Plain):
-    """Where the request goes.
+    """Destination of a request.
 
     Args:
         destination: ``ip:port[,ip:port...]``: the pick and its fallbacks.
         headers: Request headers to set, the destination included.
-        clear_route_cache: True where pool or variant differ from the route's, and only there:
-            clearing draws anew.
-        ticket: Names the charge in access logs.
-        decision: What it was made of.
-        prompt_blocks: Full blocks of the prompt, as far as it was read.
-        prompt_tokens: Estimate from the prompt's bytes; ``None`` where no prompt was read.
-        matched_tokens: Estimate of how many of them the replica holds.
-        unreadable: The body was no request of its form, so an error of the replica may be the
-            caller's.
+        clear_route_cache: True if, and only if, pool or variant differ from the route's: clearing
+            draws the variant again.
+        ticket: Identifies the charge in access logs.
+        decision: The router's decision.
+        prompt_blocks: Number of full blocks of the prompt, as far as it was read.
+        prompt_tokens: Tokens of the prompt, estimated from its bytes where they are not known;
+            ``None`` where no prompt was read.
+        matched_tokens: Estimate of how many of them the replica has cached.
+        unreadable: The body is not a valid request of its form, so an error of the replica may be
+            the caller's fault.
     """
 
     __slots__ = (
@@ -68,20 +69,20 @@ class Pick(Plain):
 
 
 class BodyModeOverride(Enum):
-    """What the reply to a head asks of the body, against what was announced."""
+    """Replaces the announced body mode in the reply to the request headers."""
 
     FIRST_PART = "first-part"
-    """Send a bounded first part of it (Envoy's BUFFERED_PARTIAL)."""
+    """Send a bounded first part of the body (Envoy's BUFFERED_PARTIAL)."""
     NOTHING = "nothing"
-    """Do not send it."""
+    """Send no body."""
     FIRST_PART_AND_LOADS = "first-part-and-loads"
-    """The first part, and later the answer's headers."""
+    """Send the first part, and later the response headers."""
     NOTHING_AND_LOADS = "nothing-and-loads"
-    """Nothing of it, and later the answer's headers."""
+    """Send no body, and later the response headers."""
 
 
 class PassThrough(Plain):
-    """A chunk handed back; in duplex only this lets it go on."""
+    """A chunk to forward unchanged; in duplex mode a chunk is forwarded only by this."""
 
     __slots__ = ("chunk", "end_of_stream")
 
@@ -91,49 +92,49 @@ class PassThrough(Plain):
 
 
 class ReplyHead(Plain):
-    """Go on after the head."""
+    """Continue after the request headers."""
 
-    __slots__ = ("ask", "pick")
+    __slots__ = ("override", "pick")
 
-    def __init__(self, pick: Pick | None = None, ask: BodyModeOverride | None = None) -> None:
+    def __init__(self, pick: Pick | None = None, override: BodyModeOverride | None = None) -> None:
         self.pick = pick
-        self.ask = ask
+        self.override = override
 
 
 class ReplyBody(Plain):
-    """Go on after a part of the body."""
+    """Continue after a part of the body."""
 
-    __slots__ = ("echo", "pick")
+    __slots__ = ("pass_through", "pick")
 
-    def __init__(self, pick: Pick | None = None, echo: PassThrough | None = None) -> None:
+    def __init__(self, pick: Pick | None = None, pass_through: PassThrough | None = None) -> None:
         self.pick = pick
-        self.echo = echo
+        self.pass_through = pass_through
 
 
 class ReplyTrailers(Plain):
-    """Go on after the request's trailers."""
+    """Continue after the request trailers."""
 
     __slots__ = ()
 
 
 class ReplyResponse(Plain):
-    """Go on after a part of the response, unchanged."""
+    """Continue after a part of the response, unchanged."""
 
-    __slots__ = ("echo", "part")
+    __slots__ = ("part", "pass_through")
 
-    def __init__(self, part: ResponsePart, echo: PassThrough | None = None) -> None:
+    def __init__(self, part: ResponsePart, pass_through: PassThrough | None = None) -> None:
         self.part = part
-        self.echo = echo
+        self.pass_through = pass_through
 
 
 class Refuse(Plain):
-    """Answer the caller ourselves; nothing goes upstream.
+    """Answer the caller directly; the request does not reach a replica.
 
     Args:
         status: HTTP status.
-        grpc_status: Set for gRPC callers, whose message is then the body.
-        reason: Machine-readable, out of a fixed set.
-        body: What the caller is told.
+        grpc_status: gRPC status for gRPC callers; ``body`` is then its message. Else ``None``.
+        reason: Machine-readable reason out of a fixed set.
+        body: Body of the answer.
         headers: Further headers of the answer.
     """
 

@@ -1,6 +1,6 @@
-"""What can happen to an exchange, in our own words.
+"""Events of an exchange, independent of Envoy's messages.
 
-Nobody changes an event once it is made.
+Events are immutable by convention.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class BodySending(Enum):
     """How the proxy announced that it sends bodies (Envoy's ``BodySendMode``)."""
 
     NONE = "none"
-    """Not at all, unless the reply to the head asks for it."""
+    """Not at all, unless the reply to the headers requests it."""
     BUFFERED = "buffered"
-    """In one message that holds all of it, or as much as fits."""
+    """In one message with the whole body, or as much as fits."""
     STREAMED = "streamed"
-    """In chunks that wait for nobody's decision."""
+    """In chunks that are forwarded without waiting for a reply."""
     DUPLEX = "duplex"
-    """In chunks that go on only as far as the replies hand them back."""
+    """In chunks that are forwarded only as far as the replies return them."""
 
 
 STREAMED: Final = BodySending.STREAMED  # see `state`
@@ -32,17 +32,18 @@ DUPLEX: Final = BodySending.DUPLEX
 
 
 class Head(Plain):
-    """The request's head: always the first event.
+    """The request headers: always the first event.
 
     Args:
-        method: Of HTTP.
-        path: With its query.
-        headers: Lower-case names; pseudo-headers are left out; repeated ones are joined by commas.
+        method: HTTP method.
+        path: Path with its query.
+        headers: Headers by lower-case name, without pseudo-headers; repeated ones are joined by
+            commas.
         end_of_stream: The request has no body.
         cluster: Name of the cluster to which the proxy's route leads.
-        route: Name of the route that matched.
-        request_body: How its body is sent.
-        response_body: The same of the response's.
+        route: Name of the matched route.
+        request_body: How the request body is sent.
+        response_body: How the response body is sent.
         subset: ``ip:port`` or ``ip`` entries that limit the choice; ``None`` = no limit.
     """
 
@@ -82,12 +83,12 @@ class Head(Plain):
 
 
 class Body(Plain):
-    """A part of the request's body, or all of it.
+    """A part of the request body, or all of it.
 
     Args:
-        chunk: Its bytes.
-        end_of_stream: It is the last.
-        subset: As in `Head`; ``None`` keeps what the head said.
+        chunk: Bytes of the part.
+        end_of_stream: This is the last part.
+        subset: As in `Head`; ``None`` keeps the value of the headers.
     """
 
     __slots__ = ("chunk", "end_of_stream", "subset")
@@ -101,13 +102,13 @@ class Body(Plain):
 
 
 class Trailers(Plain):
-    """The request's trailers, which end it."""
+    """The request trailers, which end the request."""
 
     __slots__ = ()
 
 
 class ResponsePart(Enum):
-    """The parts of a response that a proxy may show."""
+    """The parts of a response that a proxy may send."""
 
     HEADERS = "headers"
     BODY = "body"
@@ -115,14 +116,14 @@ class ResponsePart(Enum):
 
 
 class Response(Plain):
-    """A part of the response; nothing is read from its content.
+    """A part of the response; its content is not interpreted.
 
     Args:
-        part: Which.
-        chunk: Bytes of its body.
-        end_of_stream: It is the last.
-        served: ``ip:port`` of the replica that served, where the proxy tells.
-        loads: Headers in which the replica tells its load, unread.
+        part: Kind of the part.
+        chunk: Bytes of the response body.
+        end_of_stream: This is the last part.
+        served: ``ip:port`` of the replica that served, if the proxy reports it.
+        loads: Unparsed headers in which the replica reports its load.
     """
 
     __slots__ = ("chunk", "end_of_stream", "loads", "part", "served")
@@ -143,10 +144,10 @@ class Response(Plain):
 
 
 class Lost(Plain):
-    """The stream is over: the last event.
+    """The stream has ended: the last event.
 
     Args:
-        clean: False where it broke before the reply that carries the pick was handed over.
+        clean: False if it broke before the reply with the pick was handed over.
     """
 
     __slots__ = ("clean",)
@@ -156,7 +157,7 @@ class Lost(Plain):
 
 
 class Stopped(Plain):
-    """The picker stops while the exchange runs: the last event."""
+    """The picker stops during the exchange: the last event."""
 
     __slots__ = ()
 

@@ -13,39 +13,39 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import Pool
 
 FIRST_PART_BYTES: Final = 65_536
-"""In duplex, most bytes for which a decision waits; at most one chunk more is held."""
+"""Maximum bytes for which a duplex decision waits; at most one more chunk is held."""
 
 _UNARY: Final = frozenset(
     {Form.GRPC_INFER, Form.HTTP_INFER, Form.GENERATE, Form.GENERATE_STREAM, Form.OPENAI}
 )
-"""Unary inference. A stream's body cannot be waited for: its client may wait for us."""
+"""Unary inference. A stream's body must not be waited for: its client may wait for a response."""
 
 _GRPC: Final = frozenset({Form.GRPC_INFER, Form.GRPC_STREAM, Form.MODEL_CALL})
 
 
-def body_tells_more(head: Head, form: Form, pool: Pool | None) -> bool:
-    """Tell whether the decision waits for the body.
+def needs_body(head: Head, form: Form, pool: Pool | None) -> bool:
+    """Return whether the decision waits for the body.
 
     Args:
-        head: The request's head.
-        form: Its form.
-        pool: Its pool; ``None`` = not known yet.
+        head: The request headers.
+        form: Form of the request.
+        pool: Pool of the request; ``None`` = not known yet.
     """
     sent = head.request_body
     if head.end_of_stream or sent is STREAMED:
         return False
     if form is GRPC_STREAM:
-        # A stream's route announces duplex only where its pool chose to read the first message.
+        # A stream's route announces duplex only if its pool chose to read the first message.
         return sent is DUPLEX
     if form is MODEL_CALL:
         return pool is None
     return form in _UNARY and (pool is None or pool.body != "none")
 
 
-def enough(held: bytearray, form: Form) -> bool:
-    """Tell whether a decision on a body in duplex has what it waits for.
+def has_first_part(held: bytearray, form: Form) -> bool:
+    """Return whether the held part of a duplex body suffices for a decision.
 
-    That is a gRPC call's first message, or `FIRST_PART_BYTES` of anything.
+    A gRPC call needs its first message; `FIRST_PART_BYTES` suffice in any case.
     """
     if len(held) >= FIRST_PART_BYTES:
         return True

@@ -1,45 +1,47 @@
-"""One HTTP exchange: when to decide, on what, and what to answer.
+"""The state machine of one HTTP exchange: when to decide, on what, and what to reply.
 
-Law:
+Rules:
 
-1. Each `Head`, `Body`, `Trailers` and `Response` is answered by exactly one action, in its own
-   kind, or by one `Refuse`; `Lost` and `Stopped` are answered by none. Only in duplex may an
-   answer wait: the head's and those of the chunks before the decision are all given with it, in
-   their order, and a chunk that is too large for one message is answered by several.
-2. There is at most one decision, and its reply is the only one with a pick. It falls at the head,
-   unless the body can tell more: the request has one, its form is a unary inference, and its pool
-   reads bodies or is not known yet (or the form is a call about a model whose pool is not known
-   yet). Then it falls at the first body message, the only one in the buffered modes. Where the
-   proxy announced chunks that wait for nobody (streamed) it would be too late, so the decision
-   falls at the head. Where they wait for us (duplex) it falls as soon as the first message of a
-   gRPC call, the first `FIRST_PART_BYTES`, or all of the body is here, so never later than that,
-   and a stream's client need not half-close.
-3. The pool is the one of the route's cluster. On an unnamed route it is the one that the request
-   names (header, model), else the form's default one.
-4. The reply clears the route cache if, and only if, the pool or variant decided on is not the one
-   of the route's cluster: clearing otherwise would draw the canary again.
-5. What cannot be read costs its own smartness only: where the pool is known the request goes on
-   by what is known, and the replica's own error reaches the caller. Where only the body names the
-   pool, it is a bad request.
-6. Not knowing is no refusal: without any pool, or for a cluster that is not one of a known pool,
-   the proxy goes on by itself (a pass).
-7. Where the proxy tells which replica served, the ticket moves to that one.
-8. The ticket settles exactly once, at the end of the stream: done where the reply with the pick
-   was handed over, however the stream ended after that; aborted where it was not; shutdown where
-   the picker stops first.
+1. Each `Head`, `Body`, `Trailers` and `Response` is answered by exactly one action of its own kind,
+   or by one `Refuse`; `Lost` and `Stopped` are answered by none. Only in duplex may a reply wait:
+   the replies to the headers and to the chunks before the decision are all given with the decision,
+   in order, and a chunk that is too large for one message is answered by several.
+2. There is at most one decision, and its reply is the only one with a pick. The decision is made on
+   the headers, unless the body can add information: the request has one, its form is a unary
+   inference, and its pool reads bodies or is not known yet (or the form is a call about a model
+   whose pool is not known yet). Then it is made on the first body message, which is the only one in
+   the buffered modes. In streamed mode chunks are forwarded without waiting, so a decision on the
+   body would be too late, and it is made on the headers. In duplex mode chunks wait for replies:
+   the decision is made as soon as the first message of a gRPC call, the first `FIRST_PART_BYTES`,
+   or the whole body has arrived. It is never made later, so a stream's client need not half-close.
+3. The pool is that of the route's cluster. On an unnamed route it is the pool that the request
+   names (header, model), else the default pool of the form.
+4. The reply clears the route cache if, and only if, the decided pool or variant differs from that
+   of the route's cluster: clearing in other cases would draw the canary again.
+5. An unreadable body only degrades the decision: if the pool is known, the request is routed by
+   what is known, and the replica's own error reaches the caller. If only the body names the pool,
+   the request is refused as a bad request.
+6. Missing configuration is no reason to refuse: without any pool, or for a cluster that belongs to
+   no known pool, the proxy continues by itself (a pass).
+7. If the proxy reports which replica served, the ticket moves to that replica.
+8. The ticket settles exactly once, at the end of the stream: done if the reply with the pick was
+   handed over, however the stream ended after that; aborted if it was not; shutdown if the picker
+   stops first.
 9. An illegal event raises `IllegalEventError` and changes nothing.
 
 ======== ======================= ========================= ====================== ==============
 state    Head                    Body, Trailers            Response               Lost, Stopped
 ======== ======================= ========================= ====================== ==============
-NEW      decide -> DECIDED,      illegal                   illegal                -> OVER
-         or ask -> WAITING
+NEW      decide -> DECIDED, or   illegal                   illegal                -> OVER
+         request the body
+         -> WAITING
 WAITING  illegal                 body: decide -> DECIDED   a pass -> DECIDED      -> OVER
                                  (duplex: or hold it)
                                  trailers: a pass
                                  (duplex: decide)
-DECIDED  illegal                 an empty reply (an echo   an empty reply (an     settle -> OVER
-                                 in duplex)                echo in duplex)
+DECIDED  illegal                 an empty reply (a         an empty reply (a      settle -> OVER
+                                 pass-through in duplex)   pass-through in
+                                                           duplex)
 OVER     illegal                 illegal                   illegal                illegal
 ======== ======================= ========================= ====================== ==============
 """
@@ -64,15 +66,15 @@ from ext_proc.exchange.events import (
     Stopped,
     Trailers,
 )
-from ext_proc.exchange.first_part import body_tells_more, enough
+from ext_proc.exchange.first_part import has_first_part, needs_body
 from ext_proc.exchange.refusals import refuse, too_large
 from ext_proc.exchange.replies import (
     EMPTY_HEAD,
     EMPTY_TRAILERS,
-    answer_head,
-    ask_for_body,
-    echoes,
-    go_on,
+    passed_through,
+    reply_to_head,
+    reply_without_decision,
+    request_body,
     write_pick,
 )
 from ext_proc.exchange.state import DECIDED, NEW, OVER, WAITING, ExchangeState
@@ -99,18 +101,18 @@ if TYPE_CHECKING:
     from ext_proc.requests import Tokenizer
     from ext_proc.routing.values.pool import Pool
 
-# Tuples, as a union in `isinstance` would be built anew at each call.
+# Tuples: a union in `isinstance` would be built anew at each call.
 _ENDS: Final = (Lost, Stopped)
 _REQUEST_PARTS: Final = (Body, Trailers)
 
 _cluster_of: Final = lru_cache(maxsize=4096)(parse_cluster)
-"""Routes lead to few clusters, and every request names one."""
+"""Every request names a cluster, and there are few of them."""
 
 _NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
 
 
 class IllegalEventError(Exception):
-    """An event that the state does not allow; nothing has changed."""
+    """The state does not allow the event; nothing has changed."""
 
 
 def _illegal(event: Event, state: ExchangeState) -> IllegalEventError:
@@ -118,7 +120,7 @@ def _illegal(event: Event, state: ExchangeState) -> IllegalEventError:
 
 
 class _Known:
-    """What is known of a request before the decision."""
+    """Information about a request before the decision."""
 
     __slots__ = ("features", "head", "held", "pool", "ref")
 
@@ -128,15 +130,15 @@ class _Known:
         self.features = features
         self.pool = pool
         self.held: bytearray | None = None
-        """Chunks that wait for the decision; ``None`` where the body does not come in duplex."""
+        """Chunks that wait for the decision; ``None`` if the body is not sent in duplex."""
 
 
 class Exchange:
-    """The state machine of one exchange; the law is above.
+    """The state machine of one exchange; the module states its rules.
 
     Args:
-        router: The router.
-        tokenizers: Those at hand, by the path that pools name.
+        router: The request router.
+        tokenizers: Loaded tokenizers, by the path that pools name.
     """
 
     __slots__ = (
@@ -161,20 +163,20 @@ class Exchange:
         self._duplex_response = False
         self._ticket: Ticket | None = None
         self._waiting: _Known | None = None
-        """Set exactly in state WAITING."""
+        """Set only in state WAITING."""
         self.state = NEW
         self.moved = False
-        """Another replica than the pick served the request."""
+        """A replica other than the pick served the request."""
         self.passed: str | None = None
-        """Why nobody was chosen although nothing was refused; ``None`` otherwise."""
+        """Reason why no replica was chosen without a refusal; ``None`` otherwise."""
         self.unreadable: str | None = None
-        """What was wrong with a body that could not be read; ``None`` otherwise."""
+        """Error of a body that could not be read; ``None`` otherwise."""
 
     def on(self, event: Event, now: float, unix_now: float) -> tuple[Action, ...]:
-        """Take one event and return the replies to write, in order.
+        """Process one event and return the replies to write, in order.
 
         Args:
-            event: What happened.
+            event: The event.
             now: Seconds on the monotonic clock.
             unix_now: Wall-clock seconds.
 
@@ -201,13 +203,13 @@ class Exchange:
                 decided = self._on_body(waiting, event, now, unix_now)
                 return (decided if isinstance(decided, Refuse) else ReplyBody(decided),)
             # No body message will come. A reply to trailers cannot carry a pick, and a response
-            # means that the proxy answered by itself.
+            # before the decision is the proxy's own answer.
             self._pass("no-body")
         if isinstance(event, Response) and event.served is not None and self._ticket is not None:
             ticket = self._router.served(self._ticket, event.served, now)
             self.moved = self.moved or ticket is not self._ticket
             self._ticket = ticket
-        return go_on(
+        return reply_without_decision(
             event, duplex_request=self._duplex_request, duplex_response=self._duplex_response
         )
 
@@ -220,7 +222,7 @@ class Exchange:
         known = self._locate(head)
         if isinstance(known, str):
             return (self._pass(known),)
-        readable = body_tells_more(head, known.features.form, known.pool)
+        readable = needs_body(head, known.features.form, known.pool)
         features = known.features
         if known.pool is None and (
             features.pool is not None or features.model is not None or not readable
@@ -228,32 +230,32 @@ class Exchange:
             found = self._find_pool(known)
             if isinstance(found, Refusal):
                 return (self._refuse(known, found),)
-            readable = body_tells_more(head, known.features.form, found)
+            readable = needs_body(head, known.features.form, found)
         if readable:
             self.state = WAITING
             self._waiting = known
             if sent is DUPLEX:
                 known.held = bytearray()
                 return ()
-            return (ask_for_body(known.head, loads=self._wants_loads(known)),)
+            return (request_body(known.head, loads=self._wants_loads(known)),)
         decided = self._decide(known, head.subset, now, unix_now)
         if isinstance(decided, Refuse):
             return (decided,)
-        return (answer_head(head, decided, loads=self._wants_loads(known)),)
+        return (reply_to_head(head, decided, loads=self._wants_loads(known)),)
 
     def _wants_loads(self, known: _Known) -> bool:
-        """Tell whether an override must keep the answer's headers coming (ORCA)."""
+        """Return whether an override must keep the response headers enabled (ORCA)."""
         if known.pool is not None:
             return known.pool.orca
         return any(pool.orca for pool in self._router.pools.values())
 
     @property
     def endpoint(self) -> str | None:
-        """Id of the replica that has the request, as far as is known."""
+        """Id of the replica that has the request, as far as it is known."""
         return None if self._ticket is None else self._ticket.endpoint.id
 
     def _locate(self, head: Head) -> _Known | str:
-        """Read the head and the route; a string says why the proxy must go on by itself."""
+        """Read the headers and the route; a string is the reason for a pass."""
         pools = self._router.pools
         if not pools:
             return "no-pools"
@@ -274,13 +276,13 @@ class Exchange:
         now: float,
         unix_now: float,
     ) -> tuple[Action, ...]:
-        """Hold a chunk, or decide on what is held; the answers that waited follow the decision."""
+        """Hold a chunk, or decide on the held ones; delayed replies follow the decision."""
         ended = event.end_of_stream if isinstance(event, Body) else True
         if isinstance(event, Body):
             held += event.chunk
             if event.subset is not None:
                 known.head = known.head.changed(subset=event.subset)
-            if not ended and not enough(held, known.features.form):
+            if not ended and not has_first_part(held, known.features.form):
                 self._waiting = known
                 return ()
         body = Body(bytes(held), ended)
@@ -292,10 +294,10 @@ class Exchange:
             return (decided,)
         head = ReplyHead(decided)
         if isinstance(event, Trailers):
-            # The trailers end the request, so no chunk does.
-            echoed = echoes(body.changed(end_of_stream=False)) if held else []
-            return (head, *(ReplyBody(echo=echo) for echo in echoed), EMPTY_TRAILERS)
-        return (head, *(ReplyBody(echo=echo) for echo in echoes(body)))
+            # The trailers end the request, so no chunk ends it.
+            chunks = passed_through(body.changed(end_of_stream=False)) if held else []
+            return (head, *(ReplyBody(pass_through=part) for part in chunks), EMPTY_TRAILERS)
+        return (head, *(ReplyBody(pass_through=part) for part in passed_through(body)))
 
     def _on_body(self, known: _Known, body: Body, now: float, unix_now: float) -> Pick | Refuse:
         head = known.head
@@ -320,7 +322,7 @@ class Exchange:
     # --- the decision -------------------------------------------------------------------------
 
     def _find_pool(self, known: _Known) -> Pool | Refusal:
-        """Fill in the pool that the request names, or the form's default one."""
+        """Set the pool that the request names, or the default pool of its form."""
         known.features = split_adapter(known.features, served_by(self._router.pools))
         found = self._router.pool_for(known.features, known.head.path, known.ref.protocol)
         if isinstance(found, Refusal):
@@ -338,7 +340,7 @@ class Exchange:
         features = split_adapter(known.features, pool.models)
         session = session_of(features, head.headers, pool.session_header)
         if session != features.session:
-            features.session = session  # ours: what a reader returns is made for this request
+            features.session = session  # safe: readers create the features for this request only
         tokenizer = self._tokenizers.get(pool.tokenizer) if pool.tokenizer else None
         blocks = token_blocks(features, pool.block_chars, pool.block_tokens, tokenizer)
         request = Request(

@@ -1,4 +1,4 @@
-"""A refusal in its caller's dialect: Triton's JSON, OpenAI's error object, or a gRPC status.
+"""Refusals in the caller's dialect: Triton's JSON, OpenAI's error object, or a gRPC status.
 
 Sources: Triton's HTTP error shape (``{"error": "..."}``, KServe v2), OpenAI's error object,
 and the gRPC status codes (``grpc/grpc: doc/statuscodes.md``).
@@ -43,12 +43,12 @@ _GRPC_CONTENT: Final = "application/grpc"
 
 
 def speaks_grpc(headers: Mapping[str, str]) -> bool:
-    """Tell whether the caller expects a gRPC status (its content type says so)."""
+    """Return whether the caller expects a gRPC status, by its content type."""
     return headers.get("content-type", "").startswith(_GRPC_CONTENT)
 
 
 def refuse(refusal: Refusal, form: Form, headers: Mapping[str, str]) -> Refuse:
-    """Write ``refusal`` for a caller that spoke ``form``."""
+    """Write ``refusal`` for a caller whose request had the form ``form``."""
     status = _STATUS[refusal.kind]
     reason = refusal.kind.value
     extra = [(REASON_HEADER, reason)]
@@ -72,7 +72,7 @@ def refuse(refusal: Refusal, form: Form, headers: Mapping[str, str]) -> Refuse:
 
 
 def too_large(body: Body, pool: Pool) -> Refusal | None:
-    """Hold the bound of pools that read whole bodies; a first part is bounded by the proxy."""
+    """Enforce ``max_body_bytes`` of pools that read whole bodies; Envoy bounds first parts."""
     if pool.body != "full" or len(body.chunk) <= pool.max_body_bytes:
         return None
     return Refusal(

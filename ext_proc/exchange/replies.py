@@ -1,4 +1,4 @@
-"""Replies: what asks for the body, a decision as a pick, chunks as echoes, and the empty ones."""
+"""Builds replies: requests for a body, picks, passed-through chunks and empty replies."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.request import Features
     from tidegate_api.names import ClusterRef
 
-MAX_ECHO_BYTES: Final = 62_000
-"""Most bytes of one echoed chunk; Envoy advises to stay below 64 KiB."""
+MAX_PASS_THROUGH_BYTES: Final = 62_000
+"""Maximum bytes of one passed-through chunk; Envoy advises to stay below 64 KiB."""
 
 _NONE: Final = BodySending.NONE  # see `state`
 _BUFFERED: Final = BodySending.BUFFERED
 _BODY: Final = ResponsePart.BODY
 EMPTY_HEAD: Final = ReplyHead()
 EMPTY_TRAILERS: Final = ReplyTrailers()
-_ASK_FIRST_PART: Final = ReplyHead(ask=BodyModeOverride.FIRST_PART)
-_ASK_FIRST_PART_AND_LOADS: Final = ReplyHead(ask=BodyModeOverride.FIRST_PART_AND_LOADS)
+_REQUEST_FIRST_PART: Final = ReplyHead(override=BodyModeOverride.FIRST_PART)
+_REQUEST_FIRST_PART_AND_LOADS: Final = ReplyHead(override=BodyModeOverride.FIRST_PART_AND_LOADS)
 _EMPTY_BODY: Final = ReplyBody()
 _EMPTY_RESPONSE: Final = {part: ReplyResponse(part) for part in ResponsePart}
 
 
 def write_pick(decision: Decision, ref: ClusterRef, features: Features, blocks: Blocks) -> Pick:
-    """Write a decision for a request whose route leads to ``ref``.
+    """Convert a decision for a request whose route leads to ``ref``.
 
     Args:
-        decision: What the router chose.
+        decision: The router's decision.
         ref: The cluster of the proxy's route.
-        features: What is known of the request.
-        blocks: Its prompt in blocks.
+        features: Features of the request.
+        blocks: Blocks of its prompt.
     """
     destination = ",".join(decision.addresses if decision.retriable else decision.addresses[:1])
     headers = [(DESTINATION_HEADER, destination)]
@@ -76,53 +76,53 @@ def write_pick(decision: Decision, ref: ClusterRef, features: Features, blocks: 
     )
 
 
-def echoes(event: Body | Response) -> list[PassThrough]:
-    """Cut a chunk into echoes; an empty one still gets one, and only the last ends the stream."""
+def passed_through(event: Body | Response) -> list[PassThrough]:
+    """Split a chunk for passing through; an empty one yields one part. The last ends the stream."""
     chunk = event.chunk
-    if len(chunk) <= MAX_ECHO_BYTES:
+    if len(chunk) <= MAX_PASS_THROUGH_BYTES:
         return [PassThrough(chunk, event.end_of_stream)]
-    starts = range(0, len(chunk), MAX_ECHO_BYTES)
+    starts = range(0, len(chunk), MAX_PASS_THROUGH_BYTES)
     return [
         PassThrough(
-            chunk[at : at + MAX_ECHO_BYTES],
-            event.end_of_stream and at + MAX_ECHO_BYTES >= len(chunk),
+            chunk[at : at + MAX_PASS_THROUGH_BYTES],
+            event.end_of_stream and at + MAX_PASS_THROUGH_BYTES >= len(chunk),
         )
         for at in starts
     ]
 
 
-def ask_for_body(head: Head, *, loads: bool) -> ReplyHead:
-    """Return the reply to a head whose body is waited for.
+def request_body(head: Head, *, loads: bool) -> ReplyHead:
+    """Return the reply to request headers whose body the decision waits for.
 
     Args:
-        head: The head.
-        loads: An override must keep the answer's headers coming (ORCA).
+        head: The request headers.
+        loads: An override must keep the response headers enabled (ORCA).
     """
     if head.request_body is not _NONE:
         return EMPTY_HEAD
-    return _ASK_FIRST_PART_AND_LOADS if loads else _ASK_FIRST_PART
+    return _REQUEST_FIRST_PART_AND_LOADS if loads else _REQUEST_FIRST_PART
 
 
-def answer_head(head: Head, pick: Pick, *, loads: bool) -> ReplyHead:
-    """Return the reply to a head that is decided on; the arguments are ``ask_for_body``'s."""
+def reply_to_head(head: Head, pick: Pick, *, loads: bool) -> ReplyHead:
+    """Return the reply with a pick to request headers; the arguments are ``request_body``'s."""
     if head.request_body is not _BUFFERED or head.end_of_stream:
         return ReplyHead(pick)
-    # A buffered body that nobody reads would only delay the request; a stream's never ends.
+    # A buffered body that is not read would only delay the request; a stream's body never ends.
     return ReplyHead(
         pick, BodyModeOverride.NOTHING_AND_LOADS if loads else BodyModeOverride.NOTHING
     )
 
 
-def go_on(
+def reply_without_decision(
     event: Body | Trailers | Response, *, duplex_request: bool, duplex_response: bool
 ) -> tuple[Action, ...]:
-    """Answer what needs no decision: with nothing, or an echo where the proxy waits for one."""
+    """Reply to an event that needs no decision: empty, or a pass-through where the proxy waits."""
     if isinstance(event, Body):
         if duplex_request:
-            return tuple(ReplyBody(echo=echo) for echo in echoes(event))
+            return tuple(ReplyBody(pass_through=part) for part in passed_through(event))
         return (_EMPTY_BODY,)
     if isinstance(event, Trailers):
         return (EMPTY_TRAILERS,)
     if duplex_response and event.part is _BODY:
-        return tuple(ReplyResponse(event.part, echo) for echo in echoes(event))
+        return tuple(ReplyResponse(event.part, part) for part in passed_through(event))
     return (_EMPTY_RESPONSE[event.part],)

@@ -1,4 +1,4 @@
-"""The seam between an exchange and the router."""
+"""Interface between an exchange and the request router."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class RequestRouter(Protocol):
-    """What an exchange needs of the router."""
+    """The part of the request router that an exchange uses."""
 
     @property
     def pools(self) -> Mapping[str, Pool]:
         """The pools by name."""
 
     def pool_for(self, features: Features, path: str, protocol: Spoken) -> str | Refusal:
-        """Name the pool of a request whose route does not."""
+        """Return the pool of a request whose route does not name one."""
 
     def decide(self, request: Request, now: float, unix_now: float) -> Decision | Refusal:
-        """Choose, and charge the choice."""
+        """Choose a replica and charge the request to it."""
 
     def served(self, ticket: Ticket, address: str, now: float) -> Ticket:
         """Move the charge to the replica at ``address``; return the ticket that is open now."""
 
     def settle(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
-        """Take the charge back; tell whether it was still open."""
+        """Release the charge; return whether it was still open."""

@@ -1,7 +1,8 @@
-"""Where an exchange stands.
+"""States of an exchange.
 
-Members that are asked for with each message have a name of their own, here as in `events` and in
-``routing``: Python 3.11 takes 0.2 µs to find a member in its enum, and an exchange asks for thirty.
+Enum members that are compared for each message are also module constants, here as in `events` and
+in ``routing``: Python 3.11 takes 0.2 µs to look a member up in its enum, and an exchange compares
+thirty.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import Final
 
 
 class ExchangeState(Enum):
-    """Where the exchange stands."""
+    """State of an exchange."""
 
     NEW = "new"
     WAITING = "waiting"
-    """For the body, to decide on it."""
+    """Waiting for the body, to decide on it."""
     DECIDED = "decided"
     """Picked, refused or passed."""
     OVER = "over"

@@ -1,7 +1,7 @@
-"""Bytes to meaning: what a request says about itself. Pure; unknown stays ``None``.
+"""Parses requests into features. Pure; unknown values are ``None``.
 
-``read_head`` reads method, path and headers and never raises. ``read_body`` fills in what only
-the body says, from the whole body or from its first part, and raises nothing but ``BadRequest``.
+``read_head`` reads method, path and headers and never raises. ``read_body`` adds what only the body
+contains, from the whole body or its first part, and raises only ``BadRequest``.
 """
 
 from ext_proc.requests.adapters import served_by, split_adapter

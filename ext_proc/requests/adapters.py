@@ -1,8 +1,8 @@
-"""OpenAI's ``model`` when it names an adapter too: ``base<separator>adapter``.
+"""Splits OpenAI's ``model`` if it names an adapter too: ``base<separator>adapter``.
 
-Source: the ``--lora-separator`` of Triton's OpenAI frontend. The separator is the server's own
-choice, so it is not configured here: whatever of ``: / # @ | +`` stands behind the longest name
-that a pool serves is taken for it. The request is not rewritten.
+Source: the ``--lora-separator`` of Triton's OpenAI frontend. The separator is configured at the
+server and not known here: any of ``: / # @ | +`` after the longest name that a pool serves is taken
+as the separator. The request is not rewritten.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SEPARATOR: Final = re.compile(r"[:/#@|+]+")
 
 
 class _Served:
-    """The models of many pools, looked at only where a name is asked for."""
+    """The models of many pools, evaluated only when a name is looked up."""
 
     __slots__ = ("_pools",)
 
@@ -42,11 +42,11 @@ def split_adapter(features: Features, models: Container[str]) -> Features:
     """Split the model of an OpenAI request into model and adapter.
 
     Args:
-        features: The request; its names are bounded by ``MAX_NAME_CHARS``.
-        models: What is served.
+        features: Features of the request; their names are bounded by ``MAX_NAME_CHARS``.
+        models: Served models.
 
     Returns:
-        The features with both, unchanged where the whole name is served or no part of it is.
+        The features with both, unchanged if the whole name is served or no part of it is.
     """
     whole = features.model
     if features.form is not OPENAI or whole is None or whole in models:

@@ -1,9 +1,9 @@
 """Prompt blocks: the chained hashes by which prefix affinity compares prompts.
 
-The hash of a block covers all blocks before it, so two prompts share their first ``n`` hashes
-exactly if they share their first ``n`` blocks; vLLM and TensorRT-LLM chain the hashes of their KV
-blocks in the same way. Blocks are salted by model, adapter and cache salt, as a KV cache is valid
-for one of these only. Only full blocks count: a prompt that grows keeps all its hashes.
+The hash of a block covers all blocks before it, so two prompts share their first ``n`` hashes if,
+and only if, they share their first ``n`` blocks; vLLM and TensorRT-LLM chain the hashes of their KV
+blocks in the same way. Blocks are salted by model, adapter and cache salt, because a KV cache is
+valid for one combination only. Only full blocks count: a growing prompt keeps all its hashes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 MAX_BLOCKS: Final = 2048
-"""Blocks of one prompt; what lies beyond them is not looked at."""
+"""Maximum blocks of one prompt; the rest of the prompt is ignored."""
 
 _ROW: Final = 16
-"""Blocks that are cut at once."""
+"""Number of blocks that are split off at once."""
 _HASH_BYTES: Final = 8
 
 
@@ -31,9 +31,9 @@ def prompt_blocks(features: Features, block_chars: int, limit: int = MAX_BLOCKS)
     """Return the chained hashes of the prompt's full blocks, root first.
 
     Args:
-        features: The request; without a prompt it has no blocks.
+        features: Features of the request; without a prompt there are no blocks.
         block_chars: Bytes of prompt in a block, at least 1.
-        limit: Most hashes returned; the prompt beyond them is not looked at.
+        limit: Maximum hashes returned; the prompt beyond them is ignored.
 
     Returns:
         Signed 64-bit integers (XXH3), stable across processes and machines.
@@ -44,13 +44,13 @@ def prompt_blocks(features: Features, block_chars: int, limit: int = MAX_BLOCKS)
 
 
 def chained(features: Features, data: bytes, size: int, limit: int = MAX_BLOCKS) -> tuple[int, ...]:
-    """Return the chained hashes of the full blocks of ``data``, salted as the request says.
+    """Return the chained hashes of the full blocks of ``data``, salted by the request.
 
     Args:
-        features: Whose model, adapter and cache salt separate chains.
-        data: What the blocks are of.
+        features: Provides model, adapter and cache salt, which separate chains.
+        data: Bytes to split into blocks.
         size: Bytes in a block, at least 1.
-        limit: Most hashes returned.
+        limit: Maximum hashes returned.
     """
     if len(data) < size:
         return ()
@@ -60,7 +60,7 @@ def chained(features: Features, data: bytes, size: int, limit: int = MAX_BLOCKS)
 
 @lru_cache(maxsize=1024)
 def root_of(model: str | None, adapter: str | None, salt: str | None) -> int:
-    """Return the hash that a chain begins from, an unsigned 64-bit integer."""
+    """Return the root hash of a chain, an unsigned 64-bit integer."""
     text = f"{model or ''}\0{adapter or ''}"
     if salt is not None:
         text = f"{text}\0{salt}"
@@ -68,13 +68,13 @@ def root_of(model: str | None, adapter: str | None, salt: str | None) -> int:
 
 
 def continued(chain: int, data: bytes, size: int, limit: int = MAX_BLOCKS) -> tuple[int, ...]:
-    """Return the chained hashes of the full blocks of ``data`` behind a root or a block.
+    """Return the chained hashes of the full blocks of ``data`` that follow a root or a block.
 
     Args:
-        chain: Hash of what stands before them, unsigned.
-        data: What the blocks are of.
+        chain: Hash of the root or the preceding block, unsigned.
+        data: Bytes to split into blocks.
         size: Bytes in a block, at least 1.
-        limit: Most hashes returned.
+        limit: Maximum hashes returned.
     """
     digest = xxhash.xxh3_64_intdigest
     count = min(len(data) // size, limit)
@@ -91,5 +91,5 @@ def continued(chain: int, data: bytes, size: int, limit: int = MAX_BLOCKS) -> tu
 
 @lru_cache(maxsize=1024)
 def _cut(size: int, count: int) -> struct.Struct:
-    """Return what cuts bytes into so many blocks of a size."""
+    """Return a struct that splits bytes into ``count`` blocks of ``size`` bytes."""
     return struct.Struct(f"{size}s" * count)

@@ -1,4 +1,4 @@
-"""Body to features: picks the reader of the form and undoes HTTP's content coding."""
+"""Parses a body into features: selects the form's reader and undoes HTTP's content coding."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def read_body(
     *,
     complete: bool,
 ) -> Features:
-    """Fill in what only the body says.
+    """Add what only the body contains.
 
     Args:
-        features: What ``read_head`` said.
-        headers: Names in lower case.
+        features: Result of ``read_head``.
+        headers: Headers by lower-case name.
         body: The body, or its first part; it is not kept, and large tensors are not copied.
-        complete: Whether ``body`` is all of it. Of a first part is read what is there.
+        complete: Whether ``body`` is the whole body. Of a first part, what is present is read.
 
     Returns:
-        The features with all that could be read; unchanged where the body says nothing to a router
-        (no inference, or a content coding other than gzip and deflate).
+        The features with all that could be read; unchanged if the body holds nothing for a router
+        (not an inference, or a content coding other than gzip and deflate).
 
     Raises:
         BadRequest: The bytes cannot be a request of that form.
@@ -63,13 +63,13 @@ def read_body(
 
 
 def session_of(features: Features, headers: Mapping[str, str], session_header: str) -> str | None:
-    """Return the request's session: the header's, or else the body's.
+    """Return the request's session: from the header, or else from the body.
 
     OpenAI's bodies name one as ``prompt_cache_key`` or ``user``.
 
     Args:
-        features: What was read so far.
-        headers: Names in lower case.
+        features: Features read so far.
+        headers: Headers by lower-case name.
         session_header: The pool's session header, in lower case.
     """
     return values.session(headers.get(session_header)) or features.session

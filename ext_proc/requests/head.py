@@ -1,6 +1,6 @@
-"""Method, path and headers to features: what is known before any body.
+"""Parses method, path and headers into features, before any body.
 
-Nothing here raises: what cannot be read is unknown, and a path that is no inference is ``OTHER``.
+Nothing here raises: unreadable values are unknown, and a path that is no inference is ``OTHER``.
 Paths follow the KServe v2 protocol with Triton's extensions (server: ``src/http_server.cc``).
 """
 
@@ -56,22 +56,22 @@ _MAX_INT64_DIGITS: Final = 19
 
 
 def read_head(method: str, path: str, headers: Mapping[str, str]) -> Features:
-    """Read what method, path and headers say.
+    """Read method, path and headers.
 
     Args:
-        method: The HTTP method, upper case.
+        method: HTTP method, upper case.
         path: The ``:path``, possibly with a query string.
-        headers: Names in lower case.
+        headers: Headers by lower-case name.
 
     Returns:
-        The features; ``Form.OTHER`` for all that is no inference (its model is kept where the path
-        names one, as in ``/v2/models/M/config``). The model of a header is replaced by the body's,
-        where that names one.
+        The features; the form is ``Form.OTHER`` for everything that is not an inference (the model
+        is kept if the path names one, as in ``/v2/models/M/config``). If the body names a model,
+        that model replaces the header's.
     """
     form, model, version = _NO_INFERENCE if len(path) > MAX_PATH_CHARS else _read_path(method, path)
     get = headers.get
     features = Features(form, model=model, version=version, streaming=form in _STREAMING)
-    # Few requests have one of these, and this is the hot path.
+    # Few requests have any of these, and this is the hot path.
     if (pool := get(POOL_HEADER)) is not None:
         features.pool = _name(pool)
     if model is None and (named := get(MODEL_HEADER)) is not None:
@@ -109,7 +109,7 @@ def _name(value: str | None) -> str | None:
 
 
 def _sequence(value: str | None) -> int | str | None:
-    """Read a sequence id as Triton reads it in JSON: an unsigned integer, or else a text."""
+    """Read a sequence id as Triton does in JSON: an unsigned integer, or else a text."""
     text = _name(value)
     if text is None:
         return None
@@ -121,7 +121,8 @@ def _sequence(value: str | None) -> int | str | None:
 def _timeout(spoken: str | None, own: str | None) -> float | None:
     """Return the sooner of ``grpc-timeout`` and Tidegate's own header, in seconds.
 
-    gRPC over HTTP/2 writes at most eight digits and a unit; ours are milliseconds, 0 means none.
+    gRPC over HTTP/2 writes at most eight digits and a unit. Tidegate's header is in milliseconds; 0
+    means none.
     """
     found = _TIMEOUT.fullmatch(spoken) if spoken else None
     of_grpc = None if found is None else int(found[1]) * _TIMEOUT_UNIT_S[found[2]]

@@ -1,12 +1,12 @@
-"""Blocks of tokens: for prompts that are token ids, and for texts where a tokenizer is at hand.
+"""Blocks of tokens, for prompts of token ids and for texts if a tokenizer is available.
 
-An id counts as four little-endian bytes, so ids and a text that the tokenizer maps to the same ids
-have the same blocks. The tokenizer is an argument; reading its file is the edge's work.
+An id is encoded as four little-endian bytes, so ids and a text that the tokenizer maps to the same
+ids have the same blocks. The tokenizer is an argument; the caller reads its file.
 
-The text of a prompt that was cut is tokenised up to a place where the tokens of the whole text have
-an end too: before the last white space that was read, since pre-tokenizers split words there. Where
-there is none near the end (e.g. Chinese), the last ``DROPPED_TOKENS`` are left out instead, which
-holds but for words of hundreds of characters; what is lost otherwise is a match of the last blocks.
+A prompt that is cut off is tokenized up to a position where the tokens of the whole text have a
+boundary too: before the last white space that was read, because pre-tokenizers split words there.
+If there is none near the end (e.g. Chinese), the last ``DROPPED_TOKENS`` are dropped instead. This
+holds except for words of hundreds of characters; there the last blocks do not match.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 ID_BYTES: Final = 4
 
 CHARS_PER_TOKEN: Final = 4
-"""The usual estimate where no tokenizer is known."""
+"""The usual estimate without a tokenizer."""
 
 MAX_TEXT_BYTES: Final = 65_536
-"""Of a text only so much is tokenised: the picker stands still meanwhile, tens of milliseconds."""
+"""Maximum bytes of a text that are tokenized: tokenizing blocks the picker for tens of ms."""
 
 DROPPED_TOKENS: Final = 16
 TAIL_CHARS: Final = 1024
-"""Characters at the end of a cut text in which white space is looked for."""
+"""Characters at the end of a cut text that are searched for white space."""
 
 _LAST_SPACE: Final = re.compile(r"(?<=\S)\s+\S*$")
 
 
 class Tokenizer(Protocol):
-    """What turns a text into the ids that the model sees."""
+    """Maps a text to the ids that the model sees."""
 
     def encode(self, text: str) -> Sequence[int] | None:
-        """Return the ids, special tokens included; ``None`` where the text has none."""
+        """Return the ids, special tokens included; ``None`` if the text has none."""
 
 
 class Blocks(NamedTuple):
@@ -50,21 +50,21 @@ class Blocks(NamedTuple):
     hashes: tuple[int, ...]
     """Chained hashes of the full blocks, root first; signed 64-bit integers."""
     block_tokens: float
-    """Tokens in one block, estimated where blocks are of text."""
+    """Tokens in one block, estimated for blocks of text."""
     tokens: int | None
-    """Tokens of the whole prompt; ``None`` = unknown, since there are no ids or not all."""
+    """Tokens of the whole prompt; ``None`` = unknown: there are no ids, or not all of them."""
 
 
 def token_blocks(
     features: Features, block_chars: int, block_tokens: int, tokenizer: Tokenizer | None
 ) -> Blocks:
-    """Cut a prompt into blocks: of tokens where these are known, of text otherwise.
+    """Split a prompt into blocks: of tokens if these are known, else of text.
 
     Args:
-        features: The request; without a prompt it has no blocks.
+        features: Features of the request; without a prompt there are no blocks.
         block_chars: Bytes of text in a block, at least 1.
         block_tokens: Tokens in a block, at least 1.
-        tokenizer: That of the model; ``None`` = not known.
+        tokenizer: The model's tokenizer; ``None`` = unknown.
     """
     prompt = features.prompt
     if prompt is not None:
@@ -84,7 +84,7 @@ def token_blocks(
 def _tokenise(
     features: Features, prompt: bytes, tokenizer: Tokenizer
 ) -> tuple[Sequence[int], int | None] | None:
-    """Return the ids that the whole prompt begins with, and how many it has in all."""
+    """Return ids that the whole prompt starts with, and the total number of its ids if known."""
     cut = features.prompt_is_partial or len(prompt) > MAX_TEXT_BYTES
     text = prompt[:MAX_TEXT_BYTES].decode("utf-8", "replace")
     dropped = 0

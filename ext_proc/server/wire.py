@@ -228,22 +228,26 @@ class Writer:
         """Return the reply's bytes."""
         if isinstance(action, ReplyHead):
             if action.pick is None:
-                return _HEAD_PLAIN[action.ask]
-            return self._picked(action.pick, _HEAD, action.ask)
+                return _HEAD_PLAIN[action.override]
+            return self._picked(action.pick, _HEAD, action.override)
         if isinstance(action, ReplyBody):
-            if action.pick is None and action.echo is None:
+            if action.pick is None and action.pass_through is None:
                 return _BODY_PLAIN
             reply = b"" if action.pick is None else self._picked(action.pick, _BODY, None)
-            return reply if action.echo is None else _with_echo(reply, _BODY, action.echo)
+            return (
+                reply
+                if action.pass_through is None
+                else _with_pass_through(reply, _BODY, action.pass_through)
+            )
         return _unpicked(action)
 
-    def _picked(self, pick: Pick, part: str, ask: BodyModeOverride | None) -> bytes:
+    def _picked(self, pick: Pick, part: str, override: BodyModeOverride | None) -> bytes:
         """Assemble a pick from two cached parts and the ticket.
 
         ``dynamic_metadata`` is written twice, and parsers merge the two. Source: the protobuf
         encoding guide, "last one wins" (embedded messages are merged, and so are maps).
         """
-        where = _where(part, pick.destination, pick.headers, pick.clear_route_cache, ask)
+        where = _where(part, pick.destination, pick.headers, pick.clear_route_cache, override)
         if pick.ticket is None:
             return where + self._who(None, pick.unreadable)[0]
         ticket = pick.ticket.encode()
@@ -284,9 +288,9 @@ def _unpicked(action: ReplyTrailers | ReplyResponse | Refuse) -> bytes:
         return _TRAILERS_PLAIN
     if isinstance(action, Refuse):
         return _immediate(action)
-    if action.echo is None:
+    if action.pass_through is None:
         return _RESPONSE_PLAIN[action.part]
-    return _with_echo(b"", _RESPONSE_BODY, action.echo)
+    return _with_pass_through(b"", _RESPONSE_BODY, action.pass_through)
 
 
 @lru_cache(maxsize=MAX_DESTINATIONS)
@@ -295,7 +299,7 @@ def _where(
     destination: str,
     headers: tuple[tuple[str, str], ...],
     clear: bool,
-    ask: BodyModeOverride | None,
+    override: BodyModeOverride | None,
 ) -> bytes:
     """Serialize the destination part of a pick; it is equal for all requests to one destination."""
     message = pb.ProcessingResponse()
@@ -304,8 +308,8 @@ def _where(
     _set_headers(common.header_mutation, headers)
     fields = message.dynamic_metadata.fields
     fields[LB_NAMESPACE].struct_value.fields[DESTINATION_HEADER].string_value = destination
-    if ask is not None:
-        message.mode_override.CopyFrom(_OVERRIDE[ask])
+    if override is not None:
+        message.mode_override.CopyFrom(_OVERRIDE[override])
     return message.SerializeToString()  # type: ignore[no-any-return]  # untyped library
 
 
@@ -316,11 +320,11 @@ def _set_headers(mutation: Any, headers: Iterable[tuple[str, str]]) -> None:
         option.header.raw_value = value.encode()
 
 
-def _with_echo(reply: bytes, part: str, echo: PassThrough) -> bytes:
+def _with_pass_through(reply: bytes, part: str, pass_through: PassThrough) -> bytes:
     message = pb.ProcessingResponse.FromString(reply)
     streamed = getattr(message, part).response.body_mutation.streamed_response
-    streamed.body = echo.chunk
-    streamed.end_of_stream = echo.end_of_stream
+    streamed.body = pass_through.chunk
+    streamed.end_of_stream = pass_through.end_of_stream
     return message.SerializeToString()  # type: ignore[no-any-return]  # untyped library
 
 
@@ -357,10 +361,10 @@ _OVERRIDE: Final = {
 _HEAD_PLAIN: Final[Mapping[BodyModeOverride | None, bytes]] = {
     None: pb.ProcessingResponse(request_headers=pb.HeadersResponse()).SerializeToString(),
     **{
-        ask: pb.ProcessingResponse(
+        override: pb.ProcessingResponse(
             request_headers=pb.HeadersResponse(), mode_override=mode
         ).SerializeToString()
-        for ask, mode in _OVERRIDE.items()
+        for override, mode in _OVERRIDE.items()
     },
 }
 _BODY_PLAIN: Final[bytes] = pb.ProcessingResponse(

@@ -2,7 +2,7 @@
 
 Source: Triton's generate extension. The server ignores ``sequence_id``, ``priority`` and
 ``timeout`` here, so they are not read; an empty body is legal. Unknown keys become request
-parameters, so the prompt and the sampling options may lie at the top or inside ``parameters``.
+parameters, so prompt and sampling options may be at the top level or inside ``parameters``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PLACE: Final = "the generate request"
 
 
 def read_generate(features: Features, body: bytes | memoryview, *, complete: bool) -> Features:
-    """Read a ``generate`` body; model and version are the path's.
+    """Read a ``generate`` body; the path names model and version.
 
     Raises:
-        BadRequest: It is no JSON object.
+        BadRequest: The body is not a JSON object.
     """
     if not len(body):
         return features
@@ -63,7 +63,7 @@ def _prompt(document: Document, parameters: dict[str, Any]) -> tuple[bytes | Non
 
 
 def joined(value: object, *, cut: bool) -> tuple[bytes | None, bool]:
-    """Return one text, or the texts of an array separated, and whether something is missing."""
+    """Return a text, or the texts of an array joined, and whether something is missing."""
     if isinstance(value, str):
         text = value.encode()
     elif isinstance(value, list) and all(isinstance(part, str) for part in value):
@@ -81,7 +81,7 @@ def _sampling(value: object) -> dict[str, Any]:
 
 
 def _adapter(places: list[dict[str, Any]]) -> str | None:
-    """Return the first adapter that is named, or numbered (TensorRT-LLM's ``lora_task_id``)."""
+    """Return the first adapter given by name or by number (TensorRT-LLM's ``lora_task_id``)."""
     for place in places:
         found = values.label(place.get("lora_name"))
         if found is not None:

@@ -1,8 +1,8 @@
 """KServe's ``ModelInferRequest`` in its gRPC frame (package ``inference``).
 
-Field numbers follow triton-inference-server/common: ``protobuf/grpc_service.proto``. Fields may
-come in any order; serialisers write them by number, so the first part of a message usually names
-the model, its parameters and its inputs, and the tensors' bulk follows.
+Field numbers follow triton-inference-server/common: ``protobuf/grpc_service.proto``. Fields may be
+in any order; serializers write them by number, so the first part of a message usually contains the
+model, its parameters and its inputs, and the bulk of the tensors follows.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FRAME_HEADER_BYTES: Final = 5
 MAX_PARAMETERS: Final = 256
 MAX_INPUTS: Final = 1024
 MAX_TYPED_PARTS: Final = 512
-"""Fields of a typed tensor (texts, or runs of integers) that are read."""
+"""Maximum fields of a typed tensor (texts, or runs of integers) that are read."""
 
 MAX_PACKED: Final = 32_768
-"""Integers of a typed (not raw) tensor that are read: one costs a third of a microsecond."""
+"""Maximum integers read of a typed (not raw) tensor; each costs a third of a microsecond."""
 
 _MODEL, _VERSION, _ID, _PARAMETERS, _INPUTS, _RAW = 1, 2, 3, 4, 5, 7
 _KEY, _VALUE = 1, 2
@@ -39,7 +39,7 @@ _NAME, _DATATYPE, _INPUT_PARAMETERS, _CONTENTS = 1, 2, 4, 5
 _NAME_BYTES: Final = 4 * values.MAX_NAME_CHARS
 _TEXT_BYTES: Final = 65_536
 _UNKNOWN_END: Final = 2**63
-"""End of a message whose compressed data is cut."""
+"""End of a message whose compressed data is cut off."""
 _CONTENT_OF: Final = {"INT32": 2, "INT64": 3, "UINT32": 4, "UINT64": 5, "BYTES": 8}
 
 Parameter = bool | int | float | str
@@ -72,10 +72,11 @@ def read_grpc(
 ) -> Features:
     """Read the first framed ``ModelInferRequest`` of ``body``.
 
-    A compressed message whose ``grpc-encoding`` is not gzip or deflate says nothing.
+    The features stay unchanged if the message is compressed by something other than gzip or
+    deflate.
 
     Raises:
-        BadRequest: The bytes are no gRPC frame with such a message.
+        BadRequest: The bytes are not a gRPC frame with such a message.
     """
     opened = _open(headers, body, complete=complete)
     if opened is None:
@@ -91,12 +92,12 @@ def read_model_call(
     *,
     complete: bool,
 ) -> Features:
-    """Read whom ModelReady, ModelMetadata, ModelConfig or ModelStatistics asks about.
+    """Read the model that a ModelReady, ModelMetadata, ModelConfig or ModelStatistics call names.
 
     All four have the model's name in field 1 and its version in field 2.
 
     Raises:
-        BadRequest: The bytes are no gRPC frame with such a message.
+        BadRequest: The bytes are not a gRPC frame with such a message.
     """
     opened = _open(headers, body, complete=complete)
     if opened is None:
@@ -117,7 +118,7 @@ def read_model_call(
 def _open(
     headers: Mapping[str, str], body: bytes | memoryview, *, complete: bool
 ) -> tuple[Scanner, int] | None:
-    """Return the first message and where it ends, ``None`` where nothing of it can be read."""
+    """Return the first message and its end, ``None`` if nothing of it can be read."""
     if len(body) < FRAME_HEADER_BYTES:
         if complete:
             raise BadRequest("the body has no gRPC message; send one framed message")
@@ -127,7 +128,7 @@ def _open(
     if flag > 1:
         raise BadRequest(f"the gRPC frame has the compressed flag {flag}; it must be 0 or 1")
     if complete and length > len(content):
-        raise BadRequest(f"the gRPC frame says {length} bytes, but {len(content)} follow")
+        raise BadRequest(f"the gRPC frame declares {length} bytes, but {len(content)} follow")
     end = length
     if flag:
         if not is_supported(headers.get("grpc-encoding", "")):
@@ -172,7 +173,7 @@ def _fields(scanner: Scanner, item: Field) -> list[Field]:
 
 
 def _read_parameter(scanner: Scanner, item: Field, into: dict[str, Parameter]) -> None:
-    """Read one entry of a ``map<string, InferParameter>``; a cut one is unknown."""
+    """Read one entry of a ``map<string, InferParameter>``; an entry cut off is unknown."""
     if not item.whole:
         return
     key: str | None = None
@@ -221,17 +222,17 @@ def _read_input(scanner: Scanner, item: Field) -> _Input:
 
 
 def _describe(features: Features, scanner: Scanner, message: _Message) -> Features:
-    said = read_tensors(_tensors(scanner, message)) if message.inputs else NOTHING
-    made = describe(features, message.id, message.parameters, said, "parameter sequence_id")
+    found = read_tensors(_tensors(scanner, message)) if message.inputs else NOTHING
+    made = describe(features, message.id, message.parameters, found, "parameter sequence_id")
     made.model = message.model or features.model
     made.version = message.version or features.version
     return made
 
 
 def _tensors(scanner: Scanner, message: _Message) -> dict[str, Tensor]:
-    """Find the data of the inputs that matter, in ``raw_input_contents`` or in ``contents``.
+    """Find the data of the relevant inputs, in ``raw_input_contents`` or in ``contents``.
 
-    The k-th raw content belongs to the k-th input that lies in no shared memory.
+    The k-th raw content belongs to the k-th input that is not in shared memory.
     """
     tensors: dict[str, Tensor] = {}
     raw = iter(message.raw)
@@ -252,7 +253,7 @@ def _tensors(scanner: Scanner, message: _Message) -> dict[str, Tensor]:
 
 
 def _typed_contents(scanner: Scanner, item: _Input, contents: Field) -> Tensor | None:
-    """Turn ``InferTensorContents`` into the raw layout; ``None`` where it does not matter."""
+    """Convert ``InferTensorContents`` to the raw layout; ``None`` if its datatype is irrelevant."""
     number = _CONTENT_OF.get(item.datatype)
     if number is None or contents.kind != BYTES:
         return None
@@ -278,7 +279,7 @@ def _typed_contents(scanner: Scanner, item: _Input, contents: Field) -> Tensor |
 
 
 def _text(scanner: Scanner, part: Field) -> tuple[bytes, bool]:
-    """Write a text behind its length, as raw tensors do; one that is cut keeps a longer length."""
+    """Write a text after its length, as raw tensors do; if it is cut, the length exceeds it."""
     if part.kind != BYTES:
         raise BadRequest("bytes_contents of the request must be bytes")
     kept = scanner.data[part.start : min(part.end, part.start + values.MAX_PROMPT_BYTES)]
@@ -287,7 +288,7 @@ def _text(scanner: Scanner, part: Field) -> tuple[bytes, bool]:
 
 
 def _integers(scanner: Scanner, datatype: str, part: Field, already: int) -> tuple[bytes, bool]:
-    """Write the integers of a packed field, or the one of an unpacked, little-endian.
+    """Write the integers of a packed field, or the one of an unpacked field, little-endian.
 
     Returns:
         The bytes, and whether they hold every integer.

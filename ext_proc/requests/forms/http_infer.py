@@ -1,12 +1,12 @@
 """KServe's HTTP ``infer``: JSON, or JSON followed by binary tensors, or one raw tensor.
 
 Source: Triton's binary tensor data extension; server: ``src/http_server.cc``. With
-``inference-header-content-length: N`` the JSON is the first N bytes and the tensors follow in the
-order of the inputs, each ``parameters.binary_data_size`` long, inputs with inline ``data`` or in
-shared memory skipped; N = 0 means one raw tensor and no JSON.
+``inference-header-content-length: N`` the JSON is the first N bytes. The tensors follow in the
+order of the inputs, each ``parameters.binary_data_size`` long; inputs with inline ``data`` or in
+shared memory are skipped. N = 0 means one raw tensor and no JSON.
 
-What is lost when the body was read in part: whatever the JSON says behind the cut. tritonclient
-writes ``id``, then ``inputs``, then ``parameters``, so behind a large inline tensor the sequence is
+If only a first part of the body is read, everything in the JSON after the cut is lost. tritonclient
+writes ``id``, then ``inputs``, then ``parameters``. So the sequence after a large inline tensor is
 not seen; with binary tensors the JSON comes first and is seen.
 """
 
@@ -21,7 +21,7 @@ from ext_proc.requests.parsing.json_prefix import Document, read_object
 from ext_proc.requests.parsing.tensors import (
     NOTHING,
     READ_INPUTS,
-    Said,
+    InputValues,
     Tensor,
     from_json,
     read_tensors,
@@ -46,10 +46,10 @@ def read_infer(
     *,
     complete: bool,
 ) -> Features:
-    """Read an ``infer`` body; the model is the path's, whatever the body says.
+    """Read an ``infer`` body; the path alone names the model.
 
     Raises:
-        BadRequest: It is no infer request, or its lengths contradict each other.
+        BadRequest: It is not an infer request, or its lengths contradict each other.
     """
     view = memoryview(body)
     json_end = _json_length(headers)
@@ -60,17 +60,19 @@ def read_infer(
         blobs = None
     else:
         if json_end > len(view) and complete:
-            raise BadRequest(f"{LENGTH_HEADER} says {json_end}, but the body has {len(view)} bytes")
+            raise BadRequest(
+                f"{LENGTH_HEADER} is {json_end}, but the body has only {len(view)} bytes"
+            )
         whole = json_end <= len(view)
         document = read_object(view[:json_end], complete=whole, place=_PLACE)
         blobs = view[json_end:]
     inputs = document.members.get("inputs")
     if inputs is not None and not isinstance(inputs, list):
         raise BadRequest(f"`inputs` must be an array, not {values.json_type(inputs)}")
-    said = NOTHING
+    found = NOTHING
     if inputs:
-        said = read_tensors(_tensors(inputs, document, blobs, complete=complete))
-    return _describe(features, document.members, said)
+        found = read_tensors(_tensors(inputs, document, blobs, complete=complete))
+    return _describe(features, document.members, found)
 
 
 def _json_length(headers: Mapping[str, str]) -> int | None:
@@ -82,13 +84,13 @@ def _json_length(headers: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def _describe(features: Features, members: dict[str, Any], said: Said) -> Features:
+def _describe(features: Features, members: dict[str, Any], found: InputValues) -> Features:
     parameters = members.get("parameters")
     if parameters is None:
         parameters = {}
     if not isinstance(parameters, dict):
         raise BadRequest(f"`parameters` must be an object, not {values.json_type(parameters)}")
-    return describe(features, members.get("id"), parameters, said, "`parameters.sequence_id`")
+    return describe(features, members.get("id"), parameters, found, "`parameters.sequence_id`")
 
 
 def _tensors(
@@ -98,7 +100,7 @@ def _tensors(
     *,
     complete: bool,
 ) -> dict[str, Tensor]:
-    """Find the data of the inputs that matter, inline or in the binary part."""
+    """Find the data of the relevant inputs, inline or in the binary part."""
     if len(inputs) > MAX_INPUTS:
         raise BadRequest(f"the request has more than {MAX_INPUTS} inputs; send fewer")
     tensors: dict[str, Tensor] = {}
@@ -123,14 +125,15 @@ def _tensors(
             blob = blobs[start : start + size]
             if complete and len(blob) < size:
                 raise BadRequest(
-                    f"`inputs[{index}]` says {size} binary bytes, but {len(blob)} are in the body"
+                    f"`inputs[{index}]` declares {size} binary bytes,"
+                    f" but the body has only {len(blob)}"
                 )
             tensors[name] = Tensor(name, datatype, blob, whole=len(blob) == size)
     return tensors
 
 
 def _binary_size(item: dict[str, Any], index: int) -> int | None:
-    """Return how many bytes of the binary part are this input's; ``None`` where it has none."""
+    """Return the size of this input's share of the binary part; ``None`` if it has none."""
     parameters = item.get("parameters")
     if not isinstance(parameters, dict) or "shared_memory_region" in parameters:
         return None

@@ -1,4 +1,4 @@
-"""What KServe's infer says in both of its forms, gRPC and HTTP. Pure.
+"""Features common to KServe's infer over gRPC and HTTP. Pure.
 
 Source: KServe's predict protocol, version 2, and Triton's parameters of sequences, priority and
 timeout.
@@ -13,26 +13,30 @@ from ext_proc.requests.parsing import values
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ext_proc.requests.parsing.tensors import Said
+    from ext_proc.requests.parsing.tensors import InputValues
     from ext_proc.routing.values.request import Features
 
 _MICROSECOND_S: Final = 1e-6
 
 
 def describe(
-    features: Features, request_id: object, parameters: Mapping[str, Any], said: Said, place: str
+    features: Features,
+    request_id: object,
+    parameters: Mapping[str, Any],
+    found: InputValues,
+    place: str,
 ) -> Features:
-    """Return what is known of a request with what its body says.
+    """Return the features of a request, completed by its body.
 
     Args:
-        features: What its head says.
-        request_id: Its ``id``.
-        parameters: Those of the request.
-        said: What its tensors say.
-        place: How an error names the sequence's id.
+        features: Features from the headers.
+        request_id: The request's ``id``.
+        parameters: The request's parameters.
+        found: Values of its input tensors.
+        place: Name of the sequence id in error messages.
 
     Raises:
-        BadRequest: The sequence's id is none.
+        BadRequest: The sequence id is invalid.
     """
     sequence = values.sequence_id(parameters.get("sequence_id"), place)
     timeout_us = values.positive(parameters.get("timeout"))
@@ -44,9 +48,9 @@ def describe(
     made.sequence_end = parameters.get("sequence_end") is True
     made.priority = values.positive(parameters.get("priority"))
     made.timeout_s = values.sooner(features.timeout_s, timeout_s)
-    made.max_tokens = said.max_tokens or values.positive(parameters.get("max_tokens"))
-    made.adapter = said.adapter or values.label(parameters.get("lora_name"))
-    made.prompt = said.prompt
-    made.prompt_is_partial = said.partial
-    made.token_ids = said.token_ids
+    made.max_tokens = found.max_tokens or values.positive(parameters.get("max_tokens"))
+    made.adapter = found.adapter or values.label(parameters.get("lora_name"))
+    made.prompt = found.prompt
+    made.prompt_is_partial = found.partial
+    made.token_ids = found.token_ids
     return made

@@ -1,15 +1,15 @@
 """OpenAI's completions, chat completions and embeddings.
 
-The body names the model. A prompt is a text, texts, token ids or arrays of them; a chat is put into
-canonical bytes message by message, so that a conversation that grows keeps its prefix. The chat
-template is applied by the replica and unknown here; equal canonical bytes give equal templates'
-output as long as tools and template options are equal too. These are not part of the bytes:
-templates write tools before the messages, but OpenAI's clients write them behind, so a body read in
-part does not show them, and a conversation would change its prefix when it grows beyond that part.
+The body names the model. A prompt is a text, texts, token ids or arrays of them. A chat becomes
+canonical bytes message by message, so that a growing conversation keeps its prefix. The replica
+applies the chat template, which is unknown here; equal canonical bytes give equal template output
+as long as tools and template options are equal too. These are not part of the bytes: templates
+write tools before the messages, but OpenAI's clients send them after the messages. A first part of
+a body would not show them, and a conversation would change its prefix when it outgrows that part.
 
 Each message is written as its content and then its role and other members, whatever their order in
-the JSON; of a message in which the cut fell only the content is written. So the prompt of a body
-that was read in part is always a prefix of the whole body's prompt.
+the JSON; of a message that is cut off only the content is written. So the prompt from a first part
+of a body is always a prefix of the whole body's prompt.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 1024
-"""Parts of one message's content."""
+"""Maximum parts of one message's content."""
 
 _ROLE_MARK: Final = "\x1f"
 _MESSAGE_END: Final = "\x1e"
 _PART_END: Final = "\x1d"
 _MEDIA_MARK: Final = "\x1c"
 _PLAIN: Final = 2
-"""Members of a message that is a text and its role."""
+"""Number of members of a message that consists of a text and its role."""
 _PLACE: Final = "the OpenAI request"
 
 
@@ -45,7 +45,7 @@ def read_openai(features: Features, body: bytes | memoryview, *, complete: bool)
     """Read the body of a completion, chat completion or embeddings request.
 
     Raises:
-        BadRequest: It is no JSON object, or its model is no text.
+        BadRequest: The body is not a JSON object, or its model is not a text.
     """
     document = read_object(body, complete=complete, place=_PLACE)
     members = document.members
@@ -81,7 +81,7 @@ def _prompt(document: Document) -> tuple[bytes | None, bool, bool]:
 
 
 def _tokens(value: object, *, cut: bool) -> tuple[bytes | None, bool]:
-    """Return token ids as little-endian 32-bit integers; arrays of a batch one after the other."""
+    """Return token ids as little-endian 32-bit integers; arrays of a batch are concatenated."""
     if not isinstance(value, list) or not value:
         return None, False
     flat: list[Any] = value
@@ -138,7 +138,7 @@ def _write_message(pieces: list[str], message: dict[str, Any], *, cut: bool) -> 
 
 
 def _write_parts(pieces: list[str], parts: list[Any], *, cut: bool) -> None:
-    """Write texts as they are, and everything else (images, audio) as a digest."""
+    """Write texts verbatim, and everything else (images, audio) as a digest."""
     if len(parts) > MAX_PARTS:
         raise BadRequest(f"a message of the request has more than {MAX_PARTS} parts; send fewer")
     last = len(parts) - 1
@@ -157,5 +157,5 @@ def _digest(value: object) -> str:
     try:
         canonical = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:
-        raise BadRequest("a message of the request nests too deep; send it flatter") from None
+        raise BadRequest("a message of the request nests too deeply; send it flatter") from None
     return xxhash.xxh3_128_hexdigest(canonical)

@@ -1,7 +1,7 @@
 """Bounded decompression of request bodies.
 
-Law: never more than ``MAX_OUTPUT_BYTES`` come out, whatever goes in (a gzip bomb costs as much as
-an honest body), and never more than ``MAX_INPUT_BYTES`` are looked at.
+Rule: at most ``MAX_OUTPUT_BYTES`` are produced, whatever the input (so a gzip bomb costs no more
+than an honest body), and at most ``MAX_INPUT_BYTES`` are read.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _SUPPORTED = frozenset({"gzip", "deflate"})
 
 
 def is_supported(coding: str) -> bool:
-    """Tell whether ``coding`` (an HTTP or gRPC encoding name) can be read."""
+    """Return whether ``coding`` (an HTTP or gRPC encoding name) can be decompressed."""
     return coding in _SUPPORTED
 
 
 def inflate(body: bytes | memoryview, *, complete: bool, place: str) -> tuple[bytes, bool]:
-    """Decompress gzip or zlib data (HTTP's and gRPC's ``deflate`` is zlib).
+    """Decompress gzip or zlib data (``deflate`` of HTTP and gRPC is zlib).
 
     Returns:
-        The first part of the content, and whether it is all of it.
+        The first part of the content, and whether it is the whole content.
 
     Raises:
         BadRequest: The data is neither, is damaged, or ends early although ``complete``.

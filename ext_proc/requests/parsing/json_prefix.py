@@ -1,18 +1,18 @@
-"""JSON objects, whole or cut off anywhere.
+"""Parses JSON objects, whole or cut off at any byte.
 
-A whole body is parsed by orjson. Of a body that was read in part (or is too costly, see
-``MAX_JSON_BYTES``), at most ``MAX_CUT_BYTES`` are looked at: this module finds the longest prefix
-that can be closed into a valid document, closes it and gives that to orjson. Complete members stay,
-the text in which the cut fell stays as ``CutText``, and a key without its value or a number without
-its end (``12`` may be the start of ``123``) is dropped. What comes after the cut is unknown;
+orjson parses a whole body. Of a body that was read in part (or is too costly, see
+``MAX_JSON_BYTES``), at most ``MAX_CUT_BYTES`` are read: this module finds the longest prefix that
+can be closed into a valid document, closes it and passes it to orjson. Complete members are kept. A
+text that is cut off is kept as ``CutText``. A key without its value, and a number that may be
+incomplete (``12`` may be the start of ``123``), are dropped. Everything after the cut is unknown;
 nothing else is lost.
 
-Nothing here walks the text in Python. The cut usually falls into the prompt, whose place is known
-from the key before it: the document is closed there on a guess, and orjson, the fastest scanner at
-hand, is the judge. A guess begins with a quote, so it can only be valid where the cut is in a text,
-and only with the brackets that are open: what orjson accepts is right. Otherwise the text is split
-at its quotes, what lies outside of texts is stripped to its brackets, pairs are taken away, and
-what is left is what is open at the cut.
+Nothing here walks the text in Python. The cut usually falls into the prompt, whose place in the
+document follows from the key before it: the document is closed there on a guess, and orjson, the
+fastest scanner available, validates the guess. The closing text begins with a quote, so it is valid
+only if the cut is in a text, and only with the brackets that are open: what orjson accepts is
+right. Otherwise the text is split at its quotes, the pieces outside of texts are stripped to their
+brackets, and matching pairs are removed. The remaining brackets are those open at the cut.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from ext_proc.requests.parsing.cut_text import CutText
 from ext_proc.requests.parsing.errors import BadRequest
 
 MAX_JSON_BYTES: Final = 4 * 2**20
-"""Whole JSON beyond this is read as a cut one."""
+"""Whole JSON larger than this is read as if cut off."""
 
 MAX_CUT_BYTES: Final = 128 * 2**10
-"""Of a cut document is read no more: what Envoy sends at most in ``peek``."""
+"""Maximum bytes read of a cut document: the most that Envoy sends in ``peek``."""
 
 MAX_OPENERS: Final = 16_384
-"""Opening brackets of one kind in a document longer than ``MAX_CUT_BYTES``; with more it is read as
-a cut one. An object or array costs a third of a microsecond, the collector's work included, a byte
-of text a thousandth of that: so this and the next bound hold reading below about 20 ms."""
+"""Maximum opening brackets of one kind in a document longer than ``MAX_CUT_BYTES``; with more it is
+read as if cut off. An object or array costs a third of a microsecond (with garbage collection), a
+byte of text a thousandth of that: so this bound and the next hold reading below about 20 ms."""
 
 MAX_COMMAS: Final = 100_000
-"""The same for commas, in a document longer than ``MAX_FREE_COMMAS_BYTES``."""
+"""Maximum commas, likewise, in a document longer than ``MAX_FREE_COMMAS_BYTES``."""
 
 MAX_FREE_COMMAS_BYTES: Final = 2**20
 
 MAX_DEPTH: Final = 100
-"""Triton refuses deeper nesting too."""
+"""Triton rejects deeper nesting too."""
 
 _BRACKETS: Final = (b"{", b"}", b"[", b"]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"{}[]"))
 _CLOSERS: Final = bytes.maketrans(b"{[", b"}]")
 _PAIR: Final = {ord("{"): ord("}"), ord("["): ord("]")}
 _ROUNDS: Final = 6
-"""Levels of closed brackets that are taken away by ``replace``, before the rest is walked."""
+"""Levels of closed brackets removed by ``replace``, before the rest is walked."""
 
 _BACKSLASH: Final = ord("\\")
 _ESCAPED_QUOTES: Final = 64
-"""Escaped quotes at the end that a guess passes."""
+"""Maximum escaped quotes at the end that a guess skips."""
 _KEY_REACH: Final = 64
 _KEY_BEFORE: Final = re.compile(rb'"([a-z_]{1,16})"[ \n]{0,9}:[ \n]{0,9}(\[?)[ \n]{0,9}"\Z')
 _TAILS: Final = {
@@ -66,25 +66,25 @@ _TAILS: Final = {
     (b"input", b"["): b'"]}',
     (b"data", b"["): b'"]}]}',
 }
-"""What closes a text behind these keys: generate, completions, chats (parts too), tensors."""
+"""Closing text by key before the cut text: generate, completions, chats (parts too), tensors."""
 
 _ESCAPE_TAIL: Final = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _HIGH_SURROGATE_TAIL: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 _LONGEST_ESCAPE: Final = 6
-_NODES: Final = (dict, list)  # as a union in `isinstance` would be built anew at each call
+_NODES: Final = (dict, list)  # a union in `isinstance` would be built anew at each call
 _UTF8_LEAD: Final = 0xC0
 _UTF8_CONTINUATION: Final = 0x80
 
 
 class Document(NamedTuple):
-    """An object, as far as it was read."""
+    """A JSON object, as far as it was read."""
 
     members: dict[str, Any]
     whole: bool
     """Nothing is missing at its end."""
 
     def is_cut(self, key: str) -> bool:
-        """Tell whether the value of ``key`` may go on beyond what was read."""
+        """Return whether the value of ``key`` may continue beyond what was read."""
         return not self.whole and next(reversed(self.members), None) == key
 
 
@@ -93,14 +93,14 @@ def read_object(body: bytes | memoryview, *, complete: bool, place: str) -> Docu
 
     Args:
         body: The bytes, or the first part of them.
-        complete: Whether ``body`` is all there is.
-        place: What the body is, for errors.
+        complete: Whether ``body`` is the whole document.
+        place: Name of the body in error messages.
 
     Returns:
-        Its members. Strings in which the cut fell are ``CutText``.
+        Its members. Strings that are cut off are ``CutText``.
 
     Raises:
-        BadRequest: It is no valid JSON, or no object, or nests too deep.
+        BadRequest: It is not valid JSON, not an object, or nests too deeply.
     """
     if complete and _is_affordable(body):
         return Document(_parse(body, place), whole=True)
@@ -122,7 +122,7 @@ def read_object(body: bytes | memoryview, *, complete: bool, place: str) -> Docu
 
 
 def _is_affordable(body: bytes | memoryview) -> bool:
-    """Tell whether all of a document may be parsed."""
+    """Return whether the whole document may be parsed."""
     size = len(body)
     if size <= MAX_CUT_BYTES:
         return True
@@ -135,7 +135,7 @@ def _is_affordable(body: bytes | memoryview) -> bool:
 
 
 def _has_more(data: bytes, byte: bytes, most: int) -> bool:
-    """Tell whether ``byte`` occurs more than ``most`` times; fast where it is rare."""
+    """Return whether ``byte`` occurs more than ``most`` times; fast if it is rare."""
     find, position = data.find, -1
     for _ in range(most + 1):
         position = find(byte, position + 1)
@@ -155,7 +155,7 @@ def _parse(text: bytes | memoryview, place: str) -> dict[str, Any]:
 
 
 def _guess(data: bytes) -> dict[str, Any] | None:
-    """Return the members where the cut falls into a text behind a known key, ``None`` elsewhere."""
+    """Return the members if the cut falls into a text after a known key, else ``None``."""
     quote = data.rfind(b'"')
     for _ in range(_ESCAPED_QUOTES):
         if quote < 1 or data[quote - 1] != _BACKSLASH:
@@ -177,7 +177,7 @@ def _guess(data: bytes) -> dict[str, Any] | None:
 def _close(data: bytes, place: str) -> tuple[bytes, bool, bool]:
     """Return ``data`` closed into a document, whether it was whole, and if the cut is in a text.
 
-    With escaped quotes masked, the pieces between quotes are plain and text by turns.
+    With escaped quotes masked, the pieces between quotes alternate between syntax and text.
     """
     masked = data
     if b"\\" in data:
@@ -196,7 +196,8 @@ def _close(data: bytes, place: str) -> tuple[bytes, bool, bool]:
         start -= 1 + len(pieces[-1])
     last = _last_safe(pieces[-1])
     if last is None:
-        # A number, a word or nothing since the last text: that is a value, or a key to drop.
+        # After the last text only a number, a word or nothing: that text is a value, or a key to
+        # drop.
         last = 0
         if b":" in pieces[-1] or not _precedes_value(pieces[-3], in_array=in_array):
             start -= len(pieces[-2]) + len(pieces[-3]) + 2
@@ -208,7 +209,7 @@ def _open_brackets(plain: bytes, place: str) -> bytes:
     """Return the brackets of ``plain`` that are still open at its end."""
     brackets = plain.translate(None, _NO_BRACKETS)
     if len(brackets) > 2 * MAX_OPENERS:
-        raise BadRequest(f"{place} has too many arrays and objects to be read; send it flatter")
+        raise BadRequest(f"{place} has too many arrays and objects; send it flatter")
     for _ in range(_ROUNDS):
         brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
     left = bytearray()
@@ -223,12 +224,12 @@ def _open_brackets(plain: bytes, place: str) -> bytes:
 
 
 def _precedes_value(plain: bytes, *, in_array: bool) -> bool:
-    """Tell whether a text behind ``plain`` is a value (and no key)."""
+    """Return whether a text after ``plain`` is a value (and not a key)."""
     return in_array or plain.rstrip().endswith(b":")
 
 
 def _last_safe(plain: bytes) -> int | None:
-    """Return the last offset where the document can be closed: at a comma or behind a bracket."""
+    """Return the last offset where the document can be closed: at a comma or after a bracket."""
     comma = plain.rfind(b",")
     bracket = max(map(plain.rfind, _BRACKETS))
     last = max(comma, bracket + 1 if bracket >= 0 else -1)
@@ -236,9 +237,9 @@ def _last_safe(plain: bytes) -> int | None:
 
 
 def _text_end(data: bytes, start: int) -> int:
-    """Return where the text that begins at ``start`` may be closed: behind its last whole char."""
+    """Return where the text from ``start`` may be closed: after its last complete character."""
     end = len(data)
-    # A character of UTF-8 has at most three continuation bytes.
+    # A UTF-8 character has at most three continuation bytes.
     for back in range(1, min(4, end - start) + 1):
         byte = data[end - back]
         if byte >= _UTF8_LEAD:
@@ -251,14 +252,14 @@ def _text_end(data: bytes, start: int) -> int:
         found = tail.search(data, max(start, end - _LONGEST_ESCAPE), end)
         if found is not None:
             before = data[start : found.start()]
-            # An even number of backslashes before it are whole escapes; an odd number escapes it.
+            # After an even number of backslashes this is an escape; after an odd number it is not.
             if (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:
                 end = found.start()
     return end
 
 
 def _mark_last_text(members: dict[str, Any]) -> None:
-    """Turn the last value's last text, where the cut fell, into ``CutText``."""
+    """Convert the last value's last text, which is cut off, to ``CutText``."""
     node: Any = members
     while node:
         key = next(reversed(node)) if isinstance(node, dict) else len(node) - 1

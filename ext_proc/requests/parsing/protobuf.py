@@ -1,12 +1,13 @@
-"""Protobuf's wire format, read in place: no copies, no schema, truncation allowed.
+"""Reads protobuf's wire format in place: no copies, no schema, truncation allowed.
 
-Laws:
-* A length-delimited field is a pair of offsets, so a 20 MB tensor costs as much as an empty one.
-* At most ``MAX_FIELDS`` fields are looked at per ``Scanner``, nested ones included.
-* Data that ends inside a message whose length says more is no error: the last field is then marked
-  not ``whole``. Anything else that cannot be a message is a ``BadRequest``.
+Rules:
 
-Source: protobuf.dev, "Encoding". Groups (wire types 3 and 4) are refused; KServe has none.
+1. A length-delimited field is a pair of offsets, so a 20 MB tensor costs as much as an empty one.
+2. At most ``MAX_FIELDS`` fields are read per ``Scanner``, nested ones included.
+3. Data that ends before the declared end of its message is not an error: the last field is then
+   marked as not ``whole``. Any other bytes that are not a message raise ``BadRequest``.
+
+Source: protobuf.dev, "Encoding". Groups (wire types 3 and 4) are rejected; KServe has none.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ class Field(NamedTuple):
     number: int
     kind: int
     value: int
-    """Of a varint, unsigned; 0 for the other kinds."""
+    """Unsigned value of a varint; 0 for the other kinds."""
     start: int
     end: int
-    """Where its content lies, for all kinds but varints; ``end`` may lie beyond cut data."""
+    """Offsets of its content, for all kinds but varints; ``end`` may be beyond cut data."""
     whole: bool
-    """Its content is all there."""
+    """All of its content is present."""
 
 
 _new = tuple.__new__
-"""Makes a ``Field`` without the call that a named tuple's own constructor is."""
+"""Creates a ``Field`` without the overhead of a named tuple's own constructor."""
 
 
 class Scanner:
-    """Reads messages out of one buffer within one budget of fields."""
+    """Reads messages from one buffer within one budget of fields."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         """Read from ``data``, which is not copied."""
@@ -62,12 +63,12 @@ class Scanner:
         """Read the fields of the message between ``start`` and ``end``.
 
         Args:
-            start: Where the message begins.
-            end: Where it ends; beyond the data where the data is cut.
-            most: Stop silently behind so many fields.
+            start: Offset of the message.
+            end: End of the message; beyond the data if the data is cut off.
+            most: Stop silently after this many fields.
 
         Raises:
-            BadRequest: The bytes are no protobuf message, or have too many fields.
+            BadRequest: The bytes are not a protobuf message, or have too many fields.
         """
         data = self.data
         have = min(end, len(data))
@@ -78,7 +79,7 @@ class Scanner:
             self._budget -= 1
             if self._budget < 0:
                 raise BadRequest(f"the message has more than {MAX_FIELDS} fields; send fewer")
-            # Most tags, lengths and values are varints of one byte: these are read right here.
+            # Most tags, lengths and values are one-byte varints, which are read inline.
             tag, position = data[position], position + 1
             if tag >= _MORE:
                 long_tag, position = self._varint(position - 1, have, cut=cut)
@@ -87,7 +88,7 @@ class Scanner:
                 tag = long_tag
             kind = tag & 7
             if tag <= 7:  # noqa: PLR2004 - a field number of 0
-                raise BadRequest(f"byte {position} of the message is no protobuf field")
+                raise BadRequest(f"byte {position} of the message is not a protobuf field")
             if kind in (BYTES, VARINT):
                 number = data[position] if position < have else _MORE
                 position += 1
@@ -116,10 +117,10 @@ class Scanner:
         return width
 
     def text(self, field: Field, most: int) -> str | None:
-        """Return a string field; ``None`` where it is cut or longer than ``most`` bytes.
+        """Return a string field; ``None`` if it is cut off or longer than ``most`` bytes.
 
         Raises:
-            BadRequest: It is no UTF-8 text.
+            BadRequest: It is not UTF-8 text.
         """
         if field.kind != BYTES:
             raise BadRequest(f"field {field.number} of the message must be a string")
@@ -134,7 +135,7 @@ class Scanner:
         """Return the first ``most`` varints of a packed field, as signed 64-bit integers.
 
         Raises:
-            BadRequest: It holds something else.
+            BadRequest: The field holds something else.
         """
         end = min(field.end, len(self.data))
         found: list[int] = []
@@ -147,7 +148,7 @@ class Scanner:
         return found
 
     def _varint(self, position: int, end: int, *, cut: bool) -> tuple[int | None, int]:
-        """Return a varint and the position behind it; ``None`` where the data ends inside it."""
+        """Return a varint and the position after it; ``None`` if the data ends inside it."""
         data = self.data
         value = shift = 0
         for index in range(position, min(end, position + _MAX_VARINT_BYTES)):
@@ -158,9 +159,9 @@ class Scanner:
             shift += 7
         if cut and end - position < _MAX_VARINT_BYTES:
             return None, end
-        raise BadRequest(f"byte {position} of the message is no protobuf varint")
+        raise BadRequest(f"byte {position} of the message is not a protobuf varint")
 
 
 def signed(value: int) -> int:
-    """Read an unsigned 64-bit varint as protobuf's ``int64`` (two's complement)."""
+    """Interpret an unsigned 64-bit varint as protobuf's ``int64`` (two's complement)."""
     return value - 2 * _SIGN if value >= _SIGN else value

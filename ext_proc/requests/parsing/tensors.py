@@ -1,8 +1,8 @@
-"""What the input tensors of an inference request say, whatever protocol carried them.
+"""Reads the input tensors of an inference request, independent of the protocol.
 
 Triton's language-model backends agree on few names (vllm_backend ``text_input``, ``prompt``;
 tensorrtllm_backend ``text_input``, ``QUERY``, ``input_ids``, ``request_output_len``,
-``lora_task_id``); only tensors of these names are read, and of those only the first bytes.
+``lora_task_id``). Only tensors of these names are read, and only their first bytes.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SAMPLING_INPUT: Final = "sampling_parameters"
 READ_INPUTS: Final = frozenset(
     (*TEXT_INPUTS, TOKEN_INPUT, *LENGTH_INPUTS, ADAPTER_INPUT, SAMPLING_INPUT)
 )
-"""Names of the tensors that say something to a router."""
+"""Names of the tensors that are relevant to a router."""
 
 MAX_ELEMENTS: Final = 4096
-"""Elements of a BYTES tensor that are read."""
+"""Maximum elements of a BYTES tensor that are read."""
 
 MAX_SAMPLING_BYTES: Final = 65_536
 """Larger ``sampling_parameters`` are not read."""
 
 SEPARATOR: Final = b"\0"
-"""Between the prompts of a batch."""
+"""Separator of the prompts of a batch."""
 
 INTEGERS: Final = {
     "INT32": struct.Struct("<i"),
@@ -48,7 +48,7 @@ INTEGERS: Final = {
 """Datatypes of token ids and limits."""
 
 _WIDE: Final = 8
-"""Bytes of an id whose upper half says nothing."""
+"""Bytes of an id whose upper half is always zero."""
 
 
 class Tensor(NamedTuple):
@@ -57,30 +57,30 @@ class Tensor(NamedTuple):
     name: str
     datatype: str
     data: bytes | memoryview
-    """In Triton's raw layout: little-endian, a BYTES element behind its 4-byte length."""
+    """In Triton's raw layout: little-endian, each BYTES element after its 4-byte length."""
     whole: bool = True
-    """``data`` is all of it."""
+    """``data`` is complete."""
 
 
-class Said(NamedTuple):
-    """What the inputs say."""
+class InputValues(NamedTuple):
+    """Values of the input tensors."""
 
     prompt: bytes | None = None
     partial: bool = False
     token_ids: bool = False
-    """The prompt is token ids of 32 bits each, not text."""
+    """The prompt is 32-bit token ids, not text."""
     max_tokens: int | None = None
     adapter: str | None = None
 
 
-NOTHING: Final = Said()
+NOTHING: Final = InputValues()
 
 
-def read_tensors(tensors: Mapping[str, Tensor]) -> Said:
+def read_tensors(tensors: Mapping[str, Tensor]) -> InputValues:
     """Read prompt, token limit and adapter from the inputs, given by name.
 
     Raises:
-        BadRequest: A BYTES tensor's lengths do not fit its data.
+        BadRequest: The lengths in a BYTES tensor do not match its data.
     """
     if not tensors:
         return NOTHING
@@ -96,14 +96,14 @@ def read_tensors(tensors: Mapping[str, Tensor]) -> Said:
     if ADAPTER_INPUT in tensors:
         task = _integer(tensors[ADAPTER_INPUT])
         adapter = adapter if task is None else str(task)
-    return Said(prompt, partial, token_ids, limit, adapter)
+    return InputValues(prompt, partial, token_ids, limit, adapter)
 
 
 def from_json(name: str, datatype: str, data: list[Any], *, whole: bool) -> Tensor | None:
-    """Turn a tensor of the JSON form, flat or nested, into the raw layout.
+    """Convert a tensor in JSON, flat or nested, to the raw layout.
 
     Returns:
-        The tensor; ``None`` where its datatype says nothing to a router.
+        The tensor; ``None`` if its datatype is irrelevant to a router.
 
     Raises:
         BadRequest: An element does not fit the datatype.
@@ -135,7 +135,7 @@ def _texts_from_json(name: str, data: list[Any], *, whole: bool) -> Tensor:
         if not isinstance(element, str):
             raise BadRequest(f"an element of the BYTES input {name!r} must be a string")
         text = element.encode()
-        # A text whose end was cut keeps a length beyond its data, as a cut raw tensor does.
+        # A text that is cut off has a length beyond its data, as in a cut raw tensor.
         raw += struct.pack("<I", len(text) + isinstance(element, CutText)) + text
         if len(raw) > MAX_PROMPT_BYTES:
             whole = False
@@ -176,7 +176,7 @@ def _prompt(by_name: Mapping[str, Tensor]) -> tuple[bytes | None, bool, bool]:
 
 
 def _join(tensor: Tensor) -> tuple[bytes, bool]:
-    """Return the texts of a BYTES tensor, separated, and whether something is missing."""
+    """Return the joined texts of a BYTES tensor, and whether something is missing."""
     texts, missing = elements(tensor)
     joined = SEPARATOR.join(texts)
     return joined[:MAX_PROMPT_BYTES], missing or len(joined) > MAX_PROMPT_BYTES
@@ -186,7 +186,7 @@ def elements(tensor: Tensor) -> tuple[list[bytes], bool]:
     """Return the elements of a BYTES tensor within bounds, and whether something is missing.
 
     Raises:
-        BadRequest: A length does not fit the data, although the tensor is whole.
+        BadRequest: A length does not match the data, although the tensor is complete.
     """
     texts: list[bytes] = []
     data, position, size = tensor.data, 0, 0
@@ -200,8 +200,8 @@ def elements(tensor: Tensor) -> tuple[list[bytes], bool]:
         size += kept
         if available < length and tensor.whole:
             raise BadRequest(
-                f"an element of the BYTES input {tensor.name!r} says {length} bytes, "
-                f"but {available} are left; send each element behind its 4-byte length"
+                f"an element of the BYTES input {tensor.name!r} declares {length} bytes, but only "
+                f"{available} are left; send each element after its 4-byte length"
             )
         if kept < available:
             break
@@ -210,7 +210,7 @@ def elements(tensor: Tensor) -> tuple[list[bytes], bool]:
 
 
 def _integer(tensor: Tensor) -> int | None:
-    """Return the first element of an integer tensor, ``None`` where it was not read."""
+    """Return the first element of an integer tensor, ``None`` if it was not read."""
     layout = INTEGERS.get(tensor.datatype)
     if layout is None or len(tensor.data) < layout.size:
         return None
@@ -219,7 +219,7 @@ def _integer(tensor: Tensor) -> int | None:
 
 
 def _sampling(tensor: Tensor) -> dict[str, Any]:
-    """Return vLLM's ``sampling_parameters`` (JSON in a BYTES tensor), empty where unreadable."""
+    """Return vLLM's ``sampling_parameters`` (JSON in a BYTES tensor), empty if unreadable."""
     if tensor.datatype != "BYTES" or len(tensor.data) > MAX_SAMPLING_BYTES:
         return {}
     texts, _ = elements(tensor)
@@ -227,7 +227,7 @@ def _sampling(tensor: Tensor) -> dict[str, Any]:
 
 
 def sampling_parameters(text: bytes | str) -> dict[str, Any]:
-    """Read a JSON object that only informs; empty where it is none or too long."""
+    """Read a JSON object leniently; empty if it is not an object or too long."""
     if len(text) > MAX_SAMPLING_BYTES:
         return {}
     try:

@@ -1,8 +1,8 @@
-"""Checked conversions of what a client wrote into what routing keeps.
+"""Checked conversions of a client's values into features.
 
-What identifies a request (model, sequence) is strict: a wrong type is a ``BadRequest``, and a text
-whose end was cut off is unknown. Everything else is lenient: what cannot be used is ``None``, as
-the replica is the judge of it.
+Values that identify a request (model, sequence) are strict: a wrong type is a ``BadRequest``, and a
+text that is cut off is unknown. All other values are lenient: an unusable one is ``None``, because
+the replica validates it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from ext_proc.requests.parsing.cut_text import CutText
 from ext_proc.requests.parsing.errors import BadRequest
 
 MAX_NAME_CHARS: Final = 256
-"""Bound of a model name, version, adapter or sequence id; Triton models are directory names."""
+"""Bound of a model name, version, adapter or sequence id; Triton's models are directories."""
 
 MAX_SESSION_CHARS: Final = 256
-"""Longer session names are replaced by their digest: as sticky, and bounded."""
+"""Longer session names are replaced by their digest, which is as sticky and is bounded."""
 
 MAX_PROMPT_BYTES: Final = 2**20
-"""Bound of the prompt that is kept; more is cut and marked partial."""
+"""Maximum bytes of a prompt that are kept; a longer prompt is cut and marked partial."""
 
 _INT64 = 2**63
 
 
 def name(value: object, place: str) -> str | None:
-    """Return an identifying text; ``None`` where it is absent, empty or cut.
+    """Return an identifying text; ``None`` if it is absent, empty or cut off.
 
     Raises:
-        BadRequest: It is no text, or longer than ``MAX_NAME_CHARS``.
+        BadRequest: It is not a text, or longer than ``MAX_NAME_CHARS``.
     """
     if value is None or isinstance(value, CutText):
         return None
@@ -42,14 +42,14 @@ def name(value: object, place: str) -> str | None:
 
 
 def label(value: object) -> str | None:
-    """Return a text that only informs; ``None`` where it cannot be used."""
+    """Return an informative text; ``None`` if it is unusable."""
     if isinstance(value, str) and not isinstance(value, CutText) and value:
         return value[:MAX_NAME_CHARS]
     return None
 
 
 def session(value: object) -> str | None:
-    """Return a session's name, as a digest where it is long; ``None`` where it cannot be used."""
+    """Return a session name, as a digest if it is long; ``None`` if it is unusable."""
     if not isinstance(value, str) or isinstance(value, CutText) or not value:
         return None
     if len(value) <= MAX_SESSION_CHARS:
@@ -58,7 +58,7 @@ def session(value: object) -> str | None:
 
 
 def sequence_id(value: object, place: str) -> int | str | None:
-    """Return a sequence's id; ``None`` where it is absent, 0 or empty, which mean none.
+    """Return a sequence id; ``None`` if it is absent, 0 or empty, which mean no sequence.
 
     Raises:
         BadRequest: It is neither an integer nor a text of at most ``MAX_NAME_CHARS``.
@@ -78,7 +78,7 @@ def positive(value: object) -> int | None:
 
 
 def sooner(first: float | None, second: float | None) -> float | None:
-    """Return the earlier of two deadlines, ``None`` where there is none."""
+    """Return the earlier of two deadlines, ``None`` if there is none."""
     if first is None or second is None:
         return second if first is None else first
     return min(first, second)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ext_proc.exchange import BodySending, Head
-from ext_proc.exchange.first_part import FIRST_PART_BYTES, body_tells_more, enough
+from ext_proc.exchange.first_part import FIRST_PART_BYTES, has_first_part, needs_body
 from ext_proc.routing.values.request import Form
 from support.streams import llm
 
@@ -30,13 +30,13 @@ def head(sent, *, end=False):
 )
 def test_who_waits(sent, form, body, waits):
     """Unary inference of pools that read bodies, and streams only where chunks wait for us."""
-    assert body_tells_more(head(sent), form, llm(body=body)) is waits
-    assert not body_tells_more(head(sent, end=True), form, llm(body=body))
+    assert needs_body(head(sent), form, llm(body=body)) is waits
+    assert not needs_body(head(sent, end=True), form, llm(body=body))
 
 
 def test_an_unknown_pool_is_worth_the_wait():
     """Only the body can name it."""
-    assert body_tells_more(head(BodySending.NONE), Form.OPENAI, None)
+    assert needs_body(head(BodySending.NONE), Form.OPENAI, None)
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_an_unknown_pool_is_worth_the_wait():
 )
 def test_what_is_enough(held, form, is_enough):
     """The first gRPC message, or the bound, which a length that lies cannot lift."""
-    assert enough(bytearray(held), form) is is_enough
+    assert has_first_part(bytearray(held), form) is is_enough

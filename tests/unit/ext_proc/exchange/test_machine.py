@@ -32,7 +32,7 @@ from ext_proc.exchange import (
     Trailers,
 )
 from ext_proc.exchange.first_part import FIRST_PART_BYTES
-from ext_proc.exchange.replies import MAX_ECHO_BYTES
+from ext_proc.exchange.replies import MAX_PASS_THROUGH_BYTES
 from ext_proc.routing.values.ticket import Outcome
 from support.streams import (
     CHAT_PATH,
@@ -87,10 +87,10 @@ def in_flight(chooser):
 # --- when the decision falls --------------------------------------------------------------------
 
 
-def test_peek_asks_for_the_first_part():
-    """Nothing announced and a pool that peeks: the reply asks for the body and picks nobody."""
+def test_peek_requests_the_first_part():
+    """Nothing announced and a pool that peeks: the reply requests the body and has no pick."""
     exchange, reply = run(router(llm()), head())
-    assert reply == ReplyHead(ask=BodyModeOverride.FIRST_PART)
+    assert reply == ReplyHead(override=BodyModeOverride.FIRST_PART)
     assert exchange.state is ExchangeState.WAITING
 
 
@@ -160,11 +160,11 @@ def test_decides_at_the_head(event):
     exchange, reply = run(router(llm()), event)
     assert exchange.state is ExchangeState.DECIDED
     assert reply.pick is not None
-    assert reply.ask is None
+    assert reply.override is None
 
 
 def test_a_pool_without_bodies_decides_at_the_head():
-    """Pools in mode none never ask for a body."""
+    """Pools in mode none never request a body."""
     _, reply = run(router(llm(body="none")), head())
     assert reply.pick is not None
 
@@ -174,7 +174,7 @@ def test_an_unwanted_buffered_body_is_called_off(event):
     """A buffered body that nobody reads is not waited for: a stream's would never end."""
     _, reply = run(router(llm(body="full")), event.changed(request_body=BodySending.BUFFERED))
     assert reply.pick is not None
-    assert reply.ask is BodyModeOverride.NOTHING
+    assert reply.override is BodyModeOverride.NOTHING
 
 
 # --- the pool and the variant ---------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_an_unnamed_route_that_was_right_is_kept():
 def test_an_unnamed_route_reads_the_body_even_if_the_default_pool_does_not():
     """The default pool's mode none says nothing about a request whose pool is not known."""
     _, reply = run(router(llm(body="none"), vision()), unnamed())
-    assert reply.ask is BodyModeOverride.FIRST_PART
+    assert reply.override is BodyModeOverride.FIRST_PART
 
 
 def test_an_unnamed_route_with_a_pool_header_follows_that_pool():
@@ -414,16 +414,16 @@ def test_no_body_after_all_is_a_pass(event):
     assert in_flight(chooser) == 0
 
 
-def test_duplex_chunks_are_echoed():
-    """In duplex only an echo lets a chunk go on; a large one is cut, the end is on the last."""
+def test_duplex_chunks_are_passed_through():
+    """In duplex a pass-through forwards a chunk; a large chunk is split, its last part ends it."""
     exchange, reply = run(router(llm(body="none")), head(request_body=BodySending.DUPLEX))
     assert reply.pick is not None
     (empty,) = exchange.on(Body(b"", end_of_stream=False), 1.0, 1.0)
-    assert (empty.echo.chunk, empty.echo.end_of_stream) == (b"", False)
+    assert (empty.pass_through.chunk, empty.pass_through.end_of_stream) == (b"", False)
     chunk = bytes(range(256)) * 500
     actions = exchange.on(Body(chunk, end_of_stream=True), 1.0, 1.0)
-    assert b"".join(action.echo.chunk for action in actions) == chunk
-    assert [action.echo.end_of_stream for action in actions] == [False, False, True]
+    assert b"".join(action.pass_through.chunk for action in actions) == chunk
+    assert [action.pass_through.end_of_stream for action in actions] == [False, False, True]
 
 
 @pytest.mark.parametrize("cuts", [(), (1,), (4,), (5,), (9,), (3, 7, 11)])
@@ -439,12 +439,16 @@ def test_a_stream_in_duplex_is_decided_on_its_first_message(cuts):
     for chunk in chunks[:-1]:
         assert exchange.on(Body(chunk, end_of_stream=False), 1.0, 1.0) == ()
         assert exchange.state is ExchangeState.WAITING
-    reply, echo = exchange.on(Body(chunks[-1], end_of_stream=False), 1.0, 1.0)
+    reply, passed = exchange.on(Body(chunks[-1], end_of_stream=False), 1.0, 1.0)
     assert reply.pick.decision.pool == "vision"
     assert reply.pick.clear_route_cache
-    assert (echo.echo.chunk, echo.echo.end_of_stream, echo.pick) == (message, False, None)
+    assert (passed.pass_through.chunk, passed.pass_through.end_of_stream, passed.pick) == (
+        message,
+        False,
+        None,
+    )
     (after,) = exchange.on(Body(b"more", end_of_stream=True), 1.0, 1.0)
-    assert (after.echo.chunk, after.echo.end_of_stream) == (b"more", True)
+    assert (after.pass_through.chunk, after.pass_through.end_of_stream) == (b"more", True)
 
 
 def test_a_sequence_in_duplex_is_read_from_the_first_message():
@@ -466,7 +470,10 @@ def test_a_stream_in_duplex_without_messages_is_routed_by_its_head():
     chooser = router(llm())
     event = grpc(GRPC_STREAM, request_body=BodySending.DUPLEX).changed(route="unnamed/stream")
     for end, last in (
-        (Body(b"", end_of_stream=True), ReplyBody(echo=PassThrough(b"", end_of_stream=True))),
+        (
+            Body(b"", end_of_stream=True),
+            ReplyBody(pass_through=PassThrough(b"", end_of_stream=True)),
+        ),
         (Trailers(), ReplyTrailers()),
     ):
         exchange = Exchange(chooser)
@@ -481,9 +488,9 @@ def test_trailers_end_a_duplex_body_that_is_held():
     exchange = Exchange(router(llm()))
     exchange.on(head(request_body=BodySending.DUPLEX), 1.0, 1.0)
     assert exchange.on(Body(PROMPT, end_of_stream=False), 1.0, 1.0) == ()
-    reply, echo, last = exchange.on(Trailers(), 1.0, 1.0)
+    reply, passed, last = exchange.on(Trailers(), 1.0, 1.0)
     assert reply.pick.prompt_blocks == 4
-    assert echo.echo == PassThrough(PROMPT, end_of_stream=False)
+    assert passed.pass_through == PassThrough(PROMPT, end_of_stream=False)
     assert last == ReplyTrailers()
 
 
@@ -498,11 +505,11 @@ def test_what_a_duplex_decision_holds_is_bounded():
         actions = exchange.on(Body(first[sent : sent + 1000], end_of_stream=False), 1.0, 1.0)
         sent += 1000
     assert sent - 1000 < FIRST_PART_BYTES <= sent
-    assert b"".join(action.echo.chunk for action in actions[1:]) == first[:sent]
+    assert b"".join(action.pass_through.chunk for action in actions[1:]) == first[:sent]
 
 
 def test_a_bad_first_message_in_duplex_is_one_refusal():
-    """Only the body names the pool and cannot be read: 400, and nothing was echoed."""
+    """Only the body names the pool and cannot be read: 400, and nothing is passed through."""
     event = grpc(GRPC_STREAM, request_body=BodySending.DUPLEX).changed(route="unnamed/stream")
     exchange = Exchange(router(llm()))
     exchange.on(event, 1.0, 1.0)
@@ -519,11 +526,11 @@ def test_the_subset_of_the_last_chunk_counts():
     assert exchange.on(last, 1.0, 1.0)[0].pick.destination == "10.0.0.2:8080"
 
 
-def test_duplex_response_bodies_are_echoed():
-    """A response body in duplex goes on only by its echo."""
+def test_duplex_response_bodies_are_passed_through():
+    """A response body in duplex is forwarded only by its pass-through."""
     exchange, _ = run(router(llm()), head(response_body=BodySending.DUPLEX, end_of_stream=True))
     (reply,) = exchange.on(Response(ResponsePart.BODY, b"x", end_of_stream=True), 1.0, 1.0)
-    assert reply.echo.chunk == b"x"
+    assert reply.pass_through.chunk == b"x"
 
 
 @pytest.mark.parametrize("part", [ResponsePart.HEADERS, ResponsePart.TRAILERS])
@@ -643,7 +650,7 @@ class Book:
     def __init__(self):
         self.owed = []
         """Kinds of reply that are still to come."""
-        self.held = self.echoed = b""
+        self.held = self.passed_through = b""
         self.duplex = False
         self.over = False
         """Refused: nothing more is owed."""
@@ -661,8 +668,8 @@ class Book:
                 self.over = True
                 return
             if isinstance(action, ReplyBody) and self.duplex:
-                assert len(action.echo.chunk) <= MAX_ECHO_BYTES
-                self.echoed += action.echo.chunk
+                assert len(action.pass_through.chunk) <= MAX_PASS_THROUGH_BYTES
+                self.passed_through += action.pass_through.chunk
                 while self.owed and isinstance(self.owed[0], Body):
                     self.owed.pop(0)
                 continue
@@ -702,7 +709,7 @@ def test_any_order_of_events(events):
         book.sent(event)
         book.got(actions)
         if exchange.state is ExchangeState.DECIDED and not book.over and exchange.passed is None:
-            assert book.echoed == book.held
+            assert book.passed_through == book.held
             assert not book.owed
         elif exchange.state is ExchangeState.WAITING and not book.duplex:
             assert not book.owed
@@ -729,8 +736,8 @@ def test_a_call_about_a_model_goes_to_its_pool():
     """Only the body of ModelReady names the model: its pool gets it, and nobody is charged."""
     chooser = router(llm(), vision())
     event = grpc(GRPC_READY, route="unnamed/grpc")
-    exchange, asks = run(chooser, event)
-    assert (exchange.state, asks.ask) == (ExchangeState.WAITING, BodyModeOverride.FIRST_PART)
+    exchange, reply = run(chooser, event)
+    assert (exchange.state, reply.override) == (ExchangeState.WAITING, BodyModeOverride.FIRST_PART)
     _, reply = run(chooser, event, asked("vision"))
     assert (reply.pick.decision.pool, reply.pick.ticket) == ("vision", None)
 

@@ -1,11 +1,11 @@
-"""Picks and echoes."""
+"""Picks and passed-through chunks."""
 
 from __future__ import annotations
 
 import pytest
 
 from ext_proc.exchange import Body
-from ext_proc.exchange.replies import MAX_ECHO_BYTES, echoes, write_pick
+from ext_proc.exchange.replies import MAX_PASS_THROUGH_BYTES, passed_through, write_pick
 from ext_proc.requests import Blocks
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.values.pool import EndpointKey
@@ -72,17 +72,17 @@ def test_known_tokens_are_no_estimates():
     ("size", "count"),
     [
         (0, 1),
-        (MAX_ECHO_BYTES - 1000, 1),
-        (MAX_ECHO_BYTES, 1),
-        (MAX_ECHO_BYTES + 1, 2),
-        (MAX_ECHO_BYTES + 1000, 2),
-        (2 * MAX_ECHO_BYTES, 2),
-        (2 * MAX_ECHO_BYTES + 1000, 3),
+        (MAX_PASS_THROUGH_BYTES - 1000, 1),
+        (MAX_PASS_THROUGH_BYTES, 1),
+        (MAX_PASS_THROUGH_BYTES + 1, 2),
+        (MAX_PASS_THROUGH_BYTES + 1000, 2),
+        (2 * MAX_PASS_THROUGH_BYTES, 2),
+        (2 * MAX_PASS_THROUGH_BYTES + 1000, 3),
     ],
 )
-def test_echo_sizes(size, count):
+def test_pass_through_sizes(size, count):
     """V75: chunks at the bound, the end flag on the last only, the bytes whole."""
-    made = echoes(Body(b"x" * size, end_of_stream=True))
+    made = passed_through(Body(b"x" * size, end_of_stream=True))
     assert len(made) == count
-    assert sum(len(echo.chunk) for echo in made) == size
-    assert [echo.end_of_stream for echo in made] == [False] * (count - 1) + [True]
+    assert sum(len(part.chunk) for part in made) == size
+    assert [part.end_of_stream for part in made] == [False] * (count - 1) + [True]

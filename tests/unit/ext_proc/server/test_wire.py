@@ -219,10 +219,10 @@ def test_a_pick_tells_access_logs_where_to_go():
     destination=st.sampled_from(["10.0.0.1:80", "10.0.0.2:80,10.0.0.1:80"]),
     unreadable=st.booleans(),
     clear=st.booleans(),
-    ask=st.sampled_from([None, *BodyModeOverride]),
+    override=st.sampled_from([None, *BodyModeOverride]),
 )
 def test_a_pick_out_of_parts_says_all_of_it(
-    picker, life, at, ticket, destination, unreadable, clear, ask
+    picker, life, at, ticket, destination, unreadable, clear, override
 ):
     """However long names and tickets are, the parts make the message that was meant."""
     headers = (("x-gateway-destination-endpoint", destination), ("x-envoy-max-retries", "0"))
@@ -234,10 +234,10 @@ def test_a_pick_out_of_parts_says_all_of_it(
         unreadable=unreadable,
     )
     writer = Writer(picker, at, life)
-    answer = Answer.of(writer.write(ReplyHead(pick, ask)))
+    answer = Answer.of(writer.write(ReplyHead(pick, override)))
     assert answer.headers == dict(headers)
     assert answer.common.clear_route_cache is clear
-    assert answer.message.HasField("mode_override") is (ask is not None)
+    assert answer.message.HasField("mode_override") is (override is not None)
     told = {
         "picker": picker,
         "ticket": None if ticket is None else life + ticket,
@@ -263,7 +263,7 @@ def test_a_pick_that_calls_the_body_off():
 
 def test_asking_for_the_first_part():
     """BUFFERED_PARTIAL, and the other modes stay as the route has them."""
-    answer = write(ReplyHead(ask=BodyModeOverride.FIRST_PART))
+    answer = write(ReplyHead(override=BodyModeOverride.FIRST_PART))
     mode = answer.message.mode_override
     assert answer.picked is None
     assert mode.request_body_mode == MODE.BUFFERED_PARTIAL
@@ -309,10 +309,10 @@ def test_a_pick_in_a_body_reply_without_ticket():
     assert "ticket" not in answer.message.dynamic_metadata["tidegate"]
 
 
-def test_echoes():
+def test_pass_through():
     """Chunks are handed back as streamed responses in both directions."""
     for action in (
-        ReplyBody(echo=PassThrough(b"x", end_of_stream=True)),
+        ReplyBody(pass_through=PassThrough(b"x", end_of_stream=True)),
         ReplyResponse(ResponsePart.BODY, PassThrough(b"x", end_of_stream=True)),
     ):
         streamed = write(action).common.body_mutation.streamed_response

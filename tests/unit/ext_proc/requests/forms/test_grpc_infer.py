@@ -217,7 +217,7 @@ def test_unknown_compression_says_nothing():
         (b"", "no gRPC message"),
         (b"\0\0\0\0", "no gRPC message"),
         (b"\x02\0\0\0\0", "compressed flag 2"),
-        (b"\0\0\0\0\x05ab", "says 5 bytes, but 2 follow"),
+        (b"\0\0\0\0\x05ab", "declares 5 bytes, but 2 follow"),
         (frame(b"\x0a\x01\xff"), "UTF-8"),
         (frame(b"\x08\x01"), "must be a string"),
         (frame(b"\x20\x01"), "must be a message"),

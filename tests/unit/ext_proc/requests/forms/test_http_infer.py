@@ -112,7 +112,7 @@ def test_cut_binary_part():
     body, headers = binary(document, element(b"hello"))
     features = read(body[:-2], headers, complete=False)
     assert (features.prompt, features.prompt_is_partial) == (b"hel", True)
-    with pytest.raises(BadRequest, match="says 9 binary bytes, but 7"):
+    with pytest.raises(BadRequest, match="declares 9 binary bytes, but the body has only 7"):
         read(body[:-2], headers)
 
 
@@ -137,7 +137,7 @@ def test_truncation():
     [
         (b"", {}, "not valid JSON"),
         (b"[]", {}, "must be a JSON object"),
-        (b"{}", {LENGTH_HEADER: "9"}, "says 9, but the body has 2"),
+        (b"{}", {LENGTH_HEADER: "9"}, "is 9, but the body has only 2"),
         (b"{}", {LENGTH_HEADER: "x"}, "must be the number"),
         (b"{}", {LENGTH_HEADER: "1" * 11}, "must be the number"),
         (b"{}", {LENGTH_HEADER: "-1"}, "must be the number"),

@@ -43,11 +43,11 @@ def test_cut_inside_a_tag(data):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"\x00\x01", "no protobuf field"),
+        (b"\x00\x01", "not a protobuf field"),
         (b"\x0b", "wire type 3"),
         (b"\x0f", "wire type 7"),
         (b"\x12\x05hi", "longer than the message"),
-        (b"\x08" + b"\xff" * 10, "no protobuf varint"),
+        (b"\x08" + b"\xff" * 10, "not a protobuf varint"),
     ],
 )
 def test_no_message(data, words):

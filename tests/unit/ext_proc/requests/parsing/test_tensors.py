@@ -64,7 +64,7 @@ def test_element_bound():
 
 def test_length_that_does_not_fit():
     """A length beyond a whole tensor is refused, beyond a cut one it is normal."""
-    with pytest.raises(BadRequest, match="says 9 bytes, but 1 are left"):
+    with pytest.raises(BadRequest, match="declares 9 bytes, but only 1 are left"):
         elements(Tensor("prompt", "BYTES", b"\x09\0\0\0a"))
     assert elements(Tensor("prompt", "BYTES", b"\x09\0\0\0a", whole=False)) == ([b"a"], True)
 

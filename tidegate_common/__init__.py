@@ -1,1 +1,1 @@
-"""What the picker, the control server and the command line share; it imports nothing of theirs."""
+"""Modules that the picker, the control server and the CLI share; it imports none of these."""

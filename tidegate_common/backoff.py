@@ -1,4 +1,4 @@
-"""Delays between attempts to connect. Pure: randomness is an argument."""
+"""Delays between connection attempts. Pure: the source of randomness is an argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _GROWTH: Final = 2.0
 
 
 class Backoff:
-    """Exponential delays with jitter, so that many clients do not come back at once.
+    """Exponential delays with jitter, so that many clients do not reconnect at once.
+
+    The bound starts at ``FIRST_S``, doubles with each attempt and ends at ``LONGEST_S`` (seconds).
 
     Args:
         rng: Returns a number in [0, 1).
@@ -24,11 +26,11 @@ class Backoff:
         self._next_s = FIRST_S
 
     def delay_s(self) -> float:
-        """Return the next delay in seconds: half of it fixed, half of it random."""
+        """Return the next delay in seconds: one half of the bound is fixed, the other random."""
         bound = self._next_s
         self._next_s = min(LONGEST_S, bound * _GROWTH)
         return bound * (0.5 + 0.5 * self._rng())
 
     def reset(self) -> None:
-        """Start over: an attempt succeeded."""
+        """Start again at ``FIRST_S``; called when an attempt succeeds."""
         self._next_s = FIRST_S

@@ -3,14 +3,14 @@
 Rules:
 
 1. A watcher gets the current status at once, then each change. If changes come faster than it
-   reads, it gets the last one: nothing is queued, so a slow watcher costs one flag.
-2. Watchers are independent: one that leaves ends no other watch, and a slow one delays no other.
-3. A service that was never set is NOT_FOUND for ``Check``. For ``Watch`` it is SERVICE_UNKNOWN, and
-   the watch stays open, as the protocol demands (grpc: ``doc/health-checking.md``).
-4. At most `MAX_WATCHERS` watches are open at a time; further ones get RESOURCE_EXHAUSTED.
+   reads, it gets only the last one. Nothing is queued: a slow watcher costs one flag.
+2. Watchers are independent: the end of one watch ends no other, and a slow watcher delays no other.
+3. ``Check`` answers NOT_FOUND for a service whose status was never set. ``Watch`` answers
+   SERVICE_UNKNOWN and stays open, as the protocol requires (grpc: ``doc/health-checking.md``).
+4. At most ``MAX_WATCHERS`` watches are open at a time; further ones get RESOURCE_EXHAUSTED.
 
-This replaces the asyncio servicer of grpcio-health-checking (``grpc_health.v1._async``, private):
-there, the first watcher of a service that leaves makes it forget all others.
+This replaces the asyncio servicer of grpcio-health-checking (``grpc_health.v1._async``, private),
+which drops all watchers of a service as soon as the first of them leaves.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # th
         """Answer with the current status."""
         status = self._statuses.get(request.service)
         if status is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r:.80}")
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"unknown service {request.service!r:.80}"
+            )
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802 - the protocol's name
-        """Write the current status and each change, until the caller leaves."""
+        """Send the current status, then each change, until the caller cancels."""
         if len(self._watchers) >= MAX_WATCHERS:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -1,4 +1,4 @@
-"""Logging of every Tidegate process: events with key-value pairs, on stderr."""
+"""Logging setup of all Tidegate processes: events with key-value pairs, on stderr."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def configure(log_format: LogFormat = "console", level: LogLevel = "info") -> None:
-    """Set up logging for this process; the last call counts.
+    """Set up logging for this process; a later call replaces an earlier one.
 
     Args:
-        log_format: ``console`` for people, ``json`` for machines (one object per line).
+        log_format: ``console`` for reading, ``json`` for processing (one object per line).
         level: Events below it are dropped before they are built.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -40,7 +40,7 @@ def configure(log_format: LogFormat = "console", level: LogLevel = "info") -> No
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
-    # Libraries log through the standard module; their warnings belong on the same stream.
+    # Libraries log through the standard module; their warnings go to the same stream.
     logging.basicConfig(
         stream=sys.stderr,
         level=max(number, logging.WARNING),

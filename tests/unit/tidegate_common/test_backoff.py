@@ -14,12 +14,12 @@ def test_grows_to_its_bound():
 
 
 def test_jitter_takes_up_to_half():
-    """Two clients that were lost together do not come back together."""
+    """Two clients that were disconnected together do not reconnect together."""
     assert Backoff(lambda: 0.0).delay_s() == pytest.approx(FIRST_S / 2)
 
 
 def test_reset():
-    """A success starts over."""
+    """After a success the delays start again."""
     backoff = Backoff(lambda: 1.0)
     backoff.delay_s()
     backoff.delay_s()

@@ -44,7 +44,7 @@ class Served:
 
 
 class Caller:
-    """The server's side of a call whose client takes messages only once it is allowed to."""
+    """The server's side of a call whose client reads messages only when the test allows it."""
 
     def __init__(self):
         self.may_take = asyncio.Event()
@@ -56,7 +56,7 @@ class Caller:
 
 
 async def settle():
-    """Let every task that can run do so."""
+    """Let every task that is ready run."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -73,7 +73,7 @@ async def test_check_follows_set():
 
 
 async def test_a_watcher_hears_each_change():
-    """It gets the current status at once, and then only what is new."""
+    """A watcher gets the current status at once, and then only changes."""
     async with Served() as served:
         served.health.set("x", serving=False)
         watch = served.watch()
@@ -85,7 +85,7 @@ async def test_a_watcher_hears_each_change():
 
 
 async def test_a_watch_survives_when_another_leaves():
-    """One watcher that leaves ends no other watch."""
+    """The end of one watch ends no other."""
     async with Served() as served:
         served.health.set("x", serving=False)
         first, second = served.watch(), served.watch()
@@ -100,7 +100,7 @@ async def test_a_watch_survives_when_another_leaves():
 
 
 async def test_a_slow_watcher_gets_the_last_status():
-    """What it missed is not queued: after a thousand changes it reads one status."""
+    """Missed changes are not queued: after a thousand changes it reads one status."""
     async with Served() as served:
         watch = served.watch()
         assert (await watch.read()).status == UNKNOWN
@@ -113,7 +113,7 @@ async def test_a_slow_watcher_gets_the_last_status():
 
 
 async def test_a_blocked_watcher_delays_no_other():
-    """A status that one watcher does not take keeps nothing from the others."""
+    """A status that one watcher does not read delays no other watcher."""
     service = HealthService()
     service.set("x", serving=False)
     blocked, reader = Caller(), Caller()
@@ -136,7 +136,7 @@ async def test_a_blocked_watcher_delays_no_other():
 
 
 async def test_a_service_may_become_known():
-    """SERVICE_UNKNOWN is a status like others: the watch goes on."""
+    """SERVICE_UNKNOWN is a status like others: the watch stays open."""
     async with Served() as served:
         watch = served.watch("later")
         assert (await watch.read()).status == UNKNOWN
@@ -146,7 +146,7 @@ async def test_a_service_may_become_known():
 
 
 async def test_watchers_are_bounded(monkeypatch):
-    """One above the bound is refused, and those below it are not touched."""
+    """A watch above the bound is rejected; the others are not affected."""
     monkeypatch.setattr(health, "MAX_WATCHERS", 1)
     async with Served() as served:
         watch = served.watch()

@@ -84,7 +84,7 @@ async def read(watch: Any) -> Any:
 
 @pytest.mark.parametrize("kind", SERVICES)
 async def test_a_watch_survives_when_another_leaves(kind: str) -> None:
-    """Of two watchers one leaves; the other gets the next change."""
+    """After one of two watchers has left, the other gets the next change."""
     async with started(kind) as client:
         leaving, staying = client.watch(), client.watch()
         assert [await read(leaving), await read(staying)] == [SERVING, SERVING]
@@ -127,7 +127,7 @@ async def test_an_unknown_service_may_be_watched(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SERVICES)
 async def test_watchers_are_bounded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One above the bound gets RESOURCE_EXHAUSTED; when one left, there is room again."""
+    """A watch above the bound gets RESOURCE_EXHAUSTED; after one ends, a new one is accepted."""
     monkeypatch.setattr(health, "MAX_WATCHERS", 1)
     async with started(kind) as client:
         first = client.watch()
@@ -143,7 +143,7 @@ async def test_watchers_are_bounded(kind: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_the_control_server_tells_every_watcher_that_it_stops() -> None:
-    """NOT_SERVING for the whole and for ADS, also where another watcher has left before."""
+    """NOT_SERVING for the whole and for ADS, also after another watcher has left."""
     async with started("control") as client:
         leaving, *staying = (
             client.watch(name) for name in (wire.ADS_SERVICE, wire.ADS_SERVICE, "")

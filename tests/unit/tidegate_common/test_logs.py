@@ -31,7 +31,7 @@ def test_the_console_has_no_colours_off_a_terminal(capsys: pytest.CaptureFixture
 
 
 def test_events_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
-    """A quiet server is quiet."""
+    """Events below the level are dropped."""
     logs.configure("json", "error")
     structlog.get_logger().info("anything")
     assert capsys.readouterr().err == ""
@@ -49,7 +49,7 @@ def test_errors_carry_their_traceback(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_line_is_one_write(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], log_format: logs.LogFormat
 ) -> None:
-    """Processes that share their stderr do not write into each other's lines."""
+    """Processes that share stderr do not interleave their lines."""
     written: list[str] = []
     monkeypatch.setattr(sys.stderr, "write", written.append)
     logs.configure(log_format)

@@ -1,1 +1,1 @@
-"""The xDS protocol as pure state machines: snapshot, subscription, stream, transaction."""
+"""The xDS protocol as pure state machines: snapshot, subscription, stream, publication."""

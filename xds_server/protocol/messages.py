@@ -1,4 +1,4 @@
-"""The nouns of the two xDS variants, free of any wire format."""
+"""Messages and states of both xDS variants, independent of the wire format."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ if TYPE_CHECKING:
     from xds_server.protocol.snapshot import Resource
 
 MAX_TYPES: Final = 32
-"""Types that one stream may ask for."""
+"""Most resource types that one stream may request."""
 
 MAX_ERROR_CHARS: Final = 4096
-"""Characters of a client's error text that are kept."""
+"""Most characters that are kept of a client's error message."""
 
 State = Literal["SYNCED", "STALE", "NACKED", "NOT_SENT"]
-"""SYNCED: holds what it should. STALE: a message is owed or unanswered. NACKED: it refused what it
-should hold. NOT_SENT: nothing was there to send."""
+"""State of one type on one stream.
+
+SYNCED: the client holds the snapshot. STALE: a message is due or not yet acknowledged. NACKED: the
+client rejected the snapshot's content. NOT_SENT: there was nothing to send.
+"""
 
 
 class ProtocolError(Exception):
-    """A request breaks the protocol; the stream must end with INVALID_ARGUMENT."""
+    """A request violates the protocol; its stream must end with INVALID_ARGUMENT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class SotwRequest:
     version: str = ""
     nonce: str = ""
     error: str | None = None
-    """The client's words where it refuses; presence makes it a NACK, also when empty."""
+    """The client's error message. If present, even if empty, the request is a NACK."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +52,19 @@ class DeltaRequest:
     initial_versions: Mapping[str, str] = field(default_factory=dict)
     nonce: str = ""
     error: str | None = None
-    """The client's words where it refuses; presence makes it a NACK, also when empty."""
+    """The client's error message. If present, even if empty, the request is a NACK."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceResponse:
-    """A message to the client, of either variant.
+    """A response to the client, of either variant.
 
     ``removed`` is empty in the state-of-the-world variant.
     """
 
     type_url: str
     version: str
-    """Of the type's whole set; a state-of-the-world client echoes it."""
+    """Version of the type's whole set; state-of-the-world clients send it back."""
     nonce: str
     resources: tuple[Resource, ...] = ()
     removed: tuple[str, ...] = ()
@@ -69,14 +72,14 @@ class ResourceResponse:
 
 @dataclass(frozen=True, slots=True)
 class AckVerdict:
-    """What a request said about the message in flight."""
+    """A client's ACK or NACK of the message in flight."""
 
     type_url: str
     accepted: bool
     waited_s: float
-    """From the sending to this answer."""
+    """Seconds from sending the message to this answer."""
     message: str = ""
-    """The client's words where it refused."""
+    """The client's error message if it rejected the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,30 +91,31 @@ class TypeView:
     version_sent: str
     version_acked: str
     message: str
-    """The client's words when NACKED."""
+    """The client's error message when NACKED."""
     pending_s: float
-    """How long it has been in a state other than SYNCED; 0 when SYNCED."""
+    """Seconds in a state other than SYNCED; 0 when SYNCED."""
     resources: int
-    """How many resources the client is known to hold."""
+    """Number of resources that the client is known to hold."""
 
     @property
     def short(self) -> str:
-        """The type's short name, for people."""
+        """The type's short name, e.g. ``CDS``."""
         return short_type(self.type_url)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a stream stands with its snapshot, all types together."""
+    """State of a stream relative to its snapshot, over all types."""
 
     state: Literal["SYNCED", "PENDING", "NACKED"]
     type_url: str = ""
-    """The type that decides, where it is not SYNCED."""
+    """The type that determines the state; empty if SYNCED."""
     message: str = ""
+    """The client's error message when NACKED."""
     nacks: int = 0
-    """Refusals so far on this stream: tells a fresh one from an old one."""
+    """Number of NACKs on this stream so far; distinguishes a new NACK from an old one."""
 
 
 def short_type(type_url: str) -> str:
-    """Return a type's short name (``CDS``), or its message name where it has none."""
+    """Return a type's short name (``CDS``), or its message name if it has none."""
     return SHORT_TYPE.get(type_url) or type_url.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""A publication: its stages, and how it stands."""
+"""A publication: its stages, its state and its outcome."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ Audience = Literal["envoy", "picker"]
 OnReject = Literal["rollback", "keep"]
 
 STAGE_DEADLINE_S: Final = 15.0
+"""Default time for the clients' answers to a stage."""
+
 HOLD_DEADLINE_S: Final = 30.0
+"""Default time for draining endpoints to finish their requests."""
+
 MAX_STAGES: Final = 64
+"""Most stages in a publication."""
 
 SWITCH: Final = "switch"
-"""Label of the stage after which a publication is no longer abandoned."""
+"""Label of the last stage in which a NACK can abandon the publication."""
 
 
 class PickerLoad(NamedTuple):
-    """What a picker last reported of its work."""
+    """A picker's last report of its requests in flight."""
 
     in_flight: Mapping[str, int]
-    """Endpoint id -> requests; an absent endpoint has none."""
+    """Endpoint id -> requests in flight; an absent endpoint has none."""
     taken: str = ""
-    """Nonce of the last response that it had taken when it counted."""
+    """Nonce of the last response that the picker had applied when it counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,78 +42,84 @@ class Stage:
     audience: Audience
     snapshot: Snapshot
     wait_for_drained: frozenset[str] = frozenset()
-    """Endpoint ids that must have nothing in flight before the stage begins."""
+    """Endpoint ids that must have no requests in flight before the stage begins."""
     hold_deadline_s: float = HOLD_DEADLINE_S
-    """How long to wait for that."""
+    """Longest wait for these endpoints, in seconds."""
     deadline_s: float = STAGE_DEADLINE_S
-    """How long to wait for the clients' answers."""
+    """Longest wait for the clients' answers, in seconds."""
     grace_s: float = 0.0
-    """How long after the answers to the stage before it the stage begins at the earliest."""
+    """Least time between the answers to the previous stage and this stage, in seconds."""
 
 
 Plan: TypeAlias = Callable[[], Sequence[Stage]] | Sequence[Stage]
+"""The stages of a publication, or a function that computes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientProblem:
-    """A client that does not follow."""
+    """Why a client does not hold its snapshot."""
 
     client: str
-    """Its node id."""
+    """The client's node id."""
     state: Literal["NACKED", "STALLED"]
     type: str
     """Short name of the type concerned."""
     message: str
-    """Its own words, or what it has not answered."""
+    """The client's error message, or which type it has not acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationOutcome:
-    """How a publication stands or ended."""
+    """State of a publication, running or ended."""
 
     state: Literal["done", "superseded", "abandoned", "waiting"]
     clients: int
-    """Connected clients of both audiences."""
+    """Number of connected clients of both audiences."""
     acked: int
-    """How many of them hold what they should."""
+    """Number of these clients that hold their audience's newest snapshot."""
     problems: tuple[ClientProblem, ...]
     channels: tuple[str, ...]
-    """Short names of the types that really were sent."""
+    """Short names of the types that were sent to clients."""
     elapsed_s: float | None
-    """From the publishing to the end; ``None`` while it runs."""
+    """Seconds from the start to the end; ``None`` while the publication runs."""
     stage: str = ""
-    """Label of the stage it waits in, or ended in."""
+    """Label of the stage in which the publication waits or ended; empty before the first."""
 
 
 @dataclass(slots=True)
 class PublicationRun:
-    """A publication under way or ended."""
+    """A publication, running or ended. Times are monotonic seconds."""
 
     stages: tuple[Stage, ...]
     started: float
     before: dict[Audience, Snapshot]
+    """Snapshots in force when the publication began."""
     on_reject: OnReject = "rollback"
     index: int = -1
-    """The stage in force; -1 = none yet."""
+    """Index of the current stage; -1 = none yet."""
     entered: float = 0.0
+    """When the current stage began."""
     hold_since: float | None = None
+    """Since when the next stage waits for its grace time or its draining endpoints."""
     touched: set[Audience] = field(default_factory=set)
+    """Audiences for which a stage has begun."""
     channels: list[str] = field(default_factory=list)
+    """Short names of the types sent so far."""
     outcome: PublicationOutcome | None = None
-    """Set at its end."""
+    """The final outcome; ``None`` while the publication runs."""
 
     @property
     def current(self) -> Stage | None:
-        """The stage whose answers are awaited."""
+        """The current stage; ``None`` before the first."""
         return self.stages[self.index] if self.index >= 0 else None
 
     @property
     def following(self) -> Stage | None:
-        """The stage that begins next."""
+        """The next stage; ``None`` after the last."""
         return self.stages[self.index + 1] if self.index + 1 < len(self.stages) else None
 
     def revocable(self, stage: Stage) -> bool:
-        """Tell whether a refusal in ``stage`` ends the publication."""
+        """Return whether a NACK in ``stage`` abandons the publication."""
         if stage.audience != "envoy" or stage.audience not in self.before:
             return False
         if stage.label == SWITCH:

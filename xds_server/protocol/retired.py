@@ -1,15 +1,16 @@
-"""Clusters that were withdrawn, for clients that come back with routes to them.
+"""Withdrawn clusters, kept for clients that reconnect with routes to them.
 
-A client that was cut off while a cluster was withdrawn still routes to it, and its clusters are
-brought up to date before its routes are. So it is first given what it may still use beside what
-it should have, and loses that once it follows: the same make before break, for one client alone.
+A client that was disconnected while a cluster was withdrawn still routes to it, and on reconnection
+its clusters are updated before its routes. Such a client first gets a *bridge*: the newest snapshot
+together with the withdrawn clusters that it may still use. These are removed once its routes have
+been updated. This is make-before-break for a single client.
 
 Rules:
 
-1. The last ``MAX_RETIRED`` withdrawn clusters are kept, with their assignments, as long as the
-   server lives. One that is in force again is forgotten.
-2. A client gets the bridge only if it says that it holds another state: one that is new or
-   current gets nothing extra.
+1. The last ``MAX_RETIRED`` withdrawn clusters are kept, with their assignments, for the lifetime of
+   the server. A cluster that comes into force again is removed.
+2. A client gets a bridge only if its request states that it holds another state. New clients and
+   clients that are up to date get none.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ MAX_RETIRED: Final = 256
 
 
 class Retired:
-    """Keeps withdrawn clusters; see the module's rules."""
+    """The withdrawn clusters; see the module's rules."""
 
     def __init__(self) -> None:
         self._clusters: dict[str, tuple[Resource, Resource | None]] = {}
 
     def withdraw(self, before: Snapshot, after: Snapshot) -> None:
-        """Take note that ``after`` is in force in place of ``before``."""
+        """Record that the snapshot ``after`` replaces ``before``."""
         here = after.resources(CLUSTER_TYPE)
         assignments = before.resources(ENDPOINT_TYPE)
         for name, cluster in before.resources(CLUSTER_TYPE).items():
@@ -45,9 +46,15 @@ class Retired:
             del self._clusters[next(iter(self._clusters))]
 
     def bridge(self, request: SotwRequest | DeltaRequest, target: Snapshot) -> Snapshot | None:
-        """Return what a client that begins with this request is to have before ``target``.
+        """Return the snapshot that a client needs before ``target``.
 
-        ``None`` where it can be given ``target`` at once.
+        Args:
+            request: The client's first CDS request.
+            target: The newest snapshot.
+
+        Returns:
+            ``target`` with the withdrawn clusters that the client may hold; ``None`` if the client
+            can get ``target`` at once.
         """
         if request.type_url != CLUSTER_TYPE:
             return None

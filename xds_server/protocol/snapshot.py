@@ -1,9 +1,9 @@
-"""What one audience should hold: an immutable value, serialized and hashed once.
+"""Snapshot: all resources for one audience, as an immutable value, serialized and hashed once.
 
-A resource's version is the hash of its bytes, so it is the same on every stream, every server and
-after every restart, and it changes exactly when the content does. A type that a snapshot lacks is
-not served: its subscribers hear nothing. A type that is there without a resource is an intended
-empty set, and wildcard subscribers are told so.
+A resource's version is the hash of its bytes. It is therefore the same on every stream, on every
+server and after a restart, and it changes exactly when the content does. A type that is absent from
+the snapshot is not served: its subscribers get no response. A type that is present without
+resources is an empty set, which is sent to wildcard subscribers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOTHING: Final[Mapping[str, Resource]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One named resource; every stream shares its bytes."""
+    """One named resource; all streams share its bytes."""
 
     name: str
     version: str
@@ -39,9 +39,9 @@ class _TypeSet:
 
 
 class Snapshot:
-    """Every resource that one audience should hold, by type URL and name.
+    """All resources for one audience, by type URL and name.
 
-    Two snapshots are equal when their contents are.
+    Two snapshots are equal if their contents are equal.
     """
 
     __slots__ = ("_eds_names", "_types")
@@ -61,10 +61,10 @@ class Snapshot:
         """Build a snapshot.
 
         Args:
-            contents: type URL -> name -> the message, serialized deterministically (or map fields
-                fake changes).
+            contents: Type URL -> name -> the serialized message. Serialization must be
+                deterministic; otherwise map fields look changed when they are not.
             previous: A snapshot whose equal resources are reused instead of copied.
-            eds_names: Cluster name -> assignment name, where the two differ.
+            eds_names: Cluster name -> assignment name, for clusters where the two differ.
 
         Raises:
             ValueError: A type URL or a name is empty, or a name is the wildcard ``*``.
@@ -83,12 +83,12 @@ class Snapshot:
         return cls(MappingProxyType(types), MappingProxyType(dict(eds_names)))
 
     def with_types(self, other: Snapshot, type_urls: Iterable[str]) -> Snapshot:
-        """Return this snapshot with the sets of ``type_urls`` as they are in ``other``."""
+        """Return this snapshot with the sets of ``type_urls`` taken from ``other``."""
         taken = {url: other._types[url] for url in type_urls if url in other._types}
         return Snapshot(MappingProxyType({**self._types, **taken}), self._eds_names)
 
     def joined(self, more: Mapping[str, Iterable[Resource]]) -> Snapshot:
-        """Return this snapshot with further resources; where a name is there, it stays."""
+        """Return this snapshot with further resources; existing names keep their resource."""
         types = dict(self._types)
         for type_url, resources in more.items():
             known = self.resources(type_url)
@@ -98,17 +98,17 @@ class Snapshot:
         return Snapshot(MappingProxyType(types), self._eds_names)
 
     def resources(self, type_url: str) -> Mapping[str, Resource]:
-        """Return the resources of a type by name, in the order of names."""
+        """Return the resources of a type by name, sorted by name."""
         found = self._types.get(type_url)
         return _NOTHING if found is None else found.resources
 
     def version(self, type_url: str) -> str:
-        """Return the version of a type's whole set; empty where the type is not served."""
+        """Return the version of a type's whole set; empty if the type is not served."""
         found = self._types.get(type_url)
         return "" if found is None else found.version
 
     def serves(self, type_url: str) -> bool:
-        """Tell whether the snapshot speaks about this type at all."""
+        """Return whether the snapshot contains this type, possibly without resources."""
         return type_url in self._types
 
     @property
@@ -150,7 +150,7 @@ def _resource(type_url: str, name: str, message: bytes, known: Resource | None) 
 def _set_version(resources: Mapping[str, Resource]) -> str:
     digest = xxhash.xxh3_128()
     for resource in resources.values():
-        # A name has no bound on its characters, a length does: no two sets share one encoding.
+        # Names may contain any character. The length prefix makes the encoding unambiguous.
         name = resource.name.encode()
         digest.update(len(name).to_bytes(8, "big"))
         digest.update(name)

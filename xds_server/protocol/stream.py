@@ -1,18 +1,20 @@
-"""One client's ADS stream: requests and snapshots in, responses out.
+"""One client's ADS stream: takes requests and snapshots, returns responses.
 
 Rules (X numbers: the conformance checklist that the tests cite):
 
-1. Types are independent of each other in subscription, version, nonce and answers (X4), with the
-   two exceptions below. Each type keeps the rules of ``tracker``.
-2. In one burst the order is CDS, EDS, LDS, RDS, then the others (X50). EDS never waits for the ACK
-   of CDS: Envoy withholds that until its clusters are warm, for which it needs EDS.
-3. Behind every message that adds or changes a cluster goes that cluster's assignment, changed or
-   not (X53): without it Envoy keeps the old cluster for 15 s, in delta without a word.
+1. Types are independent of each other in subscription, version, nonce and acknowledgement (X4),
+   except for rules 3 and 4. Each type follows the rules of ``tracker``.
+2. Responses sent together are ordered CDS, EDS, LDS, RDS, with RTDS before CDS, SDS before LDS and
+   all other types last (X50). EDS never waits for the ACK of CDS: Envoy withholds that ACK until
+   its clusters are warm, and warming needs EDS.
+3. A message that adds or changes a cluster is followed by that cluster's assignment, even if the
+   assignment is unchanged (X53). Without it Envoy keeps the old cluster for 15 s; in the delta
+   variant it reports no error.
 4. Listeners and routes that a client already has are updated only while CDS is neither in flight
-   nor refused (X51, X56): a route never names a cluster that the client may not have. First
-   answers are not held back.
-5. Before there is a snapshot, and for a type that it does not serve, the stream is silent (X3, X9).
-6. A request that breaks a bound raises ``ProtocolError`` and changes nothing.
+   nor rejected (X51, X56), so that a route never names a cluster that the client may lack. The
+   first response of a type is not delayed.
+5. Without a snapshot, and for a type that the snapshot does not serve, nothing is sent (X3, X9).
+6. A request that exceeds a bound raises ``ProtocolError`` and changes nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from xds_server.protocol.snapshot import Snapshot
 
 _ORDER: Final = {
-    RUNTIME_TYPE: 0,  # limits of a cluster are there before it is
+    RUNTIME_TYPE: 0,  # a cluster's limits arrive before the cluster
     CLUSTER_TYPE: 1,
     ENDPOINT_TYPE: 2,
     SECRET_TYPE: 3,
@@ -55,23 +57,23 @@ _ORDER: Final = {
 }
 _FOLLOWS_CLUSTERS: Final = frozenset({LISTENER_TYPE, ROUTE_TYPE})
 _BY_NAME: Final = frozenset({ENDPOINT_TYPE, ROUTE_TYPE, RUNTIME_TYPE, SECRET_TYPE})
-"""Types that clients ask for by name: no legacy wildcard, and state-of-the-world messages may
-carry a part of the set (X29). All others carry the whole set (X28)."""
+"""Types that clients request by name: they have no legacy wildcard, and state-of-the-world messages
+may carry a part of the set (X29). Messages of all other types carry the whole set (X28)."""
 
 Request = TypeVar("Request", SotwRequest, DeltaRequest)
 
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What follows from one request."""
+    """The result of one request."""
 
     responses: list[ResourceResponse]
     verdict: AckVerdict | None = None
-    """What the request said about the message in flight; ``None`` where nothing."""
+    """The ACK or NACK of the message in flight; ``None`` if the request contains neither."""
 
 
 class _Stream(ABC, Generic[Request]):
-    """What both variants share."""
+    """Behaviour common to both variants."""
 
     _delta: bool
 
@@ -84,7 +86,7 @@ class _Stream(ABC, Generic[Request]):
         self._nacks = 0
 
     def on_snapshot(self, snapshot: Snapshot, now: float) -> list[ResourceResponse]:
-        """Make ``snapshot`` what the client should hold; return what to send now."""
+        """Set the snapshot that the client should hold; return the responses to send now."""
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
             for tracker in self._ordered:
@@ -92,7 +94,7 @@ class _Stream(ABC, Generic[Request]):
         return self._burst(now)
 
     def on_request(self, request: Request, now: float) -> Reaction:
-        """Take a client's message.
+        """Process a client's request.
 
         Raises:
             ProtocolError: The request names no type or exceeds a bound; nothing has changed.
@@ -107,17 +109,17 @@ class _Stream(ABC, Generic[Request]):
         return Reaction(self._burst(now), verdict)
 
     def asked(self, type_url: str) -> bool:
-        """Tell whether the client asked for this type."""
+        """Return whether the client has requested this type."""
         tracker = self._trackers.get(type_url)
         return tracker is not None and tracker.requested
 
     def acknowledged(self, type_url: str) -> str:
-        """Return the nonce of the type's last accepted response; empty where there was none."""
+        """Return the nonce of the type's last acknowledged response; empty if there is none."""
         tracker = self._trackers.get(type_url)
         return "" if tracker is None else tracker.acknowledged
 
     def standing(self) -> Standing:
-        """Return where the client stands with its snapshot."""
+        """Return the state of the client relative to its snapshot, over all types."""
         refused: TypeTracker | None = None
         pending: TypeTracker | None = None
         blocked = self._clusters_refused()
@@ -135,12 +137,12 @@ class _Stream(ABC, Generic[Request]):
         return Standing("SYNCED", nacks=self._nacks)
 
     def views(self, now: float) -> tuple[TypeView, ...]:
-        """Return one status cell per type that the client asked for, in the order of bursts."""
+        """Return one status cell per requested type, in the order in which types are sent."""
         return tuple(tracker.view(now) for tracker in self._ordered if tracker.requested)
 
     @abstractmethod
     def _subscribe(self, tracker: TypeTracker, request: Request) -> None:
-        """Apply the request's names."""
+        """Apply the request's resource names to the subscription."""
 
     def _tracker(self, type_url: str) -> TypeTracker:
         tracker = self._trackers.get(type_url)
@@ -150,7 +152,7 @@ class _Stream(ABC, Generic[Request]):
             tracker = TypeTracker(
                 type_url,
                 full_set=not self._delta and type_url not in _BY_NAME,
-                tells_absence=self._delta,
+                reports_absence=self._delta,
                 legacy_wildcard=type_url not in _BY_NAME,
             )
             self._trackers[type_url] = tracker
@@ -165,7 +167,7 @@ class _Stream(ABC, Generic[Request]):
         if snapshot is None:
             return responses
         if CLUSTER_TYPE in self._trackers:
-            self._tracker(ENDPOINT_TYPE)  # holds the debts of rule 3 before the client asks
+            self._tracker(ENDPOINT_TYPE)  # records rule 3's assignments before EDS is requested
         for tracker in self._ordered:
             content = tracker.due(snapshot, now) if tracker.requested else None
             if content is None or self._held_back(tracker):
@@ -199,12 +201,12 @@ class _Stream(ABC, Generic[Request]):
 class SotwStream(_Stream[SotwRequest]):
     """A stream of the state-of-the-world variant; see the module's rules.
 
-    A reconnecting client's first request of a type is always answered, also when its version is
-    the current one: Envoy reports its last *accepted* version although it may hold parts of a
-    message that it refused, and an unchanged resource costs it nothing.
+    The first request of a type is always answered, even if a reconnecting client states the current
+    version: Envoy reports its last *accepted* version although it may hold parts of a message that
+    it rejected, and receiving an unchanged resource costs it nothing.
 
     Args:
-        stream_id: Begins each nonce, so that nonces of other streams mean nothing here (X5).
+        stream_id: Prefix of each nonce; nonces of other streams are invalid here (X5).
     """
 
     _delta = False
@@ -217,14 +219,14 @@ class SotwStream(_Stream[SotwRequest]):
         if first and request.version:
             tracker.resumed = True
         if first or before != (subscription.wildcard, subscription.names):
-            tracker.subscribed(greet=subscription.wildcard and not was_wildcard)
+            tracker.subscribed(wildcard_began=subscription.wildcard and not was_wildcard)
 
 
 class DeltaStream(_Stream[DeltaRequest]):
     """A stream of the delta (incremental) variant; see the module's rules.
 
     Args:
-        stream_id: Begins each nonce, so that nonces of other streams mean nothing here (X5).
+        stream_id: Prefix of each nonce; nonces of other streams are invalid here (X5).
     """
 
     _delta = True
@@ -235,9 +237,9 @@ class DeltaStream(_Stream[DeltaRequest]):
             raise ProtocolError(f"more than {MAX_NAMES} initial resource versions")
         if not first and not request.subscribe and not request.unsubscribe:
             return
-        expected, greet = tracker.subscription.change(request.subscribe, request.unsubscribe)
+        expected, began = tracker.subscription.change(request.subscribe, request.unsubscribe)
         tracker.subscribed(
             expected=() if first else expected,
-            greet=greet,
+            wildcard_began=began,
             initial_versions=request.initial_versions if first else None,
         )

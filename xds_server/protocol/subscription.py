@@ -1,13 +1,16 @@
-"""What one client asked for of one type (xDS protocol, "How the client specifies what resources").
+"""One client's subscription to one type.
+
+Source: xDS protocol, "How the client specifies what resources to return".
 
 Rules:
 
-1. An empty first request is the legacy wildcard, where the type allows it; ``*`` is the explicit
-   one, alone or beside names. Names alone end a wildcard in the state-of-the-world variant, and
-   are added to it in the delta variant.
-2. Once a state-of-the-world client gave any name, an empty list means "nothing".
+1. An empty first request is the legacy wildcard if the type allows it. ``*`` is the explicit
+   wildcard, alone or together with names. A list of names alone ends a wildcard in the
+   state-of-the-world variant; in the delta variant the names are added to it.
+2. After a state-of-the-world client has sent any name, an empty list means no resources.
 3. Names of resources that do not exist stay subscribed.
-4. A client holds at most ``MAX_NAMES`` names per type; a request above that changes nothing.
+4. A client subscribes to at most ``MAX_NAMES`` names per type; a request above this bound changes
+   nothing.
 """
 
 from __future__ import annotations
@@ -21,18 +24,18 @@ if TYPE_CHECKING:
 
 WILDCARD: Final = "*"
 MAX_NAMES: Final = 65_536
-"""Names that one client may hold per type."""
+"""Most names to which one client may subscribe per type."""
 
 MAX_NAME_CHARS: Final = 2048
-"""Characters of one name."""
+"""Most characters in a name."""
 
 
 class Subscription:
     """One client's subscription to one type.
 
     Attributes:
-        wildcard: The client wants every resource of the type.
-        names: The names that it asked for, ``*`` not among them.
+        wildcard: The client subscribes to every resource of the type.
+        names: The names to which it subscribes, without ``*``.
     """
 
     __slots__ = ("_legacy", "_named_before", "_started", "names", "wildcard")
@@ -46,15 +49,15 @@ class Subscription:
 
     @property
     def empty(self) -> bool:
-        """Nothing is wanted."""
+        """No resource is subscribed."""
         return not self.wildcard and not self.names
 
     def wants(self, name: str) -> bool:
-        """Tell whether the client wants the resource of this name."""
+        """Return whether the client subscribes to this name."""
         return self.wildcard or name in self.names
 
     def replace(self, names: Collection[str]) -> None:
-        """Take a state-of-the-world request's whole list.
+        """Replace the subscription by the list of a state-of-the-world request.
 
         Raises:
             ProtocolError: The list exceeds a bound; nothing has changed.
@@ -74,9 +77,9 @@ class Subscription:
         """Apply a delta request.
 
         Returns:
-            The names that the client expects an answer for, whatever the server believes it
-            holds (those subscribed now, and those unsubscribed by name that a wildcard still
-            covers), and whether a wildcard began.
+            The names for which the client expects an answer, even if the server believes that it
+            holds them (names subscribed by this request, and names unsubscribed by it that a
+            wildcard still covers), and whether a wildcard began with this request.
 
         Raises:
             ProtocolError: The lists exceed a bound; nothing has changed.

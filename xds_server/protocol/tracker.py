@@ -1,21 +1,23 @@
-"""One type on one stream: what the client wants, is known to hold, was sent, and refused.
+"""State of one type on one stream: subscription, known content, message in flight, rejections.
 
 Rules:
 
-1. At most one message is in flight. What changes meanwhile is not queued: after the answer the
+1. At most one message is in flight. Changes in the meantime are not queued: after the answer, the
    difference to the newest snapshot is sent.
-2. Sent is not known: a resource becomes held with the ACK of its message, not before, and not if
-   the client dropped its name meanwhile: it may have thrown the resource away unread.
-3. After a NACK nobody knows what the client holds of that message (Envoy may have applied the good
-   part), so those names count as different from every version, except that the refused content
-   itself is parked: it is not sent again.
-4. A parked message is released as soon as one of its parts has changed. The changed part then goes
-   first and by itself, the rest ("suspects") in a message of their own: good resources come out
-   of a message that was refused for a bad neighbour, and the bad one is left parked alone.
+2. The client is known to hold a resource only after the ACK of its message, and not if it
+   unsubscribed the name before the ACK: it may have discarded the resource unread.
+3. After a NACK the client's content for the names of that message is unknown (Envoy may have
+   applied the valid part), so these names count as different from every version. The rejected
+   content itself is *parked*: it is not sent again.
+4. A parked message is released as soon as one of its resources changes. The changed resources are
+   sent first, the remaining ones (*suspects*) in a separate message. Valid resources are thus
+   freed from a message that was rejected because of another one, and only the invalid ones stay
+   parked.
 5. A whole set (``full_set``) is sent, compared and parked as a whole.
-6. A name that was asked for and does not exist is answered once in the delta variant and stays
-   subscribed; the state-of-the-world variant is silent until it exists.
-7. Nothing is sent for a type that the snapshot does not serve, and nothing that is not wanted.
+6. A subscribed name that does not exist stays subscribed. The delta variant answers it once; the
+   state-of-the-world variant sends nothing until the resource exists.
+7. Nothing is sent for a type that the snapshot does not serve, nor for names that are not
+   subscribed.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ if TYPE_CHECKING:
     from xds_server.protocol.snapshot import Resource, Snapshot
 
 _UNSURE: Final = ""
-"""Version of a resource in a refused message: unlike every real one."""
+"""Version of a resource in a rejected message; differs from every real version."""
 
 _MISSING: Final = "missing"
-"""Stands for "never heard of"; no version has seven letters."""
+"""Version of a name of which nothing is known; real versions have 32 characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a message says: resources, and names that do not exist (any more)."""
+    """Content of a message: resources, and names that do not exist (any more)."""
 
     resources: tuple[Resource, ...] = ()
     removed: tuple[str, ...] = ()
@@ -63,12 +65,14 @@ class _InFlight:
 
 @dataclass(slots=True)
 class _Due:
-    """What the difference to the snapshot comes to."""
+    """Difference between the client's content and the snapshot."""
 
     content: Content | None = None
+    """The message to send; ``None`` = nothing is due."""
     withheld: bool = False
-    """Something is not sent because the client refused it."""
+    """Some resources are not sent because the client rejected them."""
     since: float = field(default=0.0)
+    """Since when a message is due, monotonic seconds."""
 
 
 class TypeTracker:
@@ -77,23 +81,23 @@ class TypeTracker:
     Args:
         type_url: The type.
         full_set: Each message carries the whole set (state-of-the-world CDS, LDS).
-        tells_absence: Messages can say that a name does not exist (delta).
-        legacy_wildcard: An empty first request means everything.
+        reports_absence: Messages can state that a name does not exist (delta).
+        legacy_wildcard: An empty first request subscribes to all resources.
     """
 
     def __init__(
-        self, type_url: str, *, full_set: bool, tells_absence: bool, legacy_wildcard: bool
+        self, type_url: str, *, full_set: bool, reports_absence: bool, legacy_wildcard: bool
     ) -> None:
         self.type_url = type_url
         self.subscription = Subscription(legacy_wildcard=legacy_wildcard)
         self.requested = False
         self.resumed = False
-        """The client told that it holds something from an earlier stream."""
+        """The client has stated that it holds resources from an earlier stream."""
         self._full_set = full_set
-        self._tells_absence = tells_absence
+        self._reports_absence = reports_absence
         self._held: dict[str, str | None] = {}
         self._forced: set[str] = set()
-        self._greet = False
+        self._wildcard_began = False
         self._in_flight: _InFlight | None = None
         self._lost: set[str] = set()
         self._parked: list[dict[str, str | None]] = []
@@ -106,21 +110,21 @@ class TypeTracker:
         self._refusal = ""
         self._refused_at = 0.0
 
-    # --- what the client says -------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------
 
     def subscribed(
         self,
         *,
         expected: Iterable[str] = (),
-        greet: bool = False,
+        wildcard_began: bool = False,
         initial_versions: Mapping[str, str] | None = None,
     ) -> None:
-        """Take note that the subscription changed.
+        """Record that the subscription has changed.
 
         Args:
-            expected: Names that must be answered whatever is held (X40, X42).
-            greet: A wildcard began: even an empty set is to be told (X47).
-            initial_versions: What a delta client holds from an earlier stream (X45).
+            expected: Names that must be answered even if the client holds them (X40, X42).
+            wildcard_began: A wildcard began, so that even an empty set must be sent (X47).
+            initial_versions: Resources that a delta client holds from an earlier stream (X45).
         """
         wants = self.subscription.wants
         if initial_versions:
@@ -128,7 +132,7 @@ class TypeTracker:
             self.resumed = True
         else:
             self._held = {n: v for n, v in self._held.items() if wants(n)}
-            self._greet = self._greet or greet
+            self._wildcard_began = self._wildcard_began or wildcard_began
         self._forced = {name for name in self._forced if wants(name)}
         self._forced.update(expected)
         if self._in_flight is not None:
@@ -138,7 +142,11 @@ class TypeTracker:
         self._dirty = True
 
     def answered(self, nonce: str, error: str | None, now: float) -> AckVerdict | None:
-        """Take an ACK or NACK; ``None`` where it is not about the message in flight (X14)."""
+        """Process an ACK or NACK.
+
+        Returns:
+            The verdict; ``None`` if the nonce is not that of the message in flight (X14).
+        """
         flight = self._in_flight
         if flight is None or nonce != flight.nonce:
             return None
@@ -181,26 +189,26 @@ class TypeTracker:
             if self.subscription.wants(name):
                 self._held[name] = _UNSURE
 
-    # --- what is due ----------------------------------------------------------------------------
+    # --- responses ------------------------------------------------------------------------------
 
     def touch(self) -> None:
-        """Take note that the snapshot changed."""
+        """Record that the snapshot has changed."""
         self._dirty = True
 
     def force(self, names: Iterable[str]) -> None:
-        """Send these again although nothing about them changed, where they are wanted."""
+        """Send these names again, if they are subscribed, although they have not changed."""
         for name in names:
             if not self.requested or self.subscription.wants(name):
                 self._forced.add(name)
                 self._dirty = True
 
     def unforce(self, snapshot: Snapshot) -> None:
-        """Forget forced names that are gone, so that debts never outgrow the snapshot."""
+        """Drop forced names that no longer exist, so that their number stays bounded."""
         if not self.requested:
             self._forced.intersection_update(snapshot.resources(self.type_url))
 
     def due(self, snapshot: Snapshot, now: float) -> Content | None:
-        """Return what should be sent now; ``None`` while a message is in flight or all is said."""
+        """Return the content to send now; ``None`` if a message is in flight or nothing is due."""
         if self._in_flight is not None:
             return None
         if self._dirty:
@@ -211,11 +219,11 @@ class TypeTracker:
         return self._due.content
 
     def sent(self, content: Content, nonce: str, version: str, now: float) -> tuple[str, ...]:
-        """Put ``content`` in flight; return the names whose version the client did not hold."""
+        """Record that ``content`` is in flight; return the names that are new or changed."""
         self._in_flight = _InFlight(nonce, version, now, content)
         self._lost.clear()
         self._version_sent = version
-        self._greet = False
+        self._wildcard_began = False
         self._due = _Due()
         self._forced.difference_update(content.removed)
         fresh = []
@@ -237,9 +245,9 @@ class TypeTracker:
         if versions in self._parked:
             return None, True
         self._parked.clear()
-        unheard = not versions and not self._held and not self._greet
-        same = versions == self._held and not self._greet and not self._forced
-        return (None if same or unheard else content), False
+        empty = not versions and not self._held and not self._wildcard_began
+        same = versions == self._held and not self._wildcard_began and not self._forced
+        return (None if same or empty else content), False
 
     def _parts(self, resources: Mapping[str, Resource]) -> tuple[Content | None, bool]:
         self._release(resources)
@@ -247,26 +255,26 @@ class TypeTracker:
         wanted = set(self.subscription.names)
         if self.subscription.wildcard:
             wanted.update(resources, self._held)
-        owed = [
+        due = [
             name
             for name in sorted(wanted)
-            if name not in parked and self._owes(name, resources.get(name))
+            if name not in parked and self._is_due(name, resources.get(name))
         ]
-        fresh = [name for name in owed if name not in self._suspects]
-        chosen = fresh or owed
-        if not chosen and not (self._greet and not resources):
-            self._greet = False
+        fresh = [name for name in due if name not in self._suspects]
+        chosen = fresh or due
+        if not chosen and not (self._wildcard_began and not resources):
+            self._wildcard_began = False
             return None, bool(parked)
         return Content(
             tuple(resources[name] for name in chosen if name in resources),
             tuple(name for name in chosen if name not in resources),
         ), bool(parked)
 
-    def _owes(self, name: str, resource: Resource | None) -> bool:
+    def _is_due(self, name: str, resource: Resource | None) -> bool:
         held = self._held.get(name, _MISSING)
         if resource is not None:
             return held != resource.version or name in self._forced
-        if not self._tells_absence:
+        if not self._reports_absence:
             self._held.pop(name, None)
             return False
         if held == _MISSING:
@@ -282,7 +290,7 @@ class TypeTracker:
         self._suspects = {n: v for n, v in self._suspects.items() if current(n) == v}
 
     def _unpark(self, unchanged: Callable[[str, str | None], bool]) -> None:
-        """Release the refused messages of which a part is no longer due as it was."""
+        """Release the parked messages of which at least one resource has changed."""
         parked = []
         for group in self._parked:
             kept = {name: version for name, version in group.items() if unchanged(name, version)}
@@ -292,36 +300,36 @@ class TypeTracker:
                 self._suspects.update(kept)
         self._parked = parked
 
-    # --- what people see ------------------------------------------------------------------------
+    # --- status ---------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> bool:
-        """A message waits for its answer, and the client still wants something."""
+        """A message is in flight and the client still subscribes to something."""
         return self._in_flight is not None and not self.subscription.empty
 
     @property
     def refused(self) -> bool:
-        """The client refused what it should hold now; as of the last call of ``due``."""
+        """The client rejected the snapshot's content; as of the last call of ``due``."""
         return not self.subscription.empty and self._in_flight is None and self._due.withheld
 
     @property
     def refusal(self) -> str:
-        """The client's words when it last refused."""
+        """The client's error message of its last NACK."""
         return self._refusal
 
     @property
     def acknowledged(self) -> str:
-        """The nonce of the last response that the client accepted; empty where there was none."""
+        """The nonce of the last acknowledged response; empty if there is none."""
         return self._nonce_acked
 
     @property
     def established(self) -> bool:
-        """The client holds an answer, of this stream or of an earlier one."""
+        """The client has accepted a response, on this stream or an earlier one."""
         return self.resumed or bool(self._version_acked)
 
     @property
     def state(self) -> State:
-        """Where the type stands; as of the last call of ``due``."""
+        """State of the type; as of the last call of ``due``."""
         if not self.subscription.empty:
             if self._in_flight is not None or self._due.content is not None:
                 return "STALE"

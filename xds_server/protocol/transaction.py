@@ -1,31 +1,30 @@
-"""The publisher: walks all clients from one state to the next, stage by stage.
+"""The publisher: brings all clients from one state to the next, in stages.
 
 A publication is a list of stages, each a whole snapshot for one audience (Envoys or pickers).
 
 Rules:
 
 1. A stage sets its audience's snapshot. The next stage begins when every client of that audience
-   stands SYNCED, has refused (NACKED), or has missed the stage's deadline (STALLED).
-2. A stage with ``wait_for_drained`` begins when these endpoints have nothing in flight by the
-   pickers' reports, or at its hold deadline. A connected picker's zero counts from the report that
-   names the response which it acknowledged last: an older one may lack its last picks. One that
-   does not say so much is waited for ``REPORT_PATIENCE_S``; with no picker there is nothing in
-   flight. A stage with ``grace_s`` begins so long after the answers to the one before: an Envoy
-   answers before its workers follow, and requests may be halfway through.
-3. A client that refused or stalled has left the gate: it stays on the stage it reached, whatever
-   the others do. As soon as it stands SYNCED there it is led on, stage by stage, and once it has
-   caught up it counts again. A publication takes all clients along afresh. A refusal older than
-   the publication holds up nothing and keeps nothing from the client.
-4. A refusal in an Envoy stage before the stage named ``switch`` abandons the publication: all
-   clients go back to what was in force before. A refusal in ``switch`` itself halts it (unless it
-   is told to keep on): what was reached stays in force, as going back takes stages of its own,
-   which are the caller's to publish. Later refusals leave it in force for the others. A client
-   that connected after the beginning, or that refused something already then, has no such veto.
-5. A newer publication supersedes the running one. What was reached stays in force, and the new
-   stages are to be computed from it (``in_force``).
-6. A client that connects gets its audience's newest snapshot and counts from then on - over a
-   bridge, if it comes back with routes to clusters withdrawn meanwhile (``retired``). One that
-   disconnects no longer counts.
+   is SYNCED, has rejected a resource (NACKED), or has missed the stage's deadline (STALLED).
+2. A stage with ``wait_for_drained`` begins when the pickers report no requests in flight on these
+   endpoints, or at its hold deadline. A connected picker's zero counts once its report names
+   the response that the picker acknowledged last: an older one may lack its last picks. Such a
+   report is waited for ``REPORT_PATIENCE_S``; without pickers nothing is in flight. A stage with
+   ``grace_s`` begins that long after the answers to the previous stage: an Envoy acknowledges
+   before its workers apply the change, and requests may be in progress.
+3. A NACKED or STALLED client no longer delays stages: it stays on the stage that it has reached
+   while the others continue. As soon as it is SYNCED there it catches up stage by stage, and once
+   it has reached the newest stage it counts again. A new publication includes all clients again. A
+   NACK from before the publication delays no stage and withholds nothing from the client.
+4. A NACK in an Envoy stage before the stage ``switch`` abandons the publication: all clients return
+   to the snapshots before it. A NACK in ``switch`` itself halts it (unless ``on_reject`` is
+   ``keep``): the state reached stays in force, because the way back takes stages of its own, which
+   the caller must publish. A later NACK leaves it in force for the other clients. A client that
+   connected after the start, or that was already NACKED then, has no such veto.
+5. A newer publication supersedes the running one. The state reached stays in force, and the new
+   stages must be computed from it (``in_force``).
+6. A client that connects gets its audience's newest snapshot and counts until it disconnects. With
+   routes to clusters withdrawn in the meantime it gets a bridge first (``retired``).
 7. A plan that fails changes nothing.
 """
 
@@ -71,33 +70,34 @@ __all__ = [
 ]
 
 Sent: TypeAlias = list[tuple[int, ResourceResponse]]
-"""What to send: the client's number and the message, in order."""
+"""Messages to send, in order, each with the number of its client."""
 
 REPORT_PATIENCE_S: Final = 5.0
-"""A picker that lost its report stream opens a new one within 2 s."""
+"""A picker that has lost its report stream opens a new one within 2 s."""
 
 BRIDGE_S: Final = 0.25
-"""How long a client that came back late keeps what it may still use, once its routes follow."""
+"""How long a client keeps its bridge after its routes: its workers apply these after the ACK."""
 
 
 class Publisher:
-    """Holds what is in force and leads the clients; see the module's rules.
+    """Snapshots in force and the state of all clients; see the module's rules.
 
-    Every method that takes ``now`` returns what is to be sent; call ``tick`` at ``wake_at``.
+    Methods that change the state return the messages to send. ``now`` is monotonic seconds; call
+    ``tick`` at ``wake_at``.
     """
 
     def __init__(self) -> None:
-        # The snapshots of the newest publication that touched an audience; the last is in force.
-        self._ladders: dict[Audience, list[Snapshot]] = {"envoy": [], "picker": []}
+        # Snapshots of the audience's newest publication; the last one is in force.
+        self._stages: dict[Audience, list[Snapshot]] = {"envoy": [], "picker": []}
         self._clients: dict[int, Client] = {}
         self._retired = Retired()
         self._crossing: dict[int, float] = {}
         self._loads: dict[str, PickerLoad] = {}
         self._run: PublicationRun | None = None
-        self._awaited = 0
-        """A client that was seen to hold up the stage."""
+        self._blocking = 0
+        """Number of a client for which the stage was found to wait."""
         self._refused = False
-        """A client stands NACKED that was not looked at since."""
+        """A client has become NACKED since the last full check."""
 
     # --- clients --------------------------------------------------------------------------------
 
@@ -109,46 +109,46 @@ class Publisher:
         stream: SotwStream | DeltaStream,
         now: float,
     ) -> None:
-        """Take in a stream whose node is known; nothing is sent before its first request."""
-        ladder = self._ladders[audience]
-        if ladder:
-            stream.on_snapshot(ladder[-1], now)
-        client = Client(number, node, audience, stream, now, len(ladder) - 1, stream.standing())
+        """Add a client whose node is known; nothing is sent before its first request."""
+        stages = self._stages[audience]
+        if stages:
+            stream.on_snapshot(stages[-1], now)
+        client = Client(number, node, audience, stream, now, len(stages) - 1, stream.standing())
         self._clients[number] = client
 
     def request(
         self, number: int, request: SotwRequest | DeltaRequest, now: float
     ) -> tuple[Sent, AckVerdict | None]:
-        """Pass a client's message on; return what to send, and what the message said.
+        """Process a client's request; return the messages to send and the ACK or NACK, if any.
 
         Raises:
-            ProtocolError: The message breaks the protocol; the stream must end.
+            ProtocolError: The request violates the protocol; the stream must end.
         """
         client = self._clients[number]
-        if not client.greeted and request.type_url == CLUSTER_TYPE:
-            self._greet(client, request, now)
+        if not client.clusters_requested and request.type_url == CLUSTER_TYPE:
+            self._bridge(client, request, now)
         # The stream and its requests are of the same variant: the service pairs them.
         reaction = client.stream.on_request(request, now)  # type: ignore[arg-type] # see above
         sent = self._sent(client, reaction.responses)
-        sent += self._lead_on(client, now)
+        sent += self._catch_up(client, now)
         return sent + self._advance(now), reaction.verdict
 
-    def _greet(self, client: Client, request: SotwRequest | DeltaRequest, now: float) -> None:
-        client.greeted = True
-        ladder = self._ladders[client.audience]
-        bridge = self._retired.bridge(request, ladder[-1]) if ladder else None
+    def _bridge(self, client: Client, request: SotwRequest | DeltaRequest, now: float) -> None:
+        client.clusters_requested = True
+        stages = self._stages[client.audience]
+        bridge = self._retired.bridge(request, stages[-1]) if stages else None
         if bridge is not None:
             client.stream.on_snapshot(bridge, now)
-            client.left, client.left_at, client.rung = "BEHIND", now, len(ladder) - 2
+            client.left, client.left_at, client.stage_index = "BEHIND", now, len(stages) - 2
 
     def disconnect(self, number: int, now: float) -> Sent:
-        """Forget a client; it holds up nothing any more."""
+        """Remove a client; stages no longer wait for it."""
         self._clients.pop(number, None)
         self._crossing.pop(number, None)
         return self._advance(now)
 
     def loads(self, reports: Mapping[str, PickerLoad], now: float) -> Sent:
-        """Take what each reporting picker said last, by its node id."""
+        """Set the last report of each reporting picker, by node id."""
         self._loads = dict(reports)
         return self._advance(now)
 
@@ -157,13 +157,12 @@ class Publisher:
     def publish(
         self, plan: Plan, now: float, *, on_reject: OnReject = "rollback"
     ) -> tuple[PublicationRun, Sent]:
-        """Begin a publication; a running one ends as superseded.
+        """Start a publication; a running one ends as superseded.
 
         Args:
-            plan: The stages.
-            now: The time.
-            on_reject: What a refusal in the stage ``switch`` does: it halts the publication, or
-                the other clients keep on.
+            plan: The stages, or a function that computes them.
+            now: Monotonic seconds.
+            on_reject: After a NACK in ``switch``: ``rollback`` halts, ``keep`` continues.
 
         Raises:
             ValueError: The plan has more than ``MAX_STAGES`` stages; nothing has changed.
@@ -173,7 +172,7 @@ class Publisher:
             raise ValueError(f"a publication has at most {MAX_STAGES} stages, not {len(stages)}")
         if self._run is not None:
             self._finish(self._run, "superseded", now)
-        before = {name: ladder[-1] for name, ladder in self._ladders.items() if ladder}
+        before = {name: reached[-1] for name, reached in self._stages.items() if reached}
         run = self._run = PublicationRun(stages, now, before, on_reject)
         for client in self._clients.values():
             client.old_nacks = client.standing.nacks
@@ -181,25 +180,25 @@ class Publisher:
         return run, self._advance(now)
 
     def tick(self, now: float) -> Sent:
-        """Look at the deadlines."""
+        """Apply the deadlines that have passed."""
         sent: Sent = []
         for number in [n for n, at in self._crossing.items() if at <= now]:
-            sent += self._lead_on(self._clients[number], now)
+            sent += self._catch_up(self._clients[number], now)
         return sent + self._advance(now)
 
     def in_force(self, audience: Audience) -> Snapshot | None:
-        """Return what the audience should hold now."""
-        ladder = self._ladders[audience]
-        return ladder[-1] if ladder else None
+        """Return the audience's current snapshot; ``None`` if nothing was published yet."""
+        stages = self._stages[audience]
+        return stages[-1] if stages else None
 
     @property
     def settled(self) -> bool:
-        """No publication is under way."""
+        """No publication is running."""
         return self._run is None
 
     @property
     def wake_at(self) -> float | None:
-        """When ``tick`` must be called at the latest; ``None`` = nothing is awaited."""
+        """Latest time for the next call of ``tick``; ``None`` = no deadline is set."""
         times = [at for at in (self._run_wakes_at, *self._crossing.values()) if at is not None]
         return min(times, default=None)
 
@@ -213,10 +212,10 @@ class Publisher:
         return run.entered + run.current.deadline_s if run.current is not None else None
 
     def outcome(self, run: PublicationRun, now: float) -> PublicationOutcome:
-        """Return how a publication stands, or how it ended."""
+        """Return the state of a publication, running or ended."""
         return run.outcome or self._outcome(run, "waiting", now)
 
-    # --- the walk -------------------------------------------------------------------------------
+    # --- stages ---------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> Sent:
         sent: Sent = []
@@ -241,9 +240,9 @@ class Publisher:
         self, run: PublicationRun, stage: Stage, now: float
     ) -> Literal["pass", "wait", "abandon"]:
         late = now >= run.entered + stage.deadline_s
-        awaited = self._clients.get(self._awaited)
-        if awaited is not None and awaited.holds_up(stage) and not (late or self._refused):
-            return "wait"  # most answers leave another one awaited: a look at one client tells
+        blocking = self._clients.get(self._blocking)
+        if blocking is not None and blocking.blocks(stage) and not (late or self._refused):
+            return "wait"  # fast path: after most answers the stage still waits for this client
         self._refused = False
         waiting = False
         for client in self._clients.values():
@@ -258,7 +257,7 @@ class Publisher:
                 if late:
                     client.left, client.left_at = "STALLED", now
                 else:
-                    waiting, self._awaited = True, client.number
+                    waiting, self._blocking = True, client.number
         return "wait" if waiting else "pass"
 
     def _may_begin(self, run: PublicationRun, stage: Stage, now: float) -> bool:
@@ -270,13 +269,13 @@ class Publisher:
         return now >= self._held_until(run.hold_since, stage)
 
     def _held_until(self, since: float, stage: Stage) -> float:
-        """Return when the stage begins, if nothing is heard until then."""
+        """Return when the stage begins if no further report arrives."""
         until = since + stage.grace_s
         if not self._waits(stage):
             return until
         patience = since + stage.hold_deadline_s
         if self._drained(stage):
-            patience = min(patience, since if self._all_told() else since + REPORT_PATIENCE_S)
+            patience = min(patience, since if self._all_reported() else since + REPORT_PATIENCE_S)
         return max(until, patience)
 
     def _waits(self, stage: Stage) -> bool:
@@ -286,8 +285,8 @@ class Publisher:
         ids = stage.wait_for_drained
         return not any(load.in_flight.get(id_) for load in self._loads.values() for id_ in ids)
 
-    def _all_told(self) -> bool:
-        """Tell whether each picker reported since it took what was sent to it last."""
+    def _all_reported(self) -> bool:
+        """Return whether each picker has reported since it applied its last response."""
         for client in self._pickers():
             load = self._loads.get(client.node)
             if load is None or load.taken != client.stream.acknowledged(POOL_TYPE):
@@ -301,21 +300,21 @@ class Publisher:
         run.index += 1
         run.entered = now
         run.hold_since = None
-        ladder = self._ladders[stage.audience]
-        if ladder and stage.audience == "envoy":
-            self._retired.withdraw(ladder[-1], stage.snapshot)
+        stages = self._stages[stage.audience]
+        if stages and stage.audience == "envoy":
+            self._retired.withdraw(stages[-1], stage.snapshot)
         if stage.audience not in run.touched:
             run.touched.add(stage.audience)
             return self._restart(stage.audience, stage.snapshot, now)
-        ladder.append(stage.snapshot)
+        stages.append(stage.snapshot)
         sent: Sent = []
         for client in self._clients.values():
             if client.audience == stage.audience and not client.left:
-                sent += self._assign(client, len(ladder) - 1, now)
+                sent += self._assign(client, len(stages) - 1, now)
         return sent
 
     def _restart(self, audience: Audience, snapshot: Snapshot, now: float) -> Sent:
-        self._ladders[audience] = [snapshot]
+        self._stages[audience] = [snapshot]
         sent: Sent = []
         for client in self._clients.values():
             if client.audience == audience:
@@ -323,16 +322,16 @@ class Publisher:
                 sent += self._assign(client, 0, now)
         return sent
 
-    def _assign(self, client: Client, rung: int, now: float) -> Sent:
-        client.rung = rung
-        snapshot = self._ladders[client.audience][rung]
+    def _assign(self, client: Client, stage_index: int, now: float) -> Sent:
+        client.stage_index = stage_index
+        snapshot = self._stages[client.audience][stage_index]
         return self._sent(client, client.stream.on_snapshot(snapshot, now))
 
-    def _lead_on(self, client: Client, now: float) -> Sent:
+    def _catch_up(self, client: Client, now: float) -> Sent:
         sent: Sent = []
-        top = len(self._ladders[client.audience]) - 1
+        newest = len(self._stages[client.audience]) - 1
         if client.left == "BEHIND":
-            # Its routes may name what the bridge keeps, and its workers follow them later.
+            # Keep the bridge until the routes are updated and the client's workers apply them.
             if client.standing.state == "SYNCED" and client.stream.asked(ROUTE_TYPE):
                 client.left, client.left_at = "CROSSED", now
                 self._crossing[client.number] = now + BRIDGE_S
@@ -341,10 +340,10 @@ class Publisher:
             return sent
         self._crossing.pop(client.number, None)
         while client.left and client.standing.state == "SYNCED":
-            if client.rung >= top:
+            if client.stage_index >= newest:
                 client.left = ""
             else:
-                sent += self._assign(client, client.rung + 1, now)
+                sent += self._assign(client, client.stage_index + 1, now)
         return sent
 
     def _abandon(self, run: PublicationRun, stage: Stage, now: float) -> Sent:
@@ -352,13 +351,13 @@ class Publisher:
         sent: Sent = []
         if stage.label == SWITCH:
             return sent
-        # Pickers first: they stop naming what Envoys then forget.
+        # Pickers first: they must stop naming clusters before Envoys remove them.
         for audience in ("picker", "envoy"):
             if audience in run.touched and audience in run.before:
                 sent += self._restart(audience, run.before[audience], now)
         return sent
 
-    # --- the books ------------------------------------------------------------------------------
+    # --- accounting -----------------------------------------------------------------------------
 
     def _sent(self, client: Client, responses: list[ResourceResponse]) -> Sent:
         client.standing = client.stream.standing()
@@ -388,13 +387,13 @@ class Publisher:
         return PublicationOutcome(
             state,
             len(self._clients),
-            sum(1 for client in self._clients.values() if self._follows(client)),
+            sum(1 for client in self._clients.values() if self._is_current(client)),
             tuple(problems),
             tuple(run.channels),
             None if state == "waiting" else now - run.started,
             "" if stage is None else stage.label,
         )
 
-    def _follows(self, client: Client) -> bool:
-        top = len(self._ladders[client.audience]) - 1
-        return client.standing.state == "SYNCED" and client.rung == top
+    def _is_current(self, client: Client) -> bool:
+        newest = len(self._stages[client.audience]) - 1
+        return client.standing.state == "SYNCED" and client.stage_index == newest

@@ -1,8 +1,10 @@
-"""Between Envoy's discovery messages and our nouns: the only module here that names them.
+"""Conversion between Envoy's discovery messages and ``messages``.
 
-Encoding concatenates: the serialized form of two protobuf messages, one after the other, is the
-serialized form of their merger (Protocol Buffers encoding, "Last One Wins"). So a resource is
-packed once and its bytes are joined behind a small head for each client.
+This is the only module of the package that uses Envoy's discovery messages.
+
+Responses are encoded by concatenation: the serialized forms of two protobuf messages, one after the
+other, are the serialized form of the merged message (Protocol Buffers encoding, "Last One Wins").
+So a resource is serialized once, and its bytes are appended to a small header per client.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 ADS_SERVICE: Final = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 MAX_NODE_CHARS: Final = 256
-"""Characters of a node's id or cluster."""
+"""Most characters in a node's id or cluster."""
 
 parse_sotw: Final = discovery_pb2.DiscoveryRequest.FromString
 parse_delta: Final = discovery_pb2.DeltaDiscoveryRequest.FromString
@@ -34,17 +36,17 @@ _RESOURCE_BODY: Final = discovery_pb2.Resource.RESOURCE_FIELD_NUMBER
 
 @dataclass(frozen=True, slots=True)
 class XdsNode:
-    """Who a client says it is."""
+    """A client's identity, as stated in its first request."""
 
     id: str
     cluster: str
 
 
 def node_of(request: Any) -> XdsNode:
-    """Return the node of a stream's first request (later ones need not carry it, X1).
+    """Return the node of a stream's first request; later requests may omit it (X1).
 
     Raises:
-        ProtocolError: There is no node id, or it is longer than ``MAX_NODE_CHARS``.
+        ProtocolError: The node id is missing, or id or cluster exceeds ``MAX_NODE_CHARS``.
     """
     found = XdsNode(request.node.id, request.node.cluster)
     if not found.id:
@@ -110,7 +112,7 @@ def _delta_part(resource: Resource) -> bytes:
 
 
 def _field(number: int, body: bytes) -> bytes:
-    """Encode a length-delimited field; ``number`` is below 16, so its tag is one byte."""
+    """Encode a length-delimited field; ``number`` must be below 16, so that its tag is one byte."""
     length, prefix = len(body), bytearray([number << 3 | 2])
     while length > 0x7F:  # noqa: PLR2004 - seven bits per byte of a varint
         prefix.append(length & 0x7F | 0x80)
@@ -120,7 +122,7 @@ def _field(number: int, body: bytes) -> bytes:
 
 
 def _error(request: Any) -> str | None:
-    """Return the client's words; presence alone makes a NACK (X11)."""
+    """Return the client's error message; its presence alone makes the request a NACK (X11)."""
     if not request.HasField("error_detail"):
         return None
     return str(request.error_detail.message)

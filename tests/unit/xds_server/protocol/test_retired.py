@@ -1,4 +1,4 @@
-"""Withdrawn clusters, for clients that come back with routes to them."""
+"""Withdrawn clusters, kept for clients that reconnect with routes to them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_client_that_held_it_gets_it_once_more() -> None:
 
 
 def test_who_is_new_or_current_gets_nothing_extra() -> None:
-    """Rule 2: so that a restart of either side changes nothing."""
+    """Rule 2: a restart of either side changes nothing."""
     kept = Retired()
     kept.withdraw(envoys("ab"), envoys("b"))
     current = envoys("b").version(CLUSTER_TYPE)
@@ -62,7 +62,7 @@ def test_what_is_in_force_again_is_forgotten() -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rule 1: the oldest go first."""
+    """Rule 1: the oldest are dropped first."""
     monkeypatch.setattr(retired_module, "MAX_RETIRED", 2)
     kept = Retired()
     kept.withdraw(envoys("abcd"), envoys("d"))
@@ -72,7 +72,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_returning_client_loses_a_cluster_after_its_routes() -> None:
-    """X52: as in a change that it had seen, for it alone."""
+    """X52: the order is the same as in a change, for this client alone."""
     publisher, stream = Publisher(), DeltaStream("s")
     publisher.publish((Stage("add", "envoy", envoys("ab")),), 0.0)
     publisher.publish((Stage("remove", "envoy", envoys("b")),), 0.0)

@@ -11,7 +11,7 @@ T = "type.googleapis.com/test.Thing"
 
 
 def test_versions_follow_content_only() -> None:
-    """X20, X34: equal bytes have equal versions, whatever the order; other bytes another."""
+    """X20, X34: equal bytes have equal versions in any order; other bytes have another version."""
     one = Snapshot.of({T: {"a": b"1", "b": b"2"}})
     two = Snapshot.of({T: {"b": b"2", "a": b"1"}})
     other = Snapshot.of({T: {"a": b"1", "b": b"3"}})
@@ -34,7 +34,7 @@ def test_a_resource_is_packed_once_as_any() -> None:
 
 
 def test_equal_resources_are_shared_with_the_previous_snapshot() -> None:
-    """X35: what did not change keeps its very object."""
+    """X35: an unchanged resource is the same object."""
     old = Snapshot.of({T: {"a": b"1", "b": b"2"}})
     new = Snapshot.of({T: {"a": b"1", "b": b"3"}}, previous=old)
     assert new.resources(T)["a"] is old.resources(T)["a"]
@@ -55,13 +55,13 @@ def test_an_absent_type_differs_from_an_empty_one() -> None:
 
 @pytest.mark.parametrize("name", ["", "*"])
 def test_names_that_mean_something_else_are_refused(name: str) -> None:
-    """A resource cannot be called nothing or like the wildcard."""
+    """An empty name and the wildcard are no valid resource names."""
     with pytest.raises(ValueError, match="cannot name a resource"):
         Snapshot.of({T: {name: b""}})
 
 
 def test_an_empty_type_is_refused() -> None:
-    """A type without URL could never be asked for."""
+    """A type without URL could never be requested."""
     with pytest.raises(ValueError, match="empty type URL"):
         Snapshot.of({"": {}})
 

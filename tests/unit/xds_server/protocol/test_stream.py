@@ -56,7 +56,7 @@ def shown(responses: list[ResourceResponse]) -> list[tuple[str, list[str]]]:
 
 
 class Sotw:
-    """A client of the state-of-the-world variant that the test drives by hand."""
+    """A client of the state-of-the-world variant, driven by the test."""
 
     def __init__(self, snapshot: Snapshot | None = None) -> None:
         self.stream = SotwStream("s")
@@ -151,7 +151,7 @@ def test_an_empty_type_is_refused(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_an_unknown_type_is_never_answered(client_type: type[Sotw]) -> None:
-    """X3: the stream stays up, and the other types go on."""
+    """X3: the stream stays open, and the other types are served."""
     client = client_type(snap(**BASE))
     assert client.ask("RTDS", "ops") == []
     assert state(client, "RTDS") == "NOT_SENT"
@@ -168,7 +168,7 @@ def test_a_type_served_later_is_sent_then(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_the_number_of_types_is_bounded(client_type: type[Sotw]) -> None:
-    """A stream may ask for so many types and no more."""
+    """A stream may request a bounded number of types."""
     client = client_type(snap(**BASE))
     make = SotwRequest if client_type is Sotw else DeltaRequest
     for number in range(MAX_TYPES):
@@ -180,7 +180,7 @@ def test_the_number_of_types_is_bounded(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_nothing_is_sent_before_there_is_a_snapshot(client_type: type[Sotw]) -> None:
-    """X9: the first request waits; an empty CDS by accident would delete everything."""
+    """X9: the first request gets no answer; an accidental empty CDS would delete everything."""
     client = client_type()
     assert client.ask("CDS") == []
     assert client.stream.standing().state == "SYNCED"
@@ -189,7 +189,7 @@ def test_nothing_is_sent_before_there_is_a_snapshot(client_type: type[Sotw]) -> 
 
 @BOTH
 def test_types_are_independent(client_type: type[Sotw]) -> None:
-    """X4: a refusal of one type leaves the others alone."""
+    """X4: a NACK of one type does not affect the others."""
     client = settled(client_type(snap(**BASE)))
     client.push(snap(**{**BASE, "EDS": {"c1": "2"}}))
     client.nack("EDS")
@@ -198,7 +198,7 @@ def test_types_are_independent(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_nonces_are_unique_and_carry_the_stream(client_type: type[Sotw]) -> None:
-    """X5: no nonce is empty or repeated, and another stream's means nothing."""
+    """X5: no nonce is empty or repeated, and another stream's nonce is ignored."""
     client = client_type(snap(**BASE))
     client.ask("CDS")
     first = client.last["CDS"].nonce
@@ -237,7 +237,7 @@ def test_a_refused_message_is_parked(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_the_next_different_content_recovers(client_type: type[Sotw]) -> None:
-    """X13: a refusal ends with the next content, also where that is the old one."""
+    """X13: the next content ends a NACK, even if it is the previous content."""
     for content in ("3", "1"):
         client = settled(client_type(snap(**BASE)))
         client.push(snap(**{**BASE, "LDS": {"l": "bad"}}))
@@ -258,7 +258,7 @@ def test_a_refusal_with_empty_words_is_one(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_a_clients_words_are_bounded(client_type: type[Sotw]) -> None:
-    """What a peer controls is cut to a length."""
+    """Error messages of peers are truncated."""
     client = client_type(snap(**BASE))
     client.ask("LDS")
     client.nack("LDS", "x" * (MAX_ERROR_CHARS + 1))
@@ -279,7 +279,7 @@ def test_quick_edits_coalesce(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_an_edit_undone_in_flight_is_corrected(client_type: type[Sotw]) -> None:
-    """X46: what counts is what the client holds, not what it once held."""
+    """X46: the comparison uses what the client holds now, not what it held before."""
     client = settled(client_type(snap(**BASE)))
     client.push(snap(**{**BASE, "LDS": {"l": "2"}}))
     assert client.push(snap(**BASE)) == []
@@ -320,7 +320,7 @@ def test_assignments_follow_a_changed_cluster(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_assignments_in_flight_do_not_lose_the_repush(client_type: type[Sotw]) -> None:
-    """X53: where EDS waits for an answer, the re-push goes out with that answer."""
+    """X53: if EDS is in flight, the assignment is sent again after its ACK."""
     client = settled(client_type(snap(**BASE)))
     client.push(snap(**{**BASE, "EDS": {"c1": "2"}}))
     changed = snap(**{**BASE, "EDS": {"c1": "2"}, "CDS": {"c1": "2"}})
@@ -330,7 +330,7 @@ def test_assignments_in_flight_do_not_lose_the_repush(client_type: type[Sotw]) -
 
 @BOTH
 def test_a_debt_for_a_removed_cluster_is_forgotten(client_type: type[Sotw]) -> None:
-    """Debts of assignments never outgrow the snapshot, though EDS was never asked for."""
+    """The number of assignments due is bounded by the snapshot, even if EDS is never requested."""
     client = client_type(snap(**BASE))
     client.ask("CDS")
     for number in range(20):
@@ -343,7 +343,7 @@ def test_a_debt_for_a_removed_cluster_is_forgotten(client_type: type[Sotw]) -> N
 
 @BOTH
 def test_routes_wait_for_clusters(client_type: type[Sotw]) -> None:
-    """X51: routes that may name a new cluster go out with the ACK of CDS."""
+    """X51: routes that may name a new cluster are sent after the ACK of CDS."""
     client = settled(client_type(snap(**BASE)))
     new = snap(**{**BASE, "CDS": {"c1": "1", "c2": "1"}, "RDS": {"r": "2"}})
     assert [kind for kind, _ in client.push(new)] == ["CDS"]
@@ -354,7 +354,7 @@ def test_routes_wait_for_clusters(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_routes_do_not_follow_refused_clusters(client_type: type[Sotw]) -> None:
-    """X56: a refusal of CDS keeps listeners and routes as they are; endpoints go on."""
+    """X56: after a NACK of CDS listeners and routes are not updated; endpoints are."""
     client = settled(client_type(snap(**BASE)))
     base = {**BASE, "CDS": {"c1": "1", "c2": "bad"}, "RDS": {"r": "2"}}
     client.push(snap(**base))
@@ -378,7 +378,7 @@ def test_first_answers_are_not_held_back(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_a_stale_nonce_answers_nothing(client_type: type[Sotw]) -> None:
-    """X14: it is neither ACK nor NACK of the newest message."""
+    """X14: the request is neither ACK nor NACK of the newest message."""
     client = settled(client_type(snap(**BASE)))
     old = client.last["LDS"].nonce
     client.push(snap(**{**BASE, "LDS": {"l": "2"}}))
@@ -389,7 +389,7 @@ def test_a_stale_nonce_answers_nothing(client_type: type[Sotw]) -> None:
 
 
 @BOTH
-def test_a_verdict_says_how_long_it_took(client_type: type[Sotw]) -> None:
+def test_a_verdict_contains_the_waiting_time(client_type: type[Sotw]) -> None:
     """X10: ACK latency is measured from sending to answer."""
     client = client_type(snap(**BASE))
     client.ask("LDS")
@@ -421,7 +421,7 @@ def test_a_wildcard_on_an_empty_set_is_told_once(client_type: type[Sotw]) -> Non
 
 @BOTH
 def test_a_wildcard_follows_deletions(client_type: type[Sotw]) -> None:
-    """X28, X44: absence from a full set, or a removal, tells that a resource is gone."""
+    """X28, X44: absence from a full set, or a removal, means that a resource is gone."""
     client = client_type(snap(POOL={"a": "1", "b": "1"}))
     client.ask("POOL")
     client.ack("POOL")
@@ -445,7 +445,7 @@ def test_a_set_that_empties_is_told(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_good_parts_leave_a_message_refused_for_a_bad_neighbour(client_type: type[Sotw]) -> None:
-    """Reference 1.2: the fixed part goes first and alone, then the others by themselves."""
+    """Reference 1.2: the fixed resource is sent first and alone, then the suspects."""
     client = client_type(snap(EDS={"a": "1", "b": "1"}))
     client.ask("EDS", "a", "b")
     client.ack("EDS")
@@ -459,7 +459,7 @@ def test_good_parts_leave_a_message_refused_for_a_bad_neighbour(client_type: typ
 
 @BOTH
 def test_a_bad_part_is_left_parked_alone(client_type: type[Sotw]) -> None:
-    """Rule 4 of the tracker: later edits of its neighbour flow and do not wake it."""
+    """Rule 4 of the tracker: changes of other resources are sent and do not release it."""
     client = client_type(snap(EDS={"a": "1", "b": "1"}))
     client.ask("EDS", "a", "b")
     client.ack("EDS")
@@ -475,7 +475,7 @@ def test_a_bad_part_is_left_parked_alone(client_type: type[Sotw]) -> None:
 
 @BOTH
 def test_a_refused_name_that_is_dropped_parks_nothing(client_type: type[Sotw]) -> None:
-    """X25: what is no longer wanted no longer counts as refused."""
+    """X25: a rejected resource that is no longer subscribed does not count as rejected."""
     client = client_type(snap(EDS={"a": "bad", "b": "1"}))
     client.ask("EDS", "a", "b")
     client.nack("EDS")
@@ -489,7 +489,7 @@ def test_a_refused_name_that_is_dropped_parks_nothing(client_type: type[Sotw]) -
 
 @BOTH
 def test_dropping_everything_owes_nothing(client_type: type[Sotw]) -> None:
-    """X25: a client that wants nothing of a type is in step, whatever was in flight."""
+    """X25: a client without subscriptions to a type is SYNCED, even with a message in flight."""
     client = client_type(snap(**BASE))
     client.ask("EDS", "c1")
     if client_type is Sotw:
@@ -527,7 +527,7 @@ def test_sotw_answers_changed_names_at_an_unchanged_version() -> None:
 
 
 def test_sotw_resubscribing_is_answered() -> None:
-    """X17, X54: dropped and asked for again at the same version, a resource is sent again."""
+    """X17, X54: a resource unsubscribed and subscribed again is sent again, at the same version."""
     client = Sotw(snap(EDS={"a": "1", "b": "1"}))
     client.ask("EDS", "a", "b")
     client.ack("EDS")
@@ -537,7 +537,7 @@ def test_sotw_resubscribing_is_answered() -> None:
 
 @BOTH
 def test_what_is_dropped_in_flight_does_not_become_held(client_type: type[Sotw]) -> None:
-    """X17, X40: Envoy throws away unread what it no longer watches, and then asks anew."""
+    """X17, X40: Envoy discards resources that it no longer watches, then requests them again."""
     client = client_type(snap(EDS={"a": "1"}))
     client.ask("EDS", "a")
     if client_type is Sotw:
@@ -552,7 +552,7 @@ def test_what_is_dropped_in_flight_does_not_become_held(client_type: type[Sotw])
 
 
 def test_sotw_whole_sets_and_parts() -> None:
-    """X28, X29: CDS carries all, EDS only what changed."""
+    """X28, X29: CDS carries all resources, EDS only the changed ones."""
     base = {"CDS": {"a": "1", "b": "1"}, "EDS": {"a": "1", "b": "1"}}
     client = Sotw(snap(**base))
     client.ask("EDS", "a", "b")
@@ -570,7 +570,7 @@ def test_sotw_whole_sets_and_parts() -> None:
 
 
 def test_sotw_is_silent_about_missing_names() -> None:
-    """X31: no answer until it exists; a deletion is not told; a return is."""
+    """X31: nothing is sent until it exists; a deletion is not sent; a recreation is."""
     client = Sotw(snap(EDS={}))
     assert client.ask("EDS", "a") == []
     assert state(client, "EDS") == "NOT_SENT"
@@ -588,7 +588,7 @@ def test_sotw_on_demand_clusters_are_silent_until_they_exist() -> None:
 
 
 def test_sotw_reconnect_is_answered_without_route_jumps() -> None:
-    """X5, X19, X51: an old version is no answer; routes held from before wait for clusters."""
+    """X5, X19, X51: an old version is no ACK; routes from an earlier stream wait for clusters."""
     client = Sotw(snap(**BASE))
     version = snap(**BASE).version(CLUSTER_TYPE)
     assert client.ask("CDS", version=version) == [("CDS", ["c1"])]
@@ -618,20 +618,20 @@ def test_delta_sends_only_what_changed() -> None:
 
 
 def test_delta_takes_names_from_a_request_with_a_stale_nonce() -> None:
-    """X38: subscriptions count even when the nonce does not."""
+    """X38: subscriptions are applied even if the nonce is invalid."""
     client = Delta(snap(EDS={"a": "1"}))
     assert client.ask("EDS", "a", nonce="void") == [("EDS", ["a"])]
 
 
 def test_delta_spontaneous_requests_need_no_nonce() -> None:
-    """X39: Envoy subscribes assignments of new clusters so."""
+    """X39: Envoy subscribes to the assignments of new clusters in this way."""
     client = settled(Delta(snap(**BASE)))
     client.push(snap(**{**BASE, "CDS": {"c1": "1", "c2": "1"}, "EDS": {"c1": "1", "c2": "1"}}))
     assert client.ask("EDS", "c2") == [("EDS", ["c2"])]
 
 
 def test_delta_subscribing_a_known_name_is_answered() -> None:
-    """X40: a client asks because it does not hold it."""
+    """X40: a client that subscribes again does not hold the resource."""
     client = Delta(snap(EDS={"a": "1"}))
     client.ask("EDS", "a")
     client.ack("EDS")
@@ -648,7 +648,7 @@ def test_delta_dropping_a_name_under_a_wildcard_is_answered() -> None:
 
 
 def test_delta_tells_a_missing_name_once() -> None:
-    """X43: removed_resources once, subscribed for good, pushed on creation."""
+    """X43: removed_resources once; it stays subscribed and is sent when it is created."""
     client = Delta(snap(EDS={}))
     assert client.ask("EDS", "a") == [("EDS", ["-a"])]
     assert client.ack("EDS") == []
@@ -659,7 +659,7 @@ def test_delta_tells_a_missing_name_once() -> None:
 
 
 def test_delta_deletions_go_to_those_who_had_it() -> None:
-    """X44: another client hears nothing."""
+    """X44: another client gets no message."""
     client = Delta(snap(EDS={"a": "1", "b": "1"}))
     client.ask("EDS", "a")
     client.ack("EDS")
@@ -667,7 +667,7 @@ def test_delta_deletions_go_to_those_who_had_it() -> None:
 
 
 def test_delta_reconnect_with_current_versions_gets_nothing() -> None:
-    """X45: initial_resource_versions are believed, the wildcard's greeting included."""
+    """X45: initial_resource_versions are trusted, also when a wildcard begins."""
     snapshot = snap(CDS={"a": "1"})
     client = Delta(snapshot)
     held = {"a": snapshot.resources(CLUSTER_TYPE)["a"].version}
@@ -676,7 +676,7 @@ def test_delta_reconnect_with_current_versions_gets_nothing() -> None:
 
 
 def test_delta_reconnect_gets_differences_and_removals() -> None:
-    """X45: also of names that are gone meanwhile; names not wanted are ignored."""
+    """X45: also for names removed in the meantime; names not subscribed are ignored."""
     snapshot = snap(CDS={"a": "1", "b": "2"}, EDS={"a": "1"})
     client = Delta(snapshot)
     held = {"a": snapshot.resources(CLUSTER_TYPE)["a"].version, "b": "old", "c": "old"}
@@ -685,7 +685,7 @@ def test_delta_reconnect_gets_differences_and_removals() -> None:
 
 
 def test_delta_reconnect_repushes_assignments_of_changed_clusters() -> None:
-    """X45, X53: the debt of a changed cluster outweighs a current initial version."""
+    """X45, X53: the assignment of a changed cluster is sent despite a current initial version."""
     snapshot = snap(CDS={"a": "2"}, EDS={"a": "1"})
     client = Delta(snapshot)
     client.ask("CDS", held={"a": "old"})
@@ -694,14 +694,14 @@ def test_delta_reconnect_repushes_assignments_of_changed_clusters() -> None:
 
 
 def test_delta_initial_versions_are_bounded() -> None:
-    """A client cannot make the server remember more than so many names."""
+    """The number of names that the server keeps for a client is bounded."""
     client = Delta(snap(**BASE))
     with pytest.raises(ProtocolError, match="initial resource versions"):
         client.ask("CDS", held={str(n): "v" for n in range(MAX_NAMES + 1)})
 
 
 def test_delta_a_refused_addition_is_taken_back() -> None:
-    """X46: nobody knows what is left of a refused message, so its names are removed explicitly."""
+    """X46: the state after a NACK is unknown, so the message's names are removed explicitly."""
     client = settled(Delta(snap(**BASE)))
     client.push(snap(**{**BASE, "CDS": {"c1": "1", "c2": "bad"}}))
     client.nack("CDS")
@@ -720,7 +720,7 @@ def test_delta_a_refused_removal_is_parked() -> None:
 
 
 def test_delta_names_added_to_a_refused_type_are_answered() -> None:
-    """X12, X39: a new cluster's assignment arrives though another one is parked."""
+    """X12, X39: a new cluster's assignment is sent although another one is parked."""
     client = Delta(snap(EDS={"a": "bad", "b": "1"}))
     client.ask("EDS", "a")
     client.nack("EDS")

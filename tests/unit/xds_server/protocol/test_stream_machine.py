@@ -1,7 +1,7 @@
-"""Random lives of a client against its model, in both variants.
+"""Random sequences of a client's actions against a model, in both variants.
 
-The model is a client as the specification describes it: it applies what it accepts, refuses
-messages with poison in them, changes its subscriptions, answers late and reconnects.
+The model is a client as the specification describes it: it applies what it accepts, rejects
+messages that contain poison, changes its subscriptions, answers late and reconnects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ subsets = st.frozensets(st.sampled_from(NAMES))
 
 
 class ClientMachine(RuleBasedStateMachine):
-    """What both variants share."""
+    """Rules and checks common to both variants."""
 
     keeps_deleted: tuple[str, ...] = ()
 
@@ -68,7 +68,7 @@ class ClientMachine(RuleBasedStateMachine):
     def begin(
         self, content: dict[str, dict[str, bytes]], names: frozenset[str], early: bool
     ) -> None:
-        """The client subscribes like Envoy, before or after there is anything."""
+        """The client subscribes like Envoy, before or after resources exist."""
         if early:
             self.publish(content)
         for type_url in TYPES:
@@ -86,7 +86,7 @@ class ClientMachine(RuleBasedStateMachine):
 
     @rule()
     def take_all(self) -> None:
-        """The client reads all that has come so far."""
+        """The client reads all messages received so far."""
         for _ in range(len(self.queue)):
             self.answer()
 
@@ -102,7 +102,7 @@ class ClientMachine(RuleBasedStateMachine):
 
     @rule(type_url=st.sampled_from(NAMED), names=subsets)
     def subscribe(self, type_url: str, names: frozenset[str]) -> None:
-        """The client asks, or changes what it asks for."""
+        """The client subscribes, or changes its subscription."""
         before = self.wanted.get(type_url)
         first = type_url not in self.wanted
         new = None if type_url in WILD else names
@@ -120,7 +120,7 @@ class ClientMachine(RuleBasedStateMachine):
         self.answer()
 
     def answer(self) -> None:
-        """The client takes the oldest message: applies and accepts it, or refuses it."""
+        """The client processes the oldest message: it applies and ACKs it, or NACKs it."""
         response = self.queue.pop(0)
         bodies = [resource.any for resource in response.resources]
         poisoned = any(body.endswith(POISON) for body in bodies)
@@ -133,7 +133,7 @@ class ClientMachine(RuleBasedStateMachine):
 
     @rule(dice=st.integers(0, 9))
     def reconnect(self, dice: int) -> None:
-        """The stream breaks now and then; what the client holds stays."""
+        """The stream breaks from time to time; the client keeps its resources."""
         if dice == 9:
             self.open_stream()
 
@@ -162,7 +162,7 @@ class ClientMachine(RuleBasedStateMachine):
         assert len(kinds) == len(set(kinds))
 
     def settle(self) -> None:
-        """Answer until nothing is left."""
+        """Answer messages until none is left."""
         for _ in range(200):
             if not self.queue:
                 break

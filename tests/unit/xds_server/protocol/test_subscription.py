@@ -1,4 +1,4 @@
-"""What a client wants, by the specification's own sequences."""
+"""Subscriptions, by the sequences of the specification."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def _new(*, legacy: bool = True) -> Subscription:
 
 
 def test_an_empty_first_sotw_request_is_the_legacy_wildcard() -> None:
-    """X21: nothing named at first means everything, and stays so while nothing is named."""
+    """X21: an empty first list is the wildcard, until a name is given."""
     subscription = _new()
     subscription.replace(())
     subscription.replace(())
@@ -20,7 +20,7 @@ def test_an_empty_first_sotw_request_is_the_legacy_wildcard() -> None:
 
 
 def test_the_sotw_sequence_of_the_specification() -> None:
-    """X22, X23: [] = *, then * and A, then A alone, then [] = nothing."""
+    """X22, X23: [] = *, then * and A, then A alone, then [] = no resources."""
     subscription = _new()
     subscription.replace(())
     subscription.replace(("*", "A"))
@@ -32,7 +32,7 @@ def test_the_sotw_sequence_of_the_specification() -> None:
 
 
 def test_the_delta_sequence_of_the_specification() -> None:
-    """X22: nothing = *, then A is added, then * is dropped, then A is dropped."""
+    """X22: an empty request = *, then A is added, then * is removed, then A is removed."""
     subscription = _new()
     assert subscription.change((), ()) == (frozenset(), True)
     assert subscription.change(("A",), ()) == ({"A"}, False)
@@ -44,7 +44,7 @@ def test_the_delta_sequence_of_the_specification() -> None:
 
 
 def test_the_legacy_wildcard_can_be_off() -> None:
-    """X24: where the type does not allow it, an empty first request means nothing."""
+    """X24: if the type has no legacy wildcard, an empty first request subscribes to nothing."""
     sotw, delta = _new(legacy=False), _new(legacy=False)
     sotw.replace(())
     delta.change((), ())
@@ -53,7 +53,7 @@ def test_the_legacy_wildcard_can_be_off() -> None:
 
 
 def test_a_name_alone_is_no_wildcard() -> None:
-    """X60: an on-demand subscription wants its name only."""
+    """X60: an on-demand subscription covers its name only."""
     subscription = _new()
     subscription.change(("c1",), ())
     assert subscription.wants("c1")
@@ -61,7 +61,7 @@ def test_a_name_alone_is_no_wildcard() -> None:
 
 
 def test_a_name_dropped_under_a_wildcard_is_expected_back() -> None:
-    """X42: held by name and wildcard both, a name that is dropped must be answered."""
+    """X42: a name that is unsubscribed but still covered by the wildcard must be answered."""
     subscription = _new()
     subscription.change(("*", "A"), ())
     assert subscription.change((), ("A", "unknown")) == ({"A"}, False)
@@ -69,14 +69,14 @@ def test_a_name_dropped_under_a_wildcard_is_expected_back() -> None:
 
 
 def test_an_unknown_name_is_dropped_silently() -> None:
-    """X41: unsubscribing what was never subscribed is fine."""
+    """X41: unsubscribing a name that was never subscribed is allowed."""
     subscription = _new()
     subscription.change(("A",), ())
     assert subscription.change((), ("B",)) == (frozenset(), False)
 
 
 def test_too_many_names_change_nothing() -> None:
-    """The bound on names holds for one request and for all together."""
+    """The bound on names holds per request and in total."""
     subscription = _new()
     subscription.change([str(n) for n in range(MAX_NAMES)], ())
     with pytest.raises(ProtocolError, match="names subscribed"):
@@ -88,6 +88,6 @@ def test_too_many_names_change_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * (MAX_NAME_CHARS + 1)])
 def test_impossible_names_are_refused(name: str) -> None:
-    """A name has a length within bounds."""
+    """The length of a name is bounded."""
     with pytest.raises(ProtocolError, match="characters"):
         _new().replace((name,))

@@ -1,4 +1,4 @@
-"""What we join by hand must be what protobuf would have written."""
+"""Responses encoded by concatenation equal those that protobuf encodes."""
 
 import pytest
 from envoy.service.discovery.v3 import discovery_pb2
@@ -17,7 +17,7 @@ def _response(size: int) -> ResourceResponse:
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 20_000, 3_000_000])
 def test_sotw_bytes_parse_back(size: int) -> None:
-    """A joined DiscoveryResponse parses to its parts, at every length of a length."""
+    """A concatenated DiscoveryResponse parses to its parts, for every size of the length varint."""
     parsed = discovery_pb2.DiscoveryResponse.FromString(wire.write_sotw(_response(size)))
     assert (parsed.type_url, parsed.version_info, parsed.nonce) == (T, "v", "n-1")
     assert [(r.type_url, r.value) for r in parsed.resources] == [(T, b"x" * size), (T, b"")]
@@ -25,7 +25,7 @@ def test_sotw_bytes_parse_back(size: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 128, 20_000])
 def test_delta_bytes_parse_back(size: int) -> None:
-    """A joined DeltaDiscoveryResponse parses to its parts."""
+    """A concatenated DeltaDiscoveryResponse parses to its parts."""
     response = _response(size)
     parsed = discovery_pb2.DeltaDiscoveryResponse.FromString(wire.write_delta(response))
     assert (parsed.type_url, parsed.system_version_info, parsed.nonce) == (T, "v", "n-1")
@@ -37,7 +37,7 @@ def test_delta_bytes_parse_back(size: int) -> None:
 
 
 def test_requests_are_read() -> None:
-    """Every field that the machines use is carried over."""
+    """Every field that the state machines use is converted."""
     sotw = discovery_pb2.DiscoveryRequest(
         type_url=T, resource_names=["a"], version_info="v", response_nonce="n"
     )
@@ -62,7 +62,7 @@ def test_an_error_without_words_is_still_a_nack() -> None:
 
 
 def test_a_node_needs_an_id_of_bounded_length() -> None:
-    """X1: the first request says who asks; status rows need a name."""
+    """X1: the first request identifies the client; status rows need a name."""
     request = discovery_pb2.DiscoveryRequest()
     with pytest.raises(ProtocolError, match=r"node\.id"):
         wire.node_of(request)

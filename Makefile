@@ -1,5 +1,5 @@
-# Everything runs from a virtual environment that these rules make themselves.
-# Paths stay relative, so a checkout in a folder with a space in its name works.
+# All targets run in a virtual environment that they create.
+# Paths are relative, so a checkout in a folder with a space in its name works.
 PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
@@ -13,7 +13,7 @@ FLOOR_xds_server := 97
 
 .PHONY: help demo test coverage check lint format protos bench compiled test-compiled clean
 
-help: ## what can be made
+help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.demo: pyproject.toml
@@ -36,18 +36,18 @@ $(VENV)/.docs: pyproject.toml
 	$(PY) -m pip install -q -e '.[docs]'
 	@touch $(VENV)/.docs
 
-demo: $(VENV)/.demo ## the whole system for real on this machine (ARGS="--replicas 3 --exit")
+demo: $(VENV)/.demo ## run the whole system on this machine (ARGS="--replicas 3 --exit")
 	$(PY) -m tidegate demo $(ARGS)
 
-test: $(VENV)/.dev ## all tests, real Envoy and real Triton included (ARGS="-k drain")
+test: $(VENV)/.dev ## run all tests, with real Envoy and Triton (ARGS="-k drain")
 	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
-coverage: $(VENV)/.dev ## unit and contract tests; fails where they cover less of a service than its floor
+coverage: $(VENV)/.dev ## check the branch coverage of unit and contract tests against its floors
 	$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report= tests/unit tests/contract
 	$(PY) -m coverage report --skip-covered --include='ext_proc/*' --fail-under=$(FLOOR_ext_proc)
 	$(PY) -m coverage report --skip-covered --include='xds_server/*' --fail-under=$(FLOOR_xds_server)
 
-check: $(VENV)/.dev ## format, lint, types, import directions, test ids, drift of generated code, cost of a request
+check: $(VENV)/.dev ## check format, lint, types, imports, test ids, generated code, cost of a request
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
@@ -63,18 +63,18 @@ format: $(VENV)/.dev ## format and apply safe fixes
 protos: $(VENV)/.dev ## regenerate the committed protobuf code
 	$(PY) -m tidegate_api.generate
 
-docs: $(VENV)/.docs ## the documentation as pages, in build/docs; warnings are errors
+docs: $(VENV)/.docs ## build the documentation into build/docs; warnings are errors
 	$(PY) docs/generate --check
 	$(PY) -m sphinx -W --keep-going -n -b html docs build/docs
 
-bench: $(VENV)/.bench ## Tidegate beside its peers, the short form (ARGS="fleet --full")
+bench: $(VENV)/.bench ## measure Tidegate and other routers, short form (ARGS="fleet --full")
 	$(PY) -m tidegate bench $(ARGS)
 
-compiled: $(VENV)/.demo ## everything with the picker compiled, in build/compiled; needs a C compiler
+compiled: $(VENV)/.demo ## install with a compiled picker into build/compiled; needs a C compiler
 	rm -rf build/compiled
 	TIDEGATE_COMPILE=1 $(PY) -m pip install -q --no-deps --target build/compiled .
 
-test-compiled: $(VENV)/.dev compiled ## unit tests of the picker against build/compiled
+test-compiled: $(VENV)/.dev compiled ## run the picker's unit tests against build/compiled
 	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. TIDEGATE_COMPILED=1 $(PY) -m pytest -q \
 		tests/unit/ext_proc tests/unit/tools/test_compiling.py $(ARGS)
 

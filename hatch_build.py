@@ -1,6 +1,6 @@
-"""Hatch's hook: ``TIDEGATE_COMPILE=1 pip install .`` puts the compiled picker into the wheel.
+"""Build hook of hatch: ``TIDEGATE_COMPILE=1 pip install .`` builds a wheel with compiled modules.
 
-Without that variable, and for an editable install always, the wheel is plain Python.
+Without that variable, and in an editable install, the wheel is pure Python.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SWITCH = "TIDEGATE_COMPILE"
 
 
-class Compile(BuildHookInterface):  # type: ignore[type-arg]  # its parameter says nothing here
-    """Compiles, where it is asked to."""
+class Compile(BuildHookInterface):  # type: ignore[type-arg]  # the parameter is irrelevant here
+    """Compiles the picker if ``TIDEGATE_COMPILE`` is set."""
 
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """Return what building needs beside hatchling."""
+        """Return the build requirements in addition to hatchling."""
         return ["mypy>=1.15,<3", "setuptools>=77"] if _asked() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile before the files are collected."""
+        """Compile the picker before hatch collects the files."""
         if version != "standard" or not _asked():
             return
         sys.path.insert(0, self.root)
-        from tools.compiling import compile_picker  # noqa: PLC0415 - found from here on
+        from tools.compiling import compile_picker  # noqa: PLC0415 - importable after the insert
 
         made = compile_picker(Path(self.root), Path(self.root) / "build" / "compiling")
         build_data["force_include"].update(made)

@@ -1,1 +1,1 @@
-"""Build tools of a checkout; no wheel carries them."""
+"""Build tools of a checkout; the wheel does not contain them."""

@@ -1,17 +1,16 @@
-"""The picker's own code, compiled: ``TIDEGATE_COMPILE=1 pip install .`` (``hatch_build.py``).
+"""Compilation of the picker with mypyc: ``TIDEGATE_COMPILE=1 pip install .`` (``hatch_build.py``).
 
-mypyc makes C of the modules that a request passes; mypy's types are what it works with. The Python
-source stays the truth: what is compiled is the same text, and everything runs without.
+mypyc compiles the modules on the path of a request to C, guided by their type annotations. The
+same source runs uncompiled.
 
 Rules:
 
-1. The checkout is only read. Sources are copied into a folder and compiled there.
-2. Modules with public dataclasses stay Python: mypyc looks at their types while they are imported,
-   and orjson cannot read compiled ones.
-3. The types of named tuples are put in quotes in the copy, as mypyc would look at them too, though
-   ``from __future__ import annotations`` says that nobody does.
-4. Compiled code does not look its own constants and methods up: what a test replaces there is not
-   replaced.
+1. The checkout is read-only. Sources are copied to a work folder and compiled there.
+2. Modules with public dataclasses are not compiled: mypyc evaluates their annotations at import,
+   and orjson cannot serialize compiled dataclasses.
+3. The annotations of named tuples are quoted in the copy, because mypyc evaluates them in spite
+   of ``from __future__ import annotations``.
+4. Compiled code binds its own constants and methods early, so a test cannot replace them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PACKAGES: Final = ("ext_proc", "tidegate_api", "tidegate_common")
-"""What is copied: all that the compiled modules import of ours."""
+"""Packages that are copied: the compiled modules and all their imports from the project."""
 
 ON_THE_WAY: Final = (
     "ext_proc/server/answers.py",
@@ -47,7 +46,7 @@ ON_THE_WAY: Final = (
     "ext_proc/workers/encode.py",
     "tidegate_api/names.py",
 )
-"""What a request and its log entry pass, at the worker that has it and at the others."""
+"""Modules on the path of a request and its log entry, in its worker and the peers."""
 
 LEFT_OUT: Final = frozenset(
     {
@@ -60,15 +59,15 @@ LEFT_OUT: Final = frozenset(
 )
 
 GROUP: Final = "tidegate_picker"
-"""Names the library that holds the code of all modules; each has a small one beside it."""
+"""Name of the shared library with the code of all modules; each module has a small stub library."""
 
 
 def chosen(root: Path) -> list[str]:
-    """Return the modules that are compiled, as paths below ``root``.
+    """Return the modules to compile, as paths relative to ``root``.
 
     Raises:
-        ValueError: A glob matches no file, or an entry that is left out is in no glob: a module
-            has moved, and it would silently stay uncompiled.
+        ValueError: A glob matches no file, or an excluded module is in no glob: a module has
+            moved and would silently stay uncompiled.
     """
     matches = {
         glob: {path.relative_to(root).as_posix() for path in root.glob(glob)} for glob in ON_THE_WAY
@@ -76,15 +75,15 @@ def chosen(root: Path) -> list[str]:
     found = set().union(*matches.values())
     stale = [glob for glob, paths in matches.items() if not paths] + sorted(LEFT_OUT - found)
     if stale:
-        raise ValueError(f"these name no module to compile any more: {', '.join(stale)}")
+        raise ValueError(f"these entries match no module to compile: {', '.join(stale)}")
     return sorted(found - LEFT_OUT)
 
 
 def quoted(source: str) -> str:
-    """Return a module's text with the types of its named tuples in quotes, line by line the same.
+    """Return a module's source with the annotations of its named tuples quoted; lines are kept.
 
     Raises:
-        ValueError: A type goes over several lines, or has both kinds of quotes.
+        ValueError: An annotation spans several lines or contains both kinds of quotes.
     """
     lines = source.encode().splitlines(keepends=True)
     for at in _tuple_types(ast.parse(source)):
@@ -92,7 +91,7 @@ def quoted(source: str) -> str:
         text = line[at.col_offset : at.end_col_offset]
         mark = b"'" if b'"' in text else b'"'
         if at.end_lineno != at.lineno or mark in text:
-            raise ValueError(f"line {at.lineno}: a type that cannot be put in quotes")
+            raise ValueError(f"line {at.lineno}: an annotation that cannot be quoted")
         lines[at.lineno - 1] = (
             line[: at.col_offset] + mark + text + mark + line[at.end_col_offset :]
         )
@@ -110,7 +109,7 @@ def _tuple_types(tree: ast.Module) -> Iterator[ast.expr]:
 
 
 def prepare(root: Path, folder: Path) -> None:
-    """Copy the sources from ``root`` into an empty ``folder``, ready for mypyc."""
+    """Copy the sources from ``root`` into the empty ``folder`` and prepare them for mypyc."""
     for package in PACKAGES:
         shutil.copytree(
             root / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
@@ -123,17 +122,18 @@ def prepare(root: Path, folder: Path) -> None:
 def compile_picker(root: Path, work: Path) -> dict[str, str]:
     """Compile the picker of a checkout.
 
-    It takes a minute or two, a C compiler and Python's headers.
+    Needs a C compiler and Python's headers; takes one to two minutes.
 
     Args:
-        root: The checkout.
-        work: A folder for what is made on the way; what lies there is removed.
+        root: Root of the checkout.
+        work: Folder of intermediate files; existing content is removed.
 
     Returns:
-        Path of each library that was made, and where it belongs below the packages' folder.
+        Path of each built library -> its path relative to the folder of the packages.
 
     Raises:
-        RuntimeError: It failed; the text is what mypyc or the C compiler said at the end.
+        RuntimeError: The compilation failed; the message contains the end of the output of mypyc
+            or the C compiler.
     """
     shutil.rmtree(work, ignore_errors=True)
     source, made = work / "source", work / "made"
@@ -154,7 +154,7 @@ def compile_picker(root: Path, work: Path) -> dict[str, str]:
 
 
 def is_current(root: Path, folder: Path) -> bool:
-    """Tell whether ``folder`` (``build/compiled``) was made of what now is in the checkout."""
+    """Return whether ``folder`` (``build/compiled``) was built from the checkout's sources."""
     return bool(list(folder.glob(f"{GROUP}*.so"))) and all(
         (folder / each).is_file() and (folder / each).read_bytes() == (root / each).read_bytes()
         for package in PACKAGES
@@ -163,12 +163,12 @@ def is_current(root: Path, folder: Path) -> bool:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Compile modules in the current folder: where to, then their paths."""
-    from mypyc.build import mypycify  # noqa: PLC0415 - only who compiles has it
+    """Compile modules in the current folder; arguments: target folder, then module paths."""
+    from mypyc.build import mypycify  # noqa: PLC0415 - installed for compilation only
     from setuptools import setup  # noqa: PLC0415 - same
 
     made, *paths = arguments
-    # Types of other packages are not needed, and where pip builds they are not there.
+    # The stubs of other packages are not needed, and pip's build environment lacks them.
     flags = ["--config-file=", "--ignore-missing-imports", "--cache-dir=../types"]
     setup(
         name=GROUP,

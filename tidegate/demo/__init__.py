@@ -1,1 +1,1 @@
-"""``tidegate demo``: the whole system on one machine, each promise shown and judged."""
+"""``tidegate demo``: the whole system on one machine; each phase checks one guarantee."""

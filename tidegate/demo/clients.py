@@ -1,4 +1,4 @@
-"""The demo's clients: real ``tritonclient`` for KServe, ``aiohttp`` for Triton's generate forms."""
+"""Clients of the demo: ``tritonclient`` for KServe, ``aiohttp`` for Triton's generate endpoints."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ VISION: Final = "vision"
 COUNTER: Final = "counter"
 IMAGE_SHAPE: Final = (1, 3, 32, 32)
 TIMEOUT_S: Final = 30.0
-"""Bound of any one request of the demo."""
+"""Time limit of one request, seconds."""
 MAX_LINE_BYTES: Final = 2**20
 MAX_ERROR_CHARS: Final = 160
 
 
 class AnswerError(Exception):
-    """A request got an answer, but not the one it should."""
+    """A response that is not the expected one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Generated:
     cached_tokens: int
     input_tokens: int
     ttft_s: float
-    """From sending the request to the first token (unary: to the answer)."""
+    """Time to first token, seconds (unary: time to the response)."""
 
 
 class Clients:
@@ -55,7 +55,7 @@ class Clients:
             connector=aiohttp.TCPConnector(limit=0),
             read_bufsize=MAX_LINE_BYTES,
         )
-        # Envoy's pools match by path and header; nothing here names a replica.
+        # Envoy's routes match path and header; no request names a replica.
         self._grpc = triton_grpc.InferenceServerClient(grpc_address)
         self._kserve = triton_http.InferenceServerClient(
             self._url.removeprefix("http://"), conn_timeout=TIMEOUT_S
@@ -70,10 +70,10 @@ class Clients:
         await self._kserve.close()
 
     async def generate(self, prompt: str, max_tokens: int = 1) -> Generated:
-        """Ask the toy model for one answer (HTTP ``generate``).
+        """Request one completion of the toy model (HTTP ``generate``).
 
         Raises:
-            AnswerError: any status but 200.
+            AnswerError: The status is not 200.
         """
         start = time.perf_counter()
         body = {"text_input": prompt, "max_tokens": max_tokens}
@@ -86,10 +86,10 @@ class Clients:
     async def generate_stream(
         self, prompt: str, max_tokens: int, session: str | None = None
     ) -> Generated:
-        """Ask the toy model for a stream of tokens (HTTP ``generate_stream``, server-sent events).
+        """Request a token stream of the toy model (HTTP ``generate_stream``, server-sent events).
 
         Raises:
-            AnswerError: any status but 200, an error event, or a stream without a token.
+            AnswerError: The status is not 200, an event is an error, or tokens are missing.
         """
         start = time.perf_counter()
         ttft = None
@@ -117,22 +117,22 @@ class Clients:
         return _generated(events, ttft)
 
     async def infer_grpc(self) -> str:
-        """Classify an image by gRPC ``ModelInfer``; return the replica."""
+        """Classify an image with gRPC ``ModelInfer``; return the replica's name."""
         image = triton_grpc.InferInput("image", list(IMAGE_SHAPE), "FP32")
         image.set_data_from_numpy(np.zeros(IMAGE_SHAPE, np.float32))
         return _replica(await self._grpc.infer(VISION, [image], client_timeout=TIMEOUT_S))
 
     async def infer_http(self) -> str:
-        """Classify an image by HTTP ``infer`` with binary tensors; return the replica."""
+        """Classify an image with HTTP ``infer`` and binary tensors; return the replica's name."""
         image = triton_http.InferInput("image", list(IMAGE_SHAPE), "FP32")
         image.set_data_from_numpy(np.zeros(IMAGE_SHAPE, np.float32))
         return _replica(await self._kserve.infer(VISION, [image]))
 
     async def stream_grpc(self, prompt: str, max_tokens: int) -> Generated:
-        """Ask the toy model by gRPC ``ModelStreamInfer``.
+        """Request a token stream of the toy model (gRPC ``ModelStreamInfer``).
 
         Raises:
-            AnswerError: an error message, or not all tokens arrived.
+            AnswerError: A message is an error, or tokens are missing.
         """
         inputs = [
             _tensor("text_input", "BYTES", np.array([prompt.encode()], dtype=np.object_)),
@@ -146,7 +146,7 @@ class Clients:
         start = time.perf_counter()
         ttft = None
         events: list[dict[str, Any]] = []
-        # The picker reads no body of a stream, so a header names the model.
+        # The picker does not read the body of a stream, so a header names the model.
         stream = self._grpc.stream_infer(
             requests(), stream_timeout=TIMEOUT_S, headers={MODEL_HEADER: LLM}
         )
@@ -171,7 +171,7 @@ class Clients:
         return _generated(events, ttft)
 
     async def count_sequence(self, sequence_id: int, values: Sequence[int]) -> tuple[int, set[str]]:
-        """Send a sequence to the counter by gRPC; return its last total and the replicas seen."""
+        """Send a sequence to the counter over gRPC; return the last total and the replicas seen."""
         total, replicas = 0, set()
         for position, value in enumerate(values):
             result = await self._grpc.infer(
@@ -188,11 +188,11 @@ class Clients:
 
 
 async def fetch_text(session: aiohttp.ClientSession, url: str) -> str:
-    """GET a page that must answer 200.
+    """GET a page.
 
     Raises:
-        AnswerError: another status.
-        aiohttp.ClientError: no answer.
+        AnswerError: The status is not 200.
+        aiohttp.ClientError: The request failed.
     """
     async with session.get(url) as response:
         text = await response.text()
@@ -202,7 +202,7 @@ async def fetch_text(session: aiohttp.ClientSession, url: str) -> str:
 
 
 async def fetch_all(session: aiohttp.ClientSession, urls: Sequence[str]) -> list[str]:
-    """GET several pages at once, in the order of ``urls``."""
+    """GET several pages concurrently; the result has the order of ``urls``."""
     return list(await asyncio.gather(*(fetch_text(session, url) for url in urls)))
 
 

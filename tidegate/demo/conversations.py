@@ -1,9 +1,9 @@
-"""Pure: seeded multi-turn conversations, the load on which cache affinity matters.
+"""Seeded multi-turn conversations, a load on which cache affinity matters. Pure functions.
 
-All conversations of a set share one system prompt; each turn repeats the whole history, as chat
-clients do. The turns of the conversations are interleaved, so that a cache has to hold all of
-them at once. One seed gives one set, word for word; two seeds have no block in common, so that a
-second run starts as cold as the first.
+All conversations of a set share one system prompt. Each turn repeats the whole history, as chat
+clients do. The turns of the conversations are interleaved, so that a cache has to hold all
+conversations at once. A seed determines the texts; the texts of two seeds share no block, so
+each run starts with cold caches.
 """
 
 from __future__ import annotations
@@ -25,34 +25,38 @@ _PUNCTUATION: Final = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The size of a set of conversations; characters count as the prompts' UTF-8 text."""
+    """Size of a set of conversations; lengths are characters of UTF-8 text."""
 
     sessions: int
     turns: int
     system_chars: int
     """Length of the system prompt that all sessions share."""
     turn_chars: int
-    """Length of what the user says in one turn."""
+    """Length of the user's text in one turn."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty shape."""
+        """Reject a size below 1.
+
+        Raises:
+            ValueError: A field is below 1.
+        """
         if min(self.sessions, self.turns, self.system_chars, self.turn_chars) < 1:
             raise ValueError("sessions, turns and lengths are at least 1")
 
     @property
     def requests(self) -> int:
-        """How many requests the set makes."""
+        """Number of requests of the set."""
         return self.sessions * self.turns
 
     @property
     def final_chars(self) -> int:
-        """Characters of all histories at the end, without the answers."""
+        """Characters of all final histories, without the answers."""
         return self.sessions * (self.system_chars + self.turns * self.turn_chars)
 
 
 @dataclass(slots=True)
 class Conversation:
-    """One session: its history grows by the user's turns and by the answers."""
+    """One session; the user's turns and the answers are appended to its history."""
 
     session: str
     seed: str
@@ -65,7 +69,7 @@ class Conversation:
         """Return the prompt of the next turn: the whole history and the new question.
 
         Raises:
-            RuntimeError: the last question has no answer yet.
+            RuntimeError: The previous question has no answer yet.
         """
         if self.awaiting:
             raise RuntimeError(f"{self.session}: turn {self.turn} has no answer yet")
@@ -76,10 +80,10 @@ class Conversation:
         return self.history
 
     def answered(self, text: str) -> None:
-        """Add the answer to the history.
+        """Append the answer to the history.
 
         Raises:
-            RuntimeError: nothing was asked.
+            RuntimeError: No question is open.
         """
         if not self.awaiting:
             raise RuntimeError(f"{self.session}: nothing was asked")
@@ -97,10 +101,10 @@ def conversations(shape: Shape, seed: str) -> list[Conversation]:
 
 
 def interleaved(shape: Shape, seed: str) -> Iterator[tuple[int, int]]:
-    """Yield (turn, session number): all sessions' first turns, then all second ones.
+    """Yield (turn, session number): the first turns of all sessions, then all second turns.
 
-    The order within a turn is shuffled per turn, else round robin over replicas could fall in
-    step with the sessions and look like affinity.
+    The order is shuffled in each turn; otherwise round robin could send each session to the same
+    replica and look like affinity.
     """
     rng = random.Random(f"{seed}/order")  # noqa: S311 - a reproducible order, no secret
     for turn in range(shape.turns):
@@ -112,7 +116,7 @@ def interleaved(shape: Shape, seed: str) -> Iterator[tuple[int, int]]:
 
 def _text(seed: str, chars: int) -> str:
     rng = random.Random(seed)  # noqa: S311 - reproducible words, no secret
-    # The seed leads: texts of two seeds differ from their first block on.
+    # The seed comes first, so the texts of two seeds differ from their first block on.
     words = [seed]
     length = len(seed)
     while length < chars:

@@ -1,4 +1,4 @@
-"""Pure: what the replicas say that they served, from their own Prometheus pages."""
+"""Request counters from the replicas' Prometheus pages. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _TRITON_SUCCESS: Final = "nv_inference_request_success"
-"""Triton's own count per model and version; for decoupled models it lags behind the last answer."""
+"""Triton's counter per model and version; for decoupled models it lags behind the last response."""
 _TOY_REQUESTS: Final = "toy_llm_requests_total"
-"""The toy model's own count, exact as soon as the last answer is in hand."""
+"""The toy model's counter; exact when the client has received the last response."""
 _TOY_PROMPT: Final = "toy_llm_prompt_tokens_total"
 _TOY_REUSED: Final = "toy_llm_reused_tokens_total"
 _WANTED: Final = (_TRITON_SUCCESS, _TOY_REQUESTS, _TOY_PROMPT, _TOY_REUSED)
@@ -21,15 +21,15 @@ _WANTED: Final = (_TRITON_SUCCESS, _TOY_REQUESTS, _TOY_PROMPT, _TOY_REUSED)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCounters:
-    """One replica's counters, or the difference of two readings of them."""
+    """Counters of one replica, or the difference of two readings."""
 
     served: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(model, version) -> requests answered."""
+    """(model, version) -> number of answered requests."""
     prompt_tokens: int = 0
     reused_tokens: int = 0
 
     def since(self, before: ReplicaCounters) -> ReplicaCounters:
-        """Return what was counted since ``before``; a counter that fell was reset to 0 between."""
+        """Return the increase since ``before``; a counter that decreased was reset to 0."""
         return ReplicaCounters(
             {key: _grown(now, before.served.get(key, 0)) for key, now in self.served.items()},
             _grown(self.prompt_tokens, before.prompt_tokens),
@@ -38,10 +38,10 @@ class ReplicaCounters:
 
 
 def read_counts(page: str) -> ReplicaCounters:
-    """Read a replica's Prometheus page; absent series count nothing.
+    """Parse a replica's Prometheus page; an absent series counts as 0.
 
     Raises:
-        ValueError: the page is no Prometheus text.
+        ValueError: The page is not in Prometheus text format.
     """
     wanted = "\n".join(line for line in page.splitlines() if line.startswith(_WANTED)) + "\n"
     served: dict[tuple[str, str], int] = {}
@@ -63,7 +63,7 @@ def read_counts(page: str) -> ReplicaCounters:
 
 
 def reuse(counts: Iterable[ReplicaCounters]) -> float | None:
-    """Return the share of prompt tokens found in a cache, ``None`` without any prompt."""
+    """Return the fraction of prompt tokens found in a cache, ``None`` without prompt tokens."""
     every = list(counts)
     prompt = sum(one.prompt_tokens for one in every)
     return sum(one.reused_tokens for one in every) / prompt if prompt else None

@@ -1,4 +1,4 @@
-"""After the phases: the system stays up, with a live table and lines to copy."""
+"""The demo after its phases: a live table of the running system, and commands to copy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def replica_table(
     start: Mapping[str, ReplicaCounters | None],
     now: Mapping[str, ReplicaCounters | None],
 ) -> Table:
-    """Pure: lay out what picker and replicas say; what nobody says is ``-``."""
+    """Return the table of replicas from the picker's and the replicas' data; unknown is ``-``."""
     served = {one.name: _served(now[one.name], start[one.name]) for one in replicas}
     total = sum(count for count in served.values() if count)
     rows = []
@@ -82,7 +82,7 @@ def replica_table(
 
 
 def examples(stack: LocalStack) -> str:
-    """Return addresses and lines to copy."""
+    """Return the addresses of the system and commands to copy."""
     return f"""
 up; Ctrl-C stops everything. Logs and configuration: {stack.run.path}
   Envoy (HTTP and gRPC)  {stack.http_address}

@@ -1,4 +1,4 @@
-"""Closed-loop load: a fixed number of workers, each asking again as soon as it is answered."""
+"""Closed-loop load: a fixed number of workers, each with one request in flight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_ERROR_CHARS: Final = 200
 
 @dataclass(slots=True)
 class Tally:
-    """How the requests of one load ended."""
+    """Results of the requests of one load."""
 
     by_replica: Counter[str] = field(default_factory=Counter)
     failed: int = 0
@@ -23,22 +23,22 @@ class Tally:
 
     @property
     def answered(self) -> int:
-        """How many were answered as they should be."""
+        """Number of successful requests."""
         return self.by_replica.total()
 
     @property
     def asked(self) -> int:
-        """How many ended, one way or the other."""
+        """Number of finished requests, successful or failed."""
         return self.answered + self.failed
 
     def fail(self, error: BaseException) -> None:
-        """Count a failure; the first one's words are kept."""
+        """Count a failure and keep the message of the first one."""
         self.failed += 1
         if not self.first_error:
             self.first_error = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
 
     def problems(self) -> list[str]:
-        """Return one sentence if anything failed."""
+        """Return one sentence if any request failed, else an empty list."""
         if not self.failed:
             return []
         return [f"{self.failed} of {self.asked} requests failed (first: {self.first_error})"]
@@ -52,16 +52,16 @@ async def closed_loop(
     stop: asyncio.Event | None = None,
     tally: Tally | None = None,
 ) -> Tally:
-    """Ask until ``total`` requests were made or ``stop`` is set, whichever comes first.
+    """Send requests until ``total`` are sent or ``stop`` is set, whichever comes first.
 
-    ``ask`` gets the request's number and returns the name of the replica that answered. Its
-    ``Exception`` counts as a failed request; cancellation goes through.
+    ``ask`` receives the number of the request and returns the name of the replica that answered.
+    An ``Exception`` of ``ask`` counts as a failed request; cancellation propagates.
 
     Raises:
-        ValueError: neither end is given.
+        ValueError: Neither ``total`` nor ``stop`` is given.
     """
     if total is None and stop is None:
-        raise ValueError("a load needs an end: total, stop or both")
+        raise ValueError("a load needs an end: give total, stop or both")
     tally = Tally() if tally is None else tally
     made = 0
 

@@ -1,4 +1,4 @@
-"""The demo as an operator: it reads and changes the fleet through the admin API."""
+"""Operator of the demo: reads and changes the fleet through the admin API."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 AUTHOR: Final = "demo"
 WAIT_S: Final = 15.0
-"""How long a change waits for its acknowledgements."""
+"""Time limit for the acknowledgements of a change, seconds."""
 MARGIN_S: Final = 5.0
 
 
 class ChangeError(Exception):
-    """A change was refused, or did not reach every client."""
+    """A change that was rejected or not acknowledged by every client."""
 
 
 class Operator:
@@ -39,16 +39,16 @@ class Operator:
         await self._channel.close()
 
     async def fleet(self) -> dict[str, Any]:
-        """Return the fleet in force, in the fleet file's schema."""
+        """Return the fleet in force, in the schema of the fleet file."""
         answer = await self._stub.GetFleet(api.GetFleetRequest(), timeout=MARGIN_S)
         found: dict[str, Any] = json.loads(answer.fleet_json)
         return found
 
     async def set_policy(self, pool: str, policy: str) -> api.ChangeResult:
-        """Apply the fleet with another routing policy in one pool.
+        """Apply the fleet with another routing policy for one pool.
 
         Raises:
-            ChangeError: it was refused or did not reach every client.
+            ChangeError: The change was rejected or not acknowledged by every client.
         """
         fleet = with_policy(await self.fleet(), pool, policy)
         request = api.ApplyRequest(
@@ -57,10 +57,10 @@ class Operator:
         return _everywhere(await self._call(self._stub.Apply(request, timeout=WAIT_S + MARGIN_S)))
 
     async def set_weights(self, pool: str, weights: Mapping[str, int]) -> api.ChangeResult:
-        """Set variants' weights.
+        """Set the weights of a pool's variants.
 
         Raises:
-            ChangeError: it was refused or did not reach every client.
+            ChangeError: The change was rejected or not acknowledged by every client.
         """
         request = api.SetWeightsRequest(pool=pool, weights=weights, options=_options("canary"))
         return _everywhere(
@@ -76,10 +76,10 @@ class Operator:
 
 
 def with_policy(fleet: dict[str, Any], pool: str, policy: str) -> dict[str, Any]:
-    """Pure: return the fleet with another routing policy in one pool.
+    """Return a copy of the fleet with another routing policy for one pool.
 
     Raises:
-        ChangeError: there is no such pool.
+        ChangeError: The fleet has no such pool.
     """
     if all(one["name"] != pool for one in fleet["pools"]):
         raise ChangeError(f"the fleet has no pool {pool!r}")

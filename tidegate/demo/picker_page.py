@@ -1,4 +1,4 @@
-"""Pure: what the picker's pages say."""
+"""Parsing of the picker's metrics and debug pages. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _PICKS: Final = "tidegate_picker_picks_total"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the picker knows of one replica; unknown is ``None``."""
+    """The picker's state of one replica; unknown is ``None``."""
 
     in_flight: int
     queued: float | None
-    """Requests that wait inside the replica, over its models."""
+    """Requests queued in the replica, summed over its models."""
     cache: float | None
-    """Share of its fullest KV cache in use, 0..1."""
+    """Usage of its fullest KV cache, 0 to 1."""
     draining: bool
 
 
 def read_picks(page: str) -> int:
-    """Return how many picks the picker has made since its start.
+    """Return the number of picks since the picker's start.
 
     Raises:
-        ValueError: the page is no Prometheus text.
+        ValueError: The page is not in Prometheus text format.
     """
     wanted = "\n".join(line for line in page.splitlines() if line.startswith(_PICKS)) + "\n"
     return sum(
@@ -40,10 +40,10 @@ def read_picks(page: str) -> int:
 
 
 def read_replicas(state: Mapping[str, Any]) -> dict[str, Seen]:
-    """Return what ``/debug/state`` says of each replica, by its id.
+    """Return the state of each replica in ``/debug/state``, by endpoint id.
 
-    A replica in several pools has one ledger entry and one set of readings, so any pool tells;
-    it drains when any pool says so.
+    A replica in several pools has one ledger entry and one set of readings, so any pool will do;
+    it is draining if it drains in any pool.
     """
     seen: dict[str, Seen] = {}
     for pool in state["router"]["pools"].values():

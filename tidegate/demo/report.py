@@ -1,4 +1,4 @@
-"""What a phase found, and how it is shown."""
+"""Result of a phase, and its output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DemoVerdict:
-    """Whether a promise held, with the one sentence that says why."""
+    """Whether a phase passed, with a sentence that says why."""
 
     holds: bool
     text: str
@@ -34,26 +34,26 @@ class PhaseFinding:
     rows: tuple[tuple[object, ...], ...]
     verdict: DemoVerdict
     note: str = ""
-    """What a reader has to know to read the table."""
+    """Explanation of the table."""
 
 
 def judge(problems: Sequence[str], otherwise: str) -> DemoVerdict:
-    """Return a verdict that holds iff there is no problem."""
+    """Return a passing verdict with the text ``otherwise`` iff ``problems`` is empty."""
     return DemoVerdict(not problems, "; ".join(problems) if problems else otherwise)
 
 
 def milliseconds(seconds: float | None) -> str | None:
-    """Write a duration in milliseconds; unknown stays ``None``."""
+    """Format a duration in milliseconds; unknown stays ``None``."""
     return None if seconds is None else f"{seconds * 1000:.0f} ms"
 
 
 def percent(share: float | None) -> str | None:
-    """Write a share in percent; unknown stays ``None``."""
+    """Format a fraction in percent; unknown stays ``None``."""
     return None if share is None else f"{share * 100:.1f}%"
 
 
 def show(console: Console, number: int, finding: PhaseFinding) -> None:
-    """Print a phase's finding."""
+    """Print the result of a phase."""
     console.print()
     console.rule(f"{number}. {finding.title}", align="left", characters="─")
     if finding.note:
@@ -64,11 +64,11 @@ def show(console: Console, number: int, finding: PhaseFinding) -> None:
 
 
 def show_summary(console: Console, findings: Sequence[PhaseFinding], run_folder: object) -> None:
-    """Print all verdicts together."""
+    """Print the verdicts of all phases."""
     console.print()
     console.rule("summary", align="left", characters="─")
     for number, finding in enumerate(findings, 1):
         style = "green" if finding.verdict.holds else "bold red"
         console.print(f"{number}. {finding.title}: {finding.verdict}", style=style, markup=False)
     held = sum(finding.verdict.holds for finding in findings)
-    console.print(f"{held} of {len(findings)} held; logs are in {run_folder}", markup=False)
+    console.print(f"{held} of {len(findings)} passed; logs are in {run_folder}", markup=False)

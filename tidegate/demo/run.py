@@ -1,10 +1,11 @@
-"""The demo from start to end: the stack, the phases, the verdict, then the live table.
+"""The demo: starts the stack, runs the phases, prints the summary, then the live table.
 
-Laws:
+Rules:
 
-* Whatever happens, every child is stopped before this returns.
-* A child's crash ends the demo with exit code 1, names the child and shows the end of its log.
-* With ``stay`` false the exit code is 0 only if every phase held.
+1. Every child process is stopped before ``run`` returns or raises.
+2. A crash of a child ends the demo with exit code 1; the error names the child and shows the end
+   of its log.
+3. With ``stay`` false, the exit code is 0 only if every phase passed.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ PHASES: Final[tuple[tuple[str, Callable[[Scene], Awaitable[PhaseFinding]]], ...]
     for module in (forms, traffic, affinity, canary, replica_loss, picker_loss)
 )
 INTERRUPTED: Final = 130
-"""128 + SIGINT, as shells count."""
+"""Exit code after SIGINT: 128 + signal number, as in shells."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the demo was asked for."""
+    """Options of the demo."""
 
     replicas: int
     requests: int
@@ -56,12 +57,12 @@ class DemoOptions:
 
 
 class Interrupt:
-    """SIGINT and SIGTERM: they break the phases off, but end the live table in good order."""
+    """Handling of SIGINT and SIGTERM: they cancel the phases, but end the live table normally."""
 
     def __init__(self) -> None:
         self.happened = False
         self.stop: asyncio.Event | None = None
-        """Set by an interrupt instead of a cancellation, once it is there."""
+        """If set, an interrupt sets this event instead of cancelling the task."""
         self._main = asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
@@ -75,10 +76,10 @@ class Interrupt:
 
 
 async def run(options: DemoOptions) -> int:
-    """Run the demo; return the exit code.
+    """Run the demo and return the exit code.
 
     Raises:
-        CliError: a child crashed or something did not start.
+        CliError: A child crashed or did not start.
     """
     interrupt = Interrupt()
     out = console()
@@ -136,7 +137,7 @@ async def _phases(out: Console, scene: Scene) -> list[PhaseFinding]:
                 finding = await phase(scene)
             except CrashError:
                 raise
-            except Exception as error:  # noqa: BLE001 - a broken phase is a phase that did not hold
+            except Exception as error:  # noqa: BLE001 - an error in a phase is a failed phase
                 reason = f"{type(error).__name__}: {error}"
                 finding = PhaseFinding(
                     title, ("result",), (("broken off",),), DemoVerdict(False, reason)
@@ -147,7 +148,7 @@ async def _phases(out: Console, scene: Scene) -> list[PhaseFinding]:
 
 
 async def _unless_crashed(stack: LocalStack, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work, but end it with ``CrashError`` as soon as a child crashes."""
+    """Await ``work``; raise ``CrashError`` as soon as a child crashes."""
     task, crashed = asyncio.create_task(work), asyncio.create_task(stack.crashed())
     try:
         await asyncio.wait({task, crashed}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What every phase gets: the running stack, its clients, and how much to ask."""
+"""Input of every phase: the running stack, its clients and the amount of traffic."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ PAGE_TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A running stack with everything at hand."""
+    """A running stack with its clients."""
 
     stack: LocalStack
     clients: Clients
     operator: Operator
     pages: aiohttp.ClientSession
-    """For Prometheus pages and other reads beside the data path."""
+    """HTTP session for Prometheus and debug pages, outside the data path."""
     requests: int
-    """Requests of the largest load; the others are in proportion."""
+    """Requests of the largest load; other loads are proportional."""
 
     @property
     def replicas(self) -> tuple[TritonReplica, ...]:
@@ -46,7 +46,7 @@ class Scene:
 
     @property
     def picker_url(self) -> str:
-        """URL of the picker's pages, without a slash at its end."""
+        """URL of the picker's pages, without a trailing slash."""
         return f"http://{self.stack.picker_metrics}"
 
     def variant_of(self, replica: str) -> str:
@@ -54,11 +54,11 @@ class Scene:
         return next(one.variant for one in self.replicas if one.name == replica)
 
     async def counts(self) -> dict[str, ReplicaCounters]:
-        """Return what each replica has counted so far."""
+        """Return the current counters of each replica."""
         pages = await fetch_all(self.pages, [one.metrics_url for one in self.replicas])
         return {one.name: read_counts(page) for one, page in zip(self.replicas, pages, strict=True)}
 
 
 def page_session() -> aiohttp.ClientSession:
-    """Return a session for reads beside the data path."""
+    """Return an HTTP session for Prometheus and debug pages."""
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PAGE_TIMEOUT_S))

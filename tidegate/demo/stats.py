@@ -1,4 +1,4 @@
-"""Pure: the statistics by which the demo judges."""
+"""Statistics of the demo's verdicts. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 CONFIDENCE: Final = 0.9999
-"""Two-sided confidence of a share's interval: a true share falls outside once in 10,000 runs."""
+"""Two-sided confidence of an interval: a true share is outside in 1 of 10,000 runs."""
 _HALVINGS: Final = 60
 """Bisection steps; 2**-60 is below the precision of a float near 1."""
 
 
 class Interval(NamedTuple):
-    """A closed interval of shares."""
+    """A closed interval of fractions."""
 
     low: float
     high: float
 
     def __contains__(self, share: object) -> bool:
-        """Tell whether the share lies within."""
+        """Return whether the fraction is in the interval."""
         return isinstance(share, (int, float)) and self.low <= share <= self.high
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return the nearest-rank percentile, ``None`` for no values.
+    """Return the nearest-rank percentile, ``None`` without values.
 
     Raises:
-        ValueError: ``percent`` is not above 0 and at most 100.
+        ValueError: ``percent`` is not in (0, 100].
     """
     if not 0 < percent <= 100:  # noqa: PLR2004 - percent
         raise ValueError(f"a percentile is above 0 and at most 100, not {percent}")
@@ -39,16 +39,16 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def binomial_interval(hits: int, trials: int, confidence: float = CONFIDENCE) -> Interval:
-    """Return the exact interval of a share after ``hits`` of ``trials``.
+    """Return the exact confidence interval of a fraction after ``hits`` of ``trials``.
 
-    Follows Clopper and Pearson (Biometrika 26, 1934).
-    It holds the true share with at least ``confidence``, for any share and any number of trials.
+    Source: Clopper and Pearson (Biometrika 26, 1934). The interval contains the true fraction
+    with at least ``confidence``, for any fraction and any number of trials.
 
     Raises:
-        ValueError: not ``0 <= hits <= trials``, no trials, or a confidence outside (0, 1).
+        ValueError: Not ``0 <= hits <= trials``, no trials, or a confidence outside (0, 1).
     """
     if not 0 <= hits <= trials or trials == 0:
-        raise ValueError(f"{hits} of {trials} is no share")
+        raise ValueError(f"{hits} of {trials} is not a fraction")
     if not 0 < confidence < 1:
         raise ValueError(f"a confidence is between 0 and 1, not {confidence}")
     tail = (1 - confidence) / 2
@@ -62,7 +62,7 @@ def binomial_interval(hits: int, trials: int, confidence: float = CONFIDENCE) ->
 
 
 def _bisect(is_below: Callable[[float], bool]) -> float:
-    """Return where ``is_below`` turns from true to false on [0, 1]."""
+    """Return the point in [0, 1] at which ``is_below`` changes from true to false."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -74,7 +74,7 @@ def _bisect(is_below: Callable[[float], bool]) -> float:
 
 
 def _at_most(hits: int, trials: int, share: float) -> float:
-    """Return the chance of at most ``hits`` of ``trials``, safe against underflow."""
+    """Return the probability of at most ``hits`` of ``trials``; safe against underflow."""
     if share <= 0:
         return 1.0
     if share >= 1:

@@ -1,1 +1,1 @@
-"""A small program that runs beside a replica and pushes what its metrics page says to pickers."""
+"""The reporter: a process beside a replica that pushes the replica's metrics to pickers."""

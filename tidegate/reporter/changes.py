@@ -1,4 +1,4 @@
-"""What one picker has not been told yet. Pure."""
+"""Difference between a replica's readings and those last sent on a stream. Pure."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CounterSample:
-    """One look at the replica."""
+    """Readings of one scrape of the replica."""
 
     at: float
-    """Monotonic seconds."""
+    """Time of the scrape, monotonic seconds."""
     readings: tuple[Reading, ...]
     restarts: int
-    """Restarts seen so far."""
+    """Number of restarts of the replica seen so far."""
 
 
 class ChangedReadings(NamedTuple):
-    """The difference to what was told."""
+    """Readings that changed and keys that disappeared since the last report."""
 
     readings: tuple[Reading, ...]
     gone: tuple[Key, ...]
 
     def __bool__(self) -> bool:
-        """Tell whether there is any."""
+        """Return whether anything changed."""
         return bool(self.readings or self.gone)
 
 
 class Changes:
-    """What one stream was told; a reading that differs in its time only is no news."""
+    """Readings sent on one stream; a reading that differs only in its time is unchanged."""
 
     def __init__(self) -> None:
-        self._told: dict[Key, Reading] = {}
+        self._sent: dict[Key, Reading] = {}
         self._restarts = 0
 
     def of(self, sample: CounterSample) -> ChangedReadings:
-        """Return what is new in a sample, which counts as told from now on."""
+        """Return the changes in ``sample`` and record its readings as sent."""
         if sample.restarts != self._restarts:
-            # The picker forgets all at a restart.
-            self._told.clear()
+            # The picker drops all readings of a replica that restarted.
+            self._sent.clear()
             self._restarts = sample.restarts
         timeless = {(each.model, each.version): replace(each, at=0.0) for each in sample.readings}
         changed = tuple(
             each
             for each in sample.readings
-            if self._told.get((each.model, each.version)) != timeless[each.model, each.version]
+            if self._sent.get((each.model, each.version)) != timeless[each.model, each.version]
         )
-        gone = tuple(key for key in self._told if key not in timeless)
-        self._told = timeless
+        gone = tuple(key for key in self._sent if key not in timeless)
+        self._sent = timeless
         return ChangedReadings(changed, gone)

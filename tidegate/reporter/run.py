@@ -1,9 +1,11 @@
-"""The reporter: reads a replica's page often, next to it, and tells pickers what changed.
+"""The reporter: scrapes a replica's metrics page and pushes changes to the pickers.
 
-Laws:
-* What cannot be read is not told: at the pickers it grows old, as it should.
-* A report is sent when something changed, and every ``CONFIRM_S`` to confirm what did not.
-* A picker that is away costs the others nothing; it is called again with growing pauses.
+Rules:
+
+1. Nothing is reported for a scrape that failed; the pickers' readings then age out.
+2. A report is sent when a reading changed, and every ``CONFIRM_S`` without a change.
+3. Each picker has its own stream; one that is unreachable is retried with backoff and does not
+   delay the others.
 """
 
 from __future__ import annotations
@@ -28,35 +30,35 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.reading import Reading
 
 CONFIRM_S: Final = 0.5
-"""Well below the 2 s after which a picker takes a reading as unknown."""
+"""Interval of reports without changes, seconds; pickers discard readings older than 2 s."""
 
 _log = structlog.stdlib.get_logger("tidegate.reporter")
 
 
 @dataclass(frozen=True, slots=True)
 class ReporterOptions:
-    """What to report to whom."""
+    """Options of the reporter."""
 
     endpoint: str
     """Id of the replica in the fleet file."""
     metrics: str
-    """URL of its page."""
+    """URL of the replica's metrics page."""
     pickers: tuple[str, ...]
     """``host:port`` of each picker."""
     interval_s: float = 0.05
 
 
 class MetricsReporter:
-    """Reads one replica and reports to its pickers."""
+    """Scrapes one replica and reports to its pickers."""
 
     def __init__(self, options: ReporterOptions) -> None:
         self._options = options
         self._sample: CounterSample | None = None
         self._restarts = 0
         self._fresh = asyncio.Condition()
-        self._told: set[asyncio.Task[None]] = set()
+        self._notifications: set[asyncio.Task[None]] = set()
         self._scraper = Scraper(
-            self._took,
+            self._received,
             self._restarted,
             self._failed,
             pacing=Pacing(fast_s=options.interval_s, pages_per_s=1 / options.interval_s),
@@ -68,16 +70,16 @@ class MetricsReporter:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._scraper.run())
             for picker in self._options.pickers:
-                tasks.create_task(self._tell(picker))
+                tasks.create_task(self._report_to(picker))
 
     def _restarted(self, _: str) -> None:
         self._restarts += 1
 
-    def _took(self, _: str, readings: tuple[Reading, ...]) -> None:
+    def _received(self, _: str, readings: tuple[Reading, ...]) -> None:
         self._sample = CounterSample(time.monotonic(), readings, self._restarts)
         task = asyncio.ensure_future(self._notify())
-        self._told.add(task)
-        task.add_done_callback(self._told.discard)
+        self._notifications.add(task)
+        task.add_done_callback(self._notifications.discard)
 
     def _failed(self, _: str, consecutive: int, reason: str) -> None:
         if consecutive == 1:
@@ -87,7 +89,7 @@ class MetricsReporter:
         async with self._fresh:
             self._fresh.notify_all()
 
-    async def _tell(self, picker: str) -> None:
+    async def _report_to(self, picker: str) -> None:
         backoff = Backoff(random.random)
         async with grpc.aio.insecure_channel(picker) as channel:
             stub: Any = telemetry_pb2_grpc.TelemetryStub(channel)
@@ -104,20 +106,22 @@ class MetricsReporter:
 
     async def _stream(self, stub: Any, backoff: Backoff) -> None:
         call, changes = stub.Report(), Changes()
-        told_at = float("-inf")
+        reported_at = float("-inf")
         last: CounterSample | None = None
         try:
             while not call.done():
                 sample = await self._next(last)
                 last = sample
-                news, now = changes.of(sample), time.monotonic()
-                if not news and now - told_at < CONFIRM_S:
+                changed, now = changes.of(sample), time.monotonic()
+                if not changed and now - reported_at < CONFIRM_S:
                     continue
                 age = max(0.0, now - sample.at)
                 await call.write(
-                    write(self._options.endpoint, age, news.readings, news.gone, sample.restarts)
+                    write(
+                        self._options.endpoint, age, changed.readings, changed.gone, sample.restarts
+                    )
                 )
-                told_at = now
+                reported_at = now
                 backoff.reset()
             status = await call.code()
             if status is not grpc.StatusCode.OK:

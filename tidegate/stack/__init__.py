@@ -1,1 +1,1 @@
-"""The local stack: real Triton replicas, both services and Envoy as children of one process."""
+"""The local stack: Triton replicas, both services and Envoy as child processes."""

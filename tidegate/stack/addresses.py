@@ -1,4 +1,4 @@
-"""Where the parts of a local stack listen."""
+"""Listen addresses of a local stack."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """Where the parts listen, each ``ip:port``."""
+    """Listen address of each process, ``ip:port``."""
 
     listener: str
-    """Envoy, for clients: HTTP and gRPC on one port."""
+    """Envoy's listener for clients: HTTP and gRPC on one port."""
     ads: str
     admin: str
-    """The control server's admin gRPC."""
+    """Admin gRPC of the control server."""
     control_metrics: str
     picker: str
     picker_metrics: str
     envoy_admin: str
     more_pickers: tuple[str, ...] = ()
-    """Those of the picker's further workers."""
+    """Addresses of the picker's workers after the first one."""
     more_picker_metrics: tuple[str, ...] = ()
 
     @property
     def pickers(self) -> tuple[str, ...]:
-        """Where Envoy asks: an address for each worker."""
+        """The ext_proc address of each worker."""
         return (self.picker, *self.more_pickers)
 
     @property
     def picker_pages(self) -> tuple[str, ...]:
-        """Where each worker's ``/metrics`` and ``/debug/state`` are."""
+        """The address of each worker's ``/metrics`` and ``/debug/state``."""
         return (self.picker_metrics, *self.more_picker_metrics)
 
     @classmethod
     def free(cls, ports: HeldPorts, workers: int = 1) -> Self:
-        """Return addresses that are free now and stay held."""
+        """Return free addresses; ``ports`` holds them."""
         return cls(
             more_pickers=tuple(ports.address() for _ in range(1, workers)),
             more_picker_metrics=tuple(ports.address() for _ in range(1, workers)),

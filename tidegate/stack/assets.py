@@ -1,4 +1,4 @@
-"""Where the files beside the code are: the Envoy bootstrap and the demo's models."""
+"""Lookup of data files: the Envoy bootstrap and the demo's models."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class MissingAssetError(FileNotFoundError):
-    """The installation lacks a file it should have brought."""
+    """A file that belongs to the installation is missing."""
 
 
 class DemoExtraMissingError(RuntimeError):
-    """A program that the ``demo`` extra brings is not installed."""
+    """A program of the ``demo`` extra is not installed."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} is not installed; run: {DEMO_EXTRA_FIX}")
 
 
 def asset(name: str) -> Path:
-    """Return the path of ``envoy`` or ``models``, or of something inside them.
+    """Return the path of ``envoy`` or ``models``, or of a path below them.
 
-    A wheel carries them in ``tidegate/assets``; in a checkout they lie at its root.
+    A wheel contains them in ``tidegate/assets``, a checkout at its root.
 
     Raises:
-        MissingAssetError: it is in neither place.
+        MissingAssetError: The path exists in neither place.
     """
     places = (_PACKAGE / "assets" / name, _PACKAGE.parent / name)
     for place in places:

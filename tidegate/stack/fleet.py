@@ -1,4 +1,4 @@
-"""The fleet of the local stack, as the mapping that its fleet file holds. Pure."""
+"""The fleet of the local stack as the mapping in its fleet file. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from tidegate.stack.tritons.replica import TritonReplica
 
 FleetChange = Callable[[dict[str, Any]], dict[str, Any] | None] | Mapping[str, Any]
-"""What a caller wants different.
+"""Change of the default fleet.
 
-Either a function that gets the fleet and returns another one (or changes it in place), or a
-mapping that is merged into it; there ``pools`` maps a pool's name to its part:
-``{"pools": {"llm": {"routing": {"policy": "round-robin"}}}}``.
+Either a function that receives the fleet and returns another one or changes it in place, or a
+mapping that is merged into the fleet. In a mapping, ``pools`` maps the name of a pool to the
+fields to change: ``{"pools": {"llm": {"routing": {"policy": "round-robin"}}}}``.
 """
 
 STABLE_VERSION: Final = "1"
 CANARY_VERSION: Final = "2"
 LLM_MODEL: Final = "toy-llm"
 POOL_OF: Final = {LLM_MODEL: "llm", "vision": "vision", "counter": "counter"}
-"""Model to the pool that serves it."""
+"""Model -> pool that serves it."""
 
 
 def build_fleet(
@@ -35,15 +35,15 @@ def build_fleet(
     body: str = "peek",
     change: FleetChange | None = None,
 ) -> dict[str, Any]:
-    """Return the fleet: one pool per model over the same replicas.
+    """Return the fleet: one pool per model, over the same replicas.
 
     Args:
-        replicas: what runs; each pool takes those that serve its model.
-        listener: ``ip:port`` on which Envoy listens.
+        replicas: Running replicas; each pool contains those that serve its model.
+        listener: Listen address of Envoy, ``ip:port``.
         pickers: ``ip:port`` of each picker.
-        models: which models get a pool.
-        body: how much of a body the picker reads.
-        change: what is to be different.
+        models: Models that get a pool.
+        body: Body mode of the pools: ``none``, ``peek`` or ``full``.
+        change: Change of the default fleet.
     """
     pools = [_pool(model, replicas, body) for model in models]
     default = next((pool for pool in pools if pool["name"] == "llm"), pools[0])
@@ -57,10 +57,10 @@ def build_fleet(
 
 
 def apply_change(fleet: dict[str, Any], change: FleetChange | None) -> dict[str, Any]:
-    """Return ``fleet`` with a caller's change.
+    """Return ``fleet`` with a change applied.
 
     Raises:
-        KeyError: the change names a pool that is not there.
+        KeyError: The change names a pool that the fleet lacks.
     """
     if change is None:
         return fleet

@@ -1,14 +1,15 @@
-"""The whole system on this machine: Tritons, control server, picker and Envoy.
+"""The whole system on this machine: Triton replicas, control server, picker and Envoy.
 
-Used by ``tidegate demo``, ``tidegate up`` and the end-to-end tests.
+``tidegate demo``, ``tidegate up`` and the end-to-end tests use it.
 
-Laws:
+Rules:
 
-* Everything listens on 127.0.0.1 on ports held for the stack's life, so a killed service comes
-  back on its old address.
-* ``async with`` returns when requests are really served: each model ready, Envoy listening, all
-  resources acknowledged by Envoy and picker, and one inference answered through Envoy.
-* Leaving it ends every child it started, whatever happened. Tritons given to it stay.
+1. By default all processes listen on 127.0.0.1, on ports that are held for the lifetime of the
+   stack, so a killed service restarts on its old address.
+2. ``async with`` returns when requests are served: every model is ready, Envoy listens, Envoy
+   and the picker have acknowledged all resources, and one inference succeeded through Envoy.
+3. Leaving the context ends every child that the stack started. Triton replicas that were passed
+   in keep running.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 READY_TIMEOUT_S: Final = 60.0
-"""How long each service may take to become ready: seconds, or a multiple on a busy machine."""
+"""Time limit for each service to become ready, seconds; allows for a busy machine."""
 PICKER_ID: Final = "picker-1"
 ENVOY_ID: Final = "envoy-1"
 ENVOY_CLUSTER: Final = "tidegate"
@@ -57,24 +58,27 @@ class LocalStack:
     """One running system; an async context manager.
 
     Args:
-        replicas: how many Tritons to start (the last of several is the canary), or replicas that
-            run already and are only routed to.
-        tritons: a started set to use instead; it stays when the stack ends.
-        models: which models the replicas serve and the fleet has pools for.
-        protocol: how Envoy speaks to the control server.
-        body: how much of a body the picker reads: ``none``, ``peek`` or ``full``.
-        time_scale: factor on the language model's times; 0.1 = ten times faster.
-        model_env: more environment for the Tritons started here.
-        fleet: what the fleet is to have different, see ``FleetChange``.
-        fleet_file: a fleet file of the user's, used as it is and watched; ``replicas`` then only
-            tells what is probed. Its listener and pickers must equal those of ``addresses``.
-        addresses: where to listen; free ports by default.
-        state: folder for the control server's revisions; one in the run folder by default.
-        concurrency: Envoy's worker threads.
-        workers: processes of the picker, where no ``addresses`` say it.
-        transport: what carries the picker's gRPC: ``auto``, ``grpc`` or ``nghttp2``.
-        picker_from: another installation from which the picker runs, such as ``build/compiled``.
-        on_progress: told ``(step, detail)`` while the parts become ready.
+        replicas: Number of Triton replicas to start (the last of several is the canary), or
+            running replicas to route to.
+        tritons: Started replicas to use instead; they keep running when the stack ends.
+        models: Models that the replicas serve; the fleet has one pool for each.
+        protocol: xDS variant of Envoy.
+        body: Body mode of the pools: ``none``, ``peek`` or ``full``.
+        time_scale: Factor on the language model's times; 0.1 = ten times faster.
+        model_env: Additional environment of the Triton replicas that the stack starts.
+        fleet: Change of the default fleet, see ``FleetChange``.
+        fleet_file: Fleet file to use unchanged and to watch; ``replicas`` then only names the
+            replicas to probe. Its listener and pickers must equal those of ``addresses``.
+        addresses: Listen addresses; default: free ports.
+        state: Folder of the control server's revisions; default: one in the run folder.
+        concurrency: Number of Envoy's worker threads.
+        workers: Number of picker processes; ignored if ``addresses`` is given.
+        transport: gRPC server of the picker: ``auto``, ``grpc`` or ``nghttp2``.
+        picker_from: Installation from which the picker runs, such as ``build/compiled``.
+        on_progress: Called with ``(step, detail)`` while processes become ready.
+
+    Raises:
+        ValueError: ``models`` is empty or contains an unknown model.
     """
 
     def __init__(
@@ -119,12 +123,12 @@ class LocalStack:
         self._replicas: tuple[TritonReplica, ...] = ()
 
     async def __aenter__(self) -> Self:
-        """Start everything and wait until it serves.
+        """Start all processes and wait until requests are served.
 
         Raises:
             DemoExtraMissingError: Envoy or Triton is not installed.
-            CrashError: a child crashed; shows the end of its log.
-            StackError: something was not ready in time; says what was missing.
+            CrashError: A child crashed; the message contains the end of its log.
+            StackError: A process was not ready in time; the message says what was missing.
         """
         binary = envoy_binary()
         async with AsyncExitStack() as exit_:
@@ -147,7 +151,7 @@ class LocalStack:
             )
             await self._launch_control_server()
             await self._launch_picker()
-            # An Envoy that finds no control server waits before it asks again.
+            # Start the control server first: Envoy backs off after a failed connection.
             await self._wait(lambda: status_synced(self._addresses.admin, ()), "the control server")
             await self._launch_envoy(binary)
             await self._wait_ready()
@@ -155,10 +159,10 @@ class LocalStack:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop everything that was started here."""
+        """Stop every process that the stack started."""
         await self._exit.aclose()
 
-    # --- Where things are ---------------------------------------------------------------------
+    # --- Addresses and files ------------------------------------------------------------------
 
     @property
     def addresses(self) -> Addresses:
@@ -212,7 +216,7 @@ class LocalStack:
 
     @property
     def tritons(self) -> Tritons | None:
-        """The set of Tritons behind the stack, ``None`` where only endpoints were given."""
+        """The Triton replicas of the stack; ``None`` if it routes to given endpoints only."""
         return self._tritons
 
     @property
@@ -229,7 +233,7 @@ class LocalStack:
         """Return the process id of a service: ``CONTROL_SERVER``, ``PICKER`` or ``ENVOY``."""
         return self._supervisor.pid(service)
 
-    # --- Acting on it -------------------------------------------------------------------------
+    # --- Operations ---------------------------------------------------------------------------
 
     def read_fleet(self) -> dict[str, Any]:
         """Return the fleet file's content."""
@@ -237,45 +241,45 @@ class LocalStack:
         return fleet
 
     def write_fleet(self, fleet: Mapping[str, Any]) -> Path:
-        """Write the run's fleet file at once and return its path."""
+        """Write the run's fleet file atomically and return its path."""
         return self._run.write("fleet.yaml", yaml.safe_dump(dict(fleet), sort_keys=False))
 
     async def kill_replica(self, name: str) -> None:
-        """SIGKILL a replica's whole process group and wait until it is gone."""
+        """Send SIGKILL to a replica's process group and wait until the replica has ended."""
         await self._own_tritons().kill(name)
 
     async def restart_replica(self, name: str) -> None:
-        """Start a replica again on its addresses; returns when its models are ready."""
+        """Restart a replica on its addresses and wait until its models are ready."""
         await self._own_tritons().restart(name)
 
     async def kill_picker(self) -> None:
-        """SIGKILL the picker."""
+        """Send SIGKILL to the picker."""
         await self._supervisor.kill(PICKER)
 
     async def start_picker(self) -> None:
-        """Start the killed picker again; returns when it has its pools and Envoy asks it."""
+        """Restart the picker; wait until it has its pools and Envoy finds it healthy."""
         await self._supervisor.restart(PICKER)
         await self._wait(self._picker_ready, "the picker")
         await self._wait(self._picker_healthy, "the picker")
 
     async def kill_control_server(self) -> None:
-        """SIGKILL the control server."""
+        """Send SIGKILL to the control server."""
         await self._supervisor.kill(CONTROL_SERVER)
 
     async def start_control_server(self) -> None:
-        """Start the killed control server again; returns when its clients are in sync."""
+        """Restart the control server and wait until its clients are in sync."""
         await self._supervisor.restart(CONTROL_SERVER)
         await self.wait_synced()
 
     async def wait_synced(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Wait until Envoy and the running picker have acknowledged all they subscribed to."""
+        """Wait until Envoy and the running picker have acknowledged all subscribed resources."""
         await self._wait(self._synced, "the control server's clients", timeout_s)
 
     async def crashed(self) -> Crash:
-        """Wait until a child ends unasked; what was killed through the stack does not count."""
+        """Wait until a child crashes; a kill through the stack is not a crash."""
         return await first_crash(self._supervisors())
 
-    # --- Inside -------------------------------------------------------------------------------
+    # --- Internals ----------------------------------------------------------------------------
 
     async def _enter_replicas(self, exit_: AsyncExitStack) -> None:
         if self._tritons is None and isinstance(self._wanted, int) and self._given_fleet is None:

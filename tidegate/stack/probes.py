@@ -1,4 +1,4 @@
-"""What "ready" means for the parts: looks that return what is still missing, or ``None``."""
+"""Readiness probes of the stack; each returns what is still missing, or ``None`` if ready."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 REQUIRED_TYPES: Final = {"envoy": ("CDS", "EDS", "LDS", "RDS"), "picker": ("POOL",)}
-"""What each kind of client must have acknowledged before it serves."""
+"""Resource types that each kind of client must have acknowledged."""
 
 _SETTLED_STATES: Final = ("SYNCED", "NOT_SENT")
 _PROBES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -48,15 +48,15 @@ _PROBES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 async def status_synced(admin: str, kinds: Collection[str]) -> str | None:
-    """Look whether a client of each kind is connected and has acknowledged everything.
+    """Probe whether a client of each kind is connected and has acknowledged all resources.
 
     Args:
         admin: ``ip:port`` of the control server's admin gRPC.
-        kinds: out of ``envoy`` and ``picker``; with none of them, only that it answers and is
-            settled.
+        kinds: Subset of ``envoy`` and ``picker``; if empty, the control server only has to
+            answer and be settled.
 
     Raises:
-        StackError: a client rejected something; waiting longer would not help.
+        StackError: A client rejected a resource, so that waiting cannot succeed.
     """
     async with grpc.aio.insecure_channel(admin) as channel:
         stub: Any = admin_pb2_grpc.AdminStub(channel)
@@ -68,10 +68,10 @@ async def status_synced(admin: str, kinds: Collection[str]) -> str | None:
 
 
 def missing_of(status: admin_pb2.GetStatusResponse, kinds: Collection[str]) -> str | None:
-    """Tell what a status still lacks; ``None`` when all is in sync.
+    """Return what a status still lacks, or ``None`` if all clients are in sync.
 
     Raises:
-        StackError: a client rejected something.
+        StackError: A client rejected a resource, or the fleet file is invalid.
     """
     if status.file_error:
         raise StackError(f"the fleet file is not in force: {status.file_error}")
@@ -106,12 +106,12 @@ def _missing_at(client: admin_pb2.ClientStatus) -> str | None:
 async def picker_healthy(
     session: aiohttp.ClientSession, envoy_admin: str, least: int = 1
 ) -> str | None:
-    """Look whether Envoy's own health check has found the picker: before that it asks none.
+    """Probe whether Envoy's health check finds the picker healthy; before, Envoy does not call it.
 
     Args:
-        session: what to ask with.
+        session: HTTP session of the probe.
         envoy_admin: ``ip:port`` of Envoy's admin page.
-        least: how many of the picker's workers must be found.
+        least: Minimum number of healthy workers.
     """
     url = f"http://{envoy_admin}/clusters?format=json"
     try:
@@ -130,7 +130,7 @@ async def picker_healthy(
 
 
 async def inference_through(session: aiohttp.ClientSession, url: str, model: str) -> str | None:
-    """Look whether ``model`` answers a request sent to ``url``."""
+    """Probe whether ``model`` answers an inference request at ``url``."""
     verb, body = _PROBES[model]
     target = f"{url}/v2/models/{model}/{verb}"
     try:

@@ -1,12 +1,13 @@
-"""Run folders: where one run of the stack keeps its configuration, logs and links.
+"""Run folders: configuration, logs and links of one run of the stack.
 
-Laws:
+Rules:
 
-* Its path has no space: Triton starts its Python stub through an unquoted shell line, so models
-  and backends are reached through links in here, wherever the checkout lies.
-* It is ours alone: the parent folder belongs to this user and nobody else may enter it.
-* The newest ``KEEP`` folders stay for reading logs; older ones go when a new one is made, except
-  those whose run still lives (it holds a lock).
+1. The path contains no space, because Triton starts its Python stub through an unquoted shell
+   command. Models and backends are therefore reached through links in the run folder, wherever
+   the checkout is.
+2. The parent folder belongs to this user and has mode 0700.
+3. The newest ``KEEP`` folders stay for their logs. Creating a folder removes older ones, except
+   those of running stacks, which hold a lock.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from pathlib import Path
 from typing import Self
 
 KEEP = 8
-"""How many run folders of this user stay on disk."""
+"""Number of run folders of this user that stay on disk."""
 
 _LOCK = ".lock"
 
 
 class RunFolder:
-    """A fresh folder; closing it keeps the files and lets later runs remove them."""
+    """A new folder; ``close`` keeps the files and allows later runs to remove them."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -36,11 +37,11 @@ class RunFolder:
 
     @classmethod
     def create(cls, parent: Path | None = None) -> Self:
-        """Make a fresh folder below ``parent`` (by default one in the temporary directory).
+        """Create a folder below ``parent`` (default: one in the temporary directory).
 
         Raises:
-            OSError: the parent cannot be made or belongs to someone else.
-            ValueError: ``parent`` has a space in its path.
+            OSError: The parent cannot be created or belongs to another user.
+            ValueError: The path of ``parent`` contains a space.
         """
         base = _private(parent or default_parent())
         _prune(base)
@@ -52,18 +53,18 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """The folder of the children's logs."""
+        """Folder of the children's logs."""
         return self.path / "logs"
 
     def link(self, name: str, target: Path) -> Path:
-        """Make ``name`` in this folder a link to ``target`` and return its path."""
+        """Create the link ``name`` to ``target`` in this folder and return its path."""
         link = self.path / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target.resolve())
         return link
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file at once, so that a watcher never sees half of it; return its path."""
+        """Write a file atomically, so that watchers never read a partial file; return its path."""
         path = self.path / name
         fresh = path.with_name(f".{path.name}.new")
         fresh.write_text(text, encoding="utf-8")
@@ -71,7 +72,7 @@ class RunFolder:
         return path
 
     def close(self) -> None:
-        """Give up the folder; its files stay."""
+        """Release the lock; the files stay."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -84,14 +85,14 @@ class RunFolder:
 
 
 def default_parent() -> Path:
-    """Return this user's folder of runs; below /tmp where ``TMPDIR`` has a space."""
+    """Return this user's folder of runs; it is below /tmp if ``TMPDIR`` contains a space."""
     temporary = tempfile.gettempdir()
     root = Path("/tmp" if any(map(str.isspace, temporary)) else temporary)  # noqa: S108 - made private
     return root / f"tidegate-{os.getuid()}"
 
 
 def is_live(run: Path) -> bool:
-    """Tell whether the run of this folder still holds it."""
+    """Return whether a running stack holds the lock of this folder."""
     try:
         lock = os.open(run / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -107,11 +108,11 @@ def is_live(run: Path) -> bool:
 
 def _private(parent: Path) -> Path:
     if any(map(str.isspace, str(parent))):
-        raise ValueError(f"{str(parent)!r} has a space; Triton's Python models need a path without")
+        raise ValueError(f"{str(parent)!r} has a space; Triton's Python models cannot run there")
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = parent.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise PermissionError(f"{parent} belongs to someone else; remove it or set TMPDIR")
+        raise PermissionError(f"{parent} belongs to another user; remove it or set TMPDIR")
     parent.chmod(0o700)
     return parent
 
@@ -119,7 +120,7 @@ def _private(parent: Path) -> Path:
 def _prune(base: Path) -> None:
     found = []
     for path in base.glob("run-*"):
-        # A run that begins at the same time may have removed it.
+        # A run that starts at the same time may have removed it.
         with contextlib.suppress(FileNotFoundError):
             found.append((path.stat().st_mtime, path))
     for _, path in sorted(found, reverse=True)[KEEP - 1 :]:

@@ -1,6 +1,6 @@
-"""Upstreams that answer at once: an Envoy in the place of replicas.
+"""Upstreams that respond immediately: an Envoy in place of replicas.
 
-For benchmarks and tests that measure or shake the way to a replica, not the replica.
+For benchmarks and tests of the proxy path, without the cost of a replica.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def upstream_bootstrap(addresses: list[str]) -> dict[str, Any]:
-    """Return an Envoy that answers 200 to everything on each address."""
+    """Return the bootstrap of an Envoy that returns 200 to every request at each address."""
 
     def listener(address: str) -> dict[str, Any]:
         host, _, port = address.rpartition(":")
@@ -54,7 +54,7 @@ def upstream_bootstrap(addresses: list[str]) -> dict[str, Any]:
                                     ]
                                 },
                                 "http_filters": [
-                                    # Read the whole request first, as a replica would.
+                                    # Read the whole request before the response, as a replica does.
                                     {
                                         "name": "envoy.filters.http.buffer",
                                         "typed_config": {
@@ -81,11 +81,11 @@ def upstream_bootstrap(addresses: list[str]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def instant_upstreams(count: int) -> AsyncIterator[list[str]]:
-    """Run ``count`` of them; yields their addresses, ``ip:port``.
+    """Run ``count`` upstreams and yield their addresses, ``ip:port``.
 
     Raises:
         DemoExtraMissingError: Envoy is not installed.
-        OSError: It could not be started.
+        OSError: Envoy could not be started.
     """
     with RunFolder.create() as run, HeldPorts() as ports:
         addresses = [ports.address() for _ in range(count)]

@@ -1,6 +1,6 @@
 """The engine behind Triton's Python backend: requests in, responses out, one engine thread.
 
-Laws:
+Rules:
 
 * The engine and the table of pending requests are touched only under one lock; nothing is sent
   and nobody sleeps while it is held.

@@ -1,1 +1,1 @@
-"""The demo's phases: each takes the scene and returns a finding."""
+"""Phases of the demo; each takes a ``Scene`` and returns a ``PhaseFinding``."""

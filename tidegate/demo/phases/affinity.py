@@ -1,4 +1,4 @@
-"""The same conversations under round robin and under ``auto``, the default policy."""
+"""Phase: the same conversations under ``round-robin`` and under ``auto``, the default policy."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
     from tidegate.demo.report import DemoVerdict
     from tidegate.demo.scene import Scene
 
-TITLE: Final = "conversations find their cache"
+TITLE: Final = "conversations reach the replica that caches them"
 ROUND_ROBIN: Final = "round-robin"
 AUTO: Final = "auto"
 CACHE_BLOCKS: Final = 512
-"""The replicas' caches, blocks of 64 characters: 32k characters each."""
+"""Cache of a replica, blocks of 64 characters: 32k characters."""
 SESSIONS_PER_REPLICA: Final = 6
-"""With the lengths below, one replica's share of the histories just fits its cache (28k
-characters and the answers), while the histories of all sessions do not."""
+"""With the lengths below, one replica's share of the histories (28k characters and the answers)
+just fits its cache, while the histories of all sessions do not."""
 TURNS: Final = 6
 SYSTEM_CHARS: Final = 800
 TURN_CHARS: Final = 800
 TOKENS: Final = 4
 WORKERS_PER_REPLICA: Final = 3
 REQUESTS_PER_ROUND: Final = 1000
-"""`--requests` buys one round of fresh conversations per so many."""
+"""Number of `--requests` per round of new conversations."""
 
 
 @dataclass(slots=True)
 class AffinityRun:
-    """What one policy did."""
+    """Measurements of one policy."""
 
     policy: str
     reused: float | None = None
-    """Share of prompt tokens found in a cache."""
+    """Fraction of prompt tokens found in a cache."""
     prompt_tokens: int = 0
     ttft: list[float] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
 
 
 async def run(scene: Scene) -> PhaseFinding:
-    """Run equal conversations under both policies, each from a cold cache."""
+    """Run the same conversations under both policies, each with cold caches."""
     shape = Shape(SESSIONS_PER_REPLICA * len(scene.stable), TURNS, SYSTEM_CHARS, TURN_CHARS)
     rounds = max(1, scene.requests // REQUESTS_PER_ROUND)
     found = []
@@ -74,14 +74,14 @@ async def run(scene: Scene) -> PhaseFinding:
             f"{shape.sessions} sessions x {shape.turns} turns on the {len(scene.stable)} stable "
             f"replicas (the canary has weight 0), {rounds} round(s) per policy; all histories "
             f"are {shape.final_chars // 1000}k characters, one cache holds "
-            f"{CACHE_BLOCKS * 64 // 1000}k; each policy starts with texts that no cache holds; "
-            "reuse is counted by the replicas"
+            f"{CACHE_BLOCKS * 64 // 1000}k; each policy starts with texts that are in no cache; "
+            "the replicas count reused tokens"
         ),
     )
 
 
 def assess(plain: AffinityRun, auto: AffinityRun) -> DemoVerdict:
-    """Pure: ``auto`` holds iff it reuses more of the prompts *and* answers sooner."""
+    """Pass iff ``auto`` reuses more prompt tokens *and* has a lower median TTFT."""
     problems = [*plain.tally.problems(), *auto.tally.problems()]
     if plain.reused is None or auto.reused is None:
         problems.append("the replicas counted no prompt tokens")
@@ -104,7 +104,7 @@ async def _converse(scene: Scene, policy: str, shape: Shape, rounds: int) -> Aff
     result = AffinityRun(policy)
     before = await scene.counts()
     for number in range(rounds):
-        # The salt makes both policies start cold with conversations of the same shape.
+        # A separate seed per policy: the same shape, but texts that are in no cache.
         await _round(scene, result, shape, f"{policy}-{number}")
     after = await scene.counts()
     grown = [after[name].since(before[name]) for name in after]
@@ -119,8 +119,8 @@ async def _round(scene: Scene, result: AffinityRun, shape: Shape, seed: str) -> 
     order = interleaved(shape, seed)
 
     async def work() -> None:
-        # Workers share the order, so it holds however long an answer takes; a turn waits for the
-        # answer to the one before it, which another worker then has in hand.
+        # All workers take turns from one iterator, so the order does not depend on response
+        # times; a turn waits for the previous turn of its session, which another worker may run.
         for _, number in order:
             async with locks[number]:
                 await _turn(scene, result, sessions[number])
@@ -134,7 +134,7 @@ async def _turn(scene: Scene, result: AffinityRun, session: Conversation) -> Non
     prompt = session.ask()
     try:
         answer = await scene.clients.generate_stream(prompt, TOKENS, session.session)
-    except Exception as error:  # noqa: BLE001 - a failed turn is part of the result
+    except Exception as error:  # noqa: BLE001 - a failed turn counts in the result
         result.tally.fail(error)
         session.answered("(no answer)")
         return

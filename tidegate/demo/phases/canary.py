@@ -1,4 +1,4 @@
-"""A canary share is changed under traffic: is it what was asked, and how soon?"""
+"""Phase: the canary weight changes under traffic; measures the share and the time to apply it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from tidegate.demo.report import DemoVerdict
     from tidegate.demo.scene import Scene
 
-TITLE: Final = "a canary gets the share it was given"
+TITLE: Final = "a canary receives its configured share"
 ASKED_PERCENT: Final = 20
 WORKERS: Final = 8
 LEAD_REQUESTS: Final = 50
-"""Answered before the weights change, so that traffic runs while they do."""
+"""Requests answered before the weights change, so that traffic runs during the change."""
 MAX_S: Final = 60.0
 
 
 async def run(scene: Scene) -> PhaseFinding:
-    """Give the canary 20 % while requests run, count, and take it back."""
+    """Set the canary to 20 % under traffic, count its requests, and reset the weight."""
     before, changing, after = Tally(), Tally(), Tally()
     current = before
     warm, stop = asyncio.Event(), asyncio.Event()
 
     async def ask(number: int) -> str:
-        # The tally in force when the request starts gets its answer.
+        # A request counts in the tally that is current when it starts.
         mine = current
         if number >= LEAD_REQUESTS:
             warm.set()
@@ -65,7 +65,7 @@ async def run(scene: Scene) -> PhaseFinding:
         (
             ("weight 0", before.answered, _canary(scene, before), _share(scene, before)),
             (
-                "while it changes",
+                "during the change",
                 changing.answered,
                 _canary(scene, changing),
                 _share(scene, changing),
@@ -82,7 +82,7 @@ async def run(scene: Scene) -> PhaseFinding:
 
 
 def assess(before_hits: int, hits: int, answered: int, problems: list[str]) -> DemoVerdict:
-    """Pure: nothing before the change, and afterwards the asked share lies in the interval."""
+    """Pass iff no request came before the change and the set share is in the interval after it."""
     found = list(problems)
     if before_hits:
         found.append(f"{before_hits} requests reached the canary while its weight was 0")
@@ -92,7 +92,7 @@ def assess(before_hits: int, hits: int, answered: int, problems: list[str]) -> D
             f"{percent(hits / answered)} reached the canary; {ASKED_PERCENT} % is outside "
             f"{percent(interval.low)} to {percent(interval.high)}"
         )
-    return judge(found, f"asked {ASKED_PERCENT} %, observed {percent(hits / answered)}")
+    return judge(found, f"configured {ASKED_PERCENT} %, observed {percent(hits / answered)}")
 
 
 def _canary(scene: Scene, tally: Tally) -> int:

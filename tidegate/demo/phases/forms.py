@@ -1,4 +1,4 @@
-"""Every form of request that Triton speaks is answered through Envoy."""
+"""Phase: each form of request that Triton supports succeeds through Envoy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from tidegate.demo.scene import Scene
 
-TITLE: Final = "each form of request is answered"
+TITLE: Final = "each form of request succeeds"
 PROMPT: Final = "Name the gates of the harbour."
 TOKENS: Final = 8
 SEQUENCE: Final = (3, 4, 5)
@@ -57,7 +57,7 @@ async def run(scene: Scene) -> PhaseFinding:
     for form, model, ask in forms:
         try:
             rows.append((form, model, await ask()))
-        except Exception as error:  # noqa: BLE001 - whatever fails is this form's result
+        except Exception as error:  # noqa: BLE001 - any failure is the result of this form
             rows.append((form, model, f"failed: {error}"))
             problems.append(f"{form} failed")
     return PhaseFinding(

@@ -1,4 +1,4 @@
-"""What the two loss phases share: steady stateless traffic around an accident."""
+"""Steady stateless traffic during a failure, for the two loss phases."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
 
 WORKERS: Final = 6
 MAX_S: Final = 30.0
-"""How long a phase waits for any one thing."""
+"""Time limit of each wait in a phase, seconds."""
 TICK_S: Final = 0.01
 GENERATE_EVERY: Final = 2
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Stateless requests that run on; half complete a prompt, half classify an image."""
+    """Continuous stateless requests; half complete a prompt, half classify an image."""
 
     tally: Tally = field(default_factory=Tally)
 
     async def progress(self, requests: int) -> None:
-        """Wait until so many more requests have ended.
+        """Wait until ``requests`` more requests have finished.
 
         Raises:
-            TimeoutError: they did not within ``MAX_S``.
+            TimeoutError: They did not finish within ``MAX_S``.
         """
         goal = self.tally.asked + requests
         await self._until(lambda: self.tally.asked >= goal)
 
     async def served(self, replica: str, requests: int) -> None:
-        """Wait until a replica has answered so many requests in all.
+        """Wait until a replica has answered ``requests`` requests in total.
 
         Raises:
-            TimeoutError: it had not within ``MAX_S``.
+            TimeoutError: It did not within ``MAX_S``.
         """
         await self._until(lambda: self.tally.by_replica[replica] >= requests)
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(MAX_S):
-            while not holds():  # noqa: ASYNC110 - the load tells nobody as it counts
+            while not holds():  # noqa: ASYNC110 - the load has no event to wait for
                 await asyncio.sleep(TICK_S)
 
 
 @asynccontextmanager
 async def stateless_traffic(scene: Scene) -> AsyncIterator[Traffic]:
-    """Run traffic while the block runs; all of it has ended when the block is left."""
+    """Run traffic during the block; all requests have finished when the block is left."""
     traffic, stop = Traffic(), asyncio.Event()
 
     async def ask(number: int) -> str:

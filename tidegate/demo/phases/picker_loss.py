@@ -1,4 +1,4 @@
-"""The picker is killed under traffic: Envoy carries on by itself, and the picker comes back."""
+"""Phase: the picker is killed under traffic; Envoy continues without it until it restarts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from tidegate.demo.report import DemoVerdict
     from tidegate.demo.scene import Scene
 
-TITLE: Final = "the picker may die"
+TITLE: Final = "the loss of the picker fails no request"
 SHARE: Final = 5
-"""One phase step is this part of `--requests`."""
+"""A step of the phase has `--requests` / SHARE requests."""
 
 
 async def run(scene: Scene) -> PhaseFinding:
-    """Kill the picker, go on without it, start it again and wait for its first pick."""
+    """Kill the picker, continue without it, restart it and wait for its first pick."""
     step = max(1, scene.requests // SHARE)
     async with stateless_traffic(scene) as traffic:
         await traffic.progress(step)
@@ -55,7 +55,7 @@ async def run(scene: Scene) -> PhaseFinding:
 
 
 def assess(before: int | None, after: int | None, problems: list[str]) -> DemoVerdict:
-    """Pure: no request failed, and the picker picked before as well as afterwards."""
+    """Pass iff no request failed and the picker picked before the kill and after the restart."""
     found = list(problems)
     if not before:
         found.append("the picker had picked nothing before it was killed")

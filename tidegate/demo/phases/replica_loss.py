@@ -1,4 +1,4 @@
-"""A replica is killed under stateless traffic: nobody notices."""
+"""Phase: a replica is killed under stateless traffic; no request fails."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from tidegate.demo.report import DemoVerdict
     from tidegate.demo.scene import Scene
 
-TITLE: Final = "a replica may die"
+TITLE: Final = "the loss of a replica fails no request"
 SHARE: Final = 5
-"""One phase step is this part of `--requests`."""
+"""A step of the phase has `--requests` / SHARE requests."""
 
 
 async def run(scene: Scene) -> PhaseFinding:
-    """Kill the first stable replica, go on, start it again."""
+    """Kill the first stable replica, continue without it, restart it."""
     victim = scene.stable[0].name
     step = max(1, scene.requests // SHARE)
     async with stateless_traffic(scene) as traffic:
@@ -45,7 +45,7 @@ async def run(scene: Scene) -> PhaseFinding:
         ),
         assess(victim, at_kill, traffic.tally.failed, traffic.tally.problems()),
         note=(
-            f"{victim} got SIGKILL under traffic; {traffic.tally.asked} requests in all, "
+            f"{victim} was killed under traffic; {traffic.tally.asked} requests in total, "
             f"{traffic.tally.failed} failed; ready {ready_s:.1f} s after its start, "
             f"its first answer {(used_s - ready_s) * 1000:.0f} ms later"
         ),
@@ -53,7 +53,7 @@ async def run(scene: Scene) -> PhaseFinding:
 
 
 def assess(victim: str, before: Counter[str], failed: int, problems: list[str]) -> DemoVerdict:
-    """Pure: the victim was in use, and no request failed."""
+    """Pass iff the replica was in use before the kill and no request failed."""
     found = list(problems)
     if not before[victim]:
         found.append(f"{victim} had served nothing before it was killed")

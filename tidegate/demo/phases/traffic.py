@@ -1,4 +1,4 @@
-"""Mixed traffic: who served how much, counted by the replicas themselves."""
+"""Phase: mixed traffic; the replicas' counters show which replica served how many requests."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from tidegate.demo.report import DemoVerdict
     from tidegate.demo.scene import Scene
 
-TITLE: Final = "traffic reaches the replicas it should"
+TITLE: Final = "traffic reaches the right replicas"
 WORKERS: Final = 8
 STREAM_EVERY: Final = 4
-"""Every fourth request is a token stream, the others classify an image."""
+"""Every fourth request is a token stream; the others classify an image."""
 TOKENS: Final = 8
 
 
 async def run(scene: Scene) -> PhaseFinding:
-    """Send mixed traffic and compare it with the replicas' own counters."""
+    """Send mixed traffic and compare it with the replicas' counters."""
     ttft: list[float] = []
     sent = {LLM: 0, VISION: 0}
 
@@ -68,7 +68,7 @@ def assess(
     sent: Mapping[str, int],
     problems: Sequence[str],
 ) -> DemoVerdict:
-    """Pure: all that was sent was served once, by all who should and nobody else."""
+    """Pass iff each request was served once and only the stable replicas served, all of them."""
     found = list(problems)
     for model, asked in sent.items():
         served = sum(_served(counts, model) for counts in counted.values())

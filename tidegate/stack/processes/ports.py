@@ -1,9 +1,10 @@
-"""Free loopback ports that stay ours.
+"""Free loopback ports that stay reserved.
 
-A port found by binding port 0 and closing again can be taken by anyone before the child binds
-it. Here the socket stays bound (never listening) with ``SO_REUSEADDR``. Linux then gives the port
-to nobody who asks for any free one, but lets a child that names it bind it too, as every server
-we start sets ``SO_REUSEADDR``. So a replica keeps its port across restarts as well.
+A port that is found by binding port 0 and closing the socket can be taken by another process
+before the child binds it. Here the socket stays bound with ``SO_REUSEADDR`` and never listens.
+Linux then does not assign the port to a process that binds port 0, but a child that names the
+port and sets ``SO_REUSEADDR``, as all servers of the stack do, can bind it. A replica therefore
+keeps its port across restarts.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ LOOPBACK = "127.0.0.1"
 
 
 class HeldPorts:
-    """Ports held until ``close``; also a context manager."""
+    """Ports reserved until ``close``; a context manager."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
     def take(self) -> int:
-        """Return a free TCP port of 127.0.0.1, held from now on.
+        """Reserve a free TCP port of 127.0.0.1 and return it.
 
         Raises:
-            OSError: the system has none.
+            OSError: The system has no free port.
         """
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -38,11 +39,11 @@ class HeldPorts:
         return port
 
     def address(self) -> str:
-        """Return ``127.0.0.1:port`` with a port of ``take``."""
+        """Reserve a free port and return ``127.0.0.1:port``."""
         return f"{LOOPBACK}:{self.take()}"
 
     def close(self) -> None:
-        """Let all ports go; calling it again does nothing."""
+        """Release all ports. Idempotent."""
         for holder in self._sockets:
             holder.close()
         self._sockets.clear()

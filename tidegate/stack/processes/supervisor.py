@@ -1,12 +1,12 @@
-"""A supervisor of child processes.
+"""Supervisor of child processes.
 
-Laws:
+Rules:
 
-* Each child has a process group of its own, a log file, and dies when we die.
-* An exit is *expected* when we asked for it (``kill``, ``restart``, ``stop``); any other one is a
-  crash. The first crash is reported once through ``crash``, with the end of its log.
-* ``stop`` leaves nothing running: SIGTERM to all, then SIGKILL to the groups after a bound.
-* A name is used by one child at a time; starting it twice raises and changes nothing.
+1. Each child has its own process group and log file, and ends when the supervising process ends.
+2. An exit is *expected* after ``kill``, ``restart`` or ``stop``; any other exit is a crash. The
+   first crash is reported once through ``crash``, with the end of its log.
+3. ``stop`` ends all children: SIGTERM first, then SIGKILL to their groups after a grace period.
+4. One running child per name; starting a name twice raises and changes nothing.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 GRACE_S = 5.0
-"""How long ``stop`` waits between SIGTERM and SIGKILL."""
+"""Time between SIGTERM and SIGKILL in ``stop``, seconds."""
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
-"""How much of a log's end a crash report shows at most."""
+"""Maximum size of the log's end in a crash report."""
 
 _GUARD = Path(__file__).with_name("guard.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A child that ended without being asked."""
+    """An unexpected exit of a child."""
 
     name: str
     code: int
-    """Exit code; negative = the signal that killed it."""
+    """Exit code; negative: number of the signal that ended the child."""
     log: Path
     tail: str
-    """The last lines of its log."""
+    """Last lines of the log."""
 
     def __str__(self) -> str:
-        """Say what happened, with the end of the log."""
+        """Return a report with the exit code and the end of the log."""
         how = f"was killed by signal {-self.code}" if self.code < 0 else f"exited with {self.code}"
         text = f"{self.name} {how}; its log is {self.log}"
         return f"{text}, which ends:\n{self.tail}" if self.tail else f"{text} (empty)"
@@ -72,8 +72,8 @@ class Supervisor:
     """The children of one run.
 
     Args:
-        logs: folder of the log files, ``<name>.log``; a restarted child appends.
-        on_exit: called with a child's name after each exit, expected or not.
+        logs: Folder of the log files, ``<name>.log``; a restarted child appends.
+        on_exit: Called with a child's name after each exit, expected or not.
     """
 
     def __init__(self, logs: Path, on_exit: Callable[[str], None] | None = None) -> None:
@@ -85,7 +85,7 @@ class Supervisor:
 
     @property
     def crash(self) -> Crash | None:
-        """The first crash, ``None`` as long as there is none."""
+        """The first crash, or ``None``."""
         return self._crash
 
     async def crashed(self) -> Crash:
@@ -99,31 +99,32 @@ class Supervisor:
         return self._logs / f"{name}.log"
 
     def running(self, name: str) -> bool:
-        """Tell whether the child lives."""
+        """Return whether the child is running."""
         child = self._children.get(name)
         return child is not None and child.process.returncode is None
 
     def pid(self, name: str) -> int:
-        """Return the child's process id, which is its process group too.
+        """Return the child's process id, which is also its process group id.
 
         Raises:
-            KeyError: no child of that name was started.
+            KeyError: No child of that name was started.
         """
         return self._children[name].process.pid
 
     async def start(
         self, name: str, argv: Sequence[str], env: Mapping[str, str], *, group: bool = False
     ) -> None:
-        """Start a child with this environment (Python adds LC_CTYPE where it names no locale).
+        """Start a child.
 
         Args:
-            name: names it and its log.
-            argv: the program and its arguments.
-            env: its environment.
-            group: it starts processes of its own; they end with it, even when we are killed.
+            name: Name of the child and its log.
+            argv: Program and arguments.
+            env: Complete environment; Python adds LC_CTYPE if it names no locale.
+            group: Whether the child starts processes of its own; they end with it, even if the
+                supervising process is killed.
 
         Raises:
-            ValueError: a child of that name is running.
+            ValueError: A child of that name is running.
         """
         if self.running(name):
             raise ValueError(f"{name} is running already")
@@ -143,10 +144,10 @@ class Supervisor:
         self._children[name] = child
 
     async def kill(self, name: str, sig: signal.Signals = signal.SIGKILL) -> None:
-        """Signal a child's whole group and wait until the child has ended.
+        """Send a signal to a child's process group and wait until the child has ended.
 
         Raises:
-            KeyError: no child of that name was started.
+            KeyError: No child of that name was started.
         """
         child = self._children[name]
         child.expected = True
@@ -154,10 +155,10 @@ class Supervisor:
         await asyncio.shield(child.watch)
 
     async def restart(self, name: str) -> None:
-        """Start a child again as it was started, killing it first where it still lives.
+        """Restart a child with the same command and environment; kill it first if it runs.
 
         Raises:
-            KeyError: no child of that name was started.
+            KeyError: No child of that name was started.
         """
         child = self._children[name]
         if self.running(name):
@@ -180,7 +181,7 @@ class Supervisor:
 
     async def _watch(self, name: str, child: _Child) -> None:
         code = await child.process.wait()
-        # What the child leaves behind in its group goes too.
+        # End processes that the child left in its group.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.process.pid, signal.SIGKILL)
         if not child.expected and self._crash is None:
@@ -204,7 +205,7 @@ async def first_crash(supervisors: Sequence[Supervisor]) -> Crash:
 
 
 def read_tail(path: Path) -> str:
-    """Return the last lines of a log, bounded in lines and bytes; empty where there is none."""
+    """Return the last lines of a log, bounded in lines and bytes; empty if it does not exist."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))

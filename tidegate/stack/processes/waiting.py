@@ -1,4 +1,4 @@
-"""Waiting until something holds, with a bound and a clear end when a child dies meanwhile."""
+"""Polling until a probe succeeds, with a time limit and an early end if a child crashes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from tidegate.stack.processes.supervisor import Supervisor
 
 POLL_S: Final = 0.02
-"""First pause between two looks; it doubles up to ``MAX_POLL_S``."""
+"""First pause between two probes, seconds; it doubles up to ``MAX_POLL_S``."""
 MAX_POLL_S: Final = 0.2
 LOOK_TIMEOUT_S: Final = 5.0
-"""How long one look may take."""
+"""Time limit of one probe, seconds."""
 
 
 class StackError(RuntimeError):
-    """The stack did not get where it was to get."""
+    """The stack did not reach the expected state."""
 
 
 async def wait_until(
@@ -32,11 +32,11 @@ async def wait_until(
     timeout_s: float,
     supervisors: Iterable[Supervisor] = (),
 ) -> None:
-    """Wait until ``look`` returns ``None``; otherwise it says what is still missing.
+    """Poll ``look`` until it returns ``None``; any other result says what is still missing.
 
     Raises:
-        CrashError: a supervised child crashed.
-        StackError: the time is over; names ``what`` and what was missing last.
+        CrashError: A supervised child crashed.
+        StackError: The time limit passed; the message contains ``what`` and the last result.
     """
     watched = tuple(supervisors)
     loop = asyncio.get_running_loop()
@@ -56,7 +56,7 @@ async def wait_until(
 
 
 async def http_ok(session: aiohttp.ClientSession, url: str) -> str | None:
-    """Look at a URL: ``None`` when it answers 200, else what it does instead."""
+    """Probe a URL: return ``None`` for status 200, else a description of the failure."""
     try:
         timeout = aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S)
         async with session.get(url, timeout=timeout) as answer:

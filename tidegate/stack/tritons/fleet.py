@@ -1,4 +1,4 @@
-"""A set of Triton replicas that several stacks can share."""
+"""A group of Triton replicas that several stacks can share."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 READY_TIMEOUT_S: Final = 90.0
-"""A replica starts in about 3 s; many at once on a small machine take a multiple."""
+"""Time limit for a replica to become ready, seconds; one starts in about 3 s on an idle machine."""
 
 
 class Tritons:
     """Replicas ``r1`` to ``rN``; an async context manager.
 
-    The last one is the canary (version 2 of the language model) when there are at least two; the
-    others serve version 1.
+    The last of several is the canary (version 2 of the language model); the others serve
+    version 1.
 
     Args:
-        count: how many.
-        models: which models each of them serves.
-        env: added to their environment, e.g. ``{"TOY_LLM_TIME_SCALE": "0.1"}``.
-        run: the run folder; a fresh one by default.
-        source: folder of the models; the project's own by default.
-        on_progress: told ``(step, detail)`` as replicas become ready.
+        count: Number of replicas, at least 1.
+        models: Models that each replica serves.
+        env: Additional environment, such as ``{"TOY_LLM_TIME_SCALE": "0.1"}``.
+        run: Run folder; default: a new one.
+        source: Folder of the models; default: those of the project.
+        on_progress: Called with ``(step, detail)`` as replicas become ready.
+
+    Raises:
+        ValueError: ``count`` is below 1.
     """
 
     def __init__(
@@ -63,12 +66,12 @@ class Tritons:
         """The replicas, once started."""
 
     async def __aenter__(self) -> Self:
-        """Start all replicas and wait until each of their models is ready.
+        """Start all replicas and wait until all models are ready.
 
         Raises:
             DemoExtraMissingError: Triton is not installed.
-            CrashError: a replica crashed while it started.
-            StackError: a replica was not ready in time.
+            CrashError: A replica crashed during its start.
+            StackError: A replica was not ready in time.
         """
         installation = triton.find_triton()
         async with AsyncExitStack() as exit_:
@@ -99,14 +102,14 @@ class Tritons:
 
     @property
     def run(self) -> RunFolder:
-        """The run folder with their logs."""
+        """Run folder with the replicas' logs."""
         return self._run
 
     def replica(self, name: str) -> TritonReplica:
-        """Return a replica by its name.
+        """Return a replica by name.
 
         Raises:
-            KeyError: there is none of that name.
+            KeyError: No replica has that name.
         """
         for replica in self.replicas:
             if replica.name == name:
@@ -114,14 +117,14 @@ class Tritons:
         raise KeyError(name)
 
     async def kill(self, name: str, sig: signal.Signals | None = None) -> None:
-        """Kill a replica's whole process group (SIGKILL by default) and wait until it is gone."""
+        """Send a signal (default SIGKILL) to a replica's group and wait until it has ended."""
         if sig is None:
             await self.supervisor.kill(name)
         else:
             await self.supervisor.kill(name, sig)
 
     async def restart(self, name: str) -> None:
-        """Start a replica again on its old addresses and wait until its models are ready."""
+        """Restart a replica on its addresses and wait until its models are ready."""
         await self.supervisor.restart(name)
         await self.wait_ready(name)
 
@@ -164,5 +167,5 @@ def plan_replicas(count: int, models: Sequence[str], ports: HeldPorts) -> tuple[
 
 
 def describe(replica: TritonReplica) -> str:
-    """Say in a few words what a replica serves."""
+    """Return the models and versions that a replica serves, for a progress line."""
     return ", ".join(f"{model} v{'+'.join(versions)}" for model, versions in replica.models.items())

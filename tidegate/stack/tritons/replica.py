@@ -1,7 +1,7 @@
-"""A Triton replica as a child: folders, command line, environment, readiness.
+"""A Triton replica as a child process: folders, command line, environment, readiness.
 
-The server comes from the ``nvidia-pytriton`` wheel, used as a supplier of binaries only: Triton
-2.51 for CPUs with the Python backend.
+The binaries come from the ``nvidia-pytriton`` wheel, which is not imported: Triton 2.51 for CPUs
+with the Python backend.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 MODELS: Final = ("toy-llm", "vision", "counter")
 """The models of the demo."""
 EXIT_TIMEOUT_S: Final = 2
-"""Triton waits for its connections at exit; a proxy's idle pool would hold it to the bound."""
+"""``--exit-timeout-secs`` of Triton, which waits for open connections of a proxy's pool at exit."""
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where Triton's stubs put their regions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonReplica:
-    """One replica: its addresses and what it serves."""
+    """Addresses and models of one replica."""
 
     name: str
     http: str
@@ -43,11 +43,11 @@ class TritonReplica:
     metrics: str
     """``ip:port``; the page is at ``metrics_url``."""
     variant: str = "stable"
-    """Variant of the ``llm`` pool to which it belongs."""
+    """Variant of the replica in the ``llm`` pool."""
     models: Mapping[str, Sequence[str]] = field(
         default_factory=lambda: {"toy-llm": ("1",), "vision": ("1",), "counter": ("1",)}
     )
-    """Model name to the versions that it serves."""
+    """Model -> versions that the replica serves."""
 
     @property
     def http_url(self) -> str:
@@ -60,9 +60,9 @@ class TritonReplica:
         return f"http://{self.metrics}/metrics"
 
     def ready_urls(self) -> tuple[str, ...]:
-        """URLs that answer 200 once each version of each model is ready.
+        """URLs that return 200 when each version of each model is ready.
 
-        Per model, as server readiness goes red whenever any model loads or unloads.
+        One per model, because the server's own readiness fails while any model loads or unloads.
         """
         return tuple(
             f"{self.http_url}/v2/models/{model}/versions/{version}/ready"
@@ -73,13 +73,13 @@ class TritonReplica:
 
 @dataclass(frozen=True, slots=True)
 class TritonInstallation:
-    """The files of the wheel that we use."""
+    """Files of the wheel."""
 
     server: Path
     backend: Path
     """Folder of the Python backend."""
     stub: Path
-    """The backend's stub for the running Python."""
+    """Stub of the backend for this Python version."""
     libraries: Path
 
 
@@ -87,7 +87,7 @@ def find_triton() -> TritonInstallation:
     """Find Triton in the ``nvidia-pytriton`` wheel, without importing it.
 
     Raises:
-        DemoExtraMissingError: it is not installed, or not for this Python.
+        DemoExtraMissingError: Triton is not installed, or not for this Python version.
     """
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
@@ -108,32 +108,32 @@ def find_triton() -> TritonInstallation:
 
 
 def shared_memory_prefix(run: RunFolder, name: str) -> str:
-    """Return a prefix for the replica's shared memory that no other replica uses."""
+    """Return a unique prefix for the replica's shared-memory regions."""
     return f"{_shm_of(run.path.parent)}{run.path.name}.{name}."
 
 
 def remove_shared_memory(run: RunFolder, name: str, folder: Path = SHARED_MEMORY) -> None:
-    """Remove what a killed replica left in shared memory."""
+    """Remove the shared-memory regions of a killed replica."""
     for region in folder.glob(f"{shared_memory_prefix(run, name)}*"):
         region.unlink(missing_ok=True)
 
 
 def sweep_shared_memory(runs: Path, folder: Path = SHARED_MEMORY) -> None:
-    """Remove the regions of runs below ``runs`` that no longer live.
+    """Remove the shared-memory regions of ended runs below ``runs``.
 
-    A run that was itself killed could not clean up.
+    A run that was killed could not remove its own.
     """
     ours = _shm_of(runs)
     for region in folder.glob(f"{ours}run-*.*"):
         run = runs / region.name.removeprefix(ours).partition(".")[0]
-        # A replica that ends, or a set that starts at the same time, may have removed it.
+        # Another process may have removed it at the same time.
         with contextlib.suppress(FileNotFoundError):
             if region.stat().st_uid == os.getuid() and not is_live(run):
                 region.unlink(missing_ok=True)
 
 
 def prepare_backends(run: RunFolder, installation: TritonInstallation) -> Path:
-    """Make the run's backend folder: links to the Python backend and the fitting stub."""
+    """Create the run's backend folder: links to the Python backend and the matching stub."""
     for file in ("libtriton_python.so", "triton_python_backend_utils.py"):
         run.link(f"backends/python/{file}", installation.backend / file)
     run.link("backends/python/triton_python_backend_stub", installation.stub)
@@ -141,15 +141,15 @@ def prepare_backends(run: RunFolder, installation: TritonInstallation) -> Path:
 
 
 def prepare_repository(run: RunFolder, replica: TritonReplica, models: Path | None = None) -> Path:
-    """Make the replica's model repository: links to its models with only its versions.
+    """Create the replica's model repository: links to its models, restricted to its versions.
 
     Args:
-        run: where to make it.
-        replica: what it serves.
-        models: folder of the models; the project's own by default.
+        run: Run folder that contains the repository.
+        replica: Replica with the models and versions.
+        models: Folder of the models; default: those of the project.
 
     Raises:
-        FileNotFoundError: a model or version does not exist; the text names it.
+        FileNotFoundError: A model or version does not exist; the message names it.
     """
     source = models or asset("models")
     repository = f"repositories/{replica.name}"
@@ -198,14 +198,14 @@ def triton_environment(
 ) -> dict[str, str]:
     """Return the environment of one replica.
 
-    Its stubs need our Python's library and must find our virtual environment first: numpy 2, found
-    elsewhere, corrupts tensors (strides read as 0).
+    The stubs need the library of this Python and must find this virtual environment first: with
+    numpy 2 from elsewhere, tensors are corrupt (strides read as 0).
     """
     libraries = [str(installation.libraries), str(sysconfig.get_config_var("LIBDIR") or "")]
     inherited = os.environ.get("LD_LIBRARY_PATH", "")
     return {
         **os.environ,
-        # The stub embeds Python, which finds its packages by the `python3` that is first on PATH.
+        # The stub embeds Python, which locates its packages by the first `python3` on the PATH.
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
         "LD_LIBRARY_PATH": os.pathsep.join(part for part in (*libraries, inherited) if part),
         "TIDEGATE_REPLICA": replica.name,
@@ -214,5 +214,5 @@ def triton_environment(
 
 
 def _shm_of(runs: Path) -> str:
-    # Run folders of different parents may bear one name.
+    # Run folders in different parents can have the same name.
     return f"tidegate-{blake2b(str(runs).encode(), digest_size=4).hexdigest()}-"

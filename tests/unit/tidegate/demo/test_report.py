@@ -58,7 +58,7 @@ def test_the_summary_counts_what_held() -> None:
     text = printed(GOOD, BAD, summary=True)
     assert "1. gates open: ok: 3" in text
     assert "2. gates close: NOT ok" in text
-    assert "1 of 2 held; logs are in run-1" in text
+    assert "1 of 2 passed; logs are in run-1" in text
 
 
 def test_a_verdict_holds_without_problems_only() -> None:

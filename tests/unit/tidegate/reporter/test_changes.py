@@ -1,4 +1,4 @@
-"""What a picker has not been told yet."""
+"""The difference between readings and those last sent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def sample(*readings, at=1.0, restarts=0):
     return CounterSample(at, readings, restarts)
 
 
-def test_only_changes_are_news():
-    """The first sample is told in full, a later one by what differs in more than its time."""
+def test_only_changed_readings_are_returned():
+    """The first sample is returned in full; later ones without unchanged readings."""
     changes = Changes()
     first = sample(Reading(1.0, "a", queued=1), Reading(1.0, "b", queued=2))
     assert changes.of(first).readings == first.readings
@@ -20,16 +20,16 @@ def test_only_changes_are_news():
     assert news == ((Reading(3.0, "a", queued=7),), ())
 
 
-def test_what_is_gone_is_named():
-    """A model that left the page is told once."""
+def test_a_key_that_disappears_is_returned_once():
+    """A model that left the metrics page is in ``gone`` once."""
     changes = Changes()
     changes.of(sample(Reading(1.0, "a", "1"), Reading(1.0, "b", "1")))
     assert changes.of(sample(Reading(2.0, "a", "1"))) == ((), (("b", "1"),))
     assert not changes.of(sample(Reading(3.0, "a", "1")))
 
 
-def test_a_restart_is_told_in_full():
-    """After a restart everything is news."""
+def test_a_restart_returns_all_readings():
+    """After a restart all readings count as changed."""
     changes = Changes()
     changes.of(sample(Reading(1.0, "a")))
     assert changes.of(sample(Reading(2.0, "a"), restarts=1)).readings == (Reading(2.0, "a"),)

@@ -73,11 +73,11 @@ def test_a_value_cannot_break_out_of_its_place():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"xds_address": "127.0.0.1"}, "is no address"),
-        ({"xds_address": ":18000"}, "is no address"),
-        ({"xds_address": "127.0.0.1:0"}, "is no address"),
-        ({"xds_address": "127.0.0.1:65536"}, "is no address"),
-        ({"xds_address": "127.0.0.1:1x"}, "is no address"),
+        ({"xds_address": "127.0.0.1"}, "is not an address"),
+        ({"xds_address": ":18000"}, "is not an address"),
+        ({"xds_address": "127.0.0.1:0"}, "is not an address"),
+        ({"xds_address": "127.0.0.1:65536"}, "is not an address"),
+        ({"xds_address": "127.0.0.1:1x"}, "is not an address"),
         ({"admin_address": "localhost:9901"}, "needs an IP address"),
         ({"node_id": ""}, "node id"),
         ({"cluster": ""}, "node cluster"),

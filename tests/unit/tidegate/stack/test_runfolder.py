@@ -40,7 +40,7 @@ def test_a_parent_of_someone_else_is_refused(tmp_path, monkeypatch):
     """A folder prepared by another user in /tmp is not trusted."""
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr("os.getuid", lambda: 12345)
-    with pytest.raises(PermissionError, match="belongs to someone else"):
+    with pytest.raises(PermissionError, match="belongs to another user"):
         RunFolder.create(tmp_path / "runs")
 
 

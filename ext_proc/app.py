@@ -100,7 +100,7 @@ class Picker:
         self._router = Router(
             self._rng,
             zone=settings.zone,
-            on_event=None if place is None else self._tell,
+            on_event=None if place is None else self._publish,
             on_sequence=None if place is None else self._catch_up,
         )
         router = self._router
@@ -117,14 +117,14 @@ class Picker:
             self._metrics.registry,
             interval_s=settings.scrape_interval,
             loads=router.registry.loads,
-            tell=self._tell,
+            publish=self._publish,
         )
         life = f"{self._rng.getrandbits(32):08x}-"
         self._feedback = Feedback(
             router,
             picker=settings.id,
             life=life,
-            on_judged=None if place is None else self._tell,
+            on_judged=None if place is None else self._publish,
         )
         self._logs = LogService(
             self._feedback,
@@ -156,13 +156,13 @@ class Picker:
 
     def _take(self, pools: Mapping[str, Pool]) -> None:
         self._router.set_pools(pools, time.monotonic())
-        self._aim()
+        self._set_probe_targets()
         self._telemetry.set_pools(pools)
         self._tokenizers.set_pools(pools)
 
     # --- Replication between peer workers ---------------------------------------------------------
 
-    def _tell(self, event: Deed) -> None:
+    def _publish(self, event: Deed) -> None:
         if self._bus is not None:
             self._bus.tell(event)
 
@@ -176,13 +176,13 @@ class Picker:
 
     def _probed(self, found: Probed | Indexed) -> None:
         found.take(self._router.conditions)
-        self._tell(found)
+        self._publish(found)
 
     def _lead(self, leading: bool) -> None:
         self._telemetry.lead(leading)
-        self._aim()
+        self._set_probe_targets()
 
-    def _aim(self) -> None:
+    def _set_probe_targets(self) -> None:
         """Probe replicas if this worker leads; otherwise leave probing to the leader."""
         leading = self._bus is None or self._bus.leading
         self._prober.set_targets(targets_of(self._router.pools) if leading else set())

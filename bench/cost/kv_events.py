@@ -45,7 +45,7 @@ def follower(index: ExactIndex) -> Follower:
     translator = Translator(
         KEY, 0, model="m", models=frozenset({"m"}), block_tokens=SIZE, block=index.block
     )
-    return Follower(translator, index.apply, lambda _: None, can_ask=True)
+    return Follower(translator, index.apply, lambda _: None, can_replay=True)
 
 
 def stored(rng: random.Random, blocks: int, parent: int | None) -> tuple[bytes, list[int]]:

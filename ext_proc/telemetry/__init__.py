@@ -1,1 +1,1 @@
-"""What replicas say about themselves: pure dialects, and the collectors that feed them."""
+"""Telemetry of replicas: pure parsers (dialects), and the collectors that feed them."""

@@ -1,13 +1,14 @@
-"""What all sources say about each endpoint, merged. Pure.
+"""Merges the readings of all sources per endpoint. Pure.
 
-Laws:
-* A source's readings stand in place of its earlier ones; those of other sources stay.
-* Field by field the newest source that knows it wins. A source that is more than ``FRESH_S`` older
-  than the newest adds nothing.
-* A merged reading is as old as the oldest source that it took something from: no number ever
-  looks younger than it is.
-* Only endpoints of the fleet are held, each with at most ``MAX_SOURCES`` sources of
-  ``MAX_READINGS`` readings.
+Rules:
+
+1. A source's readings replace its earlier ones; those of other sources stay.
+2. For each field the newest source that knows it wins. A source that is more than ``FRESH_S`` older
+   than the newest contributes nothing.
+3. A merged reading is as old as the oldest source that contributed to it, so no value ever looks
+   younger than it is.
+4. Only endpoints of the fleet are held, each with at most ``MAX_SOURCES`` sources of
+   ``MAX_READINGS`` readings.
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ _NAMES: Final = ("at", "model", "version")
 _UNKNOWN: Final[tuple[tuple[str, Any], ...]] = tuple(
     (each.name, each.default) for each in fields(Reading) if each.name not in _NAMES
 )
-_Said = tuple[float, tuple[Reading, ...]]
-"""When a source was last heard, and what it said."""
+_SourceReport = tuple[float, tuple[Reading, ...]]
+"""Time of a source's last report (monotonic seconds), and its readings."""
 
 
 class Board:
     """Readings by endpoint and source."""
 
     def __init__(self) -> None:
-        self._said: dict[str, dict[str, _Said]] = {}
+        self._reports: dict[str, dict[str, _SourceReport]] = {}
 
     def set_endpoints(self, endpoints: Iterable[str]) -> None:
-        """Hold exactly these from now on; what is known of those that stay is kept."""
-        self._said = {each: self._said.get(each, {}) for each in endpoints}
+        """Hold exactly these endpoints; readings of endpoints that stay are kept."""
+        self._reports = {each: self._reports.get(each, {}) for each in endpoints}
 
     def put(
         self, endpoint: str, source: str, readings: Sequence[Reading], at: float
     ) -> tuple[Reading, ...]:
-        """Take what a source says and return what all of them say now.
+        """Store a source's readings and return the merged readings of all sources.
 
         Args:
-            endpoint: The endpoint; one that is not held is passed over.
+            endpoint: The endpoint; one that is not held is ignored.
             source: Name of the source.
-            readings: In place of its earlier ones.
-            at: The time that they speak of, monotonic seconds.
+            readings: They replace the source's earlier ones.
+            at: Time of the readings, monotonic seconds.
         """
-        sources = self._said.get(endpoint)
+        sources = self._reports.get(endpoint)
         if sources is None or (source not in sources and len(sources) >= MAX_SOURCES):
             return ()
         sources[source] = (at, tuple(readings[:MAX_READINGS]))
@@ -61,25 +62,25 @@ class Board:
         return self._merged(sources)
 
     def drop(self, endpoint: str, source: str) -> None:
-        """Forget a source."""
-        self._said.get(endpoint, {}).pop(source, None)
+        """Remove a source."""
+        self._reports.get(endpoint, {}).pop(source, None)
 
     def clear(self, endpoint: str) -> None:
-        """Forget all that was said of an endpoint: its process is a new one."""
-        if endpoint in self._said:
-            self._said[endpoint] = {}
+        """Remove all readings of an endpoint, because its process has restarted."""
+        if endpoint in self._reports:
+            self._reports[endpoint] = {}
 
     def age_s(self, endpoint: str, now: float) -> float | None:
-        """Return the age of the newest word about an endpoint, ``None`` without any."""
-        sources = self._said.get(endpoint)
+        """Return the age in seconds of an endpoint's newest readings, ``None`` without any."""
+        sources = self._reports.get(endpoint)
         return now - max(at for at, _ in sources.values()) if sources else None
 
     def sources(self, endpoint: str) -> dict[str, float]:
-        """Return when each source was last heard."""
-        return {name: at for name, (at, _) in self._said.get(endpoint, {}).items()}
+        """Return the time of each source's last report."""
+        return {name: at for name, (at, _) in self._reports.get(endpoint, {}).items()}
 
-    def _merged(self, sources: dict[str, _Said]) -> tuple[Reading, ...]:
-        newest_first = sorted(sources.values(), key=lambda said: said[0], reverse=True)
+    def _merged(self, sources: dict[str, _SourceReport]) -> tuple[Reading, ...]:
+        newest_first = sorted(sources.values(), key=lambda report: report[0], reverse=True)
         oldest = newest_first[0][0] - FRESH_S
         merged: dict[tuple[str | None, str | None], Reading] = {}
         for at, readings in newest_first:
@@ -93,7 +94,7 @@ class Board:
 
 
 def _filled(newer: Reading, older: Reading) -> Reading:
-    """Take from ``older`` what ``newer`` does not know."""
+    """Fill the unknown fields of ``newer`` from ``older``."""
     found = {
         name: value
         for name, unknown in _UNKNOWN

@@ -1,12 +1,12 @@
-"""All telemetry of a picker: sources in, one merged view per endpoint to the router.
+"""Collects all telemetry of a picker and passes one merged view per endpoint to the router.
 
-Laws:
-* What a source says reaches the router at once, merged with what the others said (``board``).
-* A replica is called silent only where no source tells of it any more.
-* When nothing is heard of any endpoint, routing goes on by the ledger; that is logged once, and so
-  is its end.
-* Of several workers on a machine one leads: it alone reads pages. Each tells the others all that
-  it collects, and they take it as if they had collected it themselves.
+Rules:
+
+1. A source's readings reach the router at once, merged with those of the other sources (``board``).
+2. A replica is reported silent only if no source reports on it any more.
+3. When no endpoint reports, routing continues by the ledger; this is logged once, and its end too.
+4. Of several workers on a machine one leads, and only the leader reads pages. Each worker publishes
+   everything that it collects to its peers, which handle it as if they had collected it themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ext_proc.telemetry import orca
 from ext_proc.telemetry.board import Board
 from ext_proc.telemetry.dialects import Vocabulary
 from ext_proc.telemetry.kv_events.collector import KvCollector
-from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
+from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.telemetry.pacing import Pacing
 from ext_proc.telemetry.push import Push
 from ext_proc.telemetry.scrape import Scraper
@@ -37,52 +37,52 @@ if TYPE_CHECKING:
     from ext_proc.routing.cache.exact_index import CacheEvent, ExactIndex
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.reading import Reading
-    from ext_proc.telemetry.news import News
+    from ext_proc.telemetry.news import TelemetryUpdate
 
 SILENT_AFTER: Final = 2
-"""Scrapes in a row that fail before a replica counts as silent; one may be a hiccup."""
+"""Consecutive failed scrapes before a replica counts as silent; a single one may be a hiccup."""
 GPU_EVERY_S: Final = 1.0
-LOOK_EVERY_S: Final = 0.5
+CHECK_EVERY_S: Final = 0.5
 PAGE: Final = "page"
 GPU: Final = "gpu"
 PUSH: Final = "push"
 ORCA: Final = "orca"
 _WHOLE: Final = (PAGE, PUSH)
-"""Sources that tell of each model."""
+"""Sources that report values per model."""
 
 _log = structlog.stdlib.get_logger("ext_proc.telemetry")
 
 
 class TelemetryListener(Protocol):
-    """The router, as far as telemetry goes."""
+    """The part of the router that telemetry uses."""
 
     index: ExactIndex
 
     def cached(self, event: CacheEvent, /) -> None:
-        """Take what an engine says of its cache."""
+        """Apply a change of an engine's cache."""
 
     def observe(self, endpoint_id: str, readings: Sequence[Reading], /) -> None:
-        """Take all readings of an endpoint."""
+        """Set all readings of an endpoint."""
 
     def silent(self, endpoint_id: str, /) -> None:
-        """Note that an endpoint tells nothing any more."""
+        """Record that an endpoint no longer reports."""
 
     def restarted(self, endpoint_id: str, unix_now: float, /) -> None:
-        """Note that an endpoint's process is a new one."""
+        """Record that an endpoint's process has restarted."""
 
     def in_flight(self) -> Mapping[str, int]:
         """Return the requests in flight by endpoint id."""
 
 
 class Hub:
-    """Collectors and the board.
+    """Collectors and the board that merges their readings.
 
     Args:
-        listener: Who is told.
-        registry: Where ``tidegate_picker_telemetry_*`` are registered.
+        listener: Receives the merged readings.
+        registry: Registry of the ``tidegate_picker_telemetry_*`` metrics.
         interval_s: Seconds between two reads of a loaded replica's page.
-        tell: Hears what was collected here, for the other workers of the machine.
-        loads: Returns the requests in flight by endpoint id, those of all workers; by default the
+        publish: Receives everything collected here, for the machine's other workers.
+        loads: Returns the requests in flight of all workers by endpoint id; by default the
             listener's own.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
@@ -94,49 +94,55 @@ class Hub:
         registry: CollectorRegistry,
         *,
         interval_s: float,
-        tell: Callable[[News], None] = lambda _: None,
+        publish: Callable[[TelemetryUpdate], None] = lambda _: None,
         loads: Callable[[], Mapping[str, int]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._listener = listener
-        self._tell = tell
+        self._publish = publish
         self._leading = True
         self._pages: tuple[dict[str, str], dict[str, Vocabulary]] = ({}, {})
         self._gpu_pages: tuple[dict[str, str], dict[str, Vocabulary]] = ({}, {})
-        """What to read where this worker leads: URLs and vocabularies by endpoint."""
+        """What the leader reads: URLs and vocabularies by endpoint."""
         self._clock = clock
         self._wall_clock = wall_clock
         self._board = Board()
         self._known: frozenset[str] = frozenset()
         self._paged: frozenset[str] = frozenset()
-        """Endpoints of which the fleet says where their page is."""
+        """Endpoints whose metrics page the fleet names."""
         self._pushing: set[str] = set()
         self._blind = False
         self._scraper = Scraper(
-            lambda endpoint, readings: self._found(Heard(endpoint, PAGE, readings, clock())),
-            lambda endpoint: self._found(Restarted(endpoint)),
-            lambda endpoint, failures, _: self._found(Failed(endpoint, failures)),
+            lambda endpoint, readings: self._collected(
+                ReadingsUpdate(endpoint, PAGE, readings, clock())
+            ),
+            lambda endpoint: self._collected(Restarted(endpoint)),
+            lambda endpoint, failures, _: self._collected(ScrapeFailed(endpoint, failures)),
             clock=clock,
             loads=loads or listener.in_flight,
             pacing=Pacing(fast_s=interval_s),
         )
         self._gpus = Scraper(
-            lambda endpoint, readings: self._found(Heard(endpoint, GPU, readings, clock())),
+            lambda endpoint, readings: self._collected(
+                ReadingsUpdate(endpoint, GPU, readings, clock())
+            ),
             lambda _: None,
             clock=clock,
             pacing=Pacing(fast_s=GPU_EVERY_S),
         )
         self.push = Push(
-            lambda endpoint, readings, at: self._found(Heard(endpoint, PUSH, readings, at)),
-            lambda endpoint: self._found(Restarted(endpoint)),
-            lambda endpoint: self._found(PushEnded(endpoint)),
+            lambda endpoint, readings, at: self._collected(
+                ReadingsUpdate(endpoint, PUSH, readings, at)
+            ),
+            lambda endpoint: self._collected(Restarted(endpoint)),
+            lambda endpoint: self._collected(PushEnded(endpoint)),
             clock=clock,
         )
         self._caches = KvCollector(listener, registry)
         self._reports = Counts(
             "tidegate_picker_telemetry_load_reports",
-            "Load reports in answers' headers (ORCA).",
+            "Load reports in response headers (ORCA).",
             ["outcome"],
             registry,
         )
@@ -175,20 +181,20 @@ class Hub:
         self._known, self._paged = frozenset(known), frozenset(pages)
         self._pages = (pages, vocabularies)
         self._gpu_pages = (gpu_pages, gpus)
-        self._aim()
+        self._set_targets()
         self._caches.set_pools(pools)
 
     def lead(self, leading: bool) -> None:
-        """Read the pages here, or leave that to another worker."""
+        """Read the pages in this worker, or leave that to another one."""
         if leading != self._leading:
             self._leading = leading
-            self._aim()
+            self._set_targets()
 
-    def take(self, news: News) -> None:
-        """Take what this worker or another one collected."""
-        if isinstance(news, Heard):
-            self._heard(*news)
-        elif isinstance(news, Failed):
+    def take(self, news: TelemetryUpdate) -> None:
+        """Apply what this worker or a peer has collected."""
+        if isinstance(news, ReadingsUpdate):
+            self._observe(*news)
+        elif isinstance(news, ScrapeFailed):
             if news.failures >= SILENT_AFTER and news.endpoint not in self._pushing:
                 self._listener.silent(news.endpoint)
         elif isinstance(news, Restarted):
@@ -207,10 +213,10 @@ class Hub:
             tasks.create_task(self._watch())
 
     def reported(self, endpoint: str, headers: Sequence[tuple[str, str]]) -> None:
-        """Take a load report out of an answer's headers (ORCA), where nothing else is fresh.
+        """Apply a load report from response headers (ORCA), unless a better source is fresh.
 
-        A page or a push tells each model's numbers; a report does not say which model's it tells,
-        so beside them it would count the same requests twice.
+        A page or a push has values per model. A report does not name the model of its values, so
+        besides the others it would count the same requests twice.
         """
         now = self._clock()
         for source, at in self._board.sources(endpoint).items():
@@ -223,10 +229,10 @@ class Hub:
             _log.debug("load_report_unreadable", endpoint=endpoint, reason=str(error))
             return
         self._reports.add(("taken",))
-        self._found(Heard(endpoint, ORCA, (reading,), now))
+        self._collected(ReadingsUpdate(endpoint, ORCA, (reading,), now))
 
-    def look(self) -> int:
-        """Count the endpoints whose numbers are stale, and say where all are."""
+    def check(self) -> int:
+        """Count the endpoints with stale telemetry; log when all are stale and when that ends."""
         now = self._clock()
         expected = self._expected()
         stale = 0
@@ -243,7 +249,7 @@ class Hub:
         return stale
 
     def state(self) -> dict[str, Any]:
-        """Return sources and their ages, for people."""
+        """Return sources and their ages, for debugging."""
         now = self._clock()
         return {
             "pages": self._scraper.state(),
@@ -260,26 +266,28 @@ class Hub:
         }
 
     def _expected(self) -> frozenset[str]:
-        """Return the endpoints that should tell their numbers."""
+        """Return the endpoints that should report telemetry."""
         return (self._paged | self._pushing) & self._known
 
     async def _watch(self) -> None:
-        # What has just started is not yet lost.
+        # A source that has just started is not lost yet.
         await asyncio.sleep(FRESH_S)
         while True:
-            self.look()
-            await asyncio.sleep(LOOK_EVERY_S)
+            self.check()
+            await asyncio.sleep(CHECK_EVERY_S)
 
-    def _heard(self, endpoint: str, source: str, readings: tuple[Reading, ...], at: float) -> None:
+    def _observe(
+        self, endpoint: str, source: str, readings: tuple[Reading, ...], at: float
+    ) -> None:
         if source == PUSH:
             self._pushing.add(endpoint)
         self._listener.observe(endpoint, self._board.put(endpoint, source, readings, at))
 
-    def _found(self, news: News) -> None:
+    def _collected(self, news: TelemetryUpdate) -> None:
         self.take(news)
-        self._tell(news)
+        self._publish(news)
 
-    def _aim(self) -> None:
+    def _set_targets(self) -> None:
         if self._leading:
             self._scraper.set_targets(*self._pages)
             self._gpus.set_targets(*self._gpu_pages)

@@ -1,4 +1,4 @@
-"""What the collectors of one worker tell the others of its machine. Pure."""
+"""Telemetry that a worker replicates to the other workers of its machine. Pure."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.reading import Reading
 
 
-class Heard(NamedTuple):
-    """An endpoint said something."""
+class ReadingsUpdate(NamedTuple):
+    """A source delivered readings of an endpoint."""
 
     endpoint: str
     source: str
     readings: tuple[Reading, ...]
     at: float
-    """The time that the readings speak of, monotonic seconds."""
+    """Time of the readings, monotonic seconds."""
 
 
 class Restarted(NamedTuple):
-    """An endpoint's process is a new one."""
+    """An endpoint's process has restarted."""
 
     endpoint: str
 
 
-class Failed(NamedTuple):
+class ScrapeFailed(NamedTuple):
     """An endpoint's page could not be read."""
 
     endpoint: str
     failures: int
-    """In a row."""
+    """Number of consecutive failures."""
 
 
 class PushEnded(NamedTuple):
-    """An endpoint that pushed its readings does so no more."""
+    """An endpoint has stopped pushing readings."""
 
     endpoint: str
 
 
-News = Heard | Restarted | Failed | PushEnded
+TelemetryUpdate = ReadingsUpdate | Restarted | ScrapeFailed | PushEnded

@@ -1,17 +1,17 @@
-"""Load reports in the headers of answers (ORCA). Pure.
+"""Parses load reports in response headers (ORCA). Pure.
 
 Source: ``xds/data/orca/v3/orca_load_report.proto`` and gRPC's proposal A51. A replica sends one of
 
-* ``endpoint-load-metrics: TEXT key=value, ...`` or ``JSON {...}`` or ``BIN <base64>``; the word may
-  be missing, ``:`` may stand for ``=`` (Triton and vLLM write the one, Envoy reads the other);
+* ``endpoint-load-metrics: TEXT key=value, ...`` or ``JSON {...}`` or ``BIN <base64>``; the keyword
+  is optional, and ``:`` may replace ``=`` (Triton and vLLM write the one, Envoy reads the other);
 * ``endpoint-load-metrics-bin``: the message itself, in base64.
 
-Laws:
+Rules:
 
-1. What does not make sense - an unknown key, a number that is negative or not finite, a share above
-   1 - is left out. A report of which nothing is left, or that cannot be read, is none.
+1. An invalid entry - an unknown key, a number that is negative or not finite, a share above 1 - is
+   left out. A report that has no valid entry, or that cannot be parsed, is no report.
 2. At most ``MAX_BYTES`` are read, and ``MAX_KEYS`` keys.
-3. Named metrics are known by the names that Triton, TensorRT-LLM, vLLM and SGLang use.
+3. Named metrics are recognized by the names that Triton, TensorRT-LLM, vLLM and SGLang use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_KEYS: Final = 64
 
 _NAMED: Final = "named_metrics."
 _FIELDS: Final[Mapping[str, tuple[str, float]]] = {
-    # key: (field of a reading, most)
+    # key: (field of a reading, maximum)
     "cpu_utilization": ("cpu_used", 1e3),
     "mem_utilization": ("memory_used", 1.0),
     "rps_fractional": ("rps", math.inf),
@@ -54,18 +54,18 @@ _SCALARS: Final = ("cpu_utilization", "mem_utilization", "rps_fractional")
 
 
 class NoReportError(ValueError):
-    """The headers hold no load report."""
+    """The headers contain no load report."""
 
 
 def read(headers: Iterable[tuple[str, str]], at: float) -> Reading:
-    """Return what a replica says of itself in its answer's headers.
+    """Parse the load report in response headers.
 
     Args:
-        headers: Those of the answer, lower-case names; others than the two are passed over.
-        at: When they came, monotonic seconds.
+        headers: Response headers, lower-case names; others than the two are ignored.
+        at: Time of their arrival, monotonic seconds.
 
     Raises:
-        NoReportError: They say nothing that can be used.
+        NoReportError: The headers contain nothing usable.
     """
     values: dict[str, float] = {}
     for name, text in headers:
@@ -76,7 +76,7 @@ def read(headers: Iterable[tuple[str, str]], at: float) -> Reading:
         elif name == LOAD_HEADER:
             values.update(_plain(text))
     if not values:
-        raise NoReportError("nothing in it is known")
+        raise NoReportError("no known entry")
     return Reading(at, **values)  # type: ignore[arg-type]  # the fields are all floats
 
 
@@ -110,15 +110,15 @@ def _json(text: str) -> dict[str, float]:
 
 def _binary(text: str) -> dict[str, float]:
     try:
-        # gRPC leaves the padding away.
+        # gRPC omits the padding.
         data = base64.b64decode(text.strip() + "=" * (-len(text.strip()) % 4), validate=True)
         report = orca_load_report_pb2.OrcaLoadReport.FromString(data)
     except (binascii.Error, DecodeError, ValueError) as error:
         raise NoReportError("not an OrcaLoadReport in base64") from error
-    # A proto's 0 may be a number or nothing: where it is all that is said it says nothing.
-    told = [(name, value) for name in _SCALARS if (value := getattr(report, name))]
+    # In proto3 a scalar 0 may mean zero or unset, so zeros are treated as unset.
+    scalars = [(name, value) for name in _SCALARS if (value := getattr(report, name))]
     named = [(_NAMED + name, value) for name, value in report.named_metrics.items()]
-    return _kept((*told, *named))
+    return _kept((*scalars, *named))
 
 
 def _kept(pairs: Iterable[tuple[str, Any]]) -> dict[str, float]:

@@ -1,15 +1,16 @@
-"""Fetches one page again and again: HTTP/1.1 GET over one kept connection, no tasks, no waiting.
+"""Fetches one page repeatedly: HTTP/1.1 GET over one kept connection, without tasks.
 
-aiohttp costs several times what reading a metrics page costs; this asks one question and knows its
-answer's bounds. Parsing is ``httptools``' (llhttp, the parser of Node.js).
+aiohttp costs several times what reading a metrics page costs; this client sends one fixed request
+and bounds its response. The parser is ``httptools`` (llhttp, the parser of Node.js).
 
-Laws:
-* One request at a time; each ends exactly once, by a page or by the reason why there is none.
-* An answer is at most ``max_bytes`` of page and ``MAX_HEAD_BYTES`` of head, and takes at most
-  ``timeout_s``, whatever the server does; what exceeds them ends with its connection.
-* Only status 200 is a page, and only plain: redirects and compression are refused.
-* A server may close a kept connection at any time: a request that met this is sent once more, on a
-  new one.
+Rules:
+
+1. One request at a time; each ends exactly once, with a page or with an error.
+2. A response has at most ``max_bytes`` of page and ``MAX_HEAD_BYTES`` of headers, and takes at most
+   ``timeout_s``, whatever the server does; exceeding a bound closes the connection.
+3. Only status 200 without a content coding is a page: redirects and compression are rejected.
+4. A server may close a kept connection at any time: a request that meets this is sent once more, on
+   a new connection.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Done = Callable[[bytes | Exception], None]
-    """Takes the page, or why there is none."""
+    """Receives the page, or the error."""
 
 MAX_HEAD_BYTES: Final = 65_536
 _OK: Final = 200
@@ -35,16 +36,16 @@ _PLAIN: Final = (b"", b"identity")
 
 
 class PageClient(asyncio.Protocol):
-    """One page's client.
+    """Client of one page.
 
     Args:
-        url: Its URL; one that is none of HTTP makes each fetch fail.
+        url: URL of the page; if it is not HTTP, each fetch fails.
         timeout_s: Bound of one fetch, connecting included.
         max_bytes: Bound of the page.
     """
 
     def __init__(self, url: str, *, timeout_s: float, max_bytes: int) -> None:
-        self._address, self._ask = _address_and_request(url)
+        self._address, self._request = _address_and_request(url)
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -58,10 +59,10 @@ class PageClient(asyncio.Protocol):
         self._begin()
 
     def get(self, done: Done) -> None:
-        """Fetch the page; ``done`` is called once, later.
+        """Fetch the page; ``done`` is called exactly once, later.
 
         Raises:
-            RuntimeError: The fetch before is not over.
+            RuntimeError: The previous fetch is still running.
         """
         if self._done is not None:
             raise RuntimeError("one fetch at a time")
@@ -69,7 +70,7 @@ class PageClient(asyncio.Protocol):
         self._done = done
         self._timer = loop.call_later(self._timeout_s, self._too_late)
         if self._address is None:
-            loop.call_soon(self._end, BadPage("the URL is none of http or https"))
+            loop.call_soon(self._end, BadPage("the URL is not an http or https URL"))
         elif self._transport is not None and not self._transport.is_closing():
             self._again = True
             self._send()
@@ -77,14 +78,14 @@ class PageClient(asyncio.Protocol):
             self._connect(loop)
 
     def close(self) -> None:
-        """End the connection and the fetch, which then calls nobody."""
+        """Close the connection and cancel the fetch without calling ``done``."""
         self._done = None
         self._drop()
 
     # --- asyncio.Protocol -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send what waits."""
+        """Send the pending request."""
         self._transport = transport  # type: ignore[assignment] # TCP's can write
         self._parser = httptools.HttpResponseParser(self)
         if self._done is None:
@@ -93,30 +94,30 @@ class PageClient(asyncio.Protocol):
             self._send()
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of the answer."""
+        """Parse a part of the response."""
         if self._done is None:
-            self._drop()  # nobody asked for this
+            self._drop()  # unsolicited data
             return
         self._again = False
         self._head_bytes += 0 if self._head_ended else len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._end(BadPage("the server changes the protocol"))
+            self._end(BadPage("the server switches protocols"))
         except httptools.HttpParserCallbackError as error:
-            # What one of the methods below raised.
+            # An exception of one of the callbacks below.
             cause = error.__context__
             self._end(cause if isinstance(cause, BadPage) else BadPage(str(cause or error)))
         except httptools.HttpParserError as error:
-            self._end(BadPage(f"no HTTP: {error}"))
+            self._end(BadPage(f"not HTTP: {error}"))
         else:
             if self._whole:
                 self._complete()
             elif not self._head_ended and self._head_bytes > MAX_HEAD_BYTES:
-                self._end(BadPage(f"a head of more than {MAX_HEAD_BYTES} bytes"))
+                self._end(BadPage(f"headers of more than {MAX_HEAD_BYTES} bytes"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the fetch, or begin it anew where the connection had only been kept."""
+        """End the fetch, or repeat it if the server closed a kept connection."""
         self._transport = None
         if self._done is None:
             return
@@ -124,25 +125,25 @@ class PageClient(asyncio.Protocol):
             self._again = False
             self._connect(self._loop)
         elif self._head_ended and not self._sized:
-            self._complete()  # such a page ends with its connection
+            self._complete()  # a page without a length ends with its connection
         else:
             self._end(exc or ConnectionError("the connection was closed before the page's end"))
 
     # --- httptools' callbacks ---------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Look at a header of the answer."""
+        """Check a response header."""
         if self._whole:
-            self._keeps = False  # a second answer, which nobody asked for
+            self._keeps = False  # an unsolicited second response
             return
         name = name.lower()
         if name == b"content-encoding" and value.strip().lower() not in _PLAIN:
-            raise BadPage("the page is compressed although that was not asked for")
+            raise BadPage("the page is compressed although compression was not requested")
         if name in (b"content-length", b"transfer-encoding"):
             self._sized = True
 
     def on_headers_complete(self) -> None:
-        """Judge the head."""
+        """Check the status."""
         if self._whole:
             self._keeps = False
             return
@@ -153,7 +154,7 @@ class PageClient(asyncio.Protocol):
             raise BadPage(f"HTTP status {status}")
 
     def on_body(self, data: bytes) -> None:
-        """Keep a part of the page."""
+        """Store a part of the page."""
         if self._whole:
             return
         self._size += len(data)
@@ -162,13 +163,13 @@ class PageClient(asyncio.Protocol):
         self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        """Note that this was all."""
+        """Record that the response is complete."""
         self._whole = True
 
-    # --- Inside -----------------------------------------------------------------------------------
+    # --- Internals --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Forget the answer before."""
+        """Discard the previous response."""
         self._parts: list[bytes] = []
         self._size = 0
         self._head_bytes = 0
@@ -193,7 +194,7 @@ class PageClient(asyncio.Protocol):
     def _send(self) -> None:
         self._begin()
         if self._transport is not None:
-            self._transport.write(self._ask)
+            self._transport.write(self._request)
 
     def _too_late(self) -> None:
         self._end(TimeoutError())
@@ -214,7 +215,7 @@ class PageClient(asyncio.Protocol):
             done(result)
 
     def _drop(self) -> None:
-        """End all that goes on."""
+        """Cancel everything that is running and close the connection."""
         self._parts = []
         if self._timer is not None:
             self._timer.cancel()
@@ -229,7 +230,7 @@ class PageClient(asyncio.Protocol):
 
 
 def _address_and_request(url: str) -> tuple[tuple[str, int, bool] | None, bytes]:
-    """Return host, port and whether it is TLS, and what to send there."""
+    """Return host, port and whether TLS is used, and the request to send."""
     try:
         parts = urlsplit(url)
         tls, port = parts.scheme == "https", parts.port

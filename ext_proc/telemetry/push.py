@@ -1,10 +1,11 @@
-"""Takes pushed readings: ``tidegate.telemetry.v1.Telemetry`` on the picker's port.
+"""Receives pushed readings: ``tidegate.telemetry.v1.Telemetry`` on the picker's port.
 
-Laws:
-* Of two streams of one endpoint the newer counts; what a stream said goes with it.
-* A report that cannot be taken ends its stream with INVALID_ARGUMENT and changes nothing.
-* At most ``MAX_STREAMS`` streams. One that reports more often than every ``EVERY_S`` is read no
-  faster than that: it waits, and flow control holds it.
+Rules:
+
+1. Of two streams of one endpoint the newer counts; a stream's readings are removed when it ends.
+2. An invalid report ends its stream with INVALID_ARGUMENT and changes nothing.
+3. At most ``MAX_STREAMS`` streams are open. A stream that reports more often than every ``EVERY_S``
+   is read no faster than that: it waits, and flow control holds it back.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _DONE: Final = telemetry_pb2.Summary().SerializeToString()
 
 
 class Push:
-    """The service.
+    """The gRPC service.
 
     Args:
         on_readings: Called with an endpoint's id, all readings of its stream and their time.
@@ -57,16 +58,16 @@ class Push:
         self._open = 0
         self._owners: dict[str, int] = {}
         self.refused = 0
-        """Streams that were ended for what they said."""
+        """Number of streams ended for an invalid report."""
         self.reports = 0
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what a gRPC server must be given; messages are bytes, so that they are bounded."""
+        """Return the handler for a gRPC server; messages are bytes, so their size is bounded."""
         method: Any = grpc.stream_unary_rpc_method_handler(self.follow)
         return grpc.method_handlers_generic_handler(SERVICE, {"Report": method})
 
     def state(self) -> dict[str, object]:
-        """Return what is open, for people."""
+        """Return the open streams, for debugging."""
         return {
             "streams": self._open,
             "endpoints": len(self._owners),
@@ -75,31 +76,31 @@ class Push:
         }
 
     async def follow(self, _: Any, context: Any) -> bytes:
-        """Follow one stream until it ends (gRPC)."""
+        """Read one stream until it ends (gRPC)."""
         if self._open >= MAX_STREAMS:
             await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} streams report already"
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} streams are already open"
             )
-        number, told, endpoint = next(self._numbers), report.ReportedValues(), ""
+        number, values, endpoint = next(self._numbers), report.ReportedValues(), ""
         self._open += 1
         before = float("-inf")
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
                 now = self._clock()
                 try:
-                    news = report.read(data, now)
-                    readings, restarted = told.take(news, now)
+                    update = report.read(data, now)
+                    readings, restarted = values.take(update, now)
                 except report.BadReport as error:
                     self.refused += 1
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 self.reports += 1
                 if not endpoint:
-                    endpoint = news.endpoint
+                    endpoint = update.endpoint
                     self._owners[endpoint] = max(number, self._owners.get(endpoint, 0))
                 if self._owners.get(endpoint) == number:
                     if restarted:
                         self._on_restart(endpoint)
-                    self._on_readings(endpoint, readings, now - news.age_s)
+                    self._on_readings(endpoint, readings, now - update.age_s)
                 if now - before < EVERY_S:
                     await asyncio.sleep(EVERY_S)
                 before = now

@@ -1,12 +1,13 @@
-"""Rates out of counters, page after page of one endpoint; and restarts, seen by counters that fell.
+"""Computes rates from the counters of one endpoint's pages, and detects restarts.
 
-Laws:
-* A rate needs two pages and something that happened between them; else it is unknown, not 0.
-* A success counter that is lower than it ever was says that the replica (or a model in it) was
-  restarted, seen directly or after failures. Nothing is computed across a restart. Counters of
-  models that left the page are remembered, as a restarted server shows a model only once it is
-  loaded again.
-* At most ``MAX_MODELS`` models are remembered.
+Rules:
+
+1. A rate needs two pages and progress between them; otherwise it is unknown, not 0.
+2. A success counter below its last known value means that the replica (or a model in it) was
+   restarted, whether seen directly or after failed scrapes. Nothing is computed across a restart.
+   Counters of models that left the page are remembered, because a restarted server shows a model
+   only once it is loaded again.
+3. At most ``MAX_MODELS`` models are remembered.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
     from ext_proc.telemetry.dialects import Counters, PageReadings
 
 MAX_MODELS: Final = 1024
-"""Models whose counters are remembered per replica."""
+"""Maximum models per replica whose counters are remembered."""
 
 
 class Rated(NamedTuple):
-    """What a page says in the light of the page before."""
+    """A page's readings with rates."""
 
     readings: tuple[Reading, ...]
     restarted: bool
 
 
 class Rates:
-    """One endpoint's counters."""
+    """Counters of one endpoint."""
 
     def __init__(self) -> None:
         self._known: dict[ModelVersion, tuple[float, Counters]] = {}
@@ -41,7 +42,7 @@ class Rates:
         return len(self._known)
 
     def take(self, page: PageReadings) -> Rated:
-        """Fold a page in; its readings come back with their rates."""
+        """Process a page; return its readings with their rates."""
         known = self._known
         fell = any(
             count < earlier

@@ -1,7 +1,7 @@
-"""Readings on the wire of ``tidegate.telemetry.v1``, both ways. Pure.
+"""Converts readings to and from ``tidegate.telemetry.v1`` messages. Pure.
 
-A reading that makes no sense (not finite, negative, a share above 1) refuses its report: a reporter
-that is wrong in one number is wrong in others.
+An invalid value (not finite, negative, a share above 1) rejects the whole report: a reporter with
+one wrong number has others.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MAX_REPORT_BYTES: Final = 65_536
 MAX_AGE_S: Final = 60.0
 MAX_NAME_CHARS: Final = 256
 MAX_ADAPTERS: Final = 128
-"""Of one reading."""
+"""Maximum per reading."""
 
 _FIELDS: Final = (
-    # of the reading, on the wire, most
+    # field of the reading, field of the message, maximum
     ("queued", "queued", math.inf),
     ("running", "running", math.inf),
     ("saturated", "saturated", 1),
@@ -47,7 +47,7 @@ _TEXTS: Final = ("model", "version")
 
 
 class BadReport(ValueError):  # noqa: N818 - reads as what it is
-    """The report cannot be taken; the text says why."""
+    """The report is invalid; the message states the reason."""
 
 
 Key = tuple[str | None, str | None]
@@ -64,17 +64,17 @@ class ReportUpdate(NamedTuple):
 
 
 def read(data: bytes, now: float) -> ReportUpdate:
-    """Read one report that came at ``now`` (monotonic seconds).
+    """Parse one report that arrived at ``now`` (monotonic seconds).
 
     Raises:
-        BadReport: It is too large, no report, or says what cannot be.
+        BadReport: It is too large, not a report, or contains an invalid value.
     """
     if len(data) > MAX_REPORT_BYTES:
-        raise BadReport(f"a report of {len(data)} bytes; at most {MAX_REPORT_BYTES} are taken")
+        raise BadReport(f"report of {len(data)} bytes; at most {MAX_REPORT_BYTES} are accepted")
     try:
         message = telemetry_pb2.EndpointReport.FromString(data)
     except DecodeError:
-        raise BadReport("this is no tidegate.telemetry.v1.EndpointReport") from None
+        raise BadReport("the message is not a tidegate.telemetry.v1.EndpointReport") from None
     if not 0 < len(message.endpoint) <= MAX_NAME_CHARS:
         raise BadReport(f"endpoint must have 1 to {MAX_NAME_CHARS} characters")
     age = message.age_seconds
@@ -103,7 +103,7 @@ def _reading(message: Any, at: float) -> Reading:
             values[own] = value
         elif name in _TEXTS:
             if len(value) > MAX_NAME_CHARS:
-                raise BadReport(f"a name of more than {MAX_NAME_CHARS} characters")
+                raise BadReport(f"{name} has more than {MAX_NAME_CHARS} characters")
             values[name] = value
         elif name == "adapters":
             values[name] = _adapters(value.names)
@@ -114,7 +114,7 @@ def _adapters(names: Collection[str]) -> frozenset[str]:
     if len(names) > MAX_ADAPTERS:
         raise BadReport(f"more than {MAX_ADAPTERS} adapters")
     if any(len(each) > MAX_NAME_CHARS for each in names):
-        raise BadReport(f"an adapter's name of more than {MAX_NAME_CHARS} characters")
+        raise BadReport(f"an adapter name has more than {MAX_NAME_CHARS} characters")
     return frozenset(names)
 
 
@@ -129,9 +129,9 @@ def write(
     gone: Iterable[Key] = (),
     restarts: int = 0,
 ) -> telemetry_pb2.EndpointReport:
-    """Write one report; counters of failures stay with who read them.
+    """Build one report; failure counters are not part of it.
 
-    Adapters are left out, as unknown, where a report may not have them all.
+    Adapters are left out, as unknown, if a report cannot hold all of them.
     """
     report = telemetry_pb2.EndpointReport(endpoint=endpoint, age_seconds=age_s, restarts=restarts)
     for each in readings:
@@ -149,38 +149,38 @@ def write(
 
 
 class ReportedValues:
-    """What one stream has said so far; its reports are changes.
+    """The current values of one stream, whose reports are changes.
 
-    Law: at most ``MAX_READINGS`` models.
+    Rule: at most ``MAX_READINGS`` models.
     """
 
     def __init__(self) -> None:
         self._readings: dict[Key, Reading] = {}
         self._restarts: int | None = None
         self.endpoint = ""
-        """Whom the stream speaks of, once it has spoken."""
+        """The stream's endpoint, once it has been named."""
 
-    def take(self, news: ReportUpdate, now: float) -> tuple[tuple[Reading, ...], bool]:
-        """Fold a report in; return all readings at their age, and whether it tells a restart.
+    def take(self, update: ReportUpdate, now: float) -> tuple[tuple[Reading, ...], bool]:
+        """Apply a report; return all readings with their age, and whether it signals a restart.
 
         Raises:
-            BadReport: The stream speaks of too many models, or of a second endpoint.
+            BadReport: The stream has too many models, or names a second endpoint.
         """
-        if self.endpoint and news.endpoint != self.endpoint:
-            raise BadReport("a stream speaks of one endpoint only")
-        self.endpoint = news.endpoint
-        restarted = self._restarts is not None and news.restarts > self._restarts
-        self._restarts = news.restarts
-        for key in news.gone:
+        if self.endpoint and update.endpoint != self.endpoint:
+            raise BadReport("a stream reports on one endpoint only")
+        self.endpoint = update.endpoint
+        restarted = self._restarts is not None and update.restarts > self._restarts
+        self._restarts = update.restarts
+        for key in update.gone:
             self._readings.pop(key, None)
         if restarted:
             self._readings.clear()
-        for each in news.readings:
+        for each in update.readings:
             self._readings[each.model, each.version] = each
         if len(self._readings) > MAX_READINGS:
             raise BadReport(f"more than {MAX_READINGS} models on one stream")
-        # What did not change is confirmed: it is as old as this report.
-        at = now - news.age_s
+        # Values that did not change are confirmed: they are as old as this report.
+        at = now - update.age_s
         readings = [
             each if each.at == at else replace(each, at=at) for each in self._readings.values()
         ]

@@ -1,16 +1,17 @@
-"""Reads the metrics pages of all replicas, each on its own clock and over a connection of its own.
+"""Reads the metrics pages of all replicas, each on its own schedule and its own connection.
 
-Laws:
-* Each replica has at most one page on the way, and waits for no other replica.
-* A page costs at most ``timeout_s`` and ``max_bytes``, whatever the replica does: hangs, endless or
-  huge pages, compressed ones, redirects and other things than metrics are failed scrapes.
-* A failed scrape yields no reading; what was read before grows old where it is kept.
-* A replica that was removed or replaced while its page was on the way is not reported.
-* Restarts are seen by counters, see ``rates``, and are told before the readings.
-* How often a replica is read is ``pacing``'s to say: often while it has requests in flight, and all
-  of them together within a budget.
-* An error inside a callback is a failed scrape of that replica and does not end the others.
-* A page that is byte for byte the one before is not parsed again: only its age changes.
+Rules:
+
+1. Each replica has at most one fetch under way, and waits for no other replica.
+2. A page costs at most ``timeout_s`` and ``max_bytes``, whatever the replica does: hangs, endless,
+   huge or compressed pages, redirects and responses that are not metrics are failed scrapes.
+3. A failed scrape yields no reading; earlier readings age where they are kept.
+4. A replica that was removed or replaced during its fetch is not reported.
+5. Restarts are detected by counters, see ``rates``, and are reported before the readings.
+6. ``pacing`` decides how often a replica is read: often while it has requests in flight, and all of
+   them together within a budget.
+7. An error in a callback is a failed scrape of that replica and does not end the others.
+8. A page that is byte for byte equal to the one before is not parsed again: only its age changes.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.reading import Reading
 
 LOADS_EVERY_S: Final = 0.1
-"""Who has requests in flight is looked up at most so often."""
+"""Minimum seconds between two lookups of the requests in flight."""
 
 MAX_ERROR_CHARS: Final = 200
 
 KEPT_BYTES: Final = 65_536
-"""A longer page is not kept to be compared with the next one."""
+"""Longer pages are not kept for the comparison with the next one."""
 
 _JITTER: Final = 0.2
 _PLAIN: Final = Vocabulary()
@@ -48,29 +49,29 @@ _NO_VOCABULARIES: Final[dict[str, Vocabulary]] = {}
 
 @dataclass(slots=True)
 class _Target:
-    """One replica and what is known of its scrapes."""
+    """One replica and the state of its scrapes."""
 
     url: str
     client: PageClient
     last_ok: float | None = None
     failures: int = 0
-    """Consecutive ones."""
+    """Consecutive failures."""
     error: str | None = None
-    """Of the last scrape; ``None`` where it went well."""
+    """Error of the last scrape; ``None`` if it succeeded."""
     vocabulary: Vocabulary = _PLAIN
     restarts: int = 0
     rates: Rates = field(default_factory=Rates)
     timer: asyncio.TimerHandle | None = None
-    """Begins the next scrape."""
+    """Starts the next scrape."""
     waiting: asyncio.Future[bool] | None = None
-    """Who waits for the scrape that goes on."""
+    """Completed when the current scrape ends, with whether it succeeded."""
     page: bytes = b""
-    said: PageReadings | None = None
-    """What the page before said."""
+    parsed: PageReadings | None = None
+    """Parsed content of the previous page."""
 
 
 class Scraper:
-    """Scrapes a changing set of replicas and hands on what they say."""
+    """Scrapes a changing set of replicas and reports their readings."""
 
     def __init__(
         self,
@@ -85,17 +86,17 @@ class Scraper:
         timeout_s: float = 1.0,
         max_bytes: int = 4 * 2**20,
     ) -> None:
-        """Prepare to scrape; ``run`` does it.
+        """Prepare to scrape; ``run`` starts it.
 
         Args:
             on_readings: Called with a replica's id and its readings, after each good scrape.
-            on_restart: Called with a replica's id, before its readings, where counters fell.
+            on_restart: Called with a replica's id, before its readings, if counters fell.
             on_failure: Called with a replica's id, the number of consecutive failures and the
                 reason, after each failed scrape.
             clock: Monotonic seconds; readings carry its value.
-            jitter: A number in [0, 1), which spreads the scrapes by a fifth of the interval.
+            jitter: Returns a number in [0, 1), which spreads scrapes by a fifth of the interval.
             loads: Returns the requests in flight by replica id; without it all count as loaded.
-            pacing: How often a replica is read.
+            pacing: Decides how often a replica is read.
             timeout_s: Bound of one scrape.
             max_bytes: Bound of one page.
         """
@@ -122,9 +123,9 @@ class Scraper:
         """Scrape exactly these replicas from now on.
 
         Args:
-            targets: URL of the metrics page by replica id. A replica whose URL stays keeps what is
-                known of it; one with another URL begins anew.
-            vocabularies: What to read beyond the usual, by replica id.
+            targets: URL of the metrics page by replica id. A replica keeps its state while its URL
+                stays; one with another URL starts anew.
+            vocabularies: Further series to read, by replica id.
         """
         self._looked_at = float("-inf")
         for endpoint in [
@@ -139,7 +140,7 @@ class Scraper:
                 self._start(endpoint, target)
             vocabulary = vocabularies.get(endpoint, _PLAIN)
             if vocabulary != target.vocabulary:
-                target.vocabulary, target.page, target.said = vocabulary, b"", None
+                target.vocabulary, target.page, target.parsed = vocabulary, b"", None
 
     async def run(self) -> None:
         """Scrape until cancelled."""
@@ -154,7 +155,7 @@ class Scraper:
                 self._stop(target)
 
     async def scrape_once(self, endpoint: str) -> bool:
-        """Scrape one replica now, within ``run``; return whether it went well.
+        """Scrape one replica now, while ``run`` is running; return whether it succeeded.
 
         Raises:
             RuntimeError: ``run`` is not running.
@@ -169,7 +170,7 @@ class Scraper:
         return await target.waiting
 
     def state(self) -> dict[str, dict[str, object]]:
-        """Return per replica: url, age of the last good page (s), failures in a row, last error."""
+        """Return per replica: URL, age of the last page (s), consecutive failures, last error."""
         now = self._clock()
         return {
             endpoint: {
@@ -200,7 +201,7 @@ class Scraper:
         target.client.get(partial(self._took, endpoint, target))
 
     def _took(self, endpoint: str, target: _Target, result: bytes | Exception) -> None:
-        """Take what a fetch came to, and wait for the next."""
+        """Process the result of a fetch and schedule the next."""
         good = False
         try:
             if isinstance(result, Exception):
@@ -224,15 +225,15 @@ class Scraper:
 
     def _read(self, target: _Target, page: bytes) -> PageReadings:
         now = self._clock()
-        if target.said is not None and page == target.page:
-            same = tuple(replace(each, at=now) for each in target.said.readings)
-            return PageReadings(now, same, target.said.counters)
-        said = read_all(page.decode(), now, target.vocabulary)
+        if target.parsed is not None and page == target.page:
+            same = tuple(replace(each, at=now) for each in target.parsed.readings)
+            return PageReadings(now, same, target.parsed.counters)
+        parsed = read_all(page.decode(), now, target.vocabulary)
         if len(page) <= KEPT_BYTES:
-            target.page, target.said = page, said
+            target.page, target.parsed = page, parsed
         else:
-            target.page, target.said = b"", None
-        return said
+            target.page, target.parsed = b"", None
+        return parsed
 
     def _report(self, endpoint: str, target: _Target, page: PageReadings) -> None:
         rated = target.rates.take(page)
@@ -252,7 +253,7 @@ class Scraper:
                 self._on_failure(endpoint, target.failures, target.error)
 
     def pause_s(self, endpoint: str, failures: int) -> float:
-        """Return how long to wait before a replica's next scrape, after so many failures."""
+        """Return the seconds until a replica's next scrape, after this many failures."""
         self._look()
         interval = self._pacing.interval_s(
             busy=self._busy is None or endpoint in self._busy,
@@ -262,7 +263,7 @@ class Scraper:
         return interval * (1 + _JITTER * (self._jitter() - 0.5))
 
     def _look(self) -> None:
-        """Learn who has requests in flight, once for many replicas."""
+        """Refresh which replicas have requests in flight, once for many replicas."""
         now = self._clock()
         if now - self._looked_at < LOADS_EVERY_S:
             return

@@ -24,7 +24,7 @@ from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Settled
 from ext_proc.routing.values.ticket import DONE
-from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
+from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.news import Indexed, Probed
 
 if TYPE_CHECKING:
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from ext_proc.routing.state.ledger import LedgerEvent
     from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.routing.values.ticket import Ticket
-    from ext_proc.telemetry.news import News
+    from ext_proc.telemetry.news import TelemetryUpdate
     from ext_proc.workers.records import Word
 
-    Deed: TypeAlias = LedgerEvent | IndexEvent | LeaseEvent | News | Judged | Probed | Indexed
+    Deed: TypeAlias = (
+        LedgerEvent | IndexEvent | LeaseEvent | TelemetryUpdate | Judged | Probed | Indexed
+    )
     """What may be told."""
     Place = tuple[str, EndpointKey]
     """A pool's replica."""
@@ -49,7 +51,7 @@ THEN_EACH: Final = 4
 _GOOD: Final = Verdict.GOOD
 _AS_IT_IS: Final = (
     *(Inserted, Leased, Released),
-    *(Heard, Failed, Restarted, PushEnded),
+    *(ReadingsUpdate, ScrapeFailed, Restarted, PushEnded),
     *(Probed, Indexed),
 )
 FOLDED: Final = frozenset({Charged, Settled, Judged, EndpointRemoved, *_AS_IT_IS})

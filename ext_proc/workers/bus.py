@@ -36,7 +36,7 @@ from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.routing.state.ledger import Charged
 from ext_proc.telemetry.hub import PUSH
-from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
+from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.account import FOLDED, Account
 from ext_proc.workers.encode import Encoder
 from ext_proc.workers.links import Inlet, Outlet, heartbeat, path_of
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.routing.state.leases import Lease, LeaseKey
-    from ext_proc.telemetry.news import News
+    from ext_proc.telemetry.news import TelemetryUpdate
     from ext_proc.workers.account import Deed
     from ext_proc.workers.records import Word
 
@@ -133,7 +133,7 @@ class Bus:
         place: WorkerPlace,
         shared: Replicated,
         *,
-        on_news: Callable[[News], None],
+        on_news: Callable[[TelemetryUpdate], None],
         on_judged: Callable[[Judged, float], None],
         on_lead: Callable[[bool], None],
         clock: Callable[[], float] = time.monotonic,
@@ -351,9 +351,9 @@ class Bus:
             self._inlets[peer_worker].rest()
         elif isinstance(word, (Probed, Indexed)):
             word.take(self._shared.conditions)
-        elif isinstance(word, (Heard, Failed, Restarted, PushEnded)):
+        elif isinstance(word, (ReadingsUpdate, ScrapeFailed, Restarted, PushEnded)):
             self._on_news(word)
-            if isinstance(word, Heard) and word.source == PUSH:
+            if isinstance(word, ReadingsUpdate) and word.source == PUSH:
                 self._pushes[peer_worker].add(word.endpoint)
 
     def _lost(self, peer_worker: int) -> None:

@@ -18,7 +18,7 @@ from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
 from ext_proc.routing.values.ticket import Ticket
-from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
+from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.news import Begun, Indexed, Probed
 from ext_proc.workers.records import (
     BLOCK_BYTES,
@@ -251,7 +251,7 @@ def _release(pool: Any, sequence: Any) -> Word:
 
 
 def _heard(endpoint: Any, source: Any, at: Any, readings: Any) -> Word:
-    return Heard(
+    return ReadingsUpdate(
         _text(endpoint), _text(source), tuple([_reading(each) for each in readings]), _number(at)
     )
 
@@ -276,7 +276,7 @@ _WORDS: Final[dict[str, Callable[..., Word]]] = {
     "release": _release,
     "heard": _heard,
     "restarted": lambda endpoint: Restarted(_text(endpoint)),
-    "failed": lambda endpoint, failures: Failed(_text(endpoint), int(failures)),
+    "failed": lambda endpoint, failures: ScrapeFailed(_text(endpoint), int(failures)),
     "push-ended": lambda endpoint: PushEnded(_text(endpoint)),
     "probed": _probed,
     "indexed": _indexed,

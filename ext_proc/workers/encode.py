@@ -12,7 +12,7 @@ from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
-from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
+from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.news import Begun, Indexed, Probed
 from ext_proc.workers.records import (
     INSERTED,
@@ -58,9 +58,9 @@ class Encoder:
             Inserted: self._inserted,
             Leased: self._leased,
             Released: self._released,
-            Heard: self._heard,
+            ReadingsUpdate: self._heard,
             Restarted: self._restarted,
-            Failed: self._failed,
+            ScrapeFailed: self._failed,
             PushEnded: self._push_ended,
             Judged: self._judged,
             Probed: self._probed,
@@ -140,13 +140,13 @@ class Encoder:
     def _released(self, event: Released, into: bytearray) -> None:
         _json(into, ["release", event.key.pool, list(event.key.sequence)])
 
-    def _heard(self, event: Heard, into: bytearray) -> None:
+    def _heard(self, event: ReadingsUpdate, into: bytearray) -> None:
         _json(into, ["heard", event.endpoint, event.source, event.at, list(event.readings)])
 
     def _restarted(self, event: Restarted, into: bytearray) -> None:
         _json(into, ["restarted", event.endpoint])
 
-    def _failed(self, event: Failed, into: bytearray) -> None:
+    def _failed(self, event: ScrapeFailed, into: bytearray) -> None:
         _json(into, ["failed", event.endpoint, event.failures])
 
     def _push_ended(self, event: PushEnded, into: bytearray) -> None:

@@ -19,10 +19,10 @@ from ext_proc.feedback.entries import Judged, Verdict
 
 if TYPE_CHECKING:
     from ext_proc.routing.peers import ReplicationEvent
-    from ext_proc.telemetry.news import News
+    from ext_proc.telemetry.news import TelemetryUpdate
     from ext_proc.workers.news import Begun, Indexed, Probed
 
-    Word: TypeAlias = ReplicationEvent | News | Judged | Probed | Indexed | Begun
+    Word: TypeAlias = ReplicationEvent | TelemetryUpdate | Judged | Probed | Indexed | Begun
     """What a record says."""
 
 VERSION: Final = 2

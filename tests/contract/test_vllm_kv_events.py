@@ -47,7 +47,7 @@ def index():
         translator,
         index.apply,
         lambda complete: index.apply(Telling(R1, complete)),
-        can_ask=True,
+        can_replay=True,
     )
     index.apply(Telling(R1, complete=False))
     for message, payload in zip(MESSAGES, PAYLOADS, strict=True):

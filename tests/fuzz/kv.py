@@ -22,7 +22,7 @@ def one_batch(data: bytes) -> None:
         translator,
         index.apply,
         lambda complete: index.apply(Telling(KEY, complete)),
-        can_ask=True,
+        can_replay=True,
     )
     at = 0
     while at < len(data):

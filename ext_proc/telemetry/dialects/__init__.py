@@ -1,9 +1,9 @@
-"""A replica's Prometheus page to readings. Pure; unknown stays ``None``.
+"""Parses a replica's Prometheus page into readings. Pure; unknown values stay ``None``.
 
 ``triton`` reads what every Triton reports, ``trtllm`` what the TensorRT-LLM backend adds,
-``engines`` the pages of vLLM and SGLang that serve without Triton, ``gpu`` the GPUs, ``custom``
-what the fleet file declares. An engine's own words win over Triton's, which see a request as gone
-once the engine has it.
+``engines`` the pages of vLLM and SGLang serving without Triton, ``gpu`` the GPUs, and ``custom``
+the series declared in the fleet file. An engine's own values win over Triton's: Triton counts a
+request as gone once the engine has it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _OWN: Final = triton.FAMILIES | trtllm.FAMILIES | engines.FAMILIES | gpu.FAMILIE
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What to read beyond the dialects that are known by themselves."""
+    """The series to read beyond those of the built-in dialects."""
 
     declared: tuple[CustomMetric, ...] = ()
     gpus: frozenset[str] = frozenset()
-    """The endpoint's GPUs on a page of DCGM, by index or UUID; empty = all."""
+    """The endpoint's GPUs on a DCGM page, by index or UUID; empty = all."""
     families: frozenset[str] = field(init=False, default=_OWN)
-    """All that is parsed."""
+    """Names of all metric families to parse."""
 
     def __post_init__(self) -> None:
         own = _OWN | {each.metric for each in self.declared}
@@ -54,19 +54,19 @@ PLAIN: Final = Vocabulary()
 
 @dataclass(frozen=True, slots=True)
 class PageReadings:
-    """All that one page says to a router."""
+    """All values of one page that are relevant to a router."""
 
     at: float
-    """When it was fetched, monotonic seconds."""
+    """Time of the fetch, monotonic seconds."""
     readings: tuple[Reading, ...]
-    """One per model and version, sorted by both; one without model speaks of the endpoint."""
+    """One per model and version, sorted by both; one without a model describes the endpoint."""
     counters: Mapping[ModelVersion, Counters]
 
     @property
     def successes(self) -> dict[ModelVersion, float]:
-        """Return the counters of finished requests, where they are known.
+        """Return the counters of finished requests where they are known.
 
-        They fall only where the model or the server was restarted.
+        They decrease only if the model or the server was restarted.
         """
         return {
             key: each.successes for key, each in self.counters.items() if each.successes is not None
@@ -74,10 +74,10 @@ class PageReadings:
 
 
 def read_all(text: str, at: float, vocabulary: Vocabulary = PLAIN) -> PageReadings:
-    """Read a page that was fetched at ``at`` (seconds on the monotonic clock).
+    """Parse a page that was fetched at ``at`` (seconds on the monotonic clock).
 
     Raises:
-        BadPage: It is empty, or no page of metrics.
+        BadPage: The page is empty or is not a page of metrics.
     """
     families = parse(text, vocabulary.families)
     own = trtllm.refine(triton.read(families, at), families, at) | engines.read(families, at)
@@ -102,6 +102,6 @@ def read_page(text: str, at: float) -> tuple[Reading, ...]:
     """Return the readings of a page that was fetched at ``at``.
 
     Raises:
-        BadPage: It is empty, or no page of metrics.
+        BadPage: The page is empty or is not a page of metrics.
     """
     return read_all(text, at).readings

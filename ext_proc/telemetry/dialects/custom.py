@@ -1,9 +1,9 @@
-"""A vocabulary that the fleet file declares: which series says what.
+"""Maps series that the fleet file declares to fields of a reading.
 
-A series counts where its labels include the declared ones. Counts of several series add up, shares
-are averaged, and a size must be the same in all. A series that names no model (``model`` with
-``version``, or ``model_name``) speaks of the whole endpoint. What is declared wins over what the
-other dialects found.
+A series counts if its labels include the declared ones. Counts of several series are added, shares
+are averaged, and a size must be equal in all. A series that names no model (``model`` with
+``version``, or ``model_name``) describes the whole endpoint. Declared series win over the other
+dialects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def refine(
     at: float,
     declared: Sequence[CustomMetric],
 ) -> dict[ModelVersion | None, Reading]:
-    """Return ``readings`` with what the declared series say; ``None`` is the whole endpoint."""
+    """Return ``readings`` with the declared series' values; key ``None`` is the whole endpoint."""
     refined = dict(readings)
     for each in declared:
         values: dict[ModelVersion | None, list[float | None]] = {}

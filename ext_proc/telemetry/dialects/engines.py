@@ -1,12 +1,12 @@
 """The pages of engines that serve OpenAI's API themselves: vLLM and SGLang.
 
-Their series name the model by ``model_name`` and know no versions.
+Their series name the model by ``model_name`` and have no versions.
 
 * vLLM (``vllm/v1/metrics/loggers.py``): one series per ``engine`` of a data-parallel server. Queues
-  add up; the cache share is the mean, as its engines are alike.
+  are added; the cache share is the mean, because the engines are alike.
 * SGLang (``python/sglang/srt/observability/metrics_collector.py``): where all ranks of tensor or
-  pipeline parallelism report, they report the same queue, so the largest of them counts once; what
-  differs in other labels adds up.
+  pipeline parallelism report, they report the same queue, so only the largest value counts; series
+  that differ in other labels are added.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ VLLM_WAITING: Final = "vllm:num_requests_waiting"
 VLLM_RUNNING: Final = "vllm:num_requests_running"
 VLLM_CACHE: Final = "vllm:kv_cache_usage_perc"
 VLLM_CACHE_V0: Final = "vllm:gpu_cache_usage_perc"
-"""The name before vLLM 0.10."""
+"""Name before vLLM 0.10."""
 VLLM_CONFIG: Final = "vllm:cache_config_info"
 VLLM_HITS: Final = "vllm:prefix_cache_hits_total"
-"""Tokens."""
+"""In tokens."""
 VLLM_LORA: Final = "vllm:lora_requests_info"
-"""The adapters of running and waiting requests, as lists in labels; the value is the time at which
-they were these, and series of earlier lists stay on the page."""
+"""The adapters of running and waiting requests, as lists in labels. The value is the time at which
+the lists were valid; series of earlier lists stay on the page."""
 VLLM_SUCCESS: Final = "vllm:request_success_total"
 SGLANG_WAITING: Final = "sglang:num_queue_reqs"
 SGLANG_RUNNING: Final = "sglang:num_running_reqs"
@@ -105,7 +105,7 @@ def _by_name(
 
 
 def _once_per_rank(samples: Iterable[SeriesSample]) -> list[SeriesSample]:
-    """Keep one of the series that differ in their rank only: the largest, unknown if any is."""
+    """Keep one of the series that differ only in rank: the largest, or unknown if any is."""
     kept: dict[tuple[tuple[str, str], ...], SeriesSample] = {}
     for sample in samples:
         group = tuple(sorted(item for item in sample.labels.items() if item[0] not in _RANKS))
@@ -122,7 +122,7 @@ def _once_per_rank(samples: Iterable[SeriesSample]) -> list[SeriesSample]:
 def _with_config(
     found: dict[ModelVersion, Reading], families: Families
 ) -> dict[ModelVersion, Reading]:
-    """Add what vLLM says of its cache; it does not name the model, so there must be one only."""
+    """Add vLLM's cache configuration; it names no model, so the page must have only one."""
     sizes = {_count(sample.labels.get("block_size")) for sample in families[VLLM_CONFIG]}
     blocks = [_count(sample.labels.get("num_gpu_blocks")) for sample in families[VLLM_CONFIG]]
     if len(found) != 1 or len(sizes) != 1:
@@ -144,12 +144,12 @@ def _with_config(
 def _with_adapters(
     found: dict[ModelVersion, Reading], families: Families
 ) -> dict[ModelVersion, Reading]:
-    """Add the LoRA adapters in use; the series does not name the model, so there must be one."""
-    told = [each for each in families[VLLM_LORA] if each.value is not None]
-    if len(found) != 1 or not told:
+    """Add the LoRA adapters in use; the series names no model, so the page must have only one."""
+    reported = [each for each in families[VLLM_LORA] if each.value is not None]
+    if len(found) != 1 or not reported:
         return found
     ((key, reading),) = found.items()
-    labels = max(told, key=lambda each: each.value or 0.0).labels
+    labels = max(reported, key=lambda each: each.value or 0.0).labels
     names = [
         name.strip()
         for label in ("running_lora_adapters", "waiting_lora_adapters")
@@ -159,7 +159,7 @@ def _with_adapters(
 
 
 def _count(text: str | None) -> int | None:
-    """Read a positive number out of a label, ``None`` where it is none."""
+    """Parse a positive number from a label, ``None`` if it is not one."""
     if text is None or not text.isascii() or not text.isdigit() or len(text) > 12:  # noqa: PLR2004 - far above any cache
         return None
     return int(text) or None

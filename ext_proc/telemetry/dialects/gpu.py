@@ -1,13 +1,13 @@
-"""What GPUs are doing, by Triton's own series or by NVIDIA's DCGM exporter.
+"""GPU load, from Triton's own series or from NVIDIA's DCGM exporter.
 
-* Triton (core: ``src/metrics.cc``): ``nv_gpu_*`` by ``gpu_uuid``, those of its own process.
+* Triton (core: ``src/metrics.cc``): ``nv_gpu_*`` by ``gpu_uuid``, the GPUs of its own process.
 * DCGM exporter (``etc/default-counters.csv``): ``DCGM_FI_*`` by ``gpu`` and ``UUID``, all GPUs of
-  the host, so the endpoint says which are its own. The engine-active ratio is preferred over
-  GPU_UTIL, which says only that some kernel ran.
+  the host, so the endpoint declares which are its own. The engine-active ratio is preferred to
+  GPU_UTIL, which only means that some kernel ran.
 
-Utilisation is the mean over the GPUs, memory the share of their sum; free memory is that of the
-emptiest one, as a model rarely spans several unasked. XID is the last error of any
-of them; the exporter keeps telling it until the GPU is reset, and 0 says that there was none.
+Utilization is the mean over the GPUs, memory the used share of their sum. Free memory is that of
+the emptiest GPU, because a model rarely spans several unless configured to. XID is the last error
+of any of them; the exporter repeats it until the GPU is reset, and 0 means that there was none.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ FAMILIES: Final = frozenset(
 )
 
 MIB: Final = 2**20
-"""The exporter tells memory in MiB, Triton in bytes."""
+"""The exporter reports memory in MiB, Triton in bytes."""
 _NAMES: Final = ("gpu", "UUID", "gpu_uuid")
 
 
 def read(families: Families, at: float, gpus: frozenset[str] = frozenset()) -> Reading | None:
-    """Return the reading of an endpoint's GPUs, ``None`` where the page says nothing of them.
+    """Return the reading of an endpoint's GPUs, ``None`` if the page has none.
 
     Args:
-        families: The page.
-        at: When it was read.
+        families: The parsed page.
+        at: Time of the fetch.
         gpus: The endpoint's GPUs by index or UUID; empty = all on the page.
     """
     if not any(map(families.__getitem__, FAMILIES)):

@@ -1,13 +1,14 @@
-"""The Prometheus text format, of which only the needed families are parsed.
+"""Parses the needed families of a page in the Prometheus text format.
 
-Laws:
-* A series belongs to a model of a Triton exactly if its labels say model and version; what else its
-  labels say is summed over by the caller, never chosen from.
-* A value that is not finite or is negative is unknown, not 0.
-* An empty page is an error: Triton answers 200 with nothing on every path but ``/metrics``.
+Rules:
 
-A page repeats the same series every time, so what a series' text means is remembered (at most
-``MEMO_SERIES``): a page then costs a look at the start of each line and one number per series.
+1. A series belongs to a model of a Triton if, and only if, its labels name model and version.
+   Callers sum over the other labels and never select by them.
+2. A value that is not finite or is negative is unknown, not 0.
+3. An empty page is an error: Triton answers 200 with an empty page on every path but ``/metrics``.
+
+Pages repeat the same series, so the parsed text of a series is cached (at most ``MEMO_SERIES``): a
+page then costs a look at the start of each line and one number per series.
 Source: the exposition format 0.0.4 of Prometheus.
 """
 
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 MAX_SERIES: Final = 4096
-"""Needed series on a page; a page with more is refused."""
+"""Maximum needed series on a page; a page with more is rejected."""
 
 MEMO_SERIES: Final = 16_384
-"""Series whose meaning is remembered, over all pages."""
+"""Maximum parsed series texts that are cached, over all pages."""
 
 MAX_SERIES_CHARS: Final = 4096
-"""Longest text of one series; a page with a longer one among the needed is refused."""
+"""Maximum characters of one needed series; a page with a longer one is rejected."""
 
 _FIRST_SAMPLE: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{.*\})?[ \t]+\S+")
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -36,30 +37,30 @@ _LABEL: Final = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*
 _ESCAPED: Final = re.compile(r"\\(.)")
 _ESCAPES: Final = {"n": "\n"}
 _MOST_PARTS: Final = 2
-"""A value, and perhaps a timestamp."""
+"""A value, and an optional timestamp."""
 _SHOWN_CHARS: Final = 60
 
 
 class BadPage(ValueError):  # noqa: N818 - reads as what it is
-    """The text is no page of metrics; the message names the line."""
+    """The text is not a page of metrics; the message names the line."""
 
 
 class ModelVersion(NamedTuple):
-    """What per-model series are chosen by."""
+    """Key of per-model series."""
 
     model: str
     version: str | None
-    """``None`` where the engine knows none: only Triton has versions."""
+    """``None`` if the engine has no versions: only Triton has them."""
 
 
 class SeriesSample(NamedTuple):
     """One series with its value."""
 
     key: ModelVersion | None
-    """The model of a Triton that it is about, ``None`` where its labels do not name one."""
+    """The Triton model of the series, ``None`` if its labels name none."""
     labels: Mapping[str, str]
     value: float | None
-    """``None`` where the replica wrote no usable number."""
+    """``None`` if the replica wrote no usable number."""
 
 
 Families = dict[str, list[SeriesSample]]
@@ -75,8 +76,8 @@ def parse(text: str, wanted: frozenset[str]) -> Families:
     """Return the samples of the ``wanted`` families.
 
     Raises:
-        BadPage: The page is empty, is no page of metrics, has a broken line among the wanted ones
-            or more than ``MAX_SERIES`` of them.
+        BadPage: The page is empty, is not a page of metrics, has a broken line among the wanted
+            ones or more than ``MAX_SERIES`` of them.
     """
     page = text.split("\n")
     _check_kind(page)
@@ -92,28 +93,30 @@ def parse(text: str, wanted: frozenset[str]) -> Families:
             continue
         count += 1
         if count > MAX_SERIES:
-            raise BadPage(f"line {number}: more than {MAX_SERIES} series of interest")
+            raise BadPage(f"line {number}: more than {MAX_SERIES} needed series")
         try:
             series, value = _sample(line)
         except ValueError:
-            raise BadPage(f"line {number}: no Prometheus sample: {line[:_SHOWN_CHARS]!r}") from None
+            raise BadPage(
+                f"line {number}: not a Prometheus sample: {line[:_SHOWN_CHARS]!r}"
+            ) from None
         families[series.name].append(SeriesSample(series.key, series.labels, value))
     return families
 
 
 def _check_kind(page: list[str]) -> None:
-    """Refuse what is no page of metrics by its first sample."""
+    """Reject text that is not a page of metrics, judged by its first sample."""
     for number, line in enumerate(page, 1):
         if not line or line.isspace() or line.startswith("#"):
             continue
         if _FIRST_SAMPLE.match(line) is None:
-            raise BadPage(f"line {number}: no Prometheus sample: {line[:_SHOWN_CHARS]!r}")
+            raise BadPage(f"line {number}: not a Prometheus sample: {line[:_SHOWN_CHARS]!r}")
         return
     raise BadPage(f"line {len(page)}: the page has no sample; is it the /metrics path?")
 
 
 def _sample(line: str) -> tuple[_Series, float | None]:
-    """Read one line; raise ``ValueError`` where it is none."""
+    """Parse one line; raise ``ValueError`` if it is not a sample."""
     end = line.rfind("}") + 1 or len(line.split(None, 1)[0])
     if end > MAX_SERIES_CHARS:
         raise ValueError(line)
@@ -127,7 +130,7 @@ def _sample(line: str) -> tuple[_Series, float | None]:
 
 @lru_cache(maxsize=MEMO_SERIES)
 def _series(text: str) -> _Series:
-    """Read a name with its labels; raise ``ValueError`` where it is none."""
+    """Parse a name with its labels; raise ``ValueError`` if it is not one."""
     name, brace, rest = text.partition("{")
     name = name.rstrip()
     if _NAME.fullmatch(name) is None:
@@ -147,7 +150,7 @@ def _series(text: str) -> _Series:
 
 
 def by_model(samples: Iterable[SeriesSample]) -> dict[ModelVersion, list[SeriesSample]]:
-    """Group a family's samples by model and version; those that name neither are left out."""
+    """Group a family's samples by model and version; samples without them are left out."""
     found: dict[ModelVersion, list[SeriesSample]] = {}
     for sample in samples:
         if sample.key is not None:
@@ -156,7 +159,7 @@ def by_model(samples: Iterable[SeriesSample]) -> dict[ModelVersion, list[SeriesS
 
 
 def totals(samples: Iterable[SeriesSample]) -> dict[ModelVersion, float]:
-    """Add up a family per model and version; a model with an unknown part is left out."""
+    """Sum a family per model and version; a model with an unknown part is left out."""
     sums: dict[ModelVersion, float] = {}
     unknown: set[ModelVersion] = set()
     for key, _, value in samples:
@@ -172,12 +175,12 @@ def totals(samples: Iterable[SeriesSample]) -> dict[ModelVersion, float]:
 
 
 def total(values: list[float | None]) -> float | None:
-    """Add up series; unknown where there is none or one of them is unknown."""
+    """Sum values; unknown if there is none or one of them is unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
 
 
 def mean(values: list[float | None]) -> float | None:
-    """Average shares, within 0..1; unknown where there is none or one of them is unknown."""
+    """Average shares, within 0..1; unknown if there is none or one of them is unknown."""
     whole = total(values)
     return None if whole is None else min(whole / len(values), 1.0)

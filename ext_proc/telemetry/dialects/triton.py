@@ -1,8 +1,8 @@
-"""What every Triton reports (core: ``src/metrics.cc``).
+"""The series that every Triton reports (core: ``src/metrics.cc``).
 
 ``nv_inference_pending_request_count`` is a queue only for backends that keep the request while they
-work. vLLM's backend hands it on at once, so there the gauge rests at 0 and is taken as unknown; the
-same holds for other decoupled models, which a page does not tell apart.
+work. vLLM's backend hands requests on at once, so there the gauge stays at 0 and is treated as
+unknown. The same holds for other decoupled models, which a page does not identify.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ FAMILIES: Final = frozenset({PENDING, SUCCESS, FAILURE, QUEUE, *COMPUTE, VLLM})
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """A model's counters as one page had them; ``rates`` turns two of them into rates."""
+    """A model's counters on one page; ``rates`` computes rates from two of them."""
 
     successes: float | None = None
     queue_s: float | None = None
-    """Seconds that finished requests waited, since the model was loaded."""
+    """Seconds that finished requests waited in the queue, since the model was loaded."""
     compute_s: float | None = None
-    """Seconds that they took from then on: input, inference and output."""
+    """Seconds of their input, inference and output, likewise."""
     failures: Mapping[str, float] = field(default_factory=dict)
     """Failed requests by reason."""
 
 
 def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
-    """Return a reading per model that the page names."""
+    """Return a reading per model on the page."""
     handed_on = by_model(families[VLLM]).keys()
     pending = totals(families[PENDING])
     named = (*families[PENDING], *families[SUCCESS])
@@ -62,8 +62,8 @@ def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
 def counters(families: Families) -> dict[ModelVersion, Counters]:
     """Return each model's counters.
 
-    Durations of models that hand their requests on at once describe the handing on only; they are
-    left out where the page tells.
+    For models that hand their requests on at once, durations cover only the handing on; they are
+    left out where the page identifies such a model.
     """
     successes, queue = totals(families[SUCCESS]), totals(families[QUEUE])
     compute = [totals(families[name]) for name in COMPUTE]

@@ -1,9 +1,9 @@
-"""What the TensorRT-LLM backend reports (tensorrtllm_backend: ``custom_metrics_reporter.cc``).
+"""The series of the TensorRT-LLM backend (tensorrtllm_backend: ``custom_metrics_reporter.cc``).
 
 * Queue = ``waiting``, running = ``scheduled``, cache = ``fraction`` or else ``used / max``, block
-  size = ``tokens_per``, as llm-d's scheduler maps them.
-* ``waiting`` does not count what the executor queues beyond ``max`` requests, so ``active >= max``
-  is told as ``saturated``.
+  size = ``tokens_per``; llm-d's scheduler maps them in the same way.
+* ``waiting`` does not count the requests that the executor queues beyond ``max``, so ``active >=
+  max`` is reported as ``saturated``.
 * Cache statistics that the engine did not deliver keep their old value, 0 at the start: a pool of 0
   blocks or blocks of 0 tokens are unknown.
 """
@@ -31,13 +31,13 @@ _KIND: Final = {
 }
 
 Kinds = dict[str, list[float | None]]
-"""The values of a model's series by what they say."""
+"""The values of a model's series, by the value of the label that tells them apart."""
 
 
 def refine(
     readings: Mapping[ModelVersion, Reading], families: Families, at: float
 ) -> dict[ModelVersion, Reading]:
-    """Return ``readings`` with what the engine itself says about its models."""
+    """Return ``readings`` refined by the engine's own values."""
     refined = dict(readings)
     requests, blocks = _by_model(families, REQUESTS), _by_model(families, BLOCKS)
     for key in requests.keys() | blocks.keys():
@@ -62,7 +62,7 @@ def _by_model(families: Families, family: str) -> dict[ModelVersion, Kinds]:
 
 def _with_requests(reading: Reading, kinds: Kinds | None) -> Reading:
     if kinds is None:
-        # The engine works but does not say how much; Triton's own queue says nothing about it.
+        # The engine is busy but does not report how much; Triton's own queue does not show it.
         return replace(reading, queued=None)
     active, most = total(kinds.get("active", [])), total(kinds.get("max", []))
     return replace(
@@ -88,7 +88,7 @@ def _with_blocks(reading: Reading, kinds: Kinds | None) -> Reading:
 
 
 def _share(kinds: Kinds) -> float | None:
-    """Return the share of the cache in use over all series, within 0..1."""
+    """Return the used share of the cache over all series, within 0..1."""
     used, most = total(kinds.get("used", [])), total(kinds.get("max", []))
     if most == 0:
         return None

@@ -1,6 +1,6 @@
-"""KV events of vLLM: what its engines say of their caches, over ZMQ, into the prefix index.
+"""vLLM's KV events: changes of the engines' caches, over ZMQ, applied to the prefix index.
 
-``decode`` and ``sequence`` and ``translate`` are pure; ``subscribe`` reads sockets; ``collector``
-follows the fleet. Only ``decode`` and ``subscribe`` need the extra ``tidegate[kv-events]``, and are
-imported where a pool asks for events.
+``decode``, ``sequence`` and ``translate`` are pure; ``subscribe`` reads sockets; ``collector``
+follows the fleet. Only ``decode`` and ``subscribe`` need the extra ``tidegate[kv-events]``; they
+are imported when a pool uses events.
 """

@@ -1,12 +1,13 @@
-"""Follows the KV events of all endpoints whose pools name them, into the prefix index.
+"""Follows the KV events of all endpoints whose pools name them, and updates the prefix index.
 
-Laws:
-* One subscriber per engine. An endpoint whose events, pool's block size or model changed begins
-  anew; one that no pool names any longer is left alone.
-* An endpoint is complete while all its engines are.
-* Without the extra ``tidegate[kv-events]`` nothing is followed; that is logged once, with the fix.
-* An endpoint that is complete and never tells of what it is sent (``exact_index`` rule 2) is logged
-  when that is found and when it has ended.
+Rules:
+
+1. There is one subscriber per engine. An endpoint starts anew if its events, its pool's block size
+   or its model change. An endpoint that no pool names any longer is no longer followed.
+2. An endpoint is complete while all its engines are.
+3. Without the extra ``tidegate[kv-events]`` nothing is followed; this is logged once, with the fix.
+4. A complete endpoint whose events never match the requests sent to it (``exact_index`` rule 2) is
+   logged when this is detected and when it ends.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ if TYPE_CHECKING:
     from ext_proc.telemetry.kv_events.follower import Follower
     from ext_proc.telemetry.kv_events.subscribe import Subscriber
 
-LOOK_EVERY_S: Final = 1.0
+CHECK_EVERY_S: Final = 1.0
 
 _log = structlog.stdlib.get_logger("ext_proc.telemetry")
 
 
 class Sink(Protocol):
-    """The router, as far as caches go."""
+    """The part of the router that KV events use."""
 
     index: ExactIndex
 
     def cached(self, event: CacheEvent, /) -> None:
-        """Take what an engine says of its cache."""
+        """Apply a change of an engine's cache."""
 
 
 class _Wanted(NamedTuple):
-    """What an endpoint's events are read as."""
+    """How an endpoint's events are interpreted."""
 
     events: KvEvents
     block_tokens: int
@@ -66,11 +67,11 @@ class _Endpoint(NamedTuple):
 
 
 class KvCollector(Collector):
-    """All engines.
+    """Subscribers of all engines.
 
     Args:
-        sink: Who is told.
-        registry: Where ``tidegate_picker_kv_*`` are registered.
+        sink: Receives the changes of caches.
+        registry: Registry of the ``tidegate_picker_kv_*`` metrics.
     """
 
     def __init__(self, sink: Sink, registry: CollectorRegistry) -> None:
@@ -78,10 +79,10 @@ class KvCollector(Collector):
         self._wanted: dict[EndpointKey, _Wanted] = {}
         self._followed: dict[EndpointKey, _Endpoint] = {}
         self._ended: Counter[str] = Counter()
-        """What engines that are left alone had counted."""
-        self._vain: frozenset[EndpointKey] = frozenset()
+        """Counts of engines that are no longer followed."""
+        self._unconfirmed: frozenset[EndpointKey] = frozenset()
         self._running = False
-        self._lacking = False
+        self._unavailable = False
         self._context: Any = None
         registry.register(self)
 
@@ -104,8 +105,8 @@ class KvCollector(Collector):
         self._reconcile()
         try:
             while True:
-                await asyncio.sleep(LOOK_EVERY_S)
-                self.look()
+                await asyncio.sleep(CHECK_EVERY_S)
+                self.check()
         finally:
             self._running = False
             tasks = [each.task for known in self._followed.values() for each in known.engines]
@@ -117,17 +118,17 @@ class KvCollector(Collector):
                 self._context.destroy(linger=0)
                 self._context = None
 
-    def look(self) -> None:
-        """Say which endpoints never tell of what they are sent."""
-        if not self._followed and not self._vain:
+    def check(self) -> None:
+        """Log the endpoints whose events never match the requests sent to them."""
+        if not self._followed and not self._unconfirmed:
             return
         index = self._sink.index
-        vain = frozenset(
+        unconfirmed = frozenset(
             key
             for key, known in self._followed.items()
             if all(each.follower.complete for each in known.engines) and not index.is_exact(key)
         )
-        for key in vain - self._vain:
+        for key in unconfirmed - self._unconfirmed:
             engine = self._followed[key].engines[0].follower
             _log.warning(
                 "kv_events_never_confirm",
@@ -137,12 +138,12 @@ class KvCollector(Collector):
                 fix="routing.block_tokens, routing.tokenizer or kv_events.model do not fit the"
                 " engine; until then its cache is guessed",
             )
-        for key in self._vain - vain:
+        for key in self._unconfirmed - unconfirmed:
             _log.info("kv_events_confirm", endpoint=key.id)
-        self._vain = vain
+        self._unconfirmed = unconfirmed
 
     def state(self) -> dict[str, Any]:
-        """Return what is followed, for people."""
+        """Return the followed engines, for debugging."""
         return {
             key.id: {
                 "exact": self._sink.index.is_exact(key),
@@ -169,25 +170,27 @@ class KvCollector(Collector):
             total.update(_counts(known))
         events = CounterMetricFamily(
             "tidegate_picker_kv_events",
-            "What came of engines' KV events, and blocks of them that were passed over.",
+            "Engines' KV events by kind, and blocks of them that were ignored, by reason.",
             labels=["what"],
         )
         for what, count in sorted(total.items()):
             events.add_metric([what], count)
         yield events
-        followed, complete, vain = self._sink.index.telling() if self._followed else (0, 0, 0)
+        followed, complete, unconfirmed = (
+            self._sink.index.telling() if self._followed else (0, 0, 0)
+        )
         endpoints = GaugeMetricFamily(
             "tidegate_picker_kv_endpoints",
             "Endpoints with KV events by state: exact (the cache is known), gaps (events were"
             " missed), unconfirmed (events never fit the prompts that were sent).",
             labels=["state"],
         )
-        endpoints.add_metric(["exact"], complete - vain)
+        endpoints.add_metric(["exact"], complete - unconfirmed)
         endpoints.add_metric(["gaps"], followed - complete)
-        endpoints.add_metric(["unconfirmed"], vain)
+        endpoints.add_metric(["unconfirmed"], unconfirmed)
         yield endpoints
 
-    # --- Inside ---------------------------------------------------------------------------------
+    # --- Internals ------------------------------------------------------------------------------
 
     def _reconcile(self) -> None:
         for key in [k for k, v in self._followed.items() if self._wanted.get(k) != v.wanted]:
@@ -197,7 +200,7 @@ class KvCollector(Collector):
             self._ended.update(_counts(known))
             self._sink.cached(Telling(key, None))
         for key, wanted in self._wanted.items():
-            if key not in self._followed and not self._lacking:
+            if key not in self._followed and not self._unavailable:
                 self._begin(key, wanted)
 
     def _begin(self, key: EndpointKey, wanted: _Wanted) -> None:
@@ -210,7 +213,7 @@ class KvCollector(Collector):
                 Subscriber,
             )
         except ImportError as error:
-            self._lacking = True
+            self._unavailable = True
             _log.error(
                 "kv_events_not_available",
                 reason=str(error),
@@ -238,7 +241,7 @@ class KvCollector(Collector):
                 block=self._sink.index.block,
             )
             follower = Follower(
-                translator, self._sink.cached, completeness, can_ask=events.replay is not None
+                translator, self._sink.cached, completeness, can_replay=events.replay is not None
             )
             followers.append(follower)
             addresses = EngineAddresses(
@@ -261,6 +264,6 @@ def _counts(known: _Endpoint) -> Counter[str]:
 
 
 def _on_port(address: str, further: int) -> str:
-    """Return the address of a later engine (vLLM adds its rank to the port)."""
+    """Return the address of a further engine (vLLM adds its rank to the port)."""
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) + further}"

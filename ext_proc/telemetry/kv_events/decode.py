@@ -1,9 +1,9 @@
-"""From a published batch's bytes (MessagePack) to events. Pure.
+"""Decodes a published batch (MessagePack) into events. Pure.
 
-Source: vLLM, ``vllm/distributed/kv_events.py``. It has written its structs as arrays, whose fields
-stand in a fixed order and grew at the end, and (0.32.0, recorded) as maps; a batch may be either
-and hold either. Here all of these are read, unknown fields and kinds of events are passed over, and
-everything else that does not fit refuses the batch: what it said is lost then.
+Source: vLLM, ``vllm/distributed/kv_events.py``. Older releases write structs as arrays, whose
+fields have a fixed order and were extended at the end; 0.32.0 (recorded) writes maps. A batch may
+be either and contain either. All of these are accepted, and unknown fields and kinds of events are
+ignored. Anything else that does not fit rejects the whole batch, and its content is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ext_proc.telemetry.kv_events.events import (
 )
 
 MAX_BATCH_BYTES: Final = 2 * 2**20
-"""Half a million tokens; an engine computes some ten thousand in one step."""
+"""Half a million tokens; an engine computes about ten thousand in one step."""
 MAX_EVENTS: Final = 65_536
 MAX_BLOCK_SIZE: Final = 16_384
 MAX_TEXT: Final = 256
@@ -47,31 +47,31 @@ _REMOVED: Final = ("type", "block_hashes", "medium", "group_idx")
 
 
 class BadBatch(ValueError):  # noqa: N818 - reads as what it is
-    """The batch cannot be read; the text says why."""
+    """The batch cannot be read; the message states the reason."""
 
 
 class Batch(NamedTuple):
-    """What was published at once."""
+    """Events published together."""
 
     events: tuple[KvEvent, ...]
     unknown: int
-    """Events of a kind that is not known here."""
+    """Number of events of an unknown kind."""
 
 
 def decode(payload: bytes) -> Batch:
-    """Read one batch.
+    """Decode one batch.
 
     Raises:
-        BadBatch: It is too large, no MessagePack, or no batch of KV events.
+        BadBatch: It is too large, not MessagePack, or not a batch of KV events.
     """
     if len(payload) > MAX_BATCH_BYTES:
-        raise BadBatch(f"a batch of {len(payload)} bytes; at most {MAX_BATCH_BYTES} are read")
+        raise BadBatch(f"batch of {len(payload)} bytes; at most {MAX_BATCH_BYTES} are read")
     try:
         whole = msgspec.msgpack.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise BadBatch(f"no MessagePack: {str(error)[:MAX_TEXT]}") from None
-    except TypeError:  # a map whose keys cannot be keys
-        raise BadBatch("a map with a key that is no text") from None
+        raise BadBatch(f"not MessagePack: {str(error)[:MAX_TEXT]}") from None
+    except TypeError:  # a map with an unhashable key
+        raise BadBatch("a map has a key that is not text") from None
     events = _fields(whole, _BATCH, "a batch").get("events")
     if not isinstance(events, list) or len(events) > MAX_EVENTS:
         raise BadBatch(f"events must be a list of at most {MAX_EVENTS}")
@@ -80,7 +80,7 @@ def decode(payload: bytes) -> Batch:
 
 
 def _fields(value: Any, names: tuple[str, ...], what: str) -> dict[Any, Any]:
-    """Return a struct's fields by name, whether it came as a map or as an array."""
+    """Return a struct's fields by name, from a map or an array."""
     if isinstance(value, dict):
         return value
     if isinstance(value, list):
@@ -103,7 +103,7 @@ def _event(value: Any) -> KvEvent | None:
         return AllBlocksCleared()
     if isinstance(kind, str):
         return None
-    raise BadBatch("an event without a kind")
+    raise BadBatch("an event has no kind")
 
 
 def _stored(fields: dict[Any, Any]) -> BlockStored:
@@ -113,9 +113,9 @@ def _stored(fields: dict[Any, Any]) -> BlockStored:
         raise BadBatch(f"block_size must be 1 to {MAX_BLOCK_SIZE}")
     tokens = fields.get("token_ids")
     if not isinstance(tokens, list) or len(tokens) != len(names) * size:
-        raise BadBatch("token_ids must be those of all blocks")
+        raise BadBatch("token_ids must cover all blocks")
     if not all(_is_count(token) and token <= _MAX_TOKEN for token in tokens):
-        raise BadBatch("a token id that is none")
+        raise BadBatch("token ids must be integers from 0 to 2**32 - 1")
     parent = fields.get("parent_block_hash")
     adapter = _text(fields.get("lora_name"), "lora_name")
     if adapter is None and (number := _number(fields.get("lora_id"), "lora_id")) is not None:

@@ -1,4 +1,4 @@
-"""What an engine tells, whatever its encoding (vLLM, ``vllm/distributed/kv_events.py``)."""
+"""Events of an engine, independent of their encoding (vLLM, ``vllm/distributed/kv_events.py``)."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from typing import NamedTuple
 
 
 class BlockStored(NamedTuple):
-    """Blocks that the engine holds from now on, one behind the other."""
+    """Blocks that the engine has added to its cache, each the successor of the one before."""
 
     names: tuple[int, ...]
-    """The engine's hashes, cut to ``exact_index.NAME_BITS``."""
+    """The engine's hashes, truncated to ``exact_index.NAME_BITS``."""
     parent: int | None
-    """The block before them; ``None`` = they begin a prompt."""
+    """The block before the first; ``None`` = the blocks begin a prompt."""
     token_ids: tuple[int, ...]
-    """Of all of them, each below 2**32."""
+    """Tokens of all blocks, each below 2**32."""
     block_size: int
-    """Tokens in each."""
+    """Tokens in each block."""
     adapter: str | None = None
     extra_keys: tuple[tuple[object, ...], ...] | None = None
-    """What else each block's content depends on; ``None`` = not told."""
+    """Further inputs of each block's content; ``None`` = not reported."""
     medium: str | None = None
     group: int | None = None
-    """Of a model with several kinds of attention: which KV cache group."""
+    """KV cache group, for models with several kinds of attention."""
     kind: str | None = None
-    """That group's kind of attention; ``None`` = not told."""
+    """The group's kind of attention; ``None`` = not reported."""
 
 
 class BlockRemoved(NamedTuple):
-    """Blocks that the engine gave up."""
+    """Blocks that the engine has evicted."""
 
     names: tuple[int, ...]
     medium: str | None = None

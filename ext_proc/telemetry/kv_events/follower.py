@@ -1,7 +1,7 @@
-"""One engine's published batches, in the order and with the gaps they come in, to index changes.
+"""Applies one engine's published batches, in the order and with the gaps in which they arrive.
 
-No I/O: ``subscribe`` reads the sockets and does what is asked for here. Whatever the bytes are, no
-method raises; what cannot be read is counted, and costs what was known of this engine's cache.
+No I/O: ``subscribe`` reads the sockets and requests replays. No method raises, whatever the bytes
+are: an unreadable batch is counted, and this engine's known cache content is discarded.
 """
 
 from __future__ import annotations
@@ -24,80 +24,80 @@ class Follower:
     """Follows one engine.
 
     Args:
-        translator: Its events to changes.
-        change: Takes each change.
-        complete: Told whenever it changes whether all that the engine holds is known.
-        can_ask: It has a replay address.
+        translator: Translates events to index changes.
+        change: Receives each change.
+        on_complete: Called when ``complete`` changes, that is, whether the whole cache is known.
+        can_replay: The engine has a replay address.
     """
 
     def __init__(
         self,
         translator: Translator,
         change: Callable[[CacheEvent], None],
-        complete: Callable[[bool], None],
+        on_complete: Callable[[bool], None],
         *,
-        can_ask: bool,
+        can_replay: bool,
     ) -> None:
         self._translator = translator
         self._change = change
-        self._tell_complete = complete
-        self._sequence = Sequence(can_ask=can_ask)
-        self._told_complete = False
-        self.can_ask = can_ask
+        self._on_complete = on_complete
+        self._sequence = Sequence(can_replay=can_replay)
+        self._published_complete = False
+        self.can_replay = can_replay
         self.counts: Counter[str] = Counter()
-        """What came, by kind, for metrics."""
+        """Received batches and events by kind, for metrics."""
         self.error: str | None = None
-        """Why the last batch that could not be read could not."""
+        """Error of the last unreadable batch."""
 
     @property
     def complete(self) -> bool:
-        """Tell whether all that the engine holds is known."""
+        """Return whether the engine's whole cache content is known."""
         return self._sequence.complete
 
     @property
     def missing(self) -> int:
-        """Return the first batch that a replay should bring."""
+        """Return the first batch that a replay should deliver."""
         return self._sequence.missing
 
     def passed(self) -> Counter[str]:
-        """Return the blocks that were passed over, by reason."""
+        """Return the ignored blocks, by reason."""
         return self._translator.passed
 
     @property
     def other_size(self) -> int | None:
-        """Return the engine's block size where it is not the pool's."""
+        """Return the engine's block size if it differs from the pool's."""
         return self._translator.other_size
 
     def live(self, number: int, payload: bytes) -> bool:
-        """Take a batch that was just published.
+        """Apply a batch that was just published.
 
         Returns:
-            False where batches before it are missing: get a replay of them, or ``give_up``, and
-            then offer it again.
+            False if earlier batches are missing: get a replay of them, or call ``give_up``, and
+            then pass this batch again.
         """
         return self._take(self._sequence.live(number), payload)
 
     def replayed(self, number: int, payload: bytes, *, first: bool) -> bool:
-        """Take a batch of a replay; False where others were lost before it: ask once more."""
+        """Apply a batch of a replay; False if others were lost before it: request it again."""
         return self._take(self._sequence.replayed(number, first=first), payload)
 
     def replay_ended(self, *, empty: bool) -> None:
-        """Note that a replay was told to its end."""
+        """Record that a replay is complete."""
         self._sequence.replay_ended(empty=empty)
         self._settle()
 
     def give_up(self, number: int) -> None:
-        """Note that what is missing before a live batch cannot be had."""
+        """Record that the batches missing before a live batch cannot be recovered."""
         self._sequence.give_up(number)
         self._settle()
 
     def lost(self) -> None:
-        """Note that the connection was lost."""
+        """Record that the connection was lost."""
         self._sequence.lost()
         self._settle()
 
     def _take(self, step: Step, payload: bytes) -> bool:
-        if step is Step.ASK:
+        if step is Step.REPLAY:
             self._settle()
             return False
         if step is Step.SKIP:
@@ -124,13 +124,13 @@ class Follower:
         return True
 
     def _settle(self) -> None:
-        """Say what the sequence has found out."""
+        """Apply the state of the sequence: purge the index, count, report completeness."""
         sequence = self._sequence
         if sequence.forget:
             sequence.forget = False
             self.counts["purges"] += 1
             self._change(self._translator.cleared())
         self.counts["gaps"], self.counts["restarts"] = sequence.gaps, sequence.restarts
-        if sequence.complete != self._told_complete:
-            self._told_complete = sequence.complete
-            self._tell_complete(sequence.complete)
+        if sequence.complete != self._published_complete:
+            self._published_complete = sequence.complete
+            self._on_complete(sequence.complete)

@@ -1,18 +1,19 @@
 """Reads one engine's KV events over ZMQ: a SUB socket, and a DEALER socket for replays.
 
 Source: vLLM's ``ZmqEventPublisher``. A published message is topic, number (8 bytes, big-endian) and
-batch. A replay is asked for with an empty frame and the first number wanted; each answer is an
-empty frame, number and batch, and the last one has the number -1.
+batch. A replay request is an empty frame and the first number wanted. Each reply is an empty frame,
+number and batch; the last reply has the number -1.
 
-Laws:
+Rules:
 
-* A message is at most ``MAX_BATCH_BYTES``, and ``QUEUE`` of them wait; what a slow reader loses is
-  a gap like any other.
-* Each new connection begins with a replay from batch 0, so that a picker that starts late knows
-  what is already held.
-* At most ``ASKS`` replays to close one gap, each of which ends when nothing came for ``REPLAY_S``.
-* After ``BURST`` messages others get their turn.
-* Nothing but a cancellation ends ``run``; sockets that fail are opened anew after ``RETRY_S``.
+1. A message has at most ``MAX_BATCH_BYTES``, and at most ``QUEUE`` messages are queued; messages
+   lost by a slow reader are a gap like any other.
+2. Each new connection begins with a replay from batch 0, so that a picker that starts late learns
+   the current content of the cache.
+3. At most ``MAX_REPLAYS`` replays are requested to close one gap; each ends when nothing has
+   arrived for ``REPLAY_S``.
+4. After ``BURST`` messages the subscriber yields to other tasks.
+5. Only a cancellation ends ``run``; failed sockets are reopened after ``RETRY_S``.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 QUEUE: Final = 512
 REPLAY_QUEUE: Final = 20_000
-"""vLLM keeps 10,000 batches, sends them at once, and drops what does not fit."""
-ASKS: Final = 4
+"""vLLM keeps 10,000 batches, sends them at once, and drops those that do not fit."""
+MAX_REPLAYS: Final = 4
 REPLAY_S: Final = 2.0
 RETRY_S: Final = 1.0
 BURST: Final = 16
@@ -51,7 +52,7 @@ _log = structlog.stdlib.get_logger("ext_proc.telemetry")
 
 
 class EngineAddresses(NamedTuple):
-    """Where one engine publishes."""
+    """Addresses at which one engine publishes."""
 
     events: str
     """``tcp://host:port``."""
@@ -60,12 +61,12 @@ class EngineAddresses(NamedTuple):
 
 
 class Subscriber:
-    """Keeps one follower told.
+    """Feeds one follower.
 
     Args:
-        context: The process' ZMQ context.
-        addresses: Where the engine publishes.
-        follower: Who is told.
+        context: The process's ZMQ context.
+        addresses: Addresses at which the engine publishes.
+        follower: Receives the batches.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Subscriber:
                 await self._follow()
             except (zmq.ZMQError, OSError) as error:
                 _log.warning("kv_events_failed", address=self._addresses.events, reason=str(error))
-            except Exception:  # noqa: BLE001 - one engine's trouble must not end the others
+            except Exception:  # noqa: BLE001 - one engine's failure must not end the others
                 _log.exception("kv_events_failed", address=self._addresses.events)
             self.connected = False
             self._follower.lost()
@@ -111,14 +112,14 @@ class Subscriber:
                 watched.close(0)
 
     async def _read(self, socket: zmq.Socket[bytes], watched: zmq.Socket[bytes]) -> None:
-        """Read all that is there; a descriptor wakes once for many messages."""
+        """Read all pending messages; the descriptor signals once for many of them."""
         taken = 0
         while True:
             if _readable(watched):
                 event = recv_monitor_message(watched, zmq.NOBLOCK)["event"]
                 self.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                 self._follower.lost()
-                if self.connected and self._follower.can_ask:
+                if self.connected and self._follower.can_replay:
                     await self._replay()
             elif _readable(socket):
                 await self._take(socket.recv_multipart(zmq.NOBLOCK))
@@ -141,15 +142,15 @@ class Subscriber:
             self._follower.live(number, payload)
 
     async def _replay(self) -> None:
-        """Ask for what is missing, again where answers were lost on the way."""
-        for _ in range(ASKS):
+        """Request the missing batches, repeatedly if replies were lost in transit."""
+        for _ in range(MAX_REPLAYS):
             self._follower.counts["replays"] += 1
             before = self._follower.missing
-            if await self._ask() or self._follower.missing == before:
+            if await self._replay_once() or self._follower.missing == before:
                 return
 
-    async def _ask(self) -> bool:
-        """Ask once; tell whether the answer came to its end without a hole."""
+    async def _replay_once(self) -> bool:
+        """Request one replay; return whether it arrived completely and without gaps."""
         follower, address = self._follower, self._addresses.replay
         if address is None:
             return True
@@ -201,7 +202,7 @@ class Subscriber:
 
 @contextmanager
 def _waking(socket: zmq.Socket[bytes], wake: asyncio.Event) -> Iterator[None]:
-    """Set an event whenever something happens on a socket."""
+    """Set an event whenever a socket becomes active."""
     loop, descriptor = asyncio.get_running_loop(), socket.FD
     loop.add_reader(descriptor, wake.set)
     try:
@@ -211,5 +212,5 @@ def _waking(socket: zmq.Socket[bytes], wake: asyncio.Event) -> Iterator[None]:
 
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:
-    # The plain number: as an attribute it is an enumeration, which costs ten times as much.
+    # The plain integer: the attribute is an enumeration member, which costs ten times as much.
     return bool(socket.getsockopt(_EVENTS) & _POLLIN)  # type: ignore[operator] # an integer

@@ -1,18 +1,19 @@
-"""From an engine's events to changes of the prefix index: its blocks under our hashes. Pure.
+"""Translates an engine's events to changes of the prefix index, with our own block hashes. Pure.
 
-The engine's hashes say nothing to us, but its events carry the tokens: behind a known parent each
-block's own hash is computed as for a request's prompt (``requests.blocks``). So requests match what
-the engine holds if their token ids are the same and the blocks are of the same size.
+The engine's hashes are opaque, but its events carry the tokens: after a known parent each block's
+own hash is computed as for a request's prompt (``requests.blocks``). So requests match the engine's
+blocks if token ids and block size are the same.
 
 Rules:
 
-1. Only what serves a prompt from GPU memory counts: blocks of another medium, and of groups whose
-   attention is not over the whole prompt (sliding windows), are passed over, their removals too.
-2. Passed over and counted by reason: blocks behind an unknown parent (``orphan``), of another size
-   (``size``), with keys that no request tells us, such as pictures (``key``), and with them all
-   blocks behind these.
-3. The chain begins from model, adapter and cache salt, as a request's does. An adapter that the
-   pool serves as a model of its own is one.
+1. Only blocks that serve a prompt from GPU memory count. Blocks of another medium, and of groups
+   whose attention does not cover the whole prompt (sliding windows), are ignored, and so are their
+   removals.
+2. Ignored and counted by reason are also: blocks after an unknown parent (``orphan``), blocks of
+   another size (``size``), and blocks with keys that no request contains, such as pictures
+   (``key``), including all blocks after them.
+3. The chain begins with model, adapter and cache salt, as for a request. An adapter that the pool
+   serves as a model of its own is treated as a model.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ if TYPE_CHECKING:
     from ext_proc.telemetry.kv_events.events import KvEvent
 
 MAX_GROUPS: Final = 64
-"""KV cache groups of one model that are told apart."""
+"""Maximum KV cache groups of one model that are distinguished."""
 _WHOLE: Final = frozenset({None, "full_attention", "mla_attention"})
 _GPU: Final = frozenset({None, "GPU"})
 _UNSIGNED: Final = 2**64 - 1
 
 
 class Translator:
-    """One engine's events.
+    """Translator of one engine's events.
 
     Args:
-        endpoint: Whose engine it is.
-        engine: Which of its engines.
-        model: The model that it serves, as requests name it.
+        endpoint: Endpoint of the engine.
+        engine: Number of the engine within the endpoint.
+        model: The served model, as requests name it.
         models: All models that the pool serves.
         block_tokens: Tokens in a block of the pool's prompts.
-        block: Finds our hash of a block by its name (``ExactIndex.block``).
+        block: Returns our hash of a block by the engine's hash (``ExactIndex.block``).
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class Translator:
         self._block_tokens = block_tokens
         self._block = block
         self._partial: set[int | None] = set()
-        """Groups that do not look at the whole prompt."""
+        """Groups whose attention does not cover the whole prompt."""
         self.passed: Counter[str] = Counter()
-        """Blocks passed over, by reason."""
+        """Ignored blocks, by reason."""
         self.other_size: int | None = None
-        """The block size that was last seen and is not the pool's."""
+        """The last seen block size that differs from the pool's."""
 
     def take(self, event: KvEvent) -> CacheEvent | None:
-        """Return what an event changes, ``None`` where it is nothing."""
+        """Return the change that an event causes, ``None`` if there is none."""
         if isinstance(event, BlockStored):
             return self._stored(event)
         if isinstance(event, AllBlocksCleared):
@@ -85,7 +86,7 @@ class Translator:
         return Removed(self._endpoint, self._engine, event.names)
 
     def cleared(self) -> Cleared:
-        """Return that nothing is known of the engine's cache any more."""
+        """Return the change that discards the engine's known cache content."""
         return Cleared(self._endpoint, self._engine)
 
     def _stored(self, event: BlockStored) -> Stored | None:
@@ -124,7 +125,7 @@ class Translator:
         return root_of(self._model, adapter, salt)
 
     def _plain(self, event: BlockStored) -> tuple[int, str | None]:
-        """Return how many first blocks depend on what requests tell, and their cache salt."""
+        """Return the number of leading blocks that requests can match, and their cache salt."""
         if event.extra_keys is None:
             return len(event.names), None
         salt: str | None = None

@@ -11,7 +11,7 @@ from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.settings import CustomMetric
 from ext_proc.telemetry.hub import GPU, PAGE, PUSH, SILENT_AFTER, Hub
-from ext_proc.telemetry.news import Failed, PushEnded, Restarted
+from ext_proc.telemetry.news import PushEnded, Restarted, ScrapeFailed
 from tidegate_api.names import LOAD_HEADER
 
 
@@ -69,7 +69,7 @@ class Made:
         self.hub.set_pools({"p": pool})
 
     def stale(self):
-        self.hub.look()
+        self.hub.check()
         return self.registry.get_sample_value("tidegate_picker_telemetry_stale_endpoints")
 
 
@@ -80,9 +80,9 @@ async def made():
 
 async def test_sources_are_merged_for_the_router(made):
     """What the router hears holds the words of all sources."""
-    made.hub._heard("a", PAGE, (Reading(100.0, "m", "1", queued=1, kv_used=0.5),), 100.0)
-    made.hub._heard("a", GPU, (Reading(100.0, gpu_used=0.25),), 100.0)
-    made.hub._heard("a", PUSH, (Reading(100.0, "m", "1", queued=2),), 100.1)
+    made.hub._observe("a", PAGE, (Reading(100.0, "m", "1", queued=1, kv_used=0.5),), 100.0)
+    made.hub._observe("a", GPU, (Reading(100.0, gpu_used=0.25),), 100.0)
+    made.hub._observe("a", PUSH, (Reading(100.0, "m", "1", queued=2),), 100.1)
     _, endpoint, readings = made.router.told[-1]
     assert endpoint == "a"
     by_model = {each.model: each for each in readings}
@@ -93,13 +93,13 @@ async def test_sources_are_merged_for_the_router(made):
 
 async def test_staleness_is_counted_and_blindness_said_once(made):
     """Endpoints without news are counted; that all are is logged once, and so is the end of it."""
-    made.hub._heard("a", PAGE, (Reading(100.0, "m"),), 100.0)
+    made.hub._observe("a", PAGE, (Reading(100.0, "m"),), 100.0)
     assert made.stale() == 1
     with structlog.testing.capture_logs() as logs:
         made.now += FRESH_S + 0.1
         assert made.stale() == 2
         assert made.stale() == 2
-        made.hub._heard("b", PAGE, (Reading(made.now, "m"),), made.now)
+        made.hub._observe("b", PAGE, (Reading(made.now, "m"),), made.now)
         assert made.stale() == 1
     assert [line["event"] for line in logs] == ["telemetry_lost", "telemetry_back"]
     assert made.registry.get_sample_value("tidegate_picker_telemetry_endpoints") == 2
@@ -107,28 +107,28 @@ async def test_staleness_is_counted_and_blindness_said_once(made):
 
 async def test_silent_only_where_no_source_tells(made):
     """A page that fails is no silence while the replica's reporter speaks."""
-    made.hub.take(Failed("a", SILENT_AFTER - 1))
+    made.hub.take(ScrapeFailed("a", SILENT_AFTER - 1))
     assert made.router.told == []
-    made.hub._heard("a", PUSH, (), made.now)
-    made.hub.take(Failed("a", SILENT_AFTER))
+    made.hub._observe("a", PUSH, (), made.now)
+    made.hub.take(ScrapeFailed("a", SILENT_AFTER))
     assert ("silent", "a") not in made.router.told
     made.hub.take(PushEnded("a"))
-    made.hub.take(Failed("a", SILENT_AFTER))
+    made.hub.take(ScrapeFailed("a", SILENT_AFTER))
     assert made.router.told[-1] == ("silent", "a")
 
 
 async def test_a_restart_forgets_what_all_sources_said(made):
     """The new process is known by its own words only."""
-    made.hub._heard("a", PUSH, (Reading(100.0, "m", kv_used=0.5),), 100.0)
+    made.hub._observe("a", PUSH, (Reading(100.0, "m", kv_used=0.5),), 100.0)
     made.hub.take(Restarted("a"))
     assert made.router.told[-1] == ("restarted", "a", 7.0)
-    made.hub._heard("a", PAGE, (Reading(100.0, "m"),), 100.0)
+    made.hub._observe("a", PAGE, (Reading(100.0, "m"),), 100.0)
     assert made.router.told[-1] == ("observe", "a", (Reading(100.0, "m"),))
 
 
 async def test_strangers_are_passed_over(made):
     """Who pushes for an endpoint that the fleet does not have is neither expected nor stale."""
-    made.hub._heard("stranger", PUSH, (Reading(100.0),), 100.0)
+    made.hub._observe("stranger", PUSH, (Reading(100.0),), 100.0)
     assert made.stale() == 2
     assert "stranger" not in made.hub.state()["ages_s"]
 
@@ -150,7 +150,7 @@ async def test_a_load_report_counts_where_nobody_else_tells(made):
     """Beside a page, which tells each model's numbers, it would count requests twice."""
     made.hub.reported("a", REPORT)
     assert made.router.told == [("observe", "a", (Reading(100.0, queued=3.0),))]
-    made.hub._heard("a", PAGE, (Reading(100.0, "m", queued=3),), 100.0)
+    made.hub._observe("a", PAGE, (Reading(100.0, "m", queued=3),), 100.0)
     made.router.told.clear()
     made.hub.reported("a", REPORT)
     assert made.router.told == []

@@ -116,15 +116,15 @@ async def test_a_kept_connection_that_was_closed_costs_nothing():
     [
         (b"", "closed before the page's end"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n" + PAGE, "closed before the page's end"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "no HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "not HTTP"),
         (b"HTTP/1.1 204 No Content\r\n\r\n", "HTTP status 204"),
         (b"HTTP/1.1 302 Found\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n", "HTTP status 302"),
         (b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 0\r\n\r\n", "compressed"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n" + b"x" * 1001, "larger than 1000"),
         ([b"HTTP/1.1 200 OK\r\n\r\n", *[b"x" * 100] * 11], "larger than 1000"),
-        ([b"HTTP/1.1 200 OK\r\n", *[b"x: " + b"y" * 5000 + b"\r\n"] * 20], "head of more than"),
+        ([b"HTTP/1.1 200 OK\r\n", *[b"x: " + b"y" * 5000 + b"\r\n"] * 20], "headers of more than"),
         (b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "HTTP status 101"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\nContent-Length: 9\r\n\r\n" + PAGE, "no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\nContent-Length: 9\r\n\r\n" + PAGE, "not HTTP"),
     ],
 )
 async def test_other_answers_are_no_pages(answer, words):
@@ -165,8 +165,8 @@ async def test_one_fetch_at_a_time():
 async def test_no_url(url):
     """What cannot be asked fails at each fetch, not before."""
     client = PageClient(url, timeout_s=1.0, max_bytes=10)
-    assert "none of http" in await fetch(client)
-    assert "none of http" in await fetch(client)
+    assert "not an http" in await fetch(client)
+    assert "not an http" in await fetch(client)
 
 
 async def test_a_name_that_means_nothing():

@@ -55,8 +55,8 @@ def test_round_trip():
         ({"running": -1}, "running is -1"),
         ({"gpu_memory_free": -1}, "gpu_memory_free is -1"),
         ({"adapters": {"names": ["a"] * (report.MAX_ADAPTERS + 1)}}, "more than 128 adapters"),
-        ({"adapters": {"names": ["a" * 257]}}, "adapter's name of more than"),
-        ({"model": "m" * (report.MAX_NAME_CHARS + 1)}, "name of more than"),
+        ({"adapters": {"names": ["a" * 257]}}, "adapter name has more than"),
+        ({"model": "m" * (report.MAX_NAME_CHARS + 1)}, "has more than 256"),
     ],
 )
 def test_what_cannot_be(fields, what):

@@ -122,7 +122,7 @@ async def test_readings(replica):
     ("changes", "words"),
     [
         ({"body": ""}, "no sample"),
-        ({"body": "<html></html>"}, "no Prometheus sample"),
+        ({"body": "<html></html>"}, "not a Prometheus sample"),
         ({"body": b"\xff\xfe"}, "utf-8"),
         ({"status": 503}, "HTTP status 503"),
         ({"status": 302, "headers": {"location": "/metrics"}}, "HTTP status 302"),

@@ -14,7 +14,7 @@ from ext_proc.feedback.entries import Judged, Verdict
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.ticket import Outcome
-from ext_proc.telemetry.news import Heard, PushEnded
+from ext_proc.telemetry.news import PushEnded, ReadingsUpdate
 from ext_proc.workers import bus as module
 from ext_proc.workers import links
 from ext_proc.workers.bus import Bus, WorkerPlace
@@ -305,7 +305,7 @@ async def test_what_the_leader_finds_reaches_all(tmp_path):
     """Readings, probes and verdicts are the same for all workers."""
     async with crew_of(tmp_path, 2) as crew:
         first, other = crew.workers.values()
-        heard = Heard("r0", "page", (Reading(at=99.0, queued=3.0),), 99.0)
+        heard = ReadingsUpdate("r0", "page", (Reading(at=99.0, queued=3.0),), 99.0)
         judged = Judged(POOL, key(0), Verdict.BROKEN)
         first.bus.tell(heard)
         first.bus.tell(judged)
@@ -321,7 +321,7 @@ async def test_a_push_ends_with_the_worker_that_had_it(tmp_path):
     """What only a dead worker heard is nobody's word any more."""
     async with crew_of(tmp_path, 2) as crew:
         first, other = crew.workers.values()
-        first.bus.tell(Heard("r0", "push", (), 99.0))
+        first.bus.tell(ReadingsUpdate("r0", "push", (), 99.0))
         await crew.settle()
         first.bus.close()
         other.bus.catch_up()

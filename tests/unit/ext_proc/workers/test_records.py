@@ -19,7 +19,7 @@ from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
 from ext_proc.routing.values.ticket import Ticket
-from ext_proc.telemetry.news import Failed, Heard, PushEnded, Restarted
+from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.decode import Decoder
 from ext_proc.workers.encode import Encoder
 from ext_proc.workers.news import Begun, Indexed, Probed
@@ -87,9 +87,9 @@ events = st.one_of(
     st.builds(Inserted, keys, blocks, times),
     st.builds(Leased, sequences, st.builds(Lease, keys, texts, times)),
     st.builds(Released, sequences),
-    st.builds(Heard, texts, texts, st.lists(readings, max_size=2).map(tuple), times),
+    st.builds(ReadingsUpdate, texts, texts, st.lists(readings, max_size=2).map(tuple), times),
     st.builds(Restarted, texts),
-    st.builds(Failed, texts, st.integers(0, 1000)),
+    st.builds(ScrapeFailed, texts, st.integers(0, 1000)),
     st.builds(PushEnded, texts),
     st.just(Begun()),
     st.builds(Probed, texts, keys, st.booleans()),

@@ -73,7 +73,7 @@ def test_empty_page(text):
 @pytest.mark.parametrize("text", ["<html>\n", "\n{}", '{"error": "no"}', "404: Not Found"])
 def test_other_pages(text):
     """What is no page of metrics is refused with its line."""
-    with pytest.raises(BadPage, match=r"line \d: no Prometheus sample"):
+    with pytest.raises(BadPage, match=r"line \d: not a Prometheus sample"):
         parse(text, WANTED)
 
 

@@ -284,8 +284,8 @@ async def test_hashes_that_never_fit_are_told(made):
         for number in range(DOUBTS):
             made.sink.index.insert(R1, (number,), 0.0)
         with structlog.testing.capture_logs() as logs:
-            made.collector.look()
-            made.collector.look()
+            made.collector.check()
+            made.collector.check()
     (warned,) = [each for each in logs if each["event"] == "kv_events_never_confirm"]
     assert (warned["engine_block_size"], warned["block_tokens"]) == (SIZE, 8)
     assert "routing.block_tokens" in warned["fix"]

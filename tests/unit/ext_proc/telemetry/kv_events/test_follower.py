@@ -31,14 +31,16 @@ def blocks_of(tokens, size=SIZE, **features):
 class Made:
     """A follower of one engine, and its index."""
 
-    def __init__(self, *, can_ask=True, models=frozenset({"m"}), size=SIZE):
+    def __init__(self, *, can_replay=True, models=frozenset({"m"}), size=SIZE):
         self.index = ExactIndex()
         self.index.tell(R1, complete=False)
         self.told = []
         self.translator = Translator(
             R1, 0, model="m", models=models, block_tokens=size, block=self.index.block
         )
-        self.follower = Follower(self.translator, self.index.apply, self._complete, can_ask=can_ask)
+        self.follower = Follower(
+            self.translator, self.index.apply, self._complete, can_replay=can_replay
+        )
 
     def _complete(self, complete):
         self.told.append(complete)
@@ -103,7 +105,7 @@ def test_a_gap_that_cannot_be_closed_costs_all(made):
 
 def test_without_a_replay_address_a_gap_costs_all_at_once():
     """Nothing is asked for where nobody answers."""
-    made = Made(can_ask=False)
+    made = Made(can_replay=False)
     batches = published(KvCache(SIZE), A, B, C)
     assert made.follower.live(0, batches[0])
     assert made.follower.live(2, batches[2])
@@ -163,7 +165,7 @@ def test_an_engine_that_has_said_nothing_holds_nothing(made):
 
 def test_a_cleared_cache_is_known_whole_whatever_was_missed():
     """From there on the story is complete."""
-    made = Made(can_ask=False)
+    made = Made(can_replay=False)
     cache = KvCache(SIZE)
     published(cache, A)
     assert made.follower.live(7, published(cache, B)[0])

@@ -129,7 +129,15 @@ FORBIDDEN = (
     ("ext_proc.server.h2", "ext_proc.routing"),
     ("ext_proc.telemetry.dialects", "ext_proc.telemetry.scrape"),
     ("xds_server.fleet.model", "xds_server.fleet.store"),
-    ("xds_server.admin", "xds_server.protocol"),
+    # The admin API shows the protocol's values (messages, publication), not its machines.
+    ("xds_server.admin", "xds_server.protocol.client"),
+    ("xds_server.admin", "xds_server.protocol.retired"),
+    ("xds_server.admin", "xds_server.protocol.snapshot"),
+    ("xds_server.admin", "xds_server.protocol.stream"),
+    ("xds_server.admin", "xds_server.protocol.subscription"),
+    ("xds_server.admin", "xds_server.protocol.tracker"),
+    ("xds_server.admin", "xds_server.protocol.transaction"),
+    ("xds_server.admin", "xds_server.protocol.wire"),
     ("xds_server.admin", "xds_server.server"),
     ("tidegate_common", "tidegate_api"),
 )
@@ -312,6 +320,17 @@ def test_a_folder_holds_one_idea() -> None:
             counts[folder] = counts.get(folder, 0) + 1
     crowded = {folder for folder, count in counts.items() if count > MAX_MODULES}
     assert crowded == set(FAMILIES)
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """No two public classes of the product have one name, Protocols included."""
+    homes: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        if module.split(".")[0] in (*PRODUCT, "tools"):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(module)
+    assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
 
 
 def test_files_are_short() -> None:

@@ -16,7 +16,8 @@ from envoy.admin.v3 import config_dump_shared_pb2
 from envoy.service.status.v3 import csds_pb2, csds_pb2_grpc
 
 if TYPE_CHECKING:
-    from xds_server.control.publisher import ClientView, Observed, TypeView
+    from xds_server.control.publisher import ClientDirectory
+    from xds_server.protocol.messages import ClientView, TypeView
 
 _STATUS: Final = {
     "SYNCED": (csds_pb2.SYNCED, config_dump_shared_pb2.ACKED),
@@ -33,7 +34,7 @@ class ClientStatusService(csds_pb2_grpc.ClientStatusDiscoveryServiceServicer):  
         observed: What is known of the clients.
     """
 
-    def __init__(self, observed: Observed) -> None:
+    def __init__(self, observed: ClientDirectory) -> None:
         self._observed = observed
 
     async def FetchClientStatus(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name

@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from xds_server.admin.csds import ClientStatusService
     from xds_server.control.fleet_control import Control
     from xds_server.control.operation import Change
-    from xds_server.control.publisher import ClientProblem, ClientView, Observed
+    from xds_server.control.publisher import ClientDirectory
     from xds_server.fleet.findings import Sick
     from xds_server.fleet.revision import Revision
+    from xds_server.protocol.messages import ClientView
+    from xds_server.protocol.publication import ClientProblem
 
 MAX_MESSAGE_BYTES = MAX_BYTES + 64 * 1024
 """The largest fleet file and its options."""
@@ -87,7 +89,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     def __init__(
         self,
         control: Control,
-        observed: Observed,
+        observed: ClientDirectory,
         sick: Callable[[], Sequence[Sick]] = tuple,
     ) -> None:
         self._control = control

@@ -32,7 +32,7 @@ from xds_server.fleet.store import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from xds_server.control.publisher import Publisher
+    from xds_server.control.publisher import SnapshotPublisher
     from xds_server.control.rollout import Planned, Published
     from xds_server.fleet.findings import Told
     from xds_server.fleet.model.fleet import Fleet
@@ -60,7 +60,7 @@ class Control:
     def __init__(
         self,
         store: RevisionStore,
-        publisher: Publisher,
+        publisher: SnapshotPublisher,
         unix_ms: Callable[[], int],
         monotonic_s: Callable[[], float],
         on_revision: Callable[[int], None] = lambda _: None,

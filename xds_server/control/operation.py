@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from xds_server.fleet.revision import MAX_OUTCOME_CHARS
 
 if TYPE_CHECKING:
-    from xds_server.control.publisher import PublicationOutcome
+    from xds_server.protocol.publication import PublicationOutcome
 
 DEFAULT_TIMEOUT_S = 30.0
 MAX_TIMEOUT_S = 3600.0

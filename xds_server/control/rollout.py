@@ -21,10 +21,10 @@ from xds_server.snapshots.stages import plan, widened
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from xds_server.control.publisher import Publication, PublicationOutcome, Publisher
+    from xds_server.control.publisher import PublicationHandle, SnapshotPublisher
     from xds_server.fleet.findings import Told
     from xds_server.fleet.revision import FleetState
-    from xds_server.protocol.transaction import Stage
+    from xds_server.protocol.publication import PublicationOutcome, Stage
 
 _BEFORE_SWITCH = ("", "add", "use")
 
@@ -38,7 +38,7 @@ class Published:
     """What clients had when it began."""
     good: FleetState
     """Where a refusal leads back to."""
-    publication: Publication
+    publication: PublicationHandle
     next: Published | None = None
     """What came after it."""
     answered: bool = False
@@ -88,7 +88,7 @@ class Rollout:
         publisher: Who brings stages to clients.
     """
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: SnapshotPublisher) -> None:
         self._publisher = publisher
         self._memo = Memo()
         self.told: Told = {}

@@ -10,6 +10,7 @@ from tidegate_api.names import SHORT_TYPE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from xds_server.protocol.publication import Audience
     from xds_server.protocol.snapshot import Resource
 
 MAX_TYPES: Final = 32
@@ -18,6 +19,7 @@ MAX_TYPES: Final = 32
 MAX_ERROR_CHARS: Final = 4096
 """Most characters that are kept of a client's error message."""
 
+XdsVariant = Literal["sotw", "delta"]
 State = Literal["SYNCED", "STALE", "NACKED", "NOT_SENT"]
 """State of one type on one stream.
 
@@ -101,6 +103,18 @@ class TypeView:
     def short(self) -> str:
         """The type's short name, e.g. ``CDS``."""
         return short_type(self.type_url)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientView:
+    """One connected client, for status pages."""
+
+    node: str
+    kind: Audience
+    protocol: XdsVariant
+    peer: str
+    connected_s: float
+    types: tuple[TypeView, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,30 +1,16 @@
-"""A client's stream on the control server: its connection, and what status pages show of it."""
+"""A client's stream on the control server."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from xds_server.protocol.messages import ResourceResponse, TypeView
+    from xds_server.protocol.messages import ResourceResponse, XdsVariant
     from xds_server.protocol.publication import Audience
     from xds_server.protocol.stream import DeltaStream, SotwStream
-
-Variant = Literal["sotw", "delta"]
-
-
-@dataclass(frozen=True, slots=True)
-class ClientView:
-    """One connected client, for status pages."""
-
-    node: str
-    kind: Audience
-    protocol: Variant
-    peer: str
-    connected_s: float
-    types: tuple[TypeView, ...]
 
 
 @dataclass(slots=True)
@@ -32,7 +18,7 @@ class AdsConnection:
     """One open stream, and what waits to be written to it."""
 
     number: int
-    variant: Variant
+    variant: XdsVariant
     peer: str
     since: float
     stream: SotwStream | DeltaStream

@@ -26,10 +26,10 @@ from tidegate_api.fleet.v1 import report_pb2_grpc
 from tidegate_api.names import PICKER_NODE_CLUSTER
 from tidegate_common.health import HealthService
 from xds_server.protocol import wire
-from xds_server.protocol.messages import ProtocolError, short_type
+from xds_server.protocol.messages import ClientView, ProtocolError, short_type
 from xds_server.protocol.stream import DeltaStream, SotwStream
 from xds_server.protocol.transaction import Publisher
-from xds_server.server.connection import AdsConnection, ClientView, Variant
+from xds_server.server.connection import AdsConnection
 from xds_server.server.publication import Publication
 from xds_server.server.reports import PickerReports
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from xds_server.fleet.findings import Findings
     from xds_server.observability import XdsMetrics
+    from xds_server.protocol.messages import XdsVariant
     from xds_server.protocol.publication import (
         Audience,
         OnReject,
@@ -283,7 +284,7 @@ class AdsServer:
         await self._serve(context, number, "delta", DeltaStream(f"{self._epoch}-{number}"))
 
     async def _serve(
-        self, context: Any, number: int, variant: Variant, stream: SotwStream | DeltaStream
+        self, context: Any, number: int, variant: XdsVariant, stream: SotwStream | DeltaStream
     ) -> None:
         if (serving := asyncio.current_task()) is not None:
             self._serving.add(serving)

@@ -89,7 +89,7 @@ class Learner:
         fleet = self.models.get(ticket.pool)
         if replica is not None and model is not None and fleet is not None:
             replica.first_bytes.began(ticket, ticket.at + seconds, model)
-            fleet.heard(ticket.at)
+            fleet.note_first_byte(ticket.at)
             model.answered(ticket.work, ticket.drain_s, seconds)
 
     def settled(self, ticket: Ticket, outcome: Outcome, now: float) -> None:

@@ -1,1 +1,1 @@
-"""How fast endpoints are: latency model, pending first bytes, slowdowns."""
+"""Latency of endpoints: latency models, pending first bytes, slowdowns."""

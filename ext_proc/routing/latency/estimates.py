@@ -1,8 +1,8 @@
-"""What a replica's recent answers were like: robust running estimates. Pure.
+"""Robust running estimates of a replica's recent answers. Pure.
 
-The estimate is a mean of logarithms, so durations that differ tenfold count alike upwards and
-downwards, and a single step is clipped (Huber, "Robust Estimation of a Location Parameter", 1964):
-one answer of a minute among many of 50 ms moves it by a fifth, not by minutes.
+An estimate is a mean of logarithms, so that tenfold deviations upwards and downwards count alike.
+Each step is clipped (Huber, "Robust Estimation of a Location Parameter", 1964): one answer of a
+minute among many of 50 ms moves the estimate by a fifth, not by minutes.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from math import exp, log
 from typing import Final
 
 GAIN: Final = 0.1
-"""Weight of the newest value, once there are ten."""
+"""Weight of the newest value, from the tenth value on."""
 CLIP: Final = 2.0
-"""Largest step, as a logarithm: a factor of 7.4."""
+"""Largest step, as a natural logarithm: a factor of 7.4."""
 PEAK_DECAY_S: Final = 10.0
-"""Finagle's and Linkerd's decay of peak EWMA."""
+"""Time constant of the decay, seconds; the value of peak EWMA in Finagle and Linkerd."""
 _SETTLED: Final = 5
-"""Values from which on steps are clipped."""
+"""Number of values after which steps are clipped."""
 _LEAST: Final = 1e-4
 _FULL: Final = 1.0 / GAIN
-"""Values from which on each has the weight ``GAIN``."""
+"""Number of values from which on each has the weight ``GAIN``."""
 
 
 class Estimate:
-    """One number that changes slowly, always above 0."""
+    """A slowly changing positive number: a clipped geometric mean."""
 
     __slots__ = ("_mean", "count")
 
     def __init__(self) -> None:
         self._mean = 0.0
         self.count = 0
-        """Values taken."""
+        """Number of values taken."""
 
     def put(self, value: float) -> None:
-        """Take a value; what is below 0.0001 counts as that."""
-        # Comparisons instead of `min` and `max`, as each answer passes here three times.
+        """Take a value; values below 0.0001 count as 0.0001."""
+        # Comparisons instead of `min` and `max`, because each answer calls this three times.
         self.count = count = self.count + 1
         step = log(value if value > _LEAST else _LEAST) - self._mean  # noqa: FURB136 - see above
         if count <= _SETTLED:
@@ -49,25 +49,25 @@ class Estimate:
 
     @property
     def value(self) -> float | None:
-        """The estimate, ``None`` without any value."""
+        """The estimate, ``None`` before the first value."""
         return exp(self._mean) if self.count else None
 
     def rounded(self, digits: int) -> float | None:
-        """Return the estimate for people."""
+        """Return the rounded estimate, for display."""
         return round(exp(self._mean), digits) if self.count else None
 
     @property
     def log(self) -> float:
-        """Its logarithm; means nothing without any value."""
+        """Natural logarithm of the estimate; meaningless before the first value."""
         return self._mean
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Drop all values."""
         self._mean, self.count = 0.0, 0
 
 
 class Peak:
-    """A duration that jumps to a longer one at once and decays to shorter ones.
+    """A peak duration: it rises to a longer value at once and decays towards shorter ones.
 
     Source: Finagle's ``PeakEwma``.
     """
@@ -79,7 +79,7 @@ class Peak:
         self._at = 0.0
 
     def put(self, seconds: float, now: float) -> None:
-        """Take a duration that ended now (monotonic seconds)."""
+        """Take a duration that ended at ``now`` (monotonic seconds)."""
         before = self._seconds
         if before is None or before <= seconds:
             self._seconds = seconds
@@ -90,31 +90,31 @@ class Peak:
         self._at = now
 
     def value(self, now: float) -> float | None:
-        """Return it as it is now, ``None`` without any duration."""
+        """Return the decayed peak, ``None`` before the first duration."""
         return (
             None if self._seconds is None else self._seconds * exp((self._at - now) / PEAK_DECAY_S)
         )
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Drop the peak."""
         self._seconds = None
 
 
 class Served:
-    """How one replica answered in one pool, by what the proxy saw."""
+    """Estimates of how one replica answers in one pool, as measured by the proxy."""
 
     __slots__ = ("bytes_per_s", "first_byte_s", "peak")
 
     def __init__(self) -> None:
         self.first_byte_s = Estimate()
-        """From the request's dispatch to the answer's first byte."""
+        """Seconds from the request's dispatch to the answer's first byte (TTFT)."""
         self.peak = Peak()
-        """Of the times to the first byte."""
+        """Peak of the times to the first byte."""
         self.bytes_per_s = Estimate()
-        """From the answer's first byte to its last."""
+        """Rate from the answer's first byte to its last."""
 
     def put(self, first_byte_s: float | None, bytes_per_s: float | None, now: float) -> None:
-        """Take an answer; ``None`` = that part of it is not known."""
+        """Take an answer; ``None`` = unknown."""
         if first_byte_s is not None:
             self.first_byte_s.put(first_byte_s)
             self.peak.put(first_byte_s, now)
@@ -122,7 +122,7 @@ class Served:
             self.bytes_per_s.put(bytes_per_s)
 
     def clear(self) -> None:
-        """Begin anew: the replica's process is a new one."""
+        """Drop all values, after the replica's process was restarted."""
         self.first_byte_s.clear()
         self.peak.clear()
         self.bytes_per_s.clear()

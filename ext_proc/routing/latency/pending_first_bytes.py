@@ -1,22 +1,21 @@
-"""Requests of one replica that are not answered yet, and what their silence says of its speed.
+"""Pending first bytes of one replica, and the lateness estimated from them.
 
-While the first of them is not heard of, its silence tells; once it is, when it was answered does
-(``slowdown``). So a replica that turned slow is not asked again as if nothing had been each time it
-has answered what it had.
+While the oldest request is pending, the time that it has waited is the evidence of slowness; after
+its first byte, the time that it took is (``slowdown``). A replica that turned slow is therefore
+also avoided after it has answered all its requests.
 
 Rules:
 
-1. Streamed requests with a prompt are noted when they are sent, with the seconds in which their
-   answer was expected to begin. Who is answered or ends as it should takes out all that were sent
-   before it: the replica works, and what holds those up is their own, e.g. a slow upload. Who moves
-   or is lost takes out itself only.
-2. What was sent first and is not heard of is an observation that is not over: the replica needs at
-   least as long as it has needed by now. It counts as slowness from ``TOLERANCE`` times of what was
-   expected on.
-3. Silence is held against a replica only where requests of its pool that were sent later have been
-   heard of, so that a log which stands still or is missing slows down nobody; and no longer than up
-   to ``HORIZON_S`` after the latest of these was sent, so that neither does a log that lags.
-4. At most the ledger's open tickets are noted: a settled one is out.
+1. Streamed requests with a prompt are noted when they are sent, with the expected seconds to their
+   first byte. An answer or a normal end removes the request and all requests sent before it: the
+   replica works, and the cause of their delay is their own, e.g. a slow upload. A request that is
+   moved or lost removes only itself.
+2. The oldest pending request is a censored observation: the replica needs at least the time that
+   has passed. It counts as slowness from ``TOLERANCE`` times the expected time on.
+3. A pending request counts only if first bytes of requests sent later in the same pool are known,
+   so that a stalled or missing log makes no replica look slow. Time counts only up to ``HORIZON_S``
+   after the latest of these was sent, so that a lagging log does not either.
+4. At most the ledger's open tickets are noted, because settling removes a ticket.
 """
 
 from __future__ import annotations
@@ -31,33 +30,34 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.ticket import Ticket
 
 GRACE_S: Final = 2.0
-"""The access log tells of a first byte up to a second later, comes in batches, and may lag."""
+"""Allowance for the access log: it reports a first byte up to a second late, in batches, and may
+lag."""
 HORIZON_S: Final = 1.2
-"""In which a log that does not lag tells of a first byte."""
+"""Seconds within which a log that does not lag reports a first byte."""
 TOLERANCE: Final = 2.0
-"""Clocks and estimates err; from here on it is the replica."""
+"""Multiple of the expected time below which the delay may be an error of clocks and estimates."""
 MOST: Final = 20.0
-"""Nobody is held for slower by his silence."""
+"""Maximum factor that a pending request can give."""
 LEAST_S: Final = 0.001
-"""Expected times below this one count as this."""
+"""Minimum of the expected times."""
 
 
 class PendingFirstBytes:
-    """The unanswered requests of one replica, in the order in which they were sent."""
+    """The requests of one replica that are pending their first byte, in sending order."""
 
     __slots__ = ("_last", "_sent", "due", "slowdown", "work")
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[float, float, float, float]] = {}
-        """By ticket: when it was sent, what was expected (both seconds), its work, and the seconds
-        that its whole prompt takes."""
+        """By ticket id: when it was sent, the expected time to the first byte, its work in tokens,
+        and the expected time with an empty cache; times in seconds."""
         self._last = -inf
-        """By when the latest of its answers had begun, monotonic seconds."""
+        """Latest time by which an answer had begun, monotonic seconds."""
         self.slowdown = Slowdown()
         self.due = inf
-        """From when on ``lateness`` may be above 1, monotonic seconds."""
+        """Time from which on ``lateness`` may be above 1, monotonic seconds."""
         self.work = 0.0
-        """Uncached tokens of all of them."""
+        """Uncached tokens of all pending requests."""
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -67,8 +67,8 @@ class PendingFirstBytes:
 
         Args:
             ticket: The request.
-            expected_s: Seconds from now to its first byte.
-            cold_s: Seconds that its prompt takes with nothing in the cache and nobody before it.
+            expected_s: Expected seconds from now to its first byte.
+            cold_s: Expected seconds for its prompt on an idle replica with an empty cache.
         """
         if not self._sent and not self.slowdown.known:
             self.due = ticket.at + GRACE_S + TOLERANCE * expected_s
@@ -76,15 +76,15 @@ class PendingFirstBytes:
         self.work += ticket.work
 
     def began(self, ticket: Ticket, at: float, latency_model: LatencyModel) -> None:
-        """Note when an answer began, and learn from it whether the replica has become slow.
+        """Note a first byte, and update the slowdown with it.
 
-        Only the first of those that are awaited teaches: with others before it nobody knows when
-        its turn came. Nor does it teach of time that others were known to need.
+        Only the oldest pending request updates the slowdown: with others before it, the time at
+        which the replica started on it is unknown. The known work before it is not counted.
 
         Args:
             ticket: The request.
-            at: When its answer began, monotonic seconds.
-            latency_model: The replica's, in the request's pool.
+            at: Time of its first byte, monotonic seconds.
+            latency_model: The replica's latency model in the request's pool.
         """
         expected_s = latency_model.expects(ticket.work)
         if expected_s is not None and next(iter(self._sent), None) == ticket.id:
@@ -97,30 +97,34 @@ class PendingFirstBytes:
         self.answered(ticket.id, at)
 
     def answered(self, ticket_id: int, at: float) -> None:
-        """Forget a request whose answer had begun by then, and all that were sent before it."""
+        """Remove a request whose answer had begun by ``at``, and all requests sent before it."""
         if ticket_id not in self._sent:
             return
         for first in list(self._sent):
             self.work -= self._sent.pop(first)[2]
             if first == ticket_id:
                 break
-        self._look(at)
+        self._update_due(at)
 
     def gone(self, ticket_id: int, at: float) -> None:
-        """Forget a request that moved or was lost, and may have been worked on until then."""
+        """Remove a moved or lost request, which may have occupied the replica until ``at``."""
         sent = self._sent.pop(ticket_id, None)
         if sent is not None:
             self.work -= sent[2]
-            self._look(at)
+            self._update_due(at)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all requests and the slowdown."""
         self._sent.clear()
         self.slowdown.clear()
-        self._look(-inf)
+        self._update_due(-inf)
 
-    def _look(self, at: float) -> None:
-        """Look who is the first now, after an answer had begun or could have begun."""
+    def _update_due(self, at: float) -> None:
+        """Update the due time for the request that is now the oldest.
+
+        Args:
+            at: Time until which the replica was busy with the removed requests.
+        """
         self._last = max(self._last, at)
         self.due = inf
         for sent_at, expected_s, _, _ in self._sent.values():
@@ -131,21 +135,22 @@ class PendingFirstBytes:
         if self.slowdown.known:
             self.due = -inf
 
-    def lateness(self, now: float, heard_to: float) -> float:
-        """Return how many times slower than thought the replica is; 1 = nothing is known.
+    def lateness(self, now: float, reported_until: float) -> float:
+        """Return the factor by which the replica is slower than expected; 1 = not known to be.
 
         Args:
             now: Monotonic seconds.
-            heard_to: When the latest request was sent that was heard of in the pool.
+            reported_until: When the latest request of the pool with a known first byte was sent.
         """
         return max(
-            self.slowdown.factor(now), self._silence(min(now, heard_to + HORIZON_S), heard_to)
+            self.slowdown.factor(now),
+            self._pending_factor(min(now, reported_until + HORIZON_S), reported_until),
         )
 
-    def _silence(self, known: float, heard_to: float) -> float:
-        """Return how many times slower it is at least, as it did not answer up to some moment."""
+    def _pending_factor(self, known: float, reported_until: float) -> float:
+        """Return the minimum factor, given that the oldest request was pending at ``known``."""
         for at, expected_s, _, _ in self._sent.values():
-            if at >= heard_to or known <= at + GRACE_S + TOLERANCE * expected_s:
+            if at >= reported_until or known <= at + GRACE_S + TOLERANCE * expected_s:
                 break
             return min((known - at - GRACE_S) / max(expected_s, LEAST_S), MOST)
         return 1.0

@@ -1,7 +1,7 @@
-"""Latest streamed requests, until it is known when their answers began.
+"""Tickets of the latest streamed requests, kept until their first byte is reported.
 
-Law: at most ``MAX_TICKETS`` are remembered, the oldest go first. The access log tells of a first
-byte within about a second, whether the request has ended by then or not.
+Rule: at most ``MAX_TICKETS`` are kept, and the oldest are dropped first. The access log reports a
+first byte within about a second, whether the request has ended by then or not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_TICKETS: Final = 8_192
 
 
 class PendingTickets:
-    """Tickets by their ids."""
+    """Tickets by id."""
 
     __slots__ = ("_tickets",)
 
@@ -23,12 +23,12 @@ class PendingTickets:
         self._tickets: dict[int, Ticket] = {}
 
     def note(self, ticket: Ticket) -> None:
-        """Remember a request that was just sent."""
+        """Keep the ticket of a request that was just sent."""
         tickets = self._tickets
         if len(tickets) >= MAX_TICKETS:
             del tickets[next(iter(tickets))]
         tickets[ticket.id] = ticket
 
     def take(self, ticket_id: int) -> Ticket | None:
-        """Return a request and forget it, ``None`` where it is not known (any more)."""
+        """Remove and return a ticket, ``None`` if it was never kept or was dropped."""
         return self._tickets.pop(ticket_id, None)

@@ -1,10 +1,11 @@
-"""Estimators in constant space, for what durations teach: medians and a fit. Pure.
+"""Estimators in constant space for the latency model: running medians and a regression. Pure.
 
 Rules:
 
-1. A sample costs constant time, and none moves an estimate by more than a bound.
-2. Earlier samples are forgotten exponentially, so that a change is noticed.
-3. What samples cannot tell, for noise or for want of spread, stays near its prior.
+1. A sample costs constant time and moves an estimate by a bounded amount.
+2. The weight of earlier samples decays exponentially, so that estimates follow changes.
+3. A coefficient that the samples do not determine, because of noise or too little spread, stays
+   near its prior.
 """
 
 from __future__ import annotations
@@ -13,28 +14,28 @@ from math import log
 from typing import Final, NamedTuple
 
 PRIOR_SAMPLES: Final = 1.0
-"""The cold default weighs as much as one request. With six, a fleet ten times as fast was still
-held for half as fast as it is after 60 requests."""
+"""Weight of the cold default, in requests. With 6, the estimate for a fleet ten times as fast was
+still half of the true speed after 60 requests."""
 PRIOR_SPREAD: Final = 1.0
-"""How far the cold default of the speed may be off, as a share of it. Where answers take 100 times
-as long as prefill, durations cannot tell the speed, and the default stays in force."""
+"""Standard deviation of the prior of the speed, as a share of the cold default. If answers take 100
+times as long as prefill, durations do not determine the speed, and the default stays in force."""
 CLOCK_SPREAD: Final = 0.5
-"""The same for the clock's coefficient."""
+"""Standard deviation of the prior of the clock's coefficient."""
 SIGMA_PER_MEAN: Final = 1.25
 """Standard deviation per mean absolute deviation, for a normal distribution."""
 PRIOR_TOKENS: Final = 512.0
-"""Spread of prompt lengths below which a fleet's samples say little about its speed."""
+"""Spread of prompt lengths, in tokens, below which samples determine the speed poorly."""
 KEEP: Final = 1.0 - 1.0 / 512.0
-"""What remains of an earlier sample's weight after each new one."""
+"""Factor on the weight of earlier samples with each new one."""
 SURE: Final = 8.0
-"""Samples before which the usual size of residuals is unknown, so none is clipped."""
+"""Samples before which residuals are not clipped, because their usual size is unknown."""
 STEPS_START: Final = 24.0
 STEP_GAIN: Final = 1.2
 STEP_LEAST: Final = 0.006
 STEP: Final = 0.02
-"""What one sample moves a ratio at most, as a logarithm. Requests that wait behind one another err
-together: a clock that was wrong once makes some twenty of them look slow. This must not be enough
-to call a replica slow, so its samples are many and their steps short."""
+"""Maximum step of a ratio per sample, as a logarithm. Errors of requests that queue behind each
+other are correlated: a single error of the clock makes about twenty of them look slow. This must
+not be enough to count a replica as slow, so steps are short and many samples are needed."""
 
 
 class Median:
@@ -57,7 +58,7 @@ class Median:
         self.log += step if log(max(value, 1e-9)) > self.log else -step
 
     def open_with(self, value: float) -> None:
-        """Start at the first sample where nothing is known before it."""
+        """Start at the first value, then add further ones."""
         if self.seen:
             self.add(value)
         else:
@@ -66,7 +67,13 @@ class Median:
 
 
 class Fit:
-    """``y = a + b * u + c * w`` by forgetful, clipped, ridge-held least squares."""
+    """Regression ``y = a + b * u + c * w``: least squares with forgetting, clipping and ridge.
+
+    Args:
+        prior: Prior of ``b``; the prior of ``c`` is 1.
+        fixed: Initial value of ``a``.
+        most: Maximum factor between ``b`` and its prior, either way.
+    """
 
     __slots__ = ("a", "b", "c", "count", "mu", "mw", "my", "prior", "range", "scale", "sums")
 
@@ -101,7 +108,7 @@ class Fit:
         uy = KEEP * uy + part * du * dy
         wy = KEEP * wy + part * dw * dy
         self.sums = (uu, uw, ww, uy, wy)
-        # The weight of a prior with a standard deviation, under noise of this size (Bayes).
+        # Weights of the priors by their standard deviations, under noise of this size (Bayes).
         noise = SIGMA_PER_MEAN * self.scale
         ridge = PRIOR_SAMPLES * max(uu / self.count, PRIOR_TOKENS * PRIOR_TOKENS)
         ridge = max(ridge, (noise / (PRIOR_SPREAD * self.prior)) ** 2)
@@ -116,27 +123,27 @@ class Fit:
 
 
 class RegressionSample(NamedTuple):
-    """A request as it counts for its replica's slowness."""
+    """A request as a sample of its replica's slowness."""
 
     expected_s: float
-    """By the usual replica of capacity 1, without what stood before it."""
+    """Expected seconds on the usual replica of capacity 1, without the work before it."""
     took_s: float
-    """What it took, without the same, in units of the replica's capacity."""
+    """Seconds that it took without the work before it, times the replica's capacity."""
     noise_s: float
-    """Usual deviation of the one from the other."""
+    """Usual deviation between the two, seconds."""
 
 
 class Ratio:
-    """The usual ratio of what requests took to what was expected of them: a running median."""
+    """Running median of the ratio between actual and expected times."""
 
     __slots__ = ("log",)
 
     def __init__(self) -> None:
         self.log = 0.0
-        """Its logarithm, 0 until told otherwise."""
+        """Natural logarithm of the ratio; 0 initially."""
 
     def add(self, sample: RegressionSample) -> None:
-        """Take a sample; one that is mostly noise counts for little."""
+        """Take a sample; the noisier it is, the shorter the step."""
         expected, took, noise = sample
         share = noise / expected
         step = STEP / (1.0 + share * share)

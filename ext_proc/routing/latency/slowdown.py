@@ -1,19 +1,19 @@
-"""How many times slower a replica has become, by first bytes that came late.
+"""Slowdown: the factor by which a replica has become slower, detected from late first bytes.
 
 Rules:
 
-1. A replica reads prompts one after the other. What a prompt took is the time to its first byte
-   from the first byte before its own, or from when its turn should have come, if that was later
-   (Lindley 1952). What it waited for others does not enter.
-2. What prompts take beyond ``TOLERANCE`` times of what was expected adds up; what they take less is
-   taken off, down to nothing. Above a threshold the replica has become slow (CUSUM; Page 1954).
-3. One prompt is proof where it took ``CLEAR_S`` too long, and twice as long as with an empty
-   cache, as it may have found nothing there. Else it takes ``WITNESSES`` in a row.
-4. The replica is then held for as many times slower as its latest prompts took what was expected,
-   until they take what they should. Whom nobody asks cannot show that it is well: of what is known
-   half is believed after ``HALF_S`` without an answer.
-5. State is constant, and no prompt counts for much more than ``MOST`` times of what was expected:
-   a short one that hung for a minute is soon outweighed.
+1. A replica processes prompts one after the other. The service time of a prompt ends at its first
+   byte. It starts at the previous first byte, or at the expected start of the prompt if that is
+   later (Lindley 1952). Time spent waiting for other prompts is excluded.
+2. Service time beyond ``TOLERANCE`` times the expected time is added to a sum; time below it is
+   subtracted, down to 0. The replica is slow once the sum exceeds a threshold (CUSUM; Page 1954).
+3. One prompt is enough if it took ``CLEAR_S`` too long and more than ``TOLERANCE`` times as long as
+   with an empty cache, because it may have been a cache miss. Otherwise ``CONFIRMATIONS`` prompts
+   in a row are needed.
+4. The factor of a slow replica is the ratio of actual to expected time of its latest prompts, until
+   the ratio is back to normal. Without new samples the estimate decays with half-life ``HALF_S``.
+5. State is of constant size, and no prompt counts for much more than ``MOST`` times its expected
+   time: a short prompt that hung for a minute is soon outweighed.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from __future__ import annotations
 from typing import Final
 
 TOLERANCE: Final = 2.0
-"""Clocks and estimates err; from here on it is the replica."""
+"""Multiple of the expected time below which the delay may be an error of clocks and estimates."""
 THRESHOLD_S: Final = 0.25
-"""Who stood still for less, once, is not slow. The factor starts from as much of good work."""
+"""Minimum of the threshold: a single shorter pause is no slowdown. As many seconds of normal work
+are added to actual and expected time in the factor."""
 DEVIATIONS: Final = 12.0
-"""The threshold in usual deviations of first bytes, where that is more: requests of other pickers
-stand between ours, and then a prompt may take anything."""
+"""The threshold as a multiple of the usual deviation of first bytes, if that is larger: requests of
+other pickers are interleaved with ours, so the time of a prompt may vary widely."""
 CLEAR_S: Final = 0.75
-"""One prompt that took so much too long is proof. Requests of other pickers that stand between ours
-take less, for the most part."""
-WITNESSES: Final = 2
+"""Excess time for which one prompt is enough; interleaved requests of other pickers mostly cause
+less."""
+CONFIRMATIONS: Final = 2
 KEEP: Final = 0.7
-"""What remains of an earlier prompt's weight after each new one."""
+"""Factor on the weight of earlier prompts with each new one."""
 LEAST: Final = 1.35
-"""Nobody is called slow for less."""
+"""Minimum factor; a smaller one counts as 1."""
 MOST: Final = 20.0
-"""Nor held for slower."""
+"""Maximum factor."""
 HALF_S: Final = 30.0
 
 
 class Slowdown:
-    """What the latest prompts of one replica say of a change of its speed."""
+    """The slowdown of one replica, estimated from its latest prompts."""
 
     __slots__ = ("_at", "_excess", "_expected", "_factor", "_took")
 
@@ -50,37 +51,37 @@ class Slowdown:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all."""
+        """Reset to no slowdown."""
         self._excess = self._took = self._expected = 0.0
         self._factor = 1.0
 
     @property
     def known(self) -> bool:
-        """Return whether the replica has become slow."""
+        """Whether the replica has become slow."""
         return self._factor > 1.0
 
     def factor(self, now: float) -> float:
-        """Return how many times slower the replica is at some moment; 1 = as ever."""
+        """Return the decayed factor at ``now`` (monotonic seconds); 1 = no slowdown."""
         if self._factor <= 1.0:
             return 1.0
-        believed = 0.5 ** (max(0.0, now - self._at) / HALF_S)
-        factor = 1.0 + (self._factor - 1.0) * believed
+        weight = 0.5 ** (max(0.0, now - self._at) / HALF_S)
+        factor = 1.0 + (self._factor - 1.0) * weight
         return factor if factor >= LEAST else 1.0
 
     def add(
         self, took_s: float, expected_s: float, *, cold_s: float, noise_s: float, at: float
     ) -> None:
-        """Take what a prompt took.
+        """Take the service time of a prompt.
 
         Args:
-            took_s: Seconds from when its turn came to its first byte.
-            expected_s: The seconds that were expected of that.
-            cold_s: The same with nothing in the cache.
-            noise_s: By how much first bytes usually miss what is expected of them.
-            at: When its first byte came, monotonic seconds.
+            took_s: Its service time, seconds (rule 1).
+            expected_s: Its expected service time, seconds.
+            cold_s: Its expected service time with an empty cache, seconds.
+            noise_s: Usual deviation of first bytes from their expected time, seconds.
+            at: Time of its first byte, monotonic seconds.
         """
         if not self._excess and took_s <= TOLERANCE * expected_s:
-            return  # as nearly always
+            return  # the usual case
         self._at = max(self._at, at)
         keep = KEEP if self.known else 1.0
         self._took = self._took * keep + min(took_s, MOST * expected_s + THRESHOLD_S)
@@ -89,7 +90,7 @@ class Slowdown:
             beyond = took_s - TOLERANCE * expected_s
             threshold = max(THRESHOLD_S, DEVIATIONS * noise_s)
             if took_s <= TOLERANCE * cold_s or beyond < CLEAR_S:
-                beyond = min(beyond, threshold / WITNESSES)
+                beyond = min(beyond, threshold / CONFIRMATIONS)
             self._excess = max(0.0, self._excess + beyond)
             if self._excess == 0.0:
                 self.clear()

@@ -113,7 +113,7 @@ class Auto(Policy):
                 if pending > in_flight:
                     price += other * (pending - in_flight)
             if replica.first_bytes.due < now:
-                slowness *= replica.first_bytes.lateness(now, latency_model.heard_to)
+                slowness *= replica.first_bytes.lateness(now, latency_model.reported_until)
                 price = price * slowness + _drain_s(candidate, context, per_token * slowness)
             elif replica.busy_until > now:
                 price = price * slowness + replica.drain_s(now, per_token * slowness)
@@ -145,7 +145,9 @@ class Auto(Policy):
             )
             service = latency_model.service_s * slowness
             return {"drain_s": drain, "in_flight_s": pending * service, "own_s": service}
-        slowness *= candidate.replica.first_bytes.lateness(context.now, latency_model.heard_to)
+        slowness *= candidate.replica.first_bytes.lateness(
+            context.now, latency_model.reported_until
+        )
         matched, per_token = context.matched[index], latency_model.seconds_per_token * slowness
         held = max(matched, _common(context))
         copied = max(0, context.branched - held) * context.block_tokens
@@ -179,7 +181,7 @@ def _drain_s(candidate: Candidate, context: SchedulingContext, per_token: float)
     """Return the seconds before a request: of a late replica at least all that is unanswered."""
     replica, now = candidate.replica, context.now
     drain = replica.drain_s(now, per_token)
-    if replica.first_bytes.lateness(now, context.latency_model.heard_to) > 1.0:
+    if replica.first_bytes.lateness(now, context.latency_model.reported_until) > 1.0:
         return max(drain, replica.first_bytes.work * per_token)
     return drain
 

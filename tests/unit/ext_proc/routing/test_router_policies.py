@@ -103,14 +103,14 @@ def test_first_bytes_of_streamed_prompts_teach_the_speed(build: Build) -> None:
     for _ in range(40):
         answer(4.0, streaming=False)
         answer(4.0, endpoint="unknown")
-    assert (latency_model.hears, 1 / latency_model.seconds_per_token) == (
+    assert (latency_model.uses_first_bytes, 1 / latency_model.seconds_per_token) == (
         False,
         pytest.approx(8000.0),
     )
     for _ in range(40):
         answer(4.0)
-    assert latency_model.hears
-    assert latency_model._heard == 40
+    assert latency_model.uses_first_bytes
+    assert latency_model._first_bytes == 40
 
 
 def test_reuse_is_counted_for_known_endpoints(build: Build) -> None:

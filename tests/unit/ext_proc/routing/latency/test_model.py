@@ -1,4 +1,4 @@
-"""How fast replicas work is learned from how long their requests took."""
+"""The latency model learns the speed of replicas from first bytes and durations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ext_proc.routing.latency.model import (
     COLD_TOKENS_PER_S,
     GUESS_RANGE,
-    MOST_UNHEARD,
+    MOST_UNREPORTED,
     RANGE,
     FleetLatencyModel,
     LatencyModel,
@@ -26,11 +26,11 @@ def serve(
     *,
     true: float = 8000.0,
     seed: int = 0,
-    heard: bool = False,
+    first_bytes: bool = False,
 ) -> None:
     """Let a fleet answer requests with prompts and answers of very different lengths.
 
-    With ``heard`` the proxy tells when answers began.
+    With ``first_bytes`` the proxy reports when answers began.
     """
     rng = random.Random(seed)
     for number in range(count):
@@ -40,7 +40,7 @@ def serve(
         decode = min(2000.0, rng.expovariate(1 / 343)) * 0.008
         elapsed = queue + (tokens / true + decode) * slowness[index]
         drain = queue * rng.uniform(0.0, 2.0)
-        if heard:
+        if first_bytes:
             step = rng.uniform(0.006, 0.3)
             latency_models[index].answered(
                 tokens, drain, queue + (tokens / true + step) * slowness[index]
@@ -51,36 +51,50 @@ def serve(
 
 @pytest.mark.parametrize("wrong", [1 / 3, 1.0, 3.0])
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("first_bytes", [False, True])
 def test_a_wrong_speed_is_learned_within_200_requests(
-    wrong: float, seed: int, *, heard: bool
+    wrong: float, seed: int, *, first_bytes: bool
 ) -> None:
-    """Three times too fast or too slow at the start, it is right within a factor of 1.6."""
+    """A speed that starts at three times too fast or too slow ends within a factor of 1.6."""
     fleet = FleetLatencyModel(8000.0 * wrong)
     serve(
-        fleet, [LatencyModel(fleet, 1.0) for _ in range(8)], [1.0] * 8, 200, seed=seed, heard=heard
+        fleet,
+        [LatencyModel(fleet, 1.0) for _ in range(8)],
+        [1.0] * 8,
+        200,
+        seed=seed,
+        first_bytes=first_bytes,
     )
     assert 1 / 1.6 < 8000.0 * fleet.seconds_per_token < 1.6
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_fleet_ten_times_as_fast_is_known_after_60_first_bytes(seed: int) -> None:
-    """The default is left as soon as first bytes tell of more."""
+    """The estimate leaves the cold default after few first bytes."""
     fleet = FleetLatencyModel(800.0)
-    serve(fleet, [LatencyModel(fleet, 1.0) for _ in range(8)], [1.0] * 8, 60, seed=seed, heard=True)
+    serve(
+        fleet,
+        [LatencyModel(fleet, 1.0) for _ in range(8)],
+        [1.0] * 8,
+        60,
+        seed=seed,
+        first_bytes=True,
+    )
     assert 1 / 1.6 < 8000.0 * fleet.seconds_per_token < 1.6
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("heard", "requests"), [(True, 800), (False, 4000)])
-def test_slow_replicas_are_told_apart(seed: int, requests: int, *, heard: bool) -> None:
-    """Two half-speed replicas among eight are known as slow on average, and the others are not.
+@pytest.mark.parametrize(("first_bytes", "requests"), [(True, 800), (False, 4000)])
+def test_slow_replicas_are_distinguished(seed: int, requests: int, *, first_bytes: bool) -> None:
+    """Two half-speed replicas among eight become slow on average, the others do not.
 
-    Where only durations are known, and half of them is the answers' length, it takes longer.
+    It takes longer with durations only, as half of a duration depends on the answer's length.
     """
     fleet = FleetLatencyModel()
     latency_models = [LatencyModel(fleet, 1.0) for _ in range(8)]
-    serve(fleet, latency_models, [1.0] * 6 + [2.0] * 2, requests, seed=seed, heard=heard)
+    serve(
+        fleet, latency_models, [1.0] * 6 + [2.0] * 2, requests, seed=seed, first_bytes=first_bytes
+    )
     assert sum(latency_model.slowness for latency_model in latency_models[6:]) / 2 > 1.3
     assert sum(latency_model.slowness for latency_model in latency_models[:6]) / 6 == pytest.approx(
         1.0, abs=0.15
@@ -88,28 +102,30 @@ def test_slow_replicas_are_told_apart(seed: int, requests: int, *, heard: bool) 
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("heard", [False, True])
-def test_noise_makes_nobody_slow(seed: int, *, heard: bool) -> None:
-    """Equal replicas stay equal however different their requests are."""
+@pytest.mark.parametrize("first_bytes", [False, True])
+def test_noise_makes_no_replica_slow(seed: int, *, first_bytes: bool) -> None:
+    """Equal replicas stay equal although their requests differ widely."""
     fleet = FleetLatencyModel()
     latency_models = [LatencyModel(fleet, 1.0) for _ in range(8)]
     for part in range(8):
-        serve(fleet, latency_models, [1.0] * 8, 250, seed=100 * seed + part, heard=heard)
+        serve(
+            fleet, latency_models, [1.0] * 8, 250, seed=100 * seed + part, first_bytes=first_bytes
+        )
         assert [latency_model.slowness for latency_model in latency_models] == [1.0] * 8
 
 
-def test_a_queue_that_the_clock_missed_makes_nobody_slow() -> None:
-    """Twenty requests that waited behind the same one are one error, not twenty."""
+def test_a_queue_that_the_clock_missed_makes_no_replica_slow() -> None:
+    """Twenty requests that waited behind the same one do not make the replica slow."""
     fleet = FleetLatencyModel()
     latency_models = [LatencyModel(fleet, 1.0) for _ in range(8)]
-    serve(fleet, latency_models, [1.0] * 8, 200, heard=True)
+    serve(fleet, latency_models, [1.0] * 8, 200, first_bytes=True)
     for _ in range(15):
         latency_models[0].answered(2000.0, 0.0, 5.0)
     assert latency_models[0].slowness == 1.0
 
 
 def test_answers_that_shrink_with_the_prompt_do_not_make_prefill_free() -> None:
-    """Durations that fall with the prompt's length leave the speed near its default."""
+    """Durations that fall with the prompt's length keep the speed near its default."""
     fleet = FleetLatencyModel()
     latency_model = LatencyModel(fleet, 1.0)
     rng = random.Random(0)
@@ -119,8 +135,8 @@ def test_answers_that_shrink_with_the_prompt_do_not_make_prefill_free() -> None:
     assert fleet.seconds_per_token * COLD_TOKENS_PER_S * GUESS_RANGE >= 0.999
 
 
-def test_headers_before_the_prompt_was_read_are_not_believed() -> None:
-    """First bytes that come at once whatever the prompt leave the speed to the durations."""
+def test_headers_before_the_prompt_was_read_are_ignored() -> None:
+    """With first bytes that do not depend on the prompt, the speed comes from durations."""
     fleet = FleetLatencyModel()
     latency_models = [LatencyModel(fleet, 1.0) for _ in range(8)]
     rng = random.Random(0)
@@ -129,25 +145,25 @@ def test_headers_before_the_prompt_was_read_are_not_believed() -> None:
         latency_model = rng.choice(latency_models)
         latency_model.answered(tokens, 0.0, rng.uniform(0.002, 0.006))
         latency_model.learn(tokens, 0.0, 3, tokens / 8000.0 + rng.expovariate(0.5), float(number))
-    assert not fleet.hears
+    assert not fleet.uses_first_bytes
     assert 1 / 1.6 < 8000.0 * fleet.seconds_per_token < 1.6
 
 
-def test_a_proxy_that_fell_silent_leaves_the_speed_to_durations() -> None:
-    """First bytes of long ago do not hold against what requests take now."""
+def test_a_proxy_that_stops_reporting_leaves_the_speed_to_durations() -> None:
+    """After many prompts without a reported first byte, durations are used."""
     fleet = FleetLatencyModel()
     latency_models = [LatencyModel(fleet, 1.0) for _ in range(8)]
-    serve(fleet, latency_models, [1.0] * 8, 200, heard=True)
-    assert fleet.hears
-    serve(fleet, latency_models, [1.0] * 8, MOST_UNHEARD - 2)
-    assert fleet.hears
+    serve(fleet, latency_models, [1.0] * 8, 200, first_bytes=True)
+    assert fleet.uses_first_bytes
+    serve(fleet, latency_models, [1.0] * 8, MOST_UNREPORTED - 2)
+    assert fleet.uses_first_bytes
     serve(fleet, latency_models, [1.0] * 8, 4000, true=3000.0)
-    assert not fleet.hears
+    assert not fleet.uses_first_bytes
     assert 1 / 1.6 < 3000.0 * fleet.seconds_per_token < 1.6
 
 
-def test_capacity_is_believed_and_adapts() -> None:
-    """A replica of twice the capacity needs half the time, and noise changes nothing."""
+def test_slowness_starts_from_the_capacity_and_follows_it() -> None:
+    """A replica of twice the capacity needs half the time, and noise does not change this."""
     fleet = FleetLatencyModel()
     latency_models = [LatencyModel(fleet, 2.0), LatencyModel(fleet, 1.0)]
     serve(fleet, latency_models, [0.5, 1.0], 40)
@@ -157,7 +173,7 @@ def test_capacity_is_believed_and_adapts() -> None:
 
 
 def test_service_time_without_a_prompt() -> None:
-    """The time that one more request adds is learned whatever stands before it."""
+    """The time that one more request adds is learned at any number of requests before it."""
     fleet = FleetLatencyModel()
     latency_model = LatencyModel(fleet, 1.0)
     for number in range(200):
@@ -167,20 +183,20 @@ def test_service_time_without_a_prompt() -> None:
     assert latency_model.slowness == 1.0
 
 
-def test_it_says_what_the_speed_is_learned_from() -> None:
-    """A default, durations, or first bytes once there are enough."""
+def test_it_shows_the_source_of_the_speed() -> None:
+    """The source is the default, durations, or first bytes once there are enough."""
     fleet = FleetLatencyModel()
     assert (fleet.describe()["from"], fleet.describe()["tokens_per_s"]) == ("default", 8000.0)
     latency_model = LatencyModel(fleet, 1.0)
     latency_model.learn(100.0, 0.0, 0, 1.0, 0.0)
     assert fleet.describe()["from"] == "durations"
-    serve(fleet, [latency_model], [1.0], 20, heard=True)
+    serve(fleet, [latency_model], [1.0], 20, first_bytes=True)
     described = fleet.describe()
     assert (described["from"], described["first_bytes"]) == ("first-bytes", 20)
 
 
 def test_latency_and_peak() -> None:
-    """The mean follows slowly; the peak jumps to a longer one and decays."""
+    """The mean follows slowly; the peak rises to a longer duration at once and decays."""
     latency_model = LatencyModel(FleetLatencyModel(), 1.0)
     assert (latency_model.latency_s, latency_model.peak.value(0.0)) == (None, None)
     latency_model.learn(None, 0.0, 0, 1.0, 0.0)
@@ -192,7 +208,7 @@ def test_latency_and_peak() -> None:
     assert 0.1 < (latency_model.peak.value(10.0) or 0.0) < 3.0 / 2.7 + 0.1
 
 
-def test_one_that_hung_moves_little() -> None:
+def test_a_request_that_hung_moves_the_estimate_little() -> None:
     """A request that took an hour is clipped."""
     fleet = FleetLatencyModel()
     latency_models = [LatencyModel(fleet, 1.0) for _ in range(8)]
@@ -215,7 +231,7 @@ SAMPLES = st.lists(
 def test_no_input_breaks_the_bounds(
     samples: list[tuple[float | None, float, int, float]], capacity: float
 ) -> None:
-    """Whatever is learned, rates are positive and within their range."""
+    """After any samples, rates are positive and within their range."""
     fleet = FleetLatencyModel()
     latency_model = LatencyModel(fleet, capacity)
     for number, (tokens, drain, ahead, elapsed) in enumerate(samples):

@@ -1,4 +1,4 @@
-"""What the silence of a replica says of its speed."""
+"""Pending first bytes: the lateness of a replica that does not answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sent(number: int, at: float = 0.0, work: float = 100.0) -> Ticket:
 
 
 def test_the_first_is_late_after_its_tolerance() -> None:
-    """Silence says nothing at first, then how long it has lasted, and never more than the most."""
+    """The factor is 1 within the tolerance, then grows with the time, up to the maximum."""
     first_bytes = PendingFirstBytes()
     first_bytes.note(sent(1, at=10.0), 2.0, 0.0)
     first_bytes.note(sent(2, at=11.0), 0.0, 0.0)
@@ -31,24 +31,24 @@ def test_the_first_is_late_after_its_tolerance() -> None:
     assert first_bytes.lateness(begin + 1000.0, inf) == MOST
 
 
-def test_only_later_requests_that_were_heard_of_prove_silence() -> None:
-    """Until then the log may be what is late."""
+def test_only_first_bytes_of_later_requests_prove_lateness() -> None:
+    """Without them it may be the log that is late."""
     first_bytes = PendingFirstBytes()
     first_bytes.note(sent(1, at=10.0), 0.1, 0.0)
     assert first_bytes.lateness(100.0, 10.0) == 1.0
     assert first_bytes.lateness(100.0, 99.0) == MOST
 
 
-def test_a_log_that_lags_makes_nobody_late() -> None:
-    """What is known ends a while after the latest request that was heard of."""
+def test_a_log_that_lags_makes_no_replica_late() -> None:
+    """Time counts only for a while after the latest request with a known first byte."""
     first_bytes = PendingFirstBytes()
     first_bytes.note(sent(1, at=10.0), 0.1, 0.0)
     assert first_bytes.lateness(13.0, 10.2) == 1.0
     assert first_bytes.lateness(13.0, 12.0) == pytest.approx(10.0)
 
 
-def test_an_answer_takes_out_what_was_sent_before_it() -> None:
-    """A replica that answers works, whatever holds up an older request."""
+def test_an_answer_removes_all_requests_sent_before_it() -> None:
+    """A replica that answers works, so an older pending request is not its fault."""
     first_bytes = PendingFirstBytes()
     for number in (1, 2, 3):
         first_bytes.note(sent(number, at=float(number)), 1.0, 0.0)
@@ -59,8 +59,8 @@ def test_an_answer_takes_out_what_was_sent_before_it() -> None:
     assert (len(first_bytes), first_bytes.work, first_bytes.due) == (0, 0.0, inf)
 
 
-def test_a_request_that_moved_takes_out_itself_only() -> None:
-    """What was sent before it is still awaited."""
+def test_a_moved_request_removes_only_itself() -> None:
+    """Requests sent before it are still pending."""
     first_bytes = PendingFirstBytes()
     for number in (1, 2, 3):
         first_bytes.note(sent(number), 1.0, 0.0)
@@ -70,23 +70,23 @@ def test_a_request_that_moved_takes_out_itself_only() -> None:
     assert (len(first_bytes), first_bytes.work, first_bytes.due) == (0, 0.0, inf)
 
 
-def latency_model(*, hears: bool = True) -> LatencyModel:
-    """Return the pace of a replica that is known to read 1,000 tokens per second."""
+def latency_model(*, learned: bool = True) -> LatencyModel:
+    """Return the latency model of a replica with a learned speed of 1,000 tokens per second."""
     fleet = FleetLatencyModel(1_000.0)
     replica = LatencyModel(fleet, 1.0)
-    for number in range(64 if hears else 0):
+    for number in range(64 if learned else 0):
         tokens = 100.0 + 10.0 * number
         replica.answered(tokens, 0.0, tokens / 1_000.0)
     return replica
 
 
-def factor_after(*answers: tuple[int, float], drain_s: float = 0.0, hears: bool = True) -> float:
+def factor_after(*answers: tuple[int, float], drain_s: float = 0.0, learned: bool = True) -> float:
     """Return the lateness after answers to some of three prompts of 1 s that were sent at once.
 
     Args:
-        answers: Which one began, and when.
-        drain_s: What was known to stand before each of them.
-        hears: First bytes tell the speed.
+        answers: Number of each answered prompt, and the time of its first byte.
+        drain_s: Known seconds of work before each of them.
+        learned: Whether the speed was learned from first bytes.
     """
     first_bytes = PendingFirstBytes()
     key = EndpointKey("a", 1)
@@ -97,35 +97,35 @@ def factor_after(*answers: tuple[int, float], drain_s: float = 0.0, hears: bool 
     for ticket in tickets:
         first_bytes.note(ticket, drain_s + 1.0, 0.0)
     for number, at in answers:
-        first_bytes.began(tickets[number], at, latency_model(hears=hears))
+        first_bytes.began(tickets[number], at, latency_model(learned=learned))
     return first_bytes.lateness(answers[-1][1], 0.0)
 
 
-def test_an_answer_that_came_late_is_remembered() -> None:
-    """The replica is slow by how late it was, also when it has nothing to answer any more."""
+def test_a_late_answer_slows_the_replica_down() -> None:
+    """The factor is that of the late answer, also with nothing pending any more."""
     assert factor_after((0, 4.0)) == pytest.approx(3.4, rel=0.1)
     assert factor_after((0, 4.0), (1, 8.0), (2, 12.0)) == pytest.approx(3.8, rel=0.1)
 
 
-def test_waiting_for_other_prompts_is_not_being_slow() -> None:
-    """Neither behind those that were awaited, nor behind what else was known to stand there."""
+def test_waiting_for_other_prompts_is_no_slowdown() -> None:
+    """Waiting for pending prompts or for other known work does not count."""
     assert factor_after((0, 1.0), (1, 2.0), (2, 3.0)) == 1.0
     assert factor_after((0, 4.0), drain_s=3.0) == 1.0
 
 
-def test_only_whose_turn_is_known_teaches() -> None:
-    """One that is told of before those that were sent before it may have waited for them."""
+def test_only_the_oldest_pending_request_counts() -> None:
+    """A request that is reported before older ones may have waited for them."""
     assert factor_after((2, 9.0)) == 1.0
     assert factor_after((2, 9.0), (0, 4.0), (1, 8.0)) == 1.0
 
 
-def test_where_first_bytes_tell_nothing_nobody_is_slow() -> None:
-    """What is expected of a prompt is unknown there."""
-    assert factor_after((0, 9.0), hears=False) == 1.0
+def test_without_a_learned_speed_no_replica_is_slow() -> None:
+    """The expected time of a prompt is then unknown."""
+    assert factor_after((0, 9.0), learned=False) == 1.0
 
 
-def test_the_time_of_who_is_not_told_of_is_not_held_against_the_next() -> None:
-    """A request that ended or was lost may have been worked on until then."""
+def test_the_time_of_an_unreported_request_does_not_count_for_the_next() -> None:
+    """A request that ended or was lost may have occupied the replica until then."""
     for end in (PendingFirstBytes.answered, PendingFirstBytes.gone):
         first_bytes, replica = PendingFirstBytes(), latency_model()
         first, second = sent(1, work=1_000.0), sent(2, work=1_000.0)
@@ -137,7 +137,7 @@ def test_the_time_of_who_is_not_told_of_is_not_held_against_the_next() -> None:
 
 
 def test_a_new_process_is_not_slow() -> None:
-    """What was learned of the old one is forgotten."""
+    """Clearing drops the slowdown of the old process."""
     first_bytes = PendingFirstBytes()
     first_bytes.note(sent(1, work=1_000.0), 1.0, 0.0)
     first_bytes.began(sent(1, work=1_000.0), 9.0, latency_model())
@@ -152,8 +152,8 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-def test_it_holds_what_is_awaited(steps: list[tuple[str, int]]) -> None:
-    """Whatever happens, work and due time are those of the requests that are left."""
+def test_it_holds_the_pending_requests(steps: list[tuple[str, int]]) -> None:
+    """After any steps, work and due time are those of the remaining requests."""
     first_bytes, left, number = PendingFirstBytes(), dict[int, Ticket](), 0
     for step, value in steps:
         if step == "note":

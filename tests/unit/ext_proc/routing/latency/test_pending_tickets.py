@@ -1,4 +1,4 @@
-"""Requests whose answers have not been heard of."""
+"""Tickets of requests that are pending their first byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ext_proc.routing.values.ticket import Ticket
 
 
 def test_a_ticket_is_taken_once() -> None:
-    """Whoever asks again, or for another, gets nothing."""
+    """A second take, or one of an unknown ticket, returns None."""
     known = PendingTickets()
     ticket = Ticket(7, EndpointKey("a", 1), "llm", 100.0, 0.0)
     known.note(ticket)
@@ -18,7 +18,7 @@ def test_a_ticket_is_taken_once() -> None:
 
 
 def test_it_is_bounded() -> None:
-    """Of too many the oldest are forgotten."""
+    """Beyond the bound the oldest are dropped."""
     known = PendingTickets()
     for number in range(MAX_TICKETS + 2):
         known.note(Ticket(number, EndpointKey("a", 1), "llm", 100.0, 0.0))

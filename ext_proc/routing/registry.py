@@ -159,7 +159,7 @@ class EndpointRegistry:
         """Take the latest readings of an endpoint; an unknown endpoint is ignored."""
         for replica in self._by_id.get(endpoint_id, ()):
             self._conditions.silent -= replica.silent
-            self._conditions.heard(replica.key, replica.readings, readings)
+            self._conditions.observe(replica.key, replica.readings, readings)
             replica.observe(readings)
         if endpoint_id in self._by_id:
             self._reuse.observe(endpoint_id, readings)

@@ -1,1 +1,1 @@
-"""Which endpoints must not get new work: conditions and outlier ejection."""
+"""Health of endpoints: conditions and outlier ejection, which keep them from new work."""

@@ -1,21 +1,23 @@
-"""Conditions: named reasons, beside membership, for which a replica gets no new work.
+"""Conditions: named health conditions that keep a replica from new work.
 
 Rules:
 
-1. A condition bars a replica in one pool: a server whose one model is broken goes on serving the
-   others. ``silent`` is the router's own and bars nobody.
+1. A condition bars a replica in one pool only: a server with one broken model continues to serve
+   the other models. ``silent`` is set by the router and bars no replica.
 2. ``ejected`` (with its cause) has the hysteresis of ``ejection``. ``not-ready`` and
-   ``unavailable`` are set by ``NOES`` answers in a row and ended by one good answer; no answer to
-   the repository index says nothing. ``low-gpu-memory`` is set when readings that are ``LOW_S``
-   apart are below the floor and none between was not, ended by one that is ``MARGIN`` above it,
-   and by silence of ``UNKNOWN_AFTER_S``. A replica that was never looked at is not judged.
-3. ``told`` is what other pickers found, as the control server tells it. It bars unless this picker
-   has ejected the replica itself: then its own half-open tries decide when it is well.
-4. Conditions never empty a choice: where all candidates are barred, all are allowed, as an answer
-   from a sick replica is worth more than a refusal.
-5. Where nobody is barred a decision pays one look-up.
-6. Findings are this picker's own conditions only. What it was told it never tells on, so that
-   pickers cannot keep each other's findings alive.
+   ``unavailable`` are set by ``BAD_TO_SET`` bad results in a row and ended by one good result; a
+   missing answer of the repository index is neither. ``low-gpu-memory`` is set when all readings
+   over at least ``LOW_S`` are below the floor. It is ended by a reading ``MARGIN`` above the floor,
+   and when there was no reading for ``UNKNOWN_AFTER_S``. A replica without results has no
+   condition.
+3. ``told`` stands for the findings of other pickers, as published by the control server. It bars a
+   replica unless this picker has ejected it itself: then its own half-open requests decide when it
+   is used again.
+4. Conditions never empty a choice: if all candidates are barred, all are allowed, because an answer
+   from an unhealthy replica is better than a refusal.
+5. If no replica of a pool is barred, a decision costs one look-up.
+6. Findings are this picker's own conditions only. Published findings are not reported again, so
+   that pickers cannot keep each other's findings alive.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.reading import Reading
 
-NOES: Final = 2
+BAD_TO_SET: Final = 2
 LOW_S: Final = 2.0
 MARGIN: Final = 0.02
-"""Share of the memory."""
+"""Share of the GPU memory above the floor."""
 UNKNOWN_AFTER_S: Final = 10.0
 EJECTED: Final = "ejected"
 SINKHOLE: Final = "sinkhole"
@@ -48,11 +50,11 @@ LOW_GPU_MEMORY: Final = "low-gpu-memory"
 TOLD: Final = "told"
 SILENT: Final = "silent"
 _NAMED_CAUSES: Final = (Cause.DEAD_BACKEND, Cause.FROZEN)
-_NOBODY: Final[frozenset[EndpointKey]] = frozenset()
+_NONE: Final[frozenset[EndpointKey]] = frozenset()
 
 
 class Finding(NamedTuple):
-    """A replica that this picker finds sick."""
+    """A replica that this picker finds unhealthy."""
 
     pool: str
     key: EndpointKey
@@ -60,10 +62,10 @@ class Finding(NamedTuple):
 
 
 def moved_on(before: Sequence[Reading], after: Sequence[Reading]) -> bool:
-    """Tell whether a replica says something else than before: a sign of life.
+    """Return whether a replica's readings have changed, which shows that it makes progress.
 
-    Where an engine counts its iterations only these are one: requests that pile up in front of a
-    stuck engine move its gauges as well.
+    If an engine counts its iterations, only these are compared, because requests that queue at a
+    stuck engine change its gauges as well.
     """
     if len(before) != len(after):
         return True
@@ -73,10 +75,10 @@ def moved_on(before: Sequence[Reading], after: Sequence[Reading]) -> bool:
 def _moved(old: Reading, new: Reading) -> bool:
     if old.iterations is not None and new.iterations is not None:
         return old.iterations != new.iterations
-    return _said(old) != _said(new)
+    return _gauges(old) != _gauges(new)
 
 
-def _said(reading: Reading) -> tuple[float | None, ...]:
+def _gauges(reading: Reading) -> tuple[float | None, ...]:
     return (reading.queued, reading.running, reading.kv_used, reading.reused_blocks)
 
 
@@ -87,27 +89,28 @@ class Conditions:
         self._ejections: dict[str, Ejection] = {}
         self._keys: dict[str, tuple[EndpointKey, ...]] = {}
         self._of: dict[EndpointKey, list[Ejection]] = {}
-        """Each replica's pools."""
-        self._not_ready = Latch(NOT_READY, NOES)
-        self._unavailable = Latch(UNAVAILABLE, NOES)
+        """The ejections of each replica's pools."""
+        self._not_ready = Latch(NOT_READY, BAD_TO_SET)
+        self._unavailable = Latch(UNAVAILABLE, BAD_TO_SET)
         self._low_memory = Latch(LOW_GPU_MEMORY, 1)
         self._latches = (self._not_ready, self._unavailable, self._low_memory)
         self._floors: dict[EndpointKey, list[tuple[str, float]]] = {}
-        """Pools that look at the memory of a replica's GPUs, and their floors."""
+        """Pools that check the GPU memory of a replica, and their floors."""
         self._low_since: dict[tuple[str, EndpointKey], float] = {}
         self._memory_at: dict[EndpointKey, float] = {}
-        """When a replica's memory was last told."""
-        self._told: dict[str, dict[EndpointKey, tuple[str, ...]]] = {}
+        """When a replica's GPU memory was last reported, monotonic seconds."""
+        self._published: dict[str, dict[EndpointKey, tuple[str, ...]]] = {}
+        """Conditions that the control server publishes, by pool."""
         self._latched: dict[str, frozenset[EndpointKey]] = {}
-        """Who has a latched condition; pools without one are absent."""
+        """Replicas with a latched condition; pools without any are absent."""
         self._sharing: frozenset[str] = frozenset()
         self.ejected: Counter[tuple[str, Cause]] = Counter()
         """Ejections since the start, by pool and cause."""
         self.silent = 0
-        """Replicas that stopped reporting: the scheduler puts them last."""
+        """Number of replicas that stopped reporting; the scheduler puts them last."""
 
     def set_pools(self, pools: Mapping[str, Pool]) -> None:
-        """Take the pools; what is known of replicas that stay is kept."""
+        """Replace the pools; conditions of replicas that stay are kept."""
         for name, pool in pools.items():
             ejection = self._ejections.get(name)
             if ejection is None:
@@ -116,22 +119,22 @@ class Conditions:
             self._keys[name] = tuple([endpoint.key for endpoint in pool.endpoints])
         for name in [known for known in self._ejections if known not in pools]:
             del self._ejections[name], self._keys[name]
-        self._of, self._floors, self._told = {}, {}, {}
+        self._of, self._floors, self._published = {}, {}, {}
         for name, pool in pools.items():
             for endpoint in pool.endpoints:
                 self._of.setdefault(endpoint.key, []).append(self._ejections[name])
                 if pool.gpu_memory_free > 0.0:
                     self._floors.setdefault(endpoint.key, []).append((name, pool.gpu_memory_free))
                 if endpoint.told:
-                    self._told.setdefault(name, {})[endpoint.key] = endpoint.told
+                    self._published.setdefault(name, {})[endpoint.key] = endpoint.told
         self._sharing = frozenset(name for name, pool in pools.items() if pool.share)
-        looked_at = {(name, key) for key, floors in self._floors.items() for name, _ in floors}
+        checked = {(name, key) for key, floors in self._floors.items() for name, _ in floors}
         present = {(name, key) for name, keys in self._keys.items() for key in keys}
-        asked = {one for one in present if pools[one[0]].repository}
+        indexed = {one for one in present if pools[one[0]].repository}
         self._not_ready.keep(present)
-        self._unavailable.keep(asked)
-        self._low_memory.keep(looked_at)
-        self._low_since = {one: at for one, at in self._low_since.items() if one in looked_at}
+        self._unavailable.keep(indexed)
+        self._low_memory.keep(checked)
+        self._low_since = {one: at for one, at in self._low_since.items() if one in checked}
         self._memory_at = {key: at for key, at in self._memory_at.items() if key in self._floors}
         for name in {*self._latched, *self._keys}:
             self._gather(name)
@@ -146,7 +149,7 @@ class Conditions:
         else:
             self._latched.pop(pool, None)
 
-    # --- What happened --------------------------------------------------------------------------
+    # --- Results --------------------------------------------------------------------------------
 
     def good(
         self, pool: str, key: EndpointKey, first_byte_s: float | None, now: float, times: int = 1
@@ -174,12 +177,14 @@ class Conditions:
             ejection.bad(key, now, answered=answered, after_s=after_s)
 
     def alive(self, key: EndpointKey, now: float) -> None:
-        """Note that a replica does something."""
+        """Note that a replica makes progress."""
         for ejection in self._of.get(key, ()):
             ejection.alive(key, now)
 
-    def heard(self, key: EndpointKey, before: Sequence[Reading], after: Sequence[Reading]) -> None:
-        """Take what a replica says of itself now, and said before."""
+    def observe(
+        self, key: EndpointKey, before: Sequence[Reading], after: Sequence[Reading]
+    ) -> None:
+        """Take the previous and the new readings of a replica."""
         if not after:
             return
         if moved_on(before, after):
@@ -199,61 +204,61 @@ class Conditions:
             if free < floor:
                 since = self._low_since.setdefault((pool, key), at)
                 why = f"{free:.1%} of its GPU memory is free"
-                if at - since >= LOW_S and self._low_memory.no(pool, key, why):
+                if at - since >= LOW_S and self._low_memory.bad(pool, key, why):
                     self._gather(pool)
                 continue
             self._low_since.pop((pool, key), None)
-            if free >= min(floor + MARGIN, 1.0) and self._low_memory.yes(pool, key):
+            if free >= min(floor + MARGIN, 1.0) and self._low_memory.good(pool, key):
                 self._gather(pool)
 
     def probed(self, pool: str, key: EndpointKey, *, ready: bool) -> None:
-        """Take the result of a probe of readiness; an unknown replica is ignored."""
+        """Take the result of a readiness probe; an unknown replica is ignored."""
         self._latch(self._not_ready, pool, key, None if ready else "")
 
     def indexed(self, pool: str, key: EndpointKey, why: str | None) -> None:
-        """Take what a replica's repository index says; an unknown replica is ignored.
+        """Take the state of a replica's repository index; an unknown replica is ignored.
 
         Args:
             pool: The pool.
             key: The replica.
-            why: Which model is not READY and why; ``None`` = all are.
+            why: The model that is not READY and the reason; ``None`` = all are READY.
         """
         self._latch(self._unavailable, pool, key, why)
 
     def _latch(self, latch: Latch, pool: str, key: EndpointKey, why: str | None) -> None:
         if key not in self._keys.get(pool, ()):
             return
-        if latch.yes(pool, key) if why is None else latch.no(pool, key, why):
+        if latch.good(pool, key) if why is None else latch.bad(pool, key, why):
             self._gather(pool)
 
     def restarted(self, key: EndpointKey) -> None:
-        """Forget what a replica did before its process was a new one."""
+        """Reset the ejection of a replica whose process was restarted."""
         for ejection in self._of.get(key, ()):
             ejection.forget(key)
 
     def sweep(self, in_flight: Mapping[EndpointKey, int], now: float) -> None:
-        """Look who is busy without a sign of life, about once a second."""
+        """Look for busy replicas that make no progress; call about once a second."""
         for ejection in self._ejections.values():
             ejection.sweep(in_flight, now)
         for key in [k for k, at in self._memory_at.items() if now - at > UNKNOWN_AFTER_S]:
             del self._memory_at[key]
             for pool, _ in self._floors.get(key, ()):
                 self._low_since.pop((pool, key), None)
-                if self._low_memory.yes(pool, key):
+                if self._low_memory.good(pool, key):
                     self._gather(pool)
 
-    # --- Deciding -------------------------------------------------------------------------------
+    # --- Decisions ------------------------------------------------------------------------------
 
     def keep(self, pool: str, candidates: Sequence[Candidate], now: float) -> Sequence[Candidate]:
-        """Return the candidates that may get new work, or all of them where none may."""
+        """Return the candidates that may get new work, or all candidates if none may."""
         ejection = self._ejections.get(pool)
-        latched, told = self._latched.get(pool), self._told.get(pool)
-        if not ejection and not latched and not told:
+        latched, published = self._latched.get(pool), self._published.get(pool)
+        if not ejection and not latched and not published:
             return candidates
         barred = ejection.barred(now) if ejection else set()
-        if told:
-            own: Collection[EndpointKey] = ejection.out() if ejection else _NOBODY
-            barred.update([key for key in told if key not in own])
+        if published:
+            own: Collection[EndpointKey] = ejection.out() if ejection else _NONE
+            barred.update([key for key in published if key not in own])
         if latched:
             barred |= latched
         if not barred:
@@ -261,22 +266,22 @@ class Conditions:
         return [candidate for candidate in candidates if candidate.key not in barred] or candidates
 
     def picked(self, pool: str, key: EndpointKey, now: float) -> None:
-        """Note that a request goes to a replica."""
+        """Note that a request is sent to a replica."""
         ejection = self._ejections.get(pool)
         if ejection:
             ejection.picked(key, now)
 
-    # --- Telling and showing --------------------------------------------------------------------
+    # --- Reports and state ----------------------------------------------------------------------
 
     def findings(self) -> list[Finding]:
-        """Return whom this picker itself finds sick, in the pools that share it, in order."""
+        """Return this picker's own findings in the pools with ``share``, sorted."""
         return sorted(
             Finding(pool, key, tuple(self._own(pool, key)))
             for pool in self._sharing
-            for key in self._sick(pool)
+            for key in self._unhealthy(pool)
         )
 
-    def _sick(self, pool: str) -> set[EndpointKey]:
+    def _unhealthy(self, pool: str) -> set[EndpointKey]:
         ejection = self._ejections.get(pool)
         return {*(ejection.out() if ejection else ()), *self._latched.get(pool, ())}
 
@@ -294,19 +299,19 @@ class Conditions:
                 yield latch.name
 
     def of(self, pool: str, key: EndpointKey) -> list[str]:
-        """Return the names of a replica's conditions; empty where it is well."""
-        told = key in self._told.get(pool, ())
-        return [*self._own(pool, key), *([TOLD] if told else [])]
+        """Return the names of a replica's conditions; empty if it is healthy."""
+        published = key in self._published.get(pool, ())
+        return [*self._own(pool, key), *([TOLD] if published else [])]
 
     def describe(
         self, pool: str, key: EndpointKey, now: float, *, silent: bool
     ) -> dict[str, object]:
-        """Return a replica's conditions with what led to them, ready for JSON."""
+        """Return a replica's conditions with their reasons, ready for JSON."""
         ejection = self._ejections.get(pool)
         why = {latch.name: text for latch in self._latches if (text := latch.why(pool, key))}
-        told = self._told.get(pool, {}).get(key)
-        if told:
-            why[TOLD] = ", ".join(told)
+        published = self._published.get(pool, {}).get(key)
+        if published:
+            why[TOLD] = ", ".join(published)
         return {
             "conditions": [*self.of(pool, key), *([SILENT] if silent else [])],
             "why": why,
@@ -314,10 +319,10 @@ class Conditions:
         }
 
     def counts(self) -> Iterable[tuple[str, str, int]]:
-        """Return pool, condition and how many of its replicas have it, where it is not 0."""
+        """Return each pool and condition with the number of its replicas, if above 0."""
         found: Counter[tuple[str, str]] = Counter()
         for pool in self._keys:
-            for key in {*self._sick(pool), *self._told.get(pool, ())}:
+            for key in {*self._unhealthy(pool), *self._published.get(pool, ())}:
                 for name in self.of(pool, key):
                     found[pool, name] += 1
         return [(pool, name, count) for (pool, name), count in sorted(found.items())]

@@ -1,21 +1,21 @@
-"""Ejection: replicas of one pool that fail are left alone for a while.
+"""Ejection: outlier detection that keeps failing replicas of a pool from new work for a while.
 
 Rules:
 
-1. A replica is closed (in use), ejected until some moment, or half open. A reason ejects it; when
-   its time is over it is half open; ``GOOD_TO_CLOSE`` good answers there close it, one bad answer
-   ejects it for twice as long, up to ``MAX_EJECTION_S``. Closed for twice the time that it was
-   out, it starts anew.
-2. Reasons: failures in a row, share of failures, slow first bytes, no sign of life with work in
-   flight. Each is relative: nobody is ejected for what the median of its peers (the closed
-   replicas of its variant) suffers as well. Peers of which nothing is known count as well.
-3. At most ``max_percent`` of a variant is out or half open, but one replica of several may always
-   be unless the share is 0; the only replica of a variant never is.
-4. A half-open replica gets one request at a time; one whose result does not come is given up
-   after the base time.
-5. What arrives about an ejected replica changes nothing, but that a frozen one which answers is
-   half open at once.
-6. One record of fixed size per replica of the pool; who leaves is forgotten.
+1. A replica is closed (in use), ejected until some time, or half open. A cause (rule 2) ejects it.
+   When its ejection ends it is half open; there ``GOOD_TO_CLOSE`` good answers close it, and one
+   bad answer ejects it for twice as long, up to ``MAX_EJECTION_S``. The doubling is reset after it
+   was closed for twice the time of its last ejection.
+2. Causes: consecutive failures, failure share, slow first bytes, no progress with work in flight.
+   Each is relative: a replica is not ejected if the median of its peers (the closed replicas of its
+   variant) is affected as well. Peers without results count as healthy.
+3. At most ``max_percent`` of a variant is ejected or half open. One replica of several may always
+   be, unless the share is 0; the only replica of a variant never is.
+4. A half-open replica gets one request at a time; a request without a result is given up after the
+   base time.
+5. Results of an ejected replica are ignored, except that a frozen replica which answers is half
+   open at once.
+6. There is one record of fixed size per replica of the pool; a removed replica's is dropped.
 
 Source: Envoy's outlier detection (consecutive failures, failure percentage, maximum share) and the
 circuit breaker of M. Nygard's "Release It!" (half open).
@@ -38,43 +38,43 @@ if TYPE_CHECKING:
 MAX_EJECTION_S: Final = 300.0
 GOOD_TO_CLOSE: Final = 2
 MIN_SAMPLES: Final = 10.0
-"""Results in the window below which a share says nothing."""
+"""Minimum number of results in the window to judge the failure share."""
 MIN_LATENCIES: Final = 20
-"""First bytes below which a mean says nothing."""
+"""Minimum number of first bytes to judge the latency."""
 _EVERY: Final = 8
-"""Slowness is looked at once in so many answers."""
+"""The latency is judged at every n-th answer."""
 COMPARE_S: Final = 0.01
-"""After peers were found to suffer as well, nobody is compared for so long: in an outage of a
-large pool each failure would cost a look at all of it."""
+"""Seconds without further comparisons after the peers were found to be affected as well: in an
+outage of a large pool each failure would otherwise cost a pass over the whole pool."""
 LATER: Final = 0.2
-"""Part of the time after which a replica counts as frozen in which all that stop stop together."""
+"""Share of ``frozen_after_s`` within which replicas that stop count as stopped together."""
 FAST: Final = 0.5
-"""Failures that come in less than this part of the peers' time to a first byte are fast."""
+"""Failures are fast if they take less than this share of the peers' time to the first byte."""
 _RELATIVE: Final = 0.5
-"""Peers whose share of failures is at least this part of one's own share the trouble."""
+"""Peers are affected as well if their failure share is at least this part of the replica's own."""
 
 
 class Ejection:
-    """Who of one pool is out; see the module's rules.
+    """The ejections of one pool; see the module's rules.
 
     Args:
-        on_ejected: Hears of each ejection: the replica and why.
+        on_ejected: Called with each ejected replica and the cause.
     """
 
     def __init__(self, on_ejected: Callable[[EndpointKey, Cause], None]) -> None:
         self._on_ejected = on_ejected
         self._records: dict[EndpointKey, EjectionRecord] = {}
         self._out: dict[EndpointKey, EjectionRecord] = {}
-        """Those that are not closed."""
+        """Records that are not closed."""
         self._rules: Outlier | None = None
         self._compared_at = NEVER
 
     def __bool__(self) -> bool:
-        """Tell whether anybody is out or half open."""
+        """Whether any replica is ejected or half open."""
         return bool(self._out)
 
     def set_pool(self, pool: Pool) -> None:
-        """Take the pool's replicas and rules; what is known of those that stay is kept."""
+        """Set the pool's replicas and outlier settings; records of replicas that stay are kept."""
         known, self._rules = self._records, pool.outlier
         self._records = {}
         for endpoint in pool.endpoints:
@@ -85,24 +85,24 @@ class Ejection:
         self._out = {k: r for k, r in self._records.items() if r.phase is not Phase.CLOSED}
 
     def forget(self, key: EndpointKey) -> None:
-        """Begin anew with a replica whose process is a new one."""
+        """Reset the record of a replica whose process was restarted."""
         record = self._records.get(key)
         if record is not None:
             self._records[key] = EjectionRecord(record.variant)
             self._out.pop(key, None)
 
-    # --- What happened --------------------------------------------------------------------------
+    # --- Results --------------------------------------------------------------------------------
 
     def good(
         self, key: EndpointKey, first_byte_s: float | None, now: float, times: int = 1
     ) -> None:
-        """Note an answer that is not the replica's failure, or some at once.
+        """Note one or several answers that are not failures of the replica.
 
         Args:
             key: The replica.
-            first_byte_s: From the request's dispatch to the answer's first byte, if known.
+            first_byte_s: Seconds from the request's dispatch to the answer's first byte, if known.
             now: Monotonic seconds.
-            times: How many answers; ``first_byte_s`` is then their mean, and counts once.
+            times: Number of answers; ``first_byte_s`` is then their mean, and counts once.
         """
         record, rules = self._records.get(key), self._rules
         if record is None or rules is None:
@@ -130,8 +130,8 @@ class Ejection:
         Args:
             key: The replica.
             now: Monotonic seconds.
-            answered: It answered with an error; False = the connection failed or broke.
-            after_s: From the request's dispatch to the first byte of the error, if known.
+            answered: Whether it answered with an error; False = the connection failed or broke.
+            after_s: Seconds from the request's dispatch to the first byte of the error, if known.
         """
         record, rules = self._records.get(key), self._rules
         if record is None or rules is None or record.phase is Phase.EJECTED:
@@ -161,7 +161,7 @@ class Ejection:
         self._try_eject(key, record, cause if in_row else Cause.RATIO, now)
 
     def alive(self, key: EndpointKey, now: float) -> None:
-        """Note that a replica does something: a first byte, other numbers than before."""
+        """Note that a replica makes progress: a first byte, or changed readings."""
         record = self._records.get(key)
         if record is not None:
             self._alive(key, record, now)
@@ -187,17 +187,17 @@ class Ejection:
             self._try_eject(key, record, Cause.SLOW, now)
 
     def _usual_log_s(self, key: EndpointKey, record: EjectionRecord, least: int) -> float | None:
-        """Return the median logarithm of the peers' times to a first byte."""
+        """Return the median logarithm of the peers' times to the first byte."""
         known = [one.first_s.log for one in self._peers(key, record) if one.first_s.count >= least]
         return median(known) if known else None
 
-    # --- The passage of time --------------------------------------------------------------------
+    # --- Time -----------------------------------------------------------------------------------
 
     def sweep(self, in_flight: Mapping[EndpointKey, int], now: float) -> None:
-        """Look who is busy without a sign of life, about once a second.
+        """Eject busy replicas that make no progress; call about once a second.
 
         Args:
-            in_flight: Requests of this pool's picker in flight on each replica.
+            in_flight: This picker's requests in flight on each replica.
             now: Monotonic seconds.
         """
         rules = self._rules
@@ -212,15 +212,15 @@ class Ejection:
             since = max(record.busy_since, record.alive_at)
             if record.phase is not Phase.CLOSED or not 0.0 < rules.frozen_after_s <= now - since:
                 continue
-            # A peer that went on for a while after this one stopped. It need not move now: all
-            # clients may be waiting for this one.
+            # A peer must have made progress for a while after this replica stopped. It need not
+            # make progress now, because all clients may be waiting for this replica.
             later = since + LATER * rules.frozen_after_s
             peers = self._peers(key, record)
             if not peers or any(one.alive_at > later for one in peers):
                 self._try_eject(key, record, Cause.FROZEN, now)
 
     def barred(self, now: float) -> set[EndpointKey]:
-        """Return who must not get a new request now."""
+        """Return the replicas that must not get a new request now."""
         barred: set[EndpointKey] = set()
         for key, record in self._out.items():
             if record.phase is Phase.EJECTED:
@@ -233,7 +233,7 @@ class Ejection:
         return barred
 
     def picked(self, key: EndpointKey, now: float) -> None:
-        """Note that a request goes to a replica; a half-open one gets no further one for now."""
+        """Note that a request is sent to a replica; a half-open one then gets no other for now."""
         record = self._out.get(key)
         if record is not None and record.phase is Phase.HALF_OPEN and self._rules is not None:
             record.until = now + self._rules.base_ejection_s
@@ -295,29 +295,29 @@ class Ejection:
         record.busy_since = None
         del self._out[key]
 
-    # --- Showing --------------------------------------------------------------------------------
+    # --- State ----------------------------------------------------------------------------------
 
     def phase(self, key: EndpointKey) -> Phase:
-        """Return where a replica stands; an unknown one is closed."""
+        """Return the phase of a replica; an unknown one is closed."""
         record = self._records.get(key)
         return Phase.CLOSED if record is None else record.phase
 
     def cause(self, key: EndpointKey) -> Cause | None:
-        """Return why a replica is out or half open, ``None`` where it is not."""
+        """Return why a replica is ejected or half open, ``None`` if it is closed."""
         record = self._out.get(key)
         return None if record is None else record.cause
 
     def out(self) -> Collection[EndpointKey]:
-        """Return who is ejected or half open."""
+        """Return the replicas that are ejected or half open."""
         return self._out.keys()
 
     def sinkhole(self, key: EndpointKey) -> bool:
-        """Tell whether a replica that is out failed faster than its peers answer."""
+        """Return whether an ejected or half-open replica failed faster than its peers answer."""
         record = self._out.get(key)
         return record is not None and record.sinkhole
 
     def describe(self, key: EndpointKey, now: float) -> dict[str, object]:
-        """Return what is known of a replica, ready for JSON."""
+        """Return the record of a replica, ready for JSON."""
         record = self._records.get(key)
         if record is None:
             return {}

@@ -1,4 +1,4 @@
-"""A named condition of replicas with hysteresis: several noes in a row set it, one yes ends it."""
+"""Latch: a condition with hysteresis, set by several bad results in a row and ended by one good."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ MAX_WHY_CHARS = 200
 
 
 class Latch:
-    """Who has the condition, by pool.
+    """The replicas that have a condition, by pool.
 
     Args:
         name: The condition's name.
-        after: Noes in a row that set it.
+        after: Number of bad results in a row that set it.
     """
 
-    __slots__ = ("_after", "_noes", "_set", "name")
+    __slots__ = ("_after", "_bad_in_row", "_set", "name")
 
     def __init__(self, name: str, after: int) -> None:
         self.name = name
         self._after = after
-        self._noes: dict[tuple[str, EndpointKey], int] = {}
+        self._bad_in_row: dict[tuple[str, EndpointKey], int] = {}
         self._set: dict[str, dict[EndpointKey, str]] = {}
 
-    def no(self, pool: str, key: EndpointKey, why: str = "") -> bool:
-        """Note what speaks for the condition; return whether that has set it now."""
-        count = self._noes[pool, key] = min(self._noes.get((pool, key), 0) + 1, self._after)
+    def bad(self, pool: str, key: EndpointKey, why: str = "") -> bool:
+        """Note a bad result; return whether this has set the condition."""
+        count = self._bad_in_row[pool, key] = min(
+            self._bad_in_row.get((pool, key), 0) + 1, self._after
+        )
         if count < self._after:
             return False
         known = self._set.setdefault(pool, {})
@@ -38,9 +40,9 @@ class Latch:
         known[key] = why[:MAX_WHY_CHARS]
         return fresh
 
-    def yes(self, pool: str, key: EndpointKey) -> bool:
-        """Note that the replica is well; return whether that has ended the condition now."""
-        self._noes.pop((pool, key), None)
+    def good(self, pool: str, key: EndpointKey) -> bool:
+        """Note a good result; return whether this has ended the condition."""
+        self._bad_in_row.pop((pool, key), None)
         known = self._set.get(pool)
         if known is None or known.pop(key, None) is None:
             return False
@@ -49,16 +51,16 @@ class Latch:
         return True
 
     def of(self, pool: str) -> Collection[EndpointKey]:
-        """Return who of a pool has the condition."""
+        """Return the replicas of a pool that have the condition."""
         return self._set.get(pool, {}).keys()
 
     def why(self, pool: str, key: EndpointKey) -> str:
-        """Return what the replica said; empty where it said nothing, or is well."""
+        """Return the reason of a replica's condition; empty if it has none or gave none."""
         return self._set.get(pool, {}).get(key, "")
 
     def keep(self, present: Collection[tuple[str, EndpointKey]]) -> None:
-        """Forget everybody but these."""
-        self._noes = {one: count for one, count in self._noes.items() if one in present}
+        """Drop all replicas but these."""
+        self._bad_in_row = {one: count for one, count in self._bad_in_row.items() if one in present}
         self._set = {
             pool: left
             for pool, keys in self._set.items()

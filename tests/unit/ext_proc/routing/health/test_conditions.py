@@ -1,4 +1,4 @@
-"""Conditions and what they do to a choice."""
+"""Conditions and their effect on decisions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fail(router, key=R0, pool="llm", *, answered=True):
 
 
 def hosts(router, build, count=20, now=1.0, **request):
-    """Return who is picked over some decisions, each settled at once."""
+    """Return the hosts picked over some decisions, each settled at once."""
     picked = set()
     for _ in range(count):
         decision = router.decide(build.request(**request), now, now)
@@ -32,7 +32,7 @@ def hosts(router, build, count=20, now=1.0, **request):
 
 
 def test_an_ejected_replica_gets_no_new_work(build):
-    """Neither as the pick nor as a fallback."""
+    """It is neither the pick nor a fallback."""
     router = build.router(build.pool(3, policy="least-in-flight"))
     fail(router)
     for _ in range(20):
@@ -41,7 +41,7 @@ def test_an_ejected_replica_gets_no_new_work(build):
 
 
 def test_a_half_open_replica_gets_one_request_at_a_time(build):
-    """The first choice goes there once; the next ones go elsewhere until its result is in."""
+    """After one request the next ones go elsewhere until its result is known."""
     router = build.router(build.pool(2, policy="round-robin"))
     fail(router)
     first = [router.decide(build.request(), 11.0, 11.0).addresses[0] for _ in range(8)]
@@ -51,8 +51,8 @@ def test_a_half_open_replica_gets_one_request_at_a_time(build):
     assert again.count("10.0.0.0:8000") == 1
 
 
-def test_a_sequence_goes_on_where_it_lives(build):
-    """A lease outlives the ejection: the state is there and nowhere else."""
+def test_a_sequence_stays_on_an_ejected_replica(build):
+    """A lease is kept during an ejection, because only that replica holds the state."""
     router = build.router(build.pool(3))
     request = build.request(sequence_id=7, sequence_start=True)
     home = router.decide(request, 0.0, 0.0)
@@ -62,7 +62,7 @@ def test_a_sequence_goes_on_where_it_lives(build):
 
 
 def test_not_ready_takes_two_probes_and_ready_takes_one(build):
-    """Hysteresis: one lost probe is a hiccup."""
+    """One failed probe changes nothing, two set the condition, one good probe ends it."""
     router = build.router(build.pool(2, policy="least-in-flight"))
     conditions = router.conditions
     conditions.probed("llm", R0, ready=False)
@@ -75,7 +75,7 @@ def test_not_ready_takes_two_probes_and_ready_takes_one(build):
 
 
 def test_conditions_never_empty_a_choice(build):
-    """Where all are barred, all are allowed."""
+    """If all candidates are barred, all are allowed."""
     router = build.router(build.pool(2))
     for key in (R0, R1):
         for _ in range(2):
@@ -84,14 +84,14 @@ def test_conditions_never_empty_a_choice(build):
 
 
 def test_conditions_never_empty_a_subset(build):
-    """Where a subset hint leaves only a barred replica, that one is asked."""
+    """If a subset hint leaves only a barred replica, that one is picked."""
     router = build.router(build.pool(2))
     fail(router)
     assert hosts(router, build, subset=frozenset({"10.0.0.0"})) == {"10.0.0.0"}
 
 
 def test_a_condition_holds_in_its_pool_only(build):
-    """A broken model does not take the server's others with it."""
+    """A broken model does not bar the server for its other models."""
     other = replace(build.pool(2), name="vision", models=frozenset({"v"}))
     router = build.router(build.pool(2), other)
     fail(router)
@@ -100,7 +100,7 @@ def test_a_condition_holds_in_its_pool_only(build):
 
 
 def test_a_large_pool_is_filtered_too(build):
-    """The few candidates of a large pool are never barred ones."""
+    """The sampled candidates of a large pool are never barred replicas."""
     count = 100
     router = build.router(build.pool(count, policy="prefix-affinity"))
     for number in range(count // 2):
@@ -110,7 +110,7 @@ def test_a_large_pool_is_filtered_too(build):
 
 
 def test_conditions_are_shown_with_their_cause(build):
-    """An operator sees why a replica is out, and for how long."""
+    """The state shows why a replica is ejected, and for how long."""
     router = build.router(build.pool(2))
     fail(router)
     shown = router.state(4.0)["pools"]["llm"]["endpoints"]["r0"]
@@ -120,7 +120,7 @@ def test_conditions_are_shown_with_their_cause(build):
 
 
 def test_a_silent_replica_is_shown_so(build):
-    """The router's own condition stands beside the others."""
+    """The condition ``silent`` is listed with the others."""
     router = build.router(build.pool(2))
     router.registry.observe("r0", (Reading(at=0.0, queued=1.0),))
     router.registry.silent("r0")
@@ -128,23 +128,23 @@ def test_a_silent_replica_is_shown_so(build):
     assert (shown["r0"]["conditions"], shown["r1"]["conditions"]) == (["silent"], [])
 
 
-def test_a_new_process_begins_anew(build):
-    """Counters that fell prove that what failed is gone."""
+def test_a_restart_ends_an_ejection(build):
+    """A restarted process is not ejected for failures of the old one."""
     router = build.router(build.pool(2))
     fail(router)
     router.registry.restarted("r0", 0.0)
     assert not list(router.conditions.counts())
 
 
-def test_changed_numbers_are_a_sign_of_life():
-    """Time alone is none."""
+def test_changed_readings_are_progress():
+    """A newer reading with equal values is no progress."""
     before = (Reading(at=0.0, queued=1.0, kv_used=0.5),)
     assert not moved_on(before, (replace(before[0], at=9.0),))
     assert moved_on(before, (replace(before[0], kv_used=0.6),))
 
 
-def test_a_frozen_replica_is_found_by_its_numbers(build):
-    """Work in flight, the same numbers for half a minute, and a peer that moves."""
+def test_a_frozen_replica_is_found_by_its_readings(build):
+    """Work in flight with the same readings for half a minute ejects, if a peer progresses."""
     router = build.router(build.pool(2, policy="round-robin"))
     for _ in range(2):
         router.decide(build.request(), 0.0, 0.0)
@@ -157,8 +157,8 @@ def test_a_frozen_replica_is_found_by_its_numbers(build):
     assert router.conditions.of("llm", R1) == []
 
 
-def test_pools_and_replicas_that_leave_are_forgotten(build):
-    """Nothing is kept of what is gone, and unknown ones are ignored."""
+def test_removed_pools_and_replicas_are_dropped(build):
+    """Conditions of removed replicas are dropped, and results of unknown ones are ignored."""
     conditions = Conditions()
     pool = build.pool(2, variants=(Variant("stable", 1),))
     conditions.set_pools({"llm": pool})
@@ -177,7 +177,7 @@ def test_pools_and_replicas_that_leave_are_forgotten(build):
 
 
 def test_a_charge_moves_while_its_holder_keeps_the_old_ticket(build):
-    """A long request that was retried counts where it runs, and settles there."""
+    """A retried request is charged to the replica that serves it, and settles there."""
     router = build.router(build.pool(2))
     ticket = router.decide(build.request(), 0.0, 0.0).ticket
     other = "10.0.0.1:8000" if ticket.endpoint == R0 else "10.0.0.0:8000"
@@ -200,7 +200,7 @@ def sick(router, key=R0, pool="llm"):
 
 
 def test_an_engine_that_counts_iterations_must_iterate():
-    """Requests that pile up in front of a stuck engine are no sign of life."""
+    """Requests that queue at a stuck engine are no progress."""
     stuck = reading(1.0, queued=1, iterations=7), reading(2.0, queued=9, iterations=7)
     assert not moved_on(stuck[:1], stuck[1:])
     assert moved_on(stuck[:1], [reading(2.0, queued=1, iterations=8)])
@@ -208,8 +208,8 @@ def test_an_engine_that_counts_iterations_must_iterate():
     assert moved_on([], stuck[:1])
 
 
-def test_an_index_that_says_no_twice_bars_with_its_reason(build):
-    """The reason is shown, one good answer ends it, and one who left is forgotten."""
+def test_two_bad_results_of_the_index_bar_with_their_reason(build):
+    """The reason is shown, one good result ends it, and unknown replicas are ignored."""
     router = build.router(replace(build.pool(2), repository=True))
     router.conditions.indexed("llm", R0, "m: LOADING")
     assert sick(router) == []
@@ -220,12 +220,12 @@ def test_an_index_that_says_no_twice_bars_with_its_reason(build):
     assert hosts(router, build) == {"10.0.0.1"}
     router.conditions.indexed("llm", R0, None)
     assert sick(router) == []
-    router.conditions.indexed("llm", EndpointKey("nobody", 1), "x")
+    router.conditions.indexed("llm", EndpointKey("unknown", 1), "x")
     assert list(router.conditions.counts()) == []
 
 
-def test_a_pool_that_asks_no_more_forgets_what_the_index_said(build):
-    """Nobody would ever end it."""
+def test_a_pool_that_stops_reading_the_index_drops_the_condition(build):
+    """Otherwise no result would ever end the condition."""
     router = build.router(replace(build.pool(2), repository=True))
     for _ in range(2):
         router.conditions.indexed("llm", R0, "m: LOADING")
@@ -234,7 +234,7 @@ def test_a_pool_that_asks_no_more_forgets_what_the_index_said(build):
 
 
 def test_low_gpu_memory_has_a_margin(build):
-    """Two seconds below the floor set it; it ends above floor and margin, not between."""
+    """Two seconds below the floor set it; only a value above floor plus margin ends it."""
     router = build.router(replace(build.pool(2), gpu_memory_free=0.1))
     for at, used, expected in [
         (1.0, 0.95, []),
@@ -250,8 +250,8 @@ def test_low_gpu_memory_has_a_margin(build):
     assert sick(router, R1) == []
 
 
-def test_low_gpu_memory_ends_where_nobody_tells_it_any_more(build):
-    """Unknown is no reason."""
+def test_low_gpu_memory_ends_without_further_readings(build):
+    """A condition of unknown memory is ended after ten seconds."""
     router = build.router(replace(build.pool(2), gpu_memory_free=0.1))
     for at in (1.0, 3.0):
         router.registry.observe("r0", [reading(at, gpu_memory_used=0.99)])
@@ -264,15 +264,15 @@ def test_low_gpu_memory_ends_where_nobody_tells_it_any_more(build):
     assert sick(router) == []
 
 
-def with_told(build, *names, count=2, **changes):
+def with_published(build, *names, count=2, **changes):
     pool = replace(build.pool(count), **changes)
     first, *rest = pool.endpoints
     return replace(pool, endpoints=(replace(first, told=names), *rest))
 
 
-def test_what_others_found_bars_too(build):
-    """It is named, says what they found, and ends when the control server says so."""
-    router = build.router(with_told(build, "frozen", share=True))
+def test_published_findings_bar_too(build):
+    """The condition shows its reasons, and ends when the control server withdraws them."""
+    router = build.router(with_published(build, "frozen", share=True))
     assert hosts(router, build) == {"10.0.0.1"}
     assert sick(router) == ["told"]
     shown = router.conditions.describe("llm", R0, 0.0, silent=False)
@@ -282,9 +282,9 @@ def test_what_others_found_bars_too(build):
     assert hosts(router, build) == {"10.0.0.0", "10.0.0.1"}
 
 
-def test_what_was_told_is_not_told_on(build):
-    """Otherwise two pickers would keep a finding alive between them."""
-    router = build.router(with_told(build, "frozen", share=True))
+def test_published_findings_are_not_reported_again(build):
+    """Otherwise two pickers would keep each other's finding alive."""
+    router = build.router(with_published(build, "frozen", share=True))
     assert router.conditions.findings() == []
     fail(router, R1)
     (found,) = router.conditions.findings()
@@ -292,7 +292,7 @@ def test_what_was_told_is_not_told_on(build):
 
 
 def test_only_pools_that_share_have_findings(build):
-    """And a half-open replica is still one, as its tries are this picker's."""
+    """A half-open replica is still a finding, because this picker still tests it."""
     router = build.router(build.pool(2))
     fail(router)
     assert router.conditions.findings() == []
@@ -302,17 +302,19 @@ def test_only_pools_that_share_have_findings(build):
     assert [each.key for each in router.conditions.findings()] == [R0]
 
 
-def test_who_found_it_tries_it_although_it_was_told(build):
-    """The echo of its own finding must not keep its half-open tries away."""
+def test_a_picker_tests_its_own_finding_although_it_is_published(build):
+    """Its own published finding does not block its half-open requests."""
     router = build.router(build.pool(2, policy="round-robin"))
     fail(router)
-    router.set_pools({"llm": with_told(build, "ejected", policy="round-robin", share=True)}, 1.0)
+    router.set_pools(
+        {"llm": with_published(build, "ejected", policy="round-robin", share=True)}, 1.0
+    )
     assert hosts(router, build, now=2.0) == {"10.0.0.1"}
     assert hosts(router, build, now=11.0) == {"10.0.0.0", "10.0.0.1"}
 
 
 def test_a_replica_that_fails_fast_is_a_sinkhole(build):
-    """Its errors come in a tenth of the time of its peers' answers."""
+    """Its errors take less than a tenth of the time of its peers' answers."""
     router = build.router(build.pool(2))
     router.conditions.good("llm", R1, 0.5, 0.0)
     for _ in range(3):
@@ -321,8 +323,8 @@ def test_a_replica_that_fails_fast_is_a_sinkhole(build):
 
 
 @pytest.mark.parametrize("after_s", [None, 0.4])
-def test_a_replica_that_fails_slowly_is_none(build, after_s):
-    """Nor is one whose failures have no time."""
+def test_a_replica_that_fails_slowly_is_no_sinkhole(build, after_s):
+    """A replica whose failures have no known time is no sinkhole either."""
     router = build.router(build.pool(2))
     router.conditions.good("llm", R1, 0.5, 0.0)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Who of a pool is left alone, and for how long."""
+"""Ejection: which replicas of a pool are ejected, and for how long."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def key(number: int) -> EndpointKey:
 
 
 class Case:
-    """An ejection over some replicas, and what it told."""
+    """An ejection over some replicas, and the ejections that it reported."""
 
     def __init__(self, build, count: int = 4, rules: Outlier = RULES) -> None:
-        self.told: list[tuple[EndpointKey, Cause]] = []
-        self.ejection = Ejection(lambda who, cause: self.told.append((who, cause)))
+        self.reported: list[tuple[EndpointKey, Cause]] = []
+        self.ejection = Ejection(lambda one, cause: self.reported.append((one, cause)))
         self.ejection.set_pool(build.pool(count, outlier=rules))
 
     def fail(self, number: int, times: int = 3, now: float = 0.0, *, answered: bool = False):
@@ -34,7 +34,7 @@ class Case:
 
 
 def test_failures_in_a_row_eject_and_a_good_answer_between_them_does_not(build):
-    """Two, a success, two: in use; three in a row: out."""
+    """Two failures, a success, two failures do not eject; three in a row do."""
     case = Case(build)
     for _ in range(2):
         case.fail(0, 2)
@@ -42,32 +42,32 @@ def test_failures_in_a_row_eject_and_a_good_answer_between_them_does_not(build):
     assert not case.ejection
     case.fail(0, 3)
     assert case.ejection.barred(1.0) == {key(0)}
-    assert case.told == [(key(0), Cause.FAILURES)]
+    assert case.reported == [(key(0), Cause.FAILURES)]
 
 
-def test_good_answers_told_at_once_weigh_as_many(build):
-    """The share of failures counts each of them, and so does the way back."""
+def test_good_answers_reported_together_count_each(build):
+    """Each of them counts in the failure share and in the half-open phase."""
     case = Case(build, rules=Outlier(consecutive_failures=99, failure_percent=50))
     for now in range(8):
         case.fail(0, 2, float(now))
         case.ejection.good(key(0), 0.1, float(now), 4)
     assert not case.ejection
     case.fail(0, 40, 10.0)
-    assert case.told == [(key(0), Cause.RATIO)]
+    assert case.reported == [(key(0), Cause.RATIO)]
     case.ejection.barred(1e3)
     case.ejection.good(key(0), 0.1, 1e3, 2)
     assert case.phase(0) is Phase.CLOSED
 
 
 def test_answers_that_are_all_errors_name_a_dead_backend(build):
-    """It answers, so it is not dead; but all it says is 500."""
+    """A replica that answers only with errors is ejected as a dead backend."""
     case = Case(build)
     case.fail(0, answered=True)
-    assert case.told == [(key(0), Cause.DEAD_BACKEND)]
+    assert case.reported == [(key(0), Cause.DEAD_BACKEND)]
 
 
 def test_the_way_back(build):
-    """Out, half open with one request at a time, two good answers, in use."""
+    """An ejected replica is half open, with one request at a time, until two good answers."""
     case = Case(build)
     case.fail(0)
     assert case.ejection.barred(9.9) == {key(0)}
@@ -83,7 +83,7 @@ def test_the_way_back(build):
 
 
 def test_a_half_open_request_without_a_result_is_given_up(build):
-    """After the base time another request may try."""
+    """After the base time another request is let through."""
     case = Case(build)
     case.fail(0)
     case.ejection.barred(10.0)
@@ -93,7 +93,7 @@ def test_a_half_open_request_without_a_result_is_given_up(build):
 
 
 def test_each_relapse_doubles_the_time_up_to_a_bound(build):
-    """One bad answer in half open is enough; 10, 20, 40 ... seconds."""
+    """One bad answer in the half-open phase ejects for 10, 20, 40 ... seconds."""
     case = Case(build)
     case.fail(0)
     now, spans = 0.0, []
@@ -106,8 +106,8 @@ def test_each_relapse_doubles_the_time_up_to_a_bound(build):
     assert spans == [10, 20, 40, 80, 160, *[MAX_EJECTION_S] * 3]
 
 
-def test_a_long_good_time_forgets_the_doubling(build):
-    """Closed for twice the time it was out, a replica starts anew."""
+def test_a_long_good_time_resets_the_doubling(build):
+    """After being closed for twice its last ejection, a replica starts at the base time."""
     case = Case(build)
     for start in (0.0, 100.0):
         case.fail(0, now=start)
@@ -119,33 +119,33 @@ def test_a_long_good_time_forgets_the_doubling(build):
     assert case.ejection.barred(135.0) == set()
 
 
-def test_results_that_arrive_while_out_change_nothing(build):
-    """They belong to requests from before."""
+def test_results_that_arrive_during_the_ejection_change_nothing(build):
+    """They belong to requests from before the ejection."""
     case = Case(build)
     case.fail(0)
     case.fail(0, 5, 1.0)
     case.ejection.good(key(0), 0.1, 1.0)
     assert case.ejection.barred(5.0) == {key(0)}
     assert case.ejection.barred(10.0) == set()
-    assert len(case.told) == 1
+    assert len(case.reported) == 1
 
 
-def test_what_the_peers_suffer_too_ejects_nobody(build):
-    """A client that sends nonsense to all is no replica's fault."""
+def test_failures_that_peers_have_too_eject_no_replica(build):
+    """A client that sends invalid requests to all replicas causes no ejection."""
     case = Case(build)
     for _ in range(20):
         for number in range(4):
             case.fail(number, 1, answered=True)
-    assert len(case.told) <= 2, "the first ones cannot know"
+    assert len(case.reported) <= 2, "the first ones cannot know"
     late = Case(build)
     for number in (1, 2, 3):
         late.fail(number, 2)
     late.fail(0, 9)
-    assert not late.told
+    assert not late.reported
 
 
 def test_two_of_four_may_fail_together(build):
-    """The median of the peers counts, so one bad peer hides nobody."""
+    """The median of the peers counts, so one bad peer does not prevent an ejection."""
     case = Case(build)
     for number in (2, 3):
         case.ejection.good(key(number), 0.1, 0.0)
@@ -156,7 +156,7 @@ def test_two_of_four_may_fail_together(build):
 
 
 def test_the_share_ejected_is_bounded(build):
-    """Half of four, one of two or three, none of one, and none where the share is 0."""
+    """At most half of four, one of two or three, none of one, and none if the share is 0."""
     for count, percent, most in ((4, 50, 2), (3, 10, 1), (2, 100, 1), (1, 100, 0), (4, 0, 0)):
         case = Case(build, count, Outlier(max_percent=percent))
         for number in range(count):
@@ -165,80 +165,80 @@ def test_the_share_ejected_is_bounded(build):
 
 
 def test_a_share_of_failures_ejects_once_there_are_enough(build):
-    """Every second request fails, never three in a row."""
+    """A replica that fails often, but never three times in a row, is ejected by its share."""
     case = Case(build)
     for number in range(30):
         for peer in (1, 2, 3):
             case.ejection.good(key(peer), 0.1, number * 0.1)
         case.ejection.good(key(0), 0.1, number * 0.1)
         case.fail(0, 1 + number % 2, number * 0.1)
-    assert case.told[0] == (key(0), Cause.RATIO)
+    assert case.reported[0] == (key(0), Cause.RATIO)
 
 
 def test_slow_first_bytes_eject_where_a_factor_is_set(build):
-    """Ten times slower than the peers; without a factor nothing is even measured."""
-    for factor, told in ((5.0, [(key(0), Cause.SLOW)]), (0.0, [])):
+    """A replica ten times slower than its peers is ejected, but not without a factor."""
+    for factor, expected in ((5.0, [(key(0), Cause.SLOW)]), (0.0, [])):
         case = Case(build, rules=Outlier(latency_factor=factor))
         for _ in range(MIN_LATENCIES + 8):
             for number in range(4):
                 case.ejection.good(key(number), 1.0 if number == 0 else 0.1, 0.0)
-        assert case.told == told
+        assert case.reported == expected
 
 
-def test_work_in_flight_without_a_sign_of_life_is_frozen(build):
-    """Thirty seconds of nothing while others move; a sign of life opens it half at once."""
+def test_work_in_flight_without_progress_is_frozen(build):
+    """Thirty seconds without progress while peers progress eject; progress half-opens at once."""
     case = Case(build)
     for second in range(29):
         case.ejection.alive(key(1), second)
         case.ejection.sweep({key(0): 1, key(1): 1}, second)
-    assert not case.told
+    assert not case.reported
     case.ejection.alive(key(1), 30.0)
     case.ejection.sweep({key(0): 1, key(1): 1}, 30.0)
-    assert case.told == [(key(0), Cause.FROZEN)]
+    assert case.reported == [(key(0), Cause.FROZEN)]
     case.ejection.alive(key(0), 31.0)
     assert case.phase(0) is Phase.HALF_OPEN
 
 
-def test_when_everything_stands_still_nobody_is_frozen(build):
-    """Long answers without a byte in between look alike everywhere."""
+def test_when_no_replica_makes_progress_none_is_frozen(build):
+    """Long answers without a byte in between look the same on all replicas."""
     case = Case(build)
     for second in range(0, 100, 5):
         case.ejection.sweep({key(number): 1 for number in range(4)}, float(second))
-    assert not case.told
+    assert not case.reported
 
 
 def test_a_frozen_replica_is_found_although_all_clients_wait_for_it(build):
-    """Its peers went on after it stopped, and then had nothing left to do."""
+    """Its peers made progress after it stopped, and then became idle."""
     case = Case(build)
     case.ejection.sweep({key(0): 1}, 0.0)
     case.ejection.alive(key(1), 7.0)
     for second in range(1, 40):
         case.ejection.sweep({key(0): 4}, float(second))
-    assert case.told == [(key(0), Cause.FROZEN)]
+    assert case.reported == [(key(0), Cause.FROZEN)]
 
 
-def test_what_stops_together_is_an_outage(build):
-    """One of them is always the last; that proves nothing against the first."""
+def test_replicas_that_stop_together_are_not_frozen(build):
+    """In an outage one replica is the last to stop; this does not eject the first."""
     case = Case(build)
     case.ejection.sweep({key(number): 1 for number in range(4)}, 0.0)
     for number in range(4):
         case.ejection.alive(key(number), 1.0 + number)
     for second in range(5, 100, 5):
         case.ejection.sweep({key(number): 1 for number in range(4)}, float(second))
-    assert not case.told
+    assert not case.reported
 
 
 def test_an_idle_replica_is_never_frozen(build):
-    """Without work in flight there is nothing to wait for."""
+    """A replica without continuous work in flight is not frozen."""
     case = Case(build)
     for second in range(0, 100, 5):
         case.ejection.alive(key(1), second)
         case.ejection.sweep({key(0): second % 2}, float(second))
-    assert not case.told
+    assert not case.reported
 
 
-def test_who_leaves_is_forgotten_and_who_restarts_begins_anew(build):
-    """Neither a new incarnation nor a new process pays for the old one."""
+def test_removed_and_restarted_replicas_are_reset(build):
+    """A restarted or removed replica has no record of its earlier failures."""
     case = Case(build)
     case.fail(0)
     case.ejection.set_pool(build.pool(4, outlier=RULES))
@@ -261,24 +261,24 @@ def test_who_leaves_is_forgotten_and_who_restarts_begins_anew(build):
     ),
     st.integers(0, 100),
 )
-def test_whatever_happens_the_share_holds_and_every_ejection_ends(build, events, percent):
-    """Never more out than allowed, never everybody, and time alone opens each again."""
+def test_after_any_events_the_share_holds_and_every_ejection_ends(build, events, percent):
+    """Never more replicas than allowed are ejected, never all, and each ejection ends in time."""
     case = Case(build, 5, Outlier(max_percent=percent, frozen_after_s=5.0, latency_factor=2.0))
     now = 0.0
-    for what, number in events:
+    for event, number in events:
         now += 0.5
-        if what == "good":
+        if event == "good":
             case.ejection.good(key(number), 0.1 * (1 + number), now)
-        elif what == "alive":
+        elif event == "alive":
             case.ejection.alive(key(number), now)
-        elif what == "sweep":
+        elif event == "sweep":
             case.ejection.sweep({key(number): 1}, now)
-        elif what == "pick":
+        elif event == "pick":
             case.ejection.picked(key(number), now)
-        elif what == "wait":
+        elif event == "wait":
             now += 10.0
         else:
-            case.fail(number, 1, now, answered=what == "error")
+            case.fail(number, 1, now, answered=event == "error")
         out = sum(case.phase(one) is not Phase.CLOSED for one in range(5))
         assert out <= min(4, max(5 * percent // 100, 1 if percent else 0))
         assert len(case.ejection.barred(now)) <= out
@@ -286,7 +286,7 @@ def test_whatever_happens_the_share_holds_and_every_ejection_ends(build, events,
 
 
 def test_an_outage_of_all_does_not_cost_a_comparison_each_time(build, monkeypatch):
-    """After one that found the peers as bad, failures of the next 10 ms compare nothing."""
+    """After a comparison that found the peers affected, there is none for the next 10 ms."""
     case = Case(build)
     compared = []
     look = Ejection._peers
@@ -299,4 +299,4 @@ def test_an_outage_of_all_does_not_cost_a_comparison_each_time(build, monkeypatc
     assert len(compared) == 1
     case.fail(0, 1, COMPARE_S)
     assert len(compared) == 2
-    assert not case.told
+    assert not case.reported

@@ -1,4 +1,4 @@
-"""Puts the control server together and runs it."""
+"""Composition and life cycle of the control server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 EXIT_OK = 0
 EXIT_CANNOT_START = 2
 GRACE_S = 2.0
-"""How long calls under way may take to end when the server stops."""
+"""Seconds that running calls may take to end when the server stops."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -45,10 +45,10 @@ async def run(settings: ControlSettings, stop: asyncio.Event | None = None) -> i
 
     Args:
         settings: Start options.
-        stop: Ends the run; signals are then left to the caller.
+        stop: Ends the run when set. If given, no signal handlers are installed.
 
     Returns:
-        The exit code: 0, or 2 if it could not start (one error on stderr says why).
+        The exit code: 0, or 2 if the server could not start (with one error on stderr).
     """
     logs.configure(settings.log_format, settings.log_level)
     try:
@@ -58,7 +58,7 @@ async def run(settings: ControlSettings, stop: asyncio.Event | None = None) -> i
             else:
                 await stop.wait()
     except (FileFault, FleetError, StoreError, OSError) as error:
-        print(error, file=sys.stderr)  # noqa: T201 - a start error is for the one who started it
+        print(error, file=sys.stderr)  # noqa: T201 - the caller reads a start error on stderr
         return EXIT_CANNOT_START
     return EXIT_OK
 
@@ -77,16 +77,16 @@ async def _signalled() -> None:
 
 @contextlib.asynccontextmanager
 async def _running(settings: ControlSettings) -> AsyncIterator[None]:
-    """Start every part, in the order in which they need each other, and stop them in reverse.
+    """Start all parts in the order of their dependencies, and stop them in reverse order.
 
     Raises:
         FileFault: The fleet file cannot be read.
-        FleetError: It is no valid fleet.
+        FleetError: The file is not a valid fleet.
         StoreError: The store cannot be used.
         OSError: An address cannot be bound.
     """
     text, source = await asyncio.to_thread(read_text, settings.fleet), str(settings.fleet)
-    load_text(text, source)  # a bad file is told before anything is made
+    load_text(text, source)  # report an invalid file before anything is started
     async with contextlib.AsyncExitStack() as stack:
         store = await asyncio.to_thread(RevisionStore, settings.state)
         stack.callback(store.close)
@@ -96,23 +96,23 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
 
         def in_force(revision: int) -> None:
             metrics.set_revision(revision)
-            crier.hear()
+            broadcaster.notify()
 
         control = Control(store, ads, _unix_ms, time.monotonic, in_force)
-        crier = HealthBroadcaster(ads, control)
-        ads.on_findings = crier.hear
-        metrics.show_told(lambda: crier.told)
+        broadcaster = HealthBroadcaster(ads, control)
+        ads.on_findings = broadcaster.notify
+        metrics.show_published_sick(lambda: broadcaster.published)
         ads_address = await ads.start(settings.ads)
         stack.push_async_callback(ads.stop, GRACE_S)
         metrics_address = await _metrics_page(settings.metrics, registry, stack)
-        admin = AdminServer(AdminService(control, ads, crier.sick), ClientStatusService(ads))
-        # The admin port is bound before anything is stored, but answers only when there is a fleet.
+        admin = AdminServer(AdminService(control, ads, broadcaster.sick), ClientStatusService(ads))
+        # The admin port is bound before anything is stored; it answers once there is a fleet.
         admin_address = admin.bind(settings.admin)
         stack.push_async_callback(admin.stop, GRACE_S)
         stack.push_async_callback(control.stop)
         await control.start(text, source)
         await admin.start()
-        stack.push_async_callback(_ended, asyncio.create_task(crier.run()))
+        stack.push_async_callback(_ended, asyncio.create_task(broadcaster.run()))
         stack.push_async_callback(_watch(settings, text, control))
         _log.info(
             "control_server_ready",
@@ -127,13 +127,13 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
 
 
 def _watch(settings: ControlSettings, text: str, control: Control) -> Callable[[], Awaitable[None]]:
-    """Start to follow the fleet file; return what ends that."""
+    """Start to watch the fleet file; return the function that stops the watch."""
     source = str(settings.fleet)
 
     async def taken(changed: str) -> None:
         try:
             change = await control.apply_file(changed, source)
-        except Exception as error:  # noqa: BLE001 - no file may end the server; file_error tells it
+        except Exception as error:  # noqa: BLE001 - no file may end the server; see file_error
             _log.error("fleet_file_refused", error=str(error))
         else:
             _log.info("fleet_file_applied", revision=change.revision, changes=len(change.changes))

@@ -1,7 +1,7 @@
-"""What the control server measures.
+"""Metrics of the control server.
 
-Every label has few values: a type outside our own counts as ``other``, an outcome and an audience
-are closed sets. Node names are never labels.
+Each label has few values: an unknown resource type counts as ``other``; outcomes and audiences are
+closed sets. Node names are never labels.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ class XdsMetrics:
             "tidegate_xds_revision", "Number of the fleet revision in force.", registry=registry
         )
 
-        self._told = Gauge(
+        self._published_sick = Gauge(
             "tidegate_xds_told_replicas",
             "Replicas that pickers find sick and that all clients leave alone.",
             registry=registry,
         )
 
-    def show_told(self, count: Callable[[], int]) -> None:
-        """Show how many replicas clients are told to leave alone."""
-        self._told.set_function(count)
+    def show_published_sick(self, count: Callable[[], int]) -> None:
+        """Set the function that returns the number of replicas published as sick."""
+        self._published_sick.set_function(count)
 
     def stream_opened(self, audience: str, protocol: str) -> None:
-        """Count a stream whose client is known."""
+        """Count an opened stream; called once its client is identified."""
         self._streams.labels(audience, protocol).inc()
 
     def stream_closed(self, audience: str, protocol: str) -> None:
-        """Count the end of such a stream."""
+        """Count the end of a stream whose client was identified."""
         self._streams.labels(audience, protocol).dec()
 
     def pushed(self, type_url: str) -> None:
@@ -84,19 +84,19 @@ class XdsMetrics:
         self._pushes.labels(_type_label(type_url)).inc()
 
     def acked(self, type_url: str, waited_s: float) -> None:
-        """Count an acknowledgement."""
+        """Record an acknowledgement and its delay in seconds."""
         self._acks.labels(_type_label(type_url)).observe(waited_s)
 
     def nacked(self, type_url: str) -> None:
-        """Count a refusal."""
+        """Count a rejected message."""
         self._nacks.labels(_type_label(type_url)).inc()
 
     def resources(self, audience: str, type_url: str, count: int) -> None:
-        """Set how many resources of a type an audience should hold."""
+        """Set the number of resources of a type that are in force for an audience."""
         self._resources.labels(audience, _type_label(type_url)).set(count)
 
     def published(self, state: str, elapsed_s: float) -> None:
-        """Count the end of a publication."""
+        """Record the end of a publication and its duration in seconds."""
         self._publications.labels(state).observe(elapsed_s)
 
     def set_revision(self, number: int) -> None:

@@ -1,14 +1,14 @@
-"""The operators' gRPC face of ``Control``: turns messages into calls and errors into statuses.
+"""Admin service: converts operators' gRPC requests to calls of ``Control``, and errors to statuses.
 
 | error | status |
 |---|---|
-| the fleet or a value in the request is wrong | INVALID_ARGUMENT |
+| the fleet or a value in the request is invalid | INVALID_ARGUMENT |
 | a pool, variant, endpoint or revision does not exist | NOT_FOUND |
 | too many changes wait | ABORTED |
 | the revision cannot be stored | FAILED_PRECONDITION |
-| a fault of Tidegate, caught before anything was published | INTERNAL |
+| an internal error, found before anything was published | INTERNAL |
 
-It has no passwords: bind it to loopback, or put something in front that checks who calls.
+The service has no authentication: bind it to loopback, or put an authenticating proxy in front.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ if TYPE_CHECKING:
     from xds_server.protocol.publication import ClientProblem
 
 MAX_MESSAGE_BYTES = MAX_BYTES + 64 * 1024
-"""The largest fleet file and its options."""
+"""Largest request: the largest fleet file and its options."""
 
 MAX_ANSWER_BYTES = 64 * 2**20
-"""Answers may be larger than the file: all defaults are written out."""
+"""Largest answer. Answers may be larger than the file, because they contain all defaults."""
 
 MAX_CONCURRENT_CALLS = 256
 MAX_STATUS_BYTES = 4096
-"""Status texts travel in a header, which peers bound (8 KiB by default, percent-encoded)."""
+"""Longest status text. It is sent in a header, whose size peers bound (by default 8 KiB,
+percent-encoded)."""
 
 _DEFAULT_REVISIONS = 20
 _STATUS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
@@ -64,7 +65,7 @@ _Method = TypeVar("_Method", bound="Callable[..., Awaitable[Any]]")
 
 
 def _explained(method: _Method) -> _Method:
-    """Answer the errors that a caller can do something about with their status."""
+    """Convert the errors of ``_STATUS`` to gRPC statuses."""
 
     @functools.wraps(method)
     async def call(self: AdminService, request: Any, context: Any) -> Any:
@@ -81,9 +82,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     """``tidegate.admin.v1.Admin``.
 
     Args:
-        control: What changes the fleet.
-        observed: What is known of the clients.
-        sick: Returns the replicas that pickers find sick.
+        control: Changes the fleet.
+        observed: State of the clients.
+        sick: Returns the replicas that pickers report as sick.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def SetDraining(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.SetDrainingRequest, _context: Any
     ) -> admin_pb2.ChangeResult:
-        """Drain a replica, or take it back."""
+        """Drain a replica, or end its drain."""
         options = _options(request.options)
         return self._result(
             await self._control.set_draining(request.endpoint, request.draining, options)
@@ -137,7 +138,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def SetSlowStart(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.SetSlowStartRequest, _context: Any
     ) -> admin_pb2.ChangeResult:
-        """Set the ramp of a pool."""
+        """Set the slow start of a pool."""
         options, values = _options(request.options), _given(request)
         return self._result(
             await self._control.set_section(request.pool, "slow_start", values, options)
@@ -147,7 +148,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def SetDropOverload(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.SetDropOverloadRequest, _context: Any
     ) -> admin_pb2.ChangeResult:
-        """Refuse a share of a pool's requests."""
+        """Set the share of a pool's requests that Envoy rejects."""
         options = _options(request.options)
         return self._result(
             await self._control.set_drop_overload(request.pool, request.percent, options)
@@ -165,7 +166,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def Rollback(  # noqa: N802 - gRPC's name
         self, request: admin_pb2.RollbackRequest, _context: Any
     ) -> admin_pb2.ChangeResult:
-        """Make an earlier fleet the fleet in force."""
+        """Make the fleet of an earlier revision the fleet in force."""
         options = _options(request.options)
         return self._result(await self._control.rollback(request.revision, options))
 
@@ -184,7 +185,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetStatus(  # noqa: N802 - gRPC's name
         self, _request: admin_pb2.GetStatusRequest, _context: Any
     ) -> admin_pb2.GetStatusResponse:
-        """Return what each client has."""
+        """Return the status of each client."""
         return admin_pb2.GetStatusResponse(
             revision=self._control.revision,
             settled=self._observed.settled,
@@ -197,7 +198,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     endpoint=each.endpoint,
                     conditions=each.conditions,
                     pickers=each.pickers,
-                    told=each.told,
+                    told=each.published,
                 )
                 for each in self._sick()
             ],
@@ -232,8 +233,8 @@ class AdminServer:
     """Serves ``AdminService`` and ``ClientStatusService``.
 
     Args:
-        service: What answers operators.
-        status: What answers tools that ask for the clients' status (CSDS).
+        service: Serves operators.
+        status: Serves the clients' status to tools (CSDS).
     """
 
     def __init__(self, service: AdminService, status: ClientStatusService) -> None:
@@ -241,7 +242,7 @@ class AdminServer:
             options=(
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
-                ("grpc.so_reuseport", 0),  # a taken port is an error, not a shared one
+                ("grpc.so_reuseport", 0),  # a port in use must be an error
             ),
             maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
         )
@@ -249,7 +250,7 @@ class AdminServer:
         csds_pb2_grpc.add_ClientStatusDiscoveryServiceServicer_to_server(status, self._server)
 
     def bind(self, address: str) -> str:
-        """Take ``ip:port`` (port 0 = a free one) and return the address in use.
+        """Bind ``ip:port`` (port 0 = a free port) and return the address with the actual port.
 
         Raises:
             OSError: The address cannot be bound.
@@ -261,11 +262,11 @@ class AdminServer:
         return f"{address.rpartition(':')[0]}:{port}"
 
     async def start(self) -> None:
-        """Begin to answer."""
+        """Start to serve."""
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Let calls under way end within ``grace_s``."""
+        """Stop; running calls may end within ``grace_s`` seconds."""
         await self._server.stop(grace_s)
 
 
@@ -317,7 +318,7 @@ def _revision(revision: Revision) -> admin_pb2.Revision:
 
 
 def _given(request: admin_pb2.SetBreakerRequest | admin_pb2.SetSlowStartRequest) -> dict[str, Any]:
-    """Return the values that the request sets, by field name."""
+    """Return the fields that the request sets, by name."""
     return {
         field.name: value
         for field, value in request.ListFields()

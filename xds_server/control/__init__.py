@@ -1,1 +1,1 @@
-"""The only writer of the fleet, and what it needs of the ADS server."""
+"""Changes of the fleet: the single writer, rollouts, and the publication of sick replicas."""

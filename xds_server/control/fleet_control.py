@@ -1,15 +1,15 @@
-"""The only writer of the fleet: every change passes here.
+"""The single writer of the fleet: all changes, from every source, are made here.
 
 Rules:
 
-1. Changes are made one after the other, each on what the one before left.
-2. A change is judged as a whole - rules, then resources - before anything is stored, stored
-   before it is published, and published once. What fails on the way changes nothing.
-3. What changes nothing makes no revision.
-4. A revision that clients refuse does not stay in force unseen: it is marked with their words,
-   and before anything else is changed a new revision leads back to the last good one. Drains and
-   the coming and going of replicas survive that (``xds_server.fleet.fallback``).
-5. A change that has its turn is finished even if nobody waits for it any more.
+1. Changes are made one after the other, each based on the result of the one before.
+2. A change is validated as a whole (rules, then resources) before it is stored, stored before it is
+   published, and published once. A failure in any of these steps changes nothing.
+3. A change without differences makes no revision.
+4. A revision that clients reject does not stay in force: their error messages are stored with it,
+   and before any other change a new revision falls back to the last good state. Drains and the
+   addition or removal of replicas survive this (``xds_server.fleet.fallback``).
+5. A change that has begun is completed even if its caller no longer waits.
 6. At most ``MAX_WAITING`` changes wait for their turn; further ones are refused.
 """
 
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from xds_server.control.operation import MAX_TIMEOUT_S, Busy, Change, ChangeOptions, told
+from xds_server.control.operation import MAX_TIMEOUT_S, Busy, Change, ChangeOptions, summary
 from xds_server.control.rollout import Rollout
 from xds_server.fleet import change as changes_of
 from xds_server.fleet.diff import diff
-from xds_server.fleet.fallback import fallen_back, led_back
+from xds_server.fleet.fallback import fallback_fleet, fallback_state
 from xds_server.fleet.load import check, load_text
 from xds_server.fleet.revision import FileState, FleetState, Revision, following, text_hash
 from xds_server.fleet.store import StoreError
@@ -34,27 +34,29 @@ if TYPE_CHECKING:
 
     from xds_server.control.publisher import SnapshotPublisher
     from xds_server.control.rollout import Planned, Published
-    from xds_server.fleet.findings import Told
+    from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.store import RevisionStore
 
 MAX_WAITING = 64
-GOES_BACK = "tidegate"
-"""Author of the revisions that lead back."""
+"""Most changes that wait for their turn."""
+
+FALLBACK_AUTHOR = "tidegate"
+"""Author of the revisions that fall back to an earlier state."""
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
 
 
 class Control:
-    """Changes the fleet.
+    """Changes the fleet; see the module's rules.
 
     Args:
-        store: Where revisions are kept.
-        publisher: Who brings them to clients.
+        store: Stores the revisions.
+        publisher: Publishes them to clients.
         unix_ms: Wall clock, Unix milliseconds.
         monotonic_s: Monotonic clock, seconds.
-        on_revision: Is told the number of each revision that comes into force.
+        on_revision: Called with the number of each revision that comes into force.
     """
 
     def __init__(
@@ -68,11 +70,9 @@ class Control:
         self.file_error: str = ""
         """Why the fleet file on disk is not in force; empty when it is."""
         self.refusal: str = ""
-        """Which revision clients refused last, and why; empty once a later one is in force."""
-        self._store = store
-        self._rollout = Rollout(publisher)
-        self._unix_ms = unix_ms
-        self._monotonic_s = monotonic_s
+        """Which revision clients rejected last, and why; empty once a later one is in force."""
+        self._store, self._rollout = store, Rollout(publisher)
+        self._unix_ms, self._monotonic_s = unix_ms, monotonic_s
         self._on_revision = on_revision
         self._turn = asyncio.Lock()
         self._state: FleetState | None = None
@@ -86,7 +86,7 @@ class Control:
         Raises:
             RuntimeError: There is none yet.
         """
-        return _there(self._state).fleet
+        return _required(self._state).fleet
 
     @property
     def revision(self) -> int:
@@ -95,31 +95,31 @@ class Control:
 
     @property
     def incarnations(self) -> Mapping[str, int]:
-        """The incarnation of each endpoint that has not its first one."""
+        """The incarnation of each endpoint."""
         known = {} if self._state is None else self._state.incarnations
         return {endpoint: number for endpoint, (number, _) in known.items()}
 
-    async def tell(self, told: Told) -> None:
-        """Publish the fleet in force with these replicas marked sick; it makes no revision.
+    async def publish_sick(self, sick: PublishedSick) -> None:
+        """Publish the fleet in force with these replicas marked as sick; makes no revision.
 
         Raises:
-            StoreError: The way back from a refused revision could not be stored.
+            StoreError: The fallback from a rejected revision could not be stored.
         """
         async with self._turn:
-            await self._go_back()
-            self._rollout.told = told
+            await self._fall_back()
+            self._rollout.sick = sick
             if self._state is not None:
                 self._publish(self._state)
 
     async def start(self, text: str, source: str) -> Change:
-        """Bring the stored fleet into force, and the file's if it was edited since.
+        """Publish the stored fleet, then the file's fleet if the file was edited since.
 
         Args:
             text: Content of the fleet file.
             source: The file's name, for messages.
 
         Raises:
-            FleetError: The file is no valid fleet.
+            FleetError: The file is not a valid fleet.
             StoreError: The store cannot be used.
         """
         self._state = await asyncio.to_thread(self._store.latest)
@@ -128,21 +128,21 @@ class Control:
         return await self.apply_file(text, source)
 
     async def stop(self) -> None:
-        """Finish the changes under way; the store is its owner's to close."""
+        """Complete the running changes; closing the store is the caller's task."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
 
     async def apply_file(self, text: str, source: str) -> Change:
-        """Take over the fleet file, if it is not the one taken over last.
+        """Apply the fleet file unless its content is the one applied last.
 
-        Weights and drains that operators set at run time survive where the edit did not touch
-        them (``xds_server.fleet.change.merge``). ``file_error`` tells how it went.
+        Weights, limits, ramps and drains that operators set at run time are kept where the edit did
+        not change them (``xds_server.fleet.change.merge``). ``file_error`` holds the result.
 
         Raises:
-            FleetError: It is no valid fleet; the running one stays in force.
-            StoreError: It could not be stored; the same.
+            FleetError: The file is not a valid fleet; the current fleet stays in force.
+            StoreError: It could not be stored; the current fleet stays in force.
             Busy: Too many changes wait.
         """
         digest = text_hash(text)
@@ -161,7 +161,7 @@ class Control:
         return result
 
     async def apply(self, fleet: Fleet, options: ChangeOptions) -> Change:
-        """Make ``fleet`` the fleet in force, exactly.
+        """Make ``fleet`` the fleet in force, without merging.
 
         Raises:
             FleetError: It breaks rules.
@@ -173,21 +173,21 @@ class Control:
     async def set_weights(
         self, pool: str, weights: Mapping[str, int], options: ChangeOptions
     ) -> Change:
-        """Set weights of a pool's variants; those not named keep theirs.
+        """Set weights of a pool's variants; variants that are not named keep theirs.
 
         Raises:
             UnknownName: No such pool or variant.
             BadChange: A weight is out of range.
-            FleetError: All weights would be 0, or the like.
+            FleetError: The result breaks a rule, e.g. all weights would be 0.
             StoreError: It could not be stored.
             Busy: Too many changes wait.
         """
         return await self._make(
-            lambda live: changes_of.set_weights(_there(live), pool, weights), options
+            lambda live: changes_of.set_weights(_required(live), pool, weights), options
         )
 
     async def set_draining(self, endpoint: str, draining: bool, options: ChangeOptions) -> Change:
-        """Drain a replica (an id, or ``pool/id`` to mean one pool), or take it back.
+        """Drain a replica (an id, or ``pool/id`` for one pool only), or end its drain.
 
         Raises:
             UnknownName: No such endpoint.
@@ -195,7 +195,7 @@ class Control:
             Busy: Too many changes wait.
         """
         return await self._make(
-            lambda live: changes_of.set_draining(_there(live), endpoint, draining), options
+            lambda live: changes_of.set_draining(_required(live), endpoint, draining), options
         )
 
     async def set_section(
@@ -205,7 +205,7 @@ class Control:
         values: Mapping[str, float],
         options: ChangeOptions,
     ) -> Change:
-        """Set fields of a pool's limits or ramp; fields not named keep theirs.
+        """Set fields of a pool's limits or slow start; fields that are not named keep theirs.
 
         Raises:
             UnknownName: No such pool.
@@ -214,11 +214,11 @@ class Control:
             Busy: Too many changes wait.
         """
         return await self._make(
-            lambda live: changes_of.set_section(_there(live), pool, section, values), options
+            lambda live: changes_of.set_section(_required(live), pool, section, values), options
         )
 
     async def set_drop_overload(self, pool: str, percent: float, options: ChangeOptions) -> Change:
-        """Make Envoy refuse a percentage of a pool's requests; 0 ends it.
+        """Make Envoy reject a percentage of a pool's requests; 0 ends this.
 
         Raises:
             UnknownName: No such pool.
@@ -227,15 +227,15 @@ class Control:
             Busy: Too many changes wait.
         """
         return await self._make(
-            lambda live: changes_of.set_drop_overload(_there(live), pool, percent), options
+            lambda live: changes_of.set_drop_overload(_required(live), pool, percent), options
         )
 
     async def difference(self, old: int, new: int) -> tuple[str, ...]:
-        """Return what differs between two revisions; 0 is the fleet in force.
+        """Return the differences between two revisions; 0 means the fleet in force.
 
         Raises:
-            UnknownRevision: There is none of a number, or no longer.
-            StoreError: They cannot be read.
+            UnknownRevision: A revision does not exist (any more).
+            StoreError: A revision cannot be read.
         """
         was = await asyncio.to_thread(self._store.fleet, old) if old else self.fleet
         now = await asyncio.to_thread(self._store.fleet, new) if new else self.fleet
@@ -245,8 +245,8 @@ class Control:
         """Make the fleet of an earlier revision the fleet in force, as a new revision.
 
         Raises:
-            UnknownRevision: There is none of that number, or no longer.
-            FleetError: It breaks rules that it did not break then.
+            UnknownRevision: The revision does not exist (any more).
+            FleetError: The fleet breaks rules that did not exist then.
             StoreError: It could not be read or stored.
             Busy: Too many changes wait.
         """
@@ -279,7 +279,7 @@ class Control:
         if not options.wait or published is None:
             return change
         outcome = await published.wait(options.timeout_s, self._monotonic_s)
-        # A publication that ended before the call took none of the caller's time.
+        # A publication that has ended contributes to the caller's wait only from the call on.
         ended = None if outcome.elapsed_s is None else self._monotonic_s() - began
         return Change(change.revision, change.changes, outcome, ended)
 
@@ -287,7 +287,7 @@ class Control:
         self, step: Callable[[Fleet | None], Fleet], options: ChangeOptions, file: FileState | None
     ) -> tuple[Change, Published | None]:
         async with self._turn:
-            await self._go_back()
+            await self._fall_back()
             live = None if self._state is None else self._state.fleet
             fleet = step(live)
             check(fleet)
@@ -299,15 +299,15 @@ class Control:
             at, number = self._unix_ms(), self.revision + 1
             revision = Revision(number, at, options.author, options.reason, lines)
             state = following(self._state, fleet, revision, file)
-            # Built once before anything is kept: what cannot be published is never stored.
+            # Build the resources before storing: what cannot be published is never stored.
             planned = await asyncio.to_thread(self._rollout.plan, state, self._rollout.reached())
             if options.dry_run:
                 return Change(self.revision, lines), None
             await self._keep(state)
             change, newest = Change(state.revision.number, lines), self._rollout.newest
             if newest is not None and newest.refused:
-                # What it was made on was refused in the meantime, so it goes the same way.
-                await self._go_back()
+                # The state on which it is based was rejected meanwhile: fall back from both.
+                await self._fall_back()
                 return change, newest
             return change, self._publish(state, planned)
 
@@ -330,7 +330,7 @@ class Control:
 
     async def _remember(self, file: FileState) -> None:
         await asyncio.to_thread(self._store.remember_file, file)
-        state = _there(self._state)
+        state = _required(self._state)
         self._state = FleetState(state.revision, state.fleet, state.incarnations, file)
 
     def _publish(self, state: FleetState, planned: Planned | None = None) -> Published:
@@ -342,7 +342,7 @@ class Control:
         return published
 
     async def _follow(self, published: Published) -> None:
-        """See a publication to its end, and note how it ended."""
+        """Wait for a publication's end, and store its outcome."""
         number = published.state.revision.number
         while True:
             outcome = await published.publication.wait(MAX_TIMEOUT_S)
@@ -360,41 +360,41 @@ class Control:
         try:
             if outcome.state == "abandoned":
                 async with self._turn:
-                    await self._go_back()
+                    await self._fall_back()
                 return
-            if outcome.state == "done" and published.state.revision.author != GOES_BACK:
+            if outcome.state == "done" and published.state.revision.author != FALLBACK_AUTHOR:
                 self.refusal = ""
-            await asyncio.to_thread(self._store.note, number, told(outcome))
+            await asyncio.to_thread(self._store.note, number, summary(outcome))
         except StoreError as error:
             _log.error("outcome_not_stored", revision=number, error=str(error))
 
-    async def _go_back(self) -> None:
-        """Lead clients back to the last good state, if they refused the newest one.
+    async def _fall_back(self) -> None:
+        """Publish the last good state again if clients rejected the newest one.
 
         Raises:
-            StoreError: That could not be stored; the next change tries again.
+            StoreError: The fallback could not be stored; the next change tries again.
         """
         refused = self._rollout.newest
         if refused is None or not refused.refused:
             return
-        outcome, here, good = refused.outcome, _there(self._state), refused.good
-        number, words = refused.state.revision.number, told(outcome)
+        outcome, here, good = refused.outcome, _required(self._state), refused.good
+        number, text = refused.state.revision.number, summary(outcome)
         membership = all(problem.type != "EDS" for problem in outcome.problems)
-        fleet = fallen_back(good.fleet, here.fleet, membership=membership)
-        why = f"revision {number} was {words}"
+        fleet = fallback_fleet(good.fleet, here.fleet, membership=membership)
+        why = f"revision {number} was {text}"
         reason = f"back to revision {good.revision.number}: {why}"
-        state = led_back(good, here, fleet, GOES_BACK, reason, self._unix_ms())
+        state = fallback_state(good, here, fleet, FALLBACK_AUTHOR, reason, self._unix_ms())
         await self._keep(state)
         refused.answered = True
-        self.refusal = f"{why}; revision {state.revision.number} leads back"
+        self.refusal = f"{why}; revision {state.revision.number} restores the last accepted fleet"
         if here.file != good.file:
             self.file_error = self.refusal
         self._publish(state)
         for passed in range(number, here.revision.number + 1):
-            await asyncio.to_thread(self._store.note, passed, words)
+            await asyncio.to_thread(self._store.note, passed, text)
 
 
-def _there(value: _T | None) -> _T:
+def _required(value: _T | None) -> _T:
     if value is None:
         raise RuntimeError("the control server has no fleet yet")
     return value

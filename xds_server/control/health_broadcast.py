@@ -1,11 +1,12 @@
-"""Tells all clients which replicas the pickers find sick.
+"""The health broadcaster: publishes to all clients which replicas the pickers find sick.
 
 Rules:
 
-1. What is told is combined anew after each report that differs and after each revision, and
-   published where it differs from what was told before. It is no revision: it is seen, not wished.
-2. At most one publication in ``EVERY_S``; what comes in between is told with the next.
-3. A failure to publish is logged, and the next report tries again.
+1. The set of sick replicas is computed again after each revision and after each report that differs
+   from the one before. It is published if it differs from the set published last. It makes no
+   revision: it is observed state, not desired state.
+2. At most one publication per ``EVERY_S`` (seconds); changes in between go with the next one.
+3. A failed publication is logged and tried again after the next report.
 """
 
 from __future__ import annotations
@@ -15,28 +16,29 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
-from xds_server.fleet.findings import combine, told_of
+from xds_server.fleet.findings import combine, to_publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from xds_server.fleet.findings import Findings, Sick, Told
+    from xds_server.fleet.findings import Findings, PublishedSick, Sick
     from xds_server.fleet.model.fleet import Fleet
 
 EVERY_S: Final = 0.2
+"""Least time between two publications, in seconds."""
 
 _log = structlog.get_logger(__name__)
 
 
 class HealthReports(Protocol):
-    """Who knows the pickers' findings."""
+    """Source of the pickers' findings."""
 
     def findings(self) -> Iterable[Findings]:
-        """Return what each picker that reports finds."""
+        """Return the findings of each reporting group of pickers."""
 
 
 class HealthPublisher(Protocol):
-    """Who publishes."""
+    """The fleet in force, and the publication of sick replicas."""
 
     @property
     def fleet(self) -> Fleet:
@@ -44,63 +46,63 @@ class HealthPublisher(Protocol):
 
     @property
     def revision(self) -> int:
-        """Its number; 0 if there is none yet."""
+        """Number of its revision; 0 if there is none yet."""
 
     @property
     def incarnations(self) -> Mapping[str, int]:
-        """The incarnation of each endpoint that has not its first one."""
+        """The incarnation of each endpoint whose incarnation is not 1."""
 
-    async def tell(self, told: Told) -> None:
-        """Publish the fleet in force with these replicas marked sick."""
+    async def publish_sick(self, sick: PublishedSick) -> None:
+        """Publish the fleet in force with these replicas marked as sick."""
 
 
 class HealthBroadcaster:
-    """Stands between reports and clients; see the module's rules.
+    """Publishes the pickers' findings to all clients; see the module's rules.
 
     Args:
-        reporting: Who knows the findings.
-        control: Who publishes.
+        reporting: Source of the findings.
+        control: Publishes the sick replicas.
     """
 
     def __init__(self, reporting: HealthReports, control: HealthPublisher) -> None:
         self._reporting = reporting
         self._control = control
-        self._news = asyncio.Event()
-        self._told: Told = {}
+        self._changed = asyncio.Event()
+        self._published: PublishedSick = {}
 
     def sick(self) -> tuple[Sick, ...]:
-        """Return all replicas that pickers find sick now."""
+        """Return all replicas that pickers currently report as sick."""
         control = self._control
         if not control.revision:
             return ()
         reports = self._reporting.findings()
-        return combine(control.fleet, control.incarnations, reports, self._told)
+        return combine(control.fleet, control.incarnations, reports, self._published)
 
     @property
-    def told(self) -> int:
-        """How many replicas everybody is told of."""
-        return sum(len(names) for names in self._told.values())
+    def published(self) -> int:
+        """Number of replicas published as sick."""
+        return sum(len(names) for names in self._published.values())
 
-    def hear(self) -> None:
-        """Note that a report or the fleet has changed."""
-        self._news.set()
+    def notify(self) -> None:
+        """Signal that a report or the fleet has changed."""
+        self._changed.set()
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Publish changes until cancelled."""
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._changed.wait()
+            self._changed.clear()
             try:
-                await self._tell()
+                await self._publish()
             except Exception:  # noqa: BLE001 - rule 3
                 _log.exception("sick_replicas_not_told")
             await asyncio.sleep(EVERY_S)
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         sick = self.sick()
-        told = told_of(sick)
-        if told == self._told:
+        new = to_publish(sick)
+        if new == self._published:
             return
-        await self._control.tell(told)
-        self._told = told
-        _log.info("sick_replicas_told", replicas=self.told, found=len(sick))
+        await self._control.publish_sick(new)
+        self._published = new
+        _log.info("sick_replicas_told", replicas=self.published, found=len(sick))

@@ -1,4 +1,4 @@
-"""What goes into a change of the fleet, and what comes out."""
+"""Options and result of a change of the fleet."""
 
 from __future__ import annotations
 
@@ -13,56 +13,59 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 30.0
 MAX_TIMEOUT_S = 3600.0
 MAX_REASON_SHOWN = 240
+"""Most characters that are shown of a client's error message."""
 
 
 class Busy(RuntimeError):  # noqa: N818 - reads as the sentence it is
-    """Too many changes wait, or the server stops."""
+    """Too many changes wait, or the server is stopping."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeOptions:
-    """What goes with every change."""
+    """Options of a change."""
 
     author: str = ""
     reason: str = ""
     dry_run: bool = False
-    """Judge and compare; change nothing."""
+    """Validate and compare; change nothing."""
     wait: bool = False
-    """Return when every client has acknowledged or left the gate."""
+    """Return only when every client has acknowledged, rejected or missed its deadline."""
     timeout_s: float = DEFAULT_TIMEOUT_S
+    """Longest wait, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a change came to."""
+    """Result of a change."""
 
     revision: int
     """The new revision, or the current one if nothing changed."""
     changes: tuple[str, ...]
+    """The differences, one line each."""
     outcome: PublicationOutcome | None = None
-    """``None`` where nobody waited."""
+    """Outcome of the publication; ``None`` if the caller did not wait."""
     elapsed_s: float | None = None
-    """From the call to the last acknowledgement; ``None`` where there was none in time."""
+    """Seconds from the call to the last acknowledgement; ``None`` if there was none in time."""
 
 
-def told(outcome: PublicationOutcome) -> str:
-    """Say in one sentence what became of a publication."""
-    refusers = [f"{p.client} ({p.type}: {_reason(p.message)})" for p in outcome.problems]
+def summary(outcome: PublicationOutcome) -> str:
+    """Return the outcome of a publication in one sentence."""
+    rejecting = [f"{p.client} ({p.type}: {_reason(p.message)})" for p in outcome.problems]
     if outcome.state == "abandoned":
-        told = f"refused by {', '.join(refusers)}"
+        text = f"refused by {', '.join(rejecting)}"
     elif outcome.state == "superseded":
-        told = "taken over by the next revision"
+        text = "superseded by the next revision"
     else:
         over = f" over {', '.join(outcome.channels)}" if outcome.channels else ""
         took = f" in {(outcome.elapsed_s or 0.0) * 1000:.0f} ms"
-        told = f"acknowledged by {outcome.acked} of {outcome.clients} clients{over}{took}"
-        if refusers:
-            told += f"; not by {', '.join(refusers)}"
-    return told[:MAX_OUTCOME_CHARS]
+        text = f"acknowledged by {outcome.acked} of {outcome.clients} clients{over}{took}"
+        if rejecting:
+            text += f"; not by {', '.join(rejecting)}"
+    return text[:MAX_OUTCOME_CHARS]
 
 
 def _reason(message: str) -> str:
-    """Return the end of a client's words: Envoy quotes the whole resource before the reason."""
+    """Return the end of an error message: Envoy quotes the whole resource before the reason."""
     if len(message) <= MAX_REASON_SHOWN:
         return message
     return f"... {message[-MAX_REASON_SHOWN:]}"

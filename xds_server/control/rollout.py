@@ -1,11 +1,12 @@
-"""Brings states of the fleet to the clients, and knows what these have at every moment.
+"""Rollout: publishes states of the fleet to the clients and tracks which state these have.
 
-Laws:
+Rules:
 
-1. A change is planned from what clients really have (``Reached``): an unfinished change leaves
-   them between two fleets, a refused one with the fleet before it, or, where they had switched
-   already, between the two.
-2. *Good* is the newest state that ran to its end. It is where a refusal leads back to.
+1. A change is planned from the state that clients really have (``Reached``). An unfinished change
+   leaves them between two fleets. A rejected change leaves them with the fleet before it or, if
+   they had switched already, between the two.
+2. The *good* state is the newest state whose publication was completed. A rejected change falls
+   back to it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xds_server.control.publisher import PublicationHandle, SnapshotPublisher
-    from xds_server.fleet.findings import Told
+    from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.revision import FleetState
     from xds_server.protocol.publication import PublicationOutcome, Stage
 
@@ -31,36 +32,36 @@ _BEFORE_SWITCH = ("", "add", "use")
 
 @dataclass(slots=True)
 class Published:
-    """A state on its way to the clients, or there."""
+    """A state whose publication is running or has ended."""
 
     state: FleetState
     before: Reached | None
-    """What clients had when it began."""
+    """The state that clients had when the publication began; ``None`` for the first."""
     good: FleetState
-    """Where a refusal leads back to."""
+    """The state to which a rejected publication falls back."""
     publication: PublicationHandle
     next: Published | None = None
-    """What came after it."""
+    """The state published after this one."""
     answered: bool = False
-    """Its refusal was dealt with."""
+    """The fallback from its rejection was published."""
 
     @property
     def outcome(self) -> PublicationOutcome:
-        """How far it has come."""
+        """Current outcome of the publication."""
         return self.publication.outcome
 
     @property
     def refused(self) -> bool:
-        """Clients refused it, and nothing was done about that yet."""
+        """Clients rejected the state, and the fallback was not published yet."""
         return not self.answered and self.outcome.state == "abandoned"
 
     async def wait(self, timeout_s: float, clock: Callable[[], float]) -> PublicationOutcome:
-        """Wait for its end, or for that of the newer state which took its place.
+        """Wait until the publication, or a newer one that superseded it, has ended.
 
-        A newer state contains this one's change: its acknowledgement is this one's too.
+        A newer state contains this state's change, so its acknowledgement covers both.
 
         Args:
-            timeout_s: After so long the outcome is how it stands then.
+            timeout_s: Longest wait, in seconds; then the outcome is that of a running publication.
             clock: Monotonic seconds.
         """
         called, published = clock(), self
@@ -75,29 +76,29 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The stages from what clients had to a state."""
+    """The stages from the state that clients have to a new state."""
 
     have: Reached | None
     stages: tuple[Stage, ...]
 
 
 class Rollout:
-    """Plans and publishes; see the module's laws.
+    """Plans and publishes; see the module's rules.
 
     Args:
-        publisher: Who brings stages to clients.
+        publisher: Publishes the stages to clients.
     """
 
     def __init__(self, publisher: SnapshotPublisher) -> None:
         self._publisher = publisher
         self._memo = Memo()
-        self.told: Told = {}
-        """Replicas that pickers find sick; each publication carries them."""
+        self.sick: PublishedSick = {}
+        """Replicas to mark as sick in each publication."""
         self.newest: Published | None = None
         """The state published last."""
 
     def reached(self) -> Reached | None:
-        """Return what clients have now; ``None`` where nothing was published."""
+        """Return the state that clients have now; ``None`` if nothing was published."""
         published = self.newest
         if published is None:
             return None
@@ -116,19 +117,19 @@ class Rollout:
         return Reached(view, new.fleet, new.fleet, view.fleet, force)
 
     def plan(self, state: FleetState, have: Reached | None) -> Planned:
-        """Return the stages from ``have`` to ``state``; takes CPU time, and may run in a thread.
+        """Return the stages from ``have`` to ``state``. CPU-bound; may run in a worker thread.
 
         Raises:
-            Exception: The state cannot be built into resources; nothing has changed.
+            Exception: No resources can be built from the state; nothing has changed.
         """
         return Planned(have, plan(have, self._view(state), self._memo))
 
     def publish(self, state: FleetState, planned: Planned | None = None) -> Published:
-        """Bring ``state`` to the clients; what is under way is superseded.
+        """Publish ``state``; a running publication is superseded.
 
         Args:
             state: The state.
-            planned: Its plan, used if clients still have what it starts from.
+            planned: Its plan, used if clients still have the state from which it starts.
         """
         have = self.reached()
         if planned is None or planned.have != have:
@@ -141,7 +142,7 @@ class Rollout:
         return self.newest
 
     def _view(self, state: FleetState) -> View:
-        return View(state.fleet, state.incarnations, self.told)
+        return View(state.fleet, state.incarnations, self.sick)
 
     def _good(self, state: FleetState) -> FleetState:
         newest = self.newest
@@ -153,4 +154,4 @@ class Rollout:
 
 def _both(old: View, new: View) -> View:
     fleet = widened(old.fleet, new.fleet)
-    return View(fleet, {**old.incarnations, **new.incarnations}, new.told)
+    return View(fleet, {**old.incarnations, **new.incarnations}, new.sick)

@@ -1,12 +1,12 @@
-"""The fleet to go back to when clients refuse a revision.
+"""Fallback: the fleet to restore after clients have rejected a revision.
 
-Laws:
+Rules:
 
 1. Routes, weights and settings are those of the last fleet that clients accepted.
-2. A drain is never undone by a refusal, and neither is an endpoint's coming or going - unless the
-   refusal was about endpoints, or the accepted fleet could not stand with it.
-3. What comes back keeps the rules of a fleet.
-4. A replica that pickers never lost comes back as the one that it was.
+2. A fallback never undoes a drain. It does not undo the addition or removal of endpoints either,
+   unless the rejected resources were endpoints or the accepted fleet would break a rule with them.
+3. The restored fleet satisfies the rules of a fleet.
+4. A replica that never left the pickers keeps its incarnation.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
 
 
-def fallen_back(good: Fleet, refused: Fleet, *, membership: bool) -> Fleet:
-    """Return what should be in force after ``refused`` was refused.
+def fallback_fleet(good: Fleet, refused: Fleet, *, membership: bool) -> Fleet:
+    """Return the fleet to restore after ``refused`` was rejected.
 
     Args:
         good: The last fleet that was accepted.
-        refused: The fleet that was not.
-        membership: Endpoints that came or went stay so, where the fleet stands with it.
+        refused: The fleet that was rejected.
+        membership: Keep the addition and removal of endpoints, if the result breaks no rule.
     """
     drained = _with(good, refused, _drained)
     if membership:
@@ -39,20 +39,20 @@ def fallen_back(good: Fleet, refused: Fleet, *, membership: bool) -> Fleet:
     return good if problems(drained) else drained
 
 
-def led_back(
+def fallback_state(
     good: FleetState, here: FleetState, fleet: Fleet, author: str, reason: str, now: int
 ) -> FleetState:
-    """Return the state that leads back after a refusal, as the revision after ``here``.
+    """Return the state to restore after a rejection, as the revision after ``here``.
 
     Args:
         good: The last state that was accepted.
-        here: The state in force; it or one before it was refused.
-        fleet: What should be in force, see ``fallen_back``.
-        author: Who leads back.
-        reason: Why.
+        here: The state in force; it or one before it was rejected.
+        fleet: The fleet to restore, see ``fallback_fleet``.
+        author: Author of the revision.
+        reason: Reason of the revision.
         now: Unix milliseconds.
     """
-    # The file was seen, but what it says is not what edits are compared with.
+    # The file counts as read, but later edits are compared with the last accepted file.
     file = here.file and good.file and FileState(here.file.text_hash, good.file.fleet)
     number = here.revision.number + 1
     revision = Revision(number, now, author, reason, diff(here.fleet, fleet))
@@ -92,7 +92,7 @@ def _joined(good: PoolSpec, refused: PoolSpec) -> PoolSpec:
             endpoints.append(_drain(before[endpoint.id], endpoint))
     kept = {variant.name for variant in refused.variants}
     here = {endpoint.id for endpoint in refused.endpoints}
-    # A variant that comes back brings its replicas along.
+    # A variant that is restored keeps its replicas.
     endpoints += [e for i, e in before.items() if i not in here and good.variant_of(e) not in kept]
     return _with_endpoints(good, endpoints)
 

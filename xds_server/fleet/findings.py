@@ -1,14 +1,14 @@
-"""What pickers find of replicas, combined into what everybody is told. Pure.
+"""Combination of the pickers' findings into the set of sick replicas to publish. Pure.
 
 Rules:
 
-1. Only pools with ``health.share`` are looked at, and only replicas that are members in the
-   incarnation that a picker speaks of and do not drain.
-2. A replica is *sick* once ``health.quorum`` pickers say so. A picker whose report stream ended
-   says nothing, so what it alone found ends with it.
-3. Told to all are at most ``outlier.max_ejection_percent`` of a variant, but one replica of several
-   may always be unless the share is 0; the only replica of a variant never is. Who is told already
-   stays first, then those that most pickers name.
+1. Only pools with ``health.share`` count, and of these only replicas that are in the fleet with the
+   incarnation that the picker reported and that do not drain.
+2. A replica is published as *sick* once ``health.quorum`` pickers report it. A picker without a
+   report stream has no findings, so a finding of its own ends with its stream.
+3. At most ``outlier.max_ejection_percent`` of a variant's replicas are published as sick. Unless
+   this share is 0, one replica out of several always may be; the only replica of a variant never
+   is. Replicas that are published already take precedence, then those that most pickers report.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ class Place(NamedTuple):
 
 
 Findings: TypeAlias = "Mapping[Place, tuple[str, ...]]"
-"""What one picker finds: the names of each sick replica's conditions."""
+"""Findings of one group of pickers: sick replica -> names of its conditions."""
 
-Told: TypeAlias = "Mapping[str, Mapping[str, tuple[str, ...]]]"
-"""Pool to endpoint id to its conditions."""
+PublishedSick: TypeAlias = "Mapping[str, Mapping[str, tuple[str, ...]]]"
+"""Replicas published as sick: pool -> endpoint id -> names of its conditions."""
 
 
 class Sick(NamedTuple):
-    """A replica that pickers find sick."""
+    """A replica that at least one picker reports as sick."""
 
     pool: str
     endpoint: str
     conditions: tuple[str, ...]
     pickers: int
-    """How many say so."""
-    told: bool
-    """All pickers and Envoys are told; False = too few say so, or too many are sick."""
+    """Number of pickers (groups) that report it."""
+    published: bool
+    """It is published to all pickers and Envoys; False = below the quorum, or above the share."""
 
 
 def combine(
     fleet: Fleet,
     incarnations: Mapping[str, int],
     reports: Iterable[Findings],
-    told: Told,
+    published: PublishedSick,
 ) -> tuple[Sick, ...]:
-    """Return all sick replicas, by pool and name.
+    """Return all sick replicas, sorted by pool and endpoint id.
 
     Args:
         fleet: The fleet in force.
-        incarnations: The incarnation of each endpoint that has not its first one.
-        reports: What each picker finds.
-        told: What everybody is told now.
+        incarnations: The incarnation of each endpoint whose incarnation is not 1.
+        reports: The findings of each group of pickers.
+        published: The replicas that are published as sick now.
     """
     votes: Counter[Place] = Counter()
     conditions: dict[Place, set[str]] = {}
@@ -80,7 +80,7 @@ def combine(
                 in votes
             }
             counts = {name: votes[place] for name, place in named.items()}
-            chosen = _chosen(pool, counts, told.get(pool.name, {}))
+            chosen = _chosen(pool, counts, published.get(pool.name, {}))
             found += [
                 Sick(
                     pool.name, name, tuple(sorted(conditions[place])), counts[name], name in chosen
@@ -90,16 +90,16 @@ def combine(
     return tuple(sorted(found))
 
 
-def told_of(sick: Iterable[Sick]) -> Told:
-    """Return what everybody is to be told."""
-    told: dict[str, dict[str, tuple[str, ...]]] = {}
+def to_publish(sick: Iterable[Sick]) -> PublishedSick:
+    """Return the replicas to publish as sick."""
+    published: dict[str, dict[str, tuple[str, ...]]] = {}
     for each in sick:
-        if each.told:
-            told.setdefault(each.pool, {})[each.endpoint] = each.conditions
-    return told
+        if each.published:
+            published.setdefault(each.pool, {})[each.endpoint] = each.conditions
+    return published
 
 
-def _chosen(pool: PoolSpec, votes: Mapping[str, int], told: Mapping[str, object]) -> set[str]:
+def _chosen(pool: PoolSpec, votes: Mapping[str, int], published: Mapping[str, object]) -> set[str]:
     variants = {
         endpoint.id: pool.variant_of(endpoint)
         for endpoint in pool.endpoints
@@ -112,7 +112,7 @@ def _chosen(pool: PoolSpec, votes: Mapping[str, int], told: Mapping[str, object]
         for variant, size in sizes.items()
     }
     chosen = set()
-    for name in sorted(votes, key=lambda name: (name not in told, -votes[name], name)):
+    for name in sorted(votes, key=lambda name: (name not in published, -votes[name], name)):
         if votes[name] >= pool.health.quorum and left[variants[name]] > 0:
             left[variants[name]] -= 1
             chosen.add(name)

@@ -1,4 +1,4 @@
-"""Pools as pickers see them: the ``PoolSpec`` resource of ``tidegate_api/fleet/v1/pool.proto``."""
+"""Pool resources for pickers: the message ``Pool`` of ``protos/tidegate/fleet/v1/pool.proto``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BODY_MODES = {
 
 
 def pool_resource(view: View, pool: PoolSpec) -> bytes:
-    """Return the serialized ``PoolSpec``."""
+    """Return the serialized ``Pool``."""
     fleet, routing, ramp, outlier = view.fleet, pool.routing, pool.slow_start, pool.outlier
     message = pool_pb2.Pool(
         name=pool.name,
@@ -77,7 +77,7 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
         ),
         probe_interval_seconds=pool.health.interval,
         deep_health=pool_pb2.DeepHealth(
-            # A question to the repository index is plain HTTP.
+            # Pickers query the repository index over plain HTTP only.
             repository=pool.health.repository and not pool.upstream_tls,
             gpu_memory_free=pool.health.gpu_memory_free_percent / 100,
             share=pool.health.share,
@@ -100,12 +100,12 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
             name=variant.name,
             weight=variant.weight,
             model_version=variant.model_version or "",
-            # A pin that needs a cookie is none for pickers, which see no cookies.
+            # Pickers get no cookies, so they cannot apply a match that needs one.
             headers={} if variant.match.cookies else variant.match.headers,
-            # A probe speaks plain HTTP.
+            # Pickers probe over plain HTTP only.
             probe_path="" if pool.upstream_tls else probe_path(pool, variant),
         )
-    told = view.told.get(pool.name, {})
+    sick = view.sick.get(pool.name, {})
     for endpoint in pool.endpoints:
         incarnation = view.incarnation(endpoint.id)
         message.endpoints.add(
@@ -125,7 +125,7 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
             kv_events=_kv_events(pool, endpoint),
             draining=endpoint.draining,
             joined_unix_ms=incarnation.joined_unix_ms,
-            told=told.get(endpoint.id, ()),
+            told=sick.get(endpoint.id, ()),
         )
     return message.SerializeToString(deterministic=True)
 

@@ -1,4 +1,4 @@
-"""Whole sets of resources, by audience: type URL to name to serialized message."""
+"""Sets of resources for each audience: type URL -> name -> serialized message."""
 
 from __future__ import annotations
 
@@ -31,22 +31,24 @@ from xds_server.snapshots.memo import Memo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xds_server.fleet.findings import Told
+    from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.view import View
 
     Resources = Mapping[str, Mapping[str, bytes]]
 
-_NOBODY: Final[Told] = MappingProxyType({})
+_NONE_SICK: Final[PublishedSick] = MappingProxyType({})
 
 
-def upstream_resources(fleet: Fleet, memo: Memo | None = None, told: Told = _NOBODY) -> Resources:
-    """Return clusters and assignments: what Envoy can reach.
+def upstream_resources(
+    fleet: Fleet, memo: Memo | None = None, sick: PublishedSick = _NONE_SICK
+) -> Resources:
+    """Return clusters and assignments: the upstream hosts of Envoy.
 
     Args:
         fleet: The fleet.
-        memo: Resources built before.
-        told: Replicas that pickers find sick.
+        memo: Cache of built resources.
+        sick: Replicas published as sick.
     """
     memo = memo or Memo()
     clusters = {PICKER_CLUSTER: memo.recall(PICKER_CLUSTER, None, picker_cluster)}
@@ -58,7 +60,7 @@ def upstream_resources(fleet: Fleet, memo: Memo | None = None, told: Told = _NOB
         variants = {variant.name: variant for variant in pool.variants}
         for ref in clusters_of(pool):
             clusters[str(ref)] = memo.cluster(pool, variants[ref.variant], ref)
-            assignments[str(ref)] = memo.assignment(pool, ref, frozenset(told.get(pool.name, ())))
+            assignments[str(ref)] = memo.assignment(pool, ref, frozenset(sick.get(pool.name, ())))
     return {CLUSTER_TYPE: clusters, ENDPOINT_TYPE: assignments}
 
 
@@ -68,14 +70,14 @@ def front_resources(
     coming: Fleet | None = None,
     memo: Memo | None = None,
 ) -> Resources:
-    """Return listener, routes, limits and secrets: what clients can ask, and how much of it.
+    """Return listener, routes, limits and secrets: Envoy's downstream side.
 
     Args:
-        fleet: Whose ways and limits are in force.
-        retiring: The fleet before: pickers may still choose its variants for a moment, so the
-            routes to these remain, and their limits.
-        coming: The fleet after, whose new clusters have their limits from the start.
-        memo: Resources built before.
+        fleet: The fleet whose routes and limits are in force.
+        retiring: The previous fleet. Pickers may choose its variants for a short time, so the
+            routes to these variants and their limits remain.
+        coming: The next fleet. Its new clusters have their limits from the start.
+        memo: Cache of built resources.
     """
     memo = memo or Memo()
     return {
@@ -87,5 +89,5 @@ def front_resources(
 
 
 def picker_resources(view: View) -> Resources:
-    """Return the pools: what pickers must know."""
+    """Return the pools, for pickers."""
     return {POOL_TYPE: {pool.name: pool_resource(view, pool) for pool in view.fleet.pools}}

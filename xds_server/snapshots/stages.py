@@ -54,7 +54,7 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     target = hold(
         Snapshot.of(
             {
-                **upstream_resources(new.fleet, memo, new.told),
+                **upstream_resources(new.fleet, memo, new.sick),
                 **front_resources(new.fleet, memo=memo),
             }
         )
@@ -64,7 +64,7 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
         return (Stage("add", "envoy", target), Stage("use", "picker", pools))
     have = old if isinstance(old, Reached) else Reached.settled(old)
     wide = widened(have.view.fleet, new.fleet)
-    reachable = upstream_resources(wide, memo, new.told)
+    reachable = upstream_resources(wide, memo, new.sick)
     front = front_resources(have.front, coming=wide, memo=memo)
     added = Snapshot.of({**reachable, **front}, previous=target)
     if have.force is not None:
@@ -73,7 +73,7 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     switched = front_resources(new.fleet, retiring=have.named, coming=wide, memo=memo)
     withdrawn = reachable[CLUSTER_TYPE].keys() - target.resources(CLUSTER_TYPE).keys()
     incarnations = {**new.incarnations, **have.view.incarnations}
-    known = View(draws_of(wide, have.draws), incarnations, new.told)
+    known = View(draws_of(wide, have.draws), incarnations, new.sick)
     return (
         Stage("add", "envoy", hold(added)),
         Stage("use", "picker", Snapshot.of(picker_resources(known), previous=pools)),

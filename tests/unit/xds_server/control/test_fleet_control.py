@@ -1,4 +1,4 @@
-"""The only writer of the fleet."""
+"""The single writer of the fleet."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from xds_server.fleet.store import RevisionStore, StoreError, UnknownRevision
 
 
 async def test_the_first_fleet_is_revision_1(world: World) -> None:
-    """It is published from nothing."""
+    """It is published without an earlier state."""
     assert world.control.revision == 1
     assert world.revisions == [1]
     assert world.publisher.labels() == ["add", "use"]
 
 
 async def test_without_a_fleet_there_is_nothing_to_change() -> None:
-    """Before the start every question is an error, not a crash later."""
+    """Before the start every change is an error at once."""
     with closing(RevisionStore(None)) as store:
         control = World(store).control
         assert control.revision == 0
@@ -38,7 +38,7 @@ async def test_without_a_fleet_there_is_nothing_to_change() -> None:
 
 
 async def test_a_change_is_stored_and_published(world: World) -> None:
-    """With author, reason and what differs."""
+    """With author, reason and differences."""
     change = await world.control.set_weights("llm", {"canary": 30}, WAIT)
     assert change.revision == 2
     assert change.changes == ("pool llm: variant canary weight 10 -> 30",)
@@ -52,7 +52,7 @@ async def test_a_change_is_stored_and_published(world: World) -> None:
 
 
 async def test_authors_and_reasons_are_bounded(world: World) -> None:
-    """History does not grow by someone's essay."""
+    """Long texts are truncated in the history."""
     options = ChangeOptions("a" * 1000, "r" * 5000)
     await world.control.set_weights("llm", {"canary": 30}, options)
     (newest, _) = await world.control.revisions(10)
@@ -60,7 +60,7 @@ async def test_authors_and_reasons_are_bounded(world: World) -> None:
 
 
 async def test_a_dry_run_changes_nothing(world: World) -> None:
-    """It shows what would differ."""
+    """It returns the differences."""
     options = ChangeOptions(dry_run=True, wait=True)
     change = await world.control.set_weights("llm", {"canary": 30}, options)
     assert change.changes == ("pool llm: variant canary weight 10 -> 30",)
@@ -69,8 +69,8 @@ async def test_a_dry_run_changes_nothing(world: World) -> None:
     assert len(world.publisher.published) == 1
 
 
-async def test_what_changes_nothing_makes_no_revision(world: World) -> None:
-    """But a caller who waits learns that everybody has it."""
+async def test_a_change_without_differences_makes_no_revision(world: World) -> None:
+    """A caller that waits still gets the clients' acknowledgement."""
     change = await world.control.set_weights("llm", {"canary": 10}, WAIT)
     assert (change.revision, change.changes) == (1, ())
     assert change.outcome is not None
@@ -79,7 +79,7 @@ async def test_what_changes_nothing_makes_no_revision(world: World) -> None:
 
 
 async def test_a_bad_fleet_changes_nothing(world: World) -> None:
-    """Rules are held before anything is stored."""
+    """Rules are checked before anything is stored."""
     with pytest.raises(FleetError, match="all weights"):
         await world.control.set_weights("llm", {"stable": 0, "canary": 0}, WAIT)
     assert world.control.revision == 1
@@ -89,7 +89,7 @@ async def test_a_bad_fleet_changes_nothing(world: World) -> None:
 async def test_what_cannot_be_built_is_not_stored(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Resources are rehearsed before the revision is kept."""
+    """Resources are built before the revision is stored."""
 
     def refuse(_old, _new):
         raise ValueError("no such resource")
@@ -104,7 +104,7 @@ async def test_what_cannot_be_built_is_not_stored(
 async def test_what_cannot_be_stored_is_not_published(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A restart would not know it."""
+    """It would be lost at a restart."""
 
     def full(_state) -> None:
         raise StoreError("disk full")
@@ -116,41 +116,41 @@ async def test_what_cannot_be_stored_is_not_published(
     assert len(world.publisher.published) == 1
 
 
-async def test_unknown_names_are_told(world: World) -> None:
-    """Nothing is guessed."""
+async def test_unknown_names_are_reported(world: World) -> None:
+    """An unknown name is an error."""
     with pytest.raises(UnknownName):
         await world.control.set_draining("r99", True, ChangeOptions())
 
 
 async def test_a_replica_drains(world: World) -> None:
-    """And the last stage waits for it."""
+    """The last stage waits for it."""
     await world.control.set_draining("r1", True, ChangeOptions())
     assert world.publisher.published[-1].stages[-1].wait_for_drained == {"r1"}
 
 
 async def test_a_rollback_is_a_new_revision(world: World) -> None:
-    """History only grows."""
+    """Earlier revisions stay in the history."""
     await world.control.set_weights("llm", {"canary": 30}, ChangeOptions())
     change = await world.control.rollback(1, ChangeOptions())
     assert change.revision == 3
     assert weight(world.control) == 10
 
 
-async def test_a_rollback_to_nowhere_is_told(world: World) -> None:
-    """The message says which revisions there are."""
+async def test_a_rollback_to_an_unknown_revision_is_reported(world: World) -> None:
+    """The message names the existing revisions."""
     with pytest.raises(UnknownRevision, match="kept are 1-1"):
         await world.control.rollback(9, ChangeOptions())
 
 
 async def test_applying_is_exact(world: World) -> None:
-    """What an operator hands over is what is in force, run-time weights included."""
+    """The applied fleet replaces everything, including weights set at run time."""
     await world.control.set_weights("llm", {"canary": 30}, ChangeOptions())
     await world.control.apply(fleet(), ChangeOptions())
     assert weight(world.control) == 10
 
 
 async def test_an_edited_file_keeps_run_time_weights(world: World) -> None:
-    """Where the edit did not touch them."""
+    """Those that the edit did not change."""
     await world.control.set_weights("llm", {"canary": 30}, ChangeOptions())
     edited = fleet(pool(default=True, routing={"fallbacks": 1})).model_dump_json()
     change = await world.control.apply_file(edited, "fleet.yaml")
@@ -158,15 +158,15 @@ async def test_an_edited_file_keeps_run_time_weights(world: World) -> None:
     assert weight(world.control) == 30
 
 
-async def test_the_same_file_is_not_taken_twice(world: World) -> None:
-    """Not even after operators changed what it says."""
+async def test_the_same_file_is_not_applied_twice(world: World) -> None:
+    """Not even after operators have changed values of it."""
     await world.control.apply(fleet(pool("other")), ChangeOptions())
     await world.control.apply_file(TEXT, "fleet.yaml")
     assert world.control.fleet.pools[0].name == "other"
 
 
 async def test_a_bad_file_leaves_the_fleet(world: World) -> None:
-    """The reason is shown until a good text comes."""
+    """The reason is shown until the file is valid."""
     with pytest.raises(FleetError):
         await world.control.apply_file("pools: []", "fleet.yaml")
     assert world.control.file_error.startswith("fleet.yaml:1: pools: empty")
@@ -176,7 +176,7 @@ async def test_a_bad_file_leaves_the_fleet(world: World) -> None:
 
 
 async def test_a_comment_in_the_file_makes_no_revision(world: World) -> None:
-    """Its text is remembered all the same."""
+    """Its text is stored nevertheless."""
     await world.control.apply_file(TEXT + "\n# comment", "fleet.yaml")
     assert world.control.revision == 1
     latest = world.store.latest()
@@ -200,8 +200,8 @@ async def test_a_restart_with_nothing_changed_is_the_same(tmp_path) -> None:
     assert final[0] == final[1]
 
 
-async def test_a_restart_takes_over_an_edited_file(tmp_path) -> None:
-    """What was edited while the server was down is one more revision."""
+async def test_a_restart_applies_an_edited_file(tmp_path) -> None:
+    """An edit while the server was stopped makes one more revision."""
     with closing(RevisionStore(tmp_path)) as store:
         await World(store).control.start(TEXT, "fleet.yaml")
     edited = fleet(pool(default=True, routing={"fallbacks": 1})).model_dump_json()
@@ -214,7 +214,7 @@ async def test_a_restart_takes_over_an_edited_file(tmp_path) -> None:
 
 
 async def test_a_new_replica_gets_its_own_incarnation(world: World) -> None:
-    """The newest state has it, with the time at which it joined."""
+    """The newest state contains it, with the time of joining."""
     grown = pool(default=True, endpoints=[*pool()["endpoints"], endpoint(4)])
     await world.control.apply(fleet(grown), ChangeOptions())
     latest = world.store.latest()
@@ -224,7 +224,7 @@ async def test_a_new_replica_gets_its_own_incarnation(world: World) -> None:
 
 
 async def test_changes_are_made_one_after_the_other(world: World) -> None:
-    """Each is made on what the one before left."""
+    """Each change is based on the result of the one before."""
     await asyncio.gather(
         world.control.set_weights("llm", {"canary": 30}, ChangeOptions()),
         world.control.set_draining("r1", True, ChangeOptions()),
@@ -236,7 +236,7 @@ async def test_changes_are_made_one_after_the_other(world: World) -> None:
 
 
 async def test_waiting_changes_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the bound one waits, beyond it one is refused."""
+    """Changes up to the bound wait; a further one is refused."""
     monkeypatch.setattr(control_module, "MAX_WAITING", 2)
     results = await asyncio.gather(
         *(world.control.set_weights("llm", {"canary": n}, ChangeOptions()) for n in (1, 2, 3)),
@@ -248,7 +248,7 @@ async def test_waiting_changes_are_bounded(world: World, monkeypatch: pytest.Mon
 async def test_a_change_is_finished_without_its_caller(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that hangs up leaves no half of a revision."""
+    """A cancelled call leaves no partial revision."""
     hung_up, append = threading.Event(), world.store.append
 
     def append_then(state: FleetState) -> None:
@@ -267,8 +267,8 @@ async def test_a_change_is_finished_without_its_caller(
     assert weight(world.control) == 30
 
 
-async def test_a_caller_waits_only_so_long(world: World) -> None:
-    """What is not acknowledged by then has no time."""
+async def test_a_callers_wait_is_bounded(world: World) -> None:
+    """Without an acknowledgement by then there is no time."""
     world.publisher.at_once = False
     change = await world.control.set_weights(
         "llm", {"canary": 30}, ChangeOptions(wait=True, timeout_s=0)
@@ -277,15 +277,15 @@ async def test_a_caller_waits_only_so_long(world: World) -> None:
     assert (change.outcome.state, change.elapsed_s) == ("waiting", None)
 
 
-async def test_who_does_not_wait_gets_no_outcome(world: World) -> None:
-    """The revision is in force, its way to the clients goes on."""
+async def test_without_waiting_there_is_no_outcome(world: World) -> None:
+    """The revision is in force; its publication continues."""
     world.publisher.at_once = False
     change = await world.control.set_weights("llm", {"canary": 30}, ChangeOptions())
     assert (change.revision, change.outcome, change.elapsed_s) == (2, None, None)
 
 
 async def test_a_superseded_change_is_acknowledged_with_its_successor(world: World) -> None:
-    """The newer revision contains it."""
+    """The newer revision contains the change."""
     world.publisher.at_once = False
     first = asyncio.create_task(world.control.set_weights("llm", {"canary": 30}, WAIT))
     await world.publisher.begun()

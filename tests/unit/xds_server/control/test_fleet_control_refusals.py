@@ -1,4 +1,4 @@
-"""A revision that clients refuse is led back, and what was meanwhile made outlives it or not."""
+"""The fallback from a revision that clients reject, and its effect on changes made meanwhile."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def reachable(world: World) -> set[str]:
     return {found.name for found in have.view.fleet.pools}
 
 
-async def test_what_is_superseded_may_still_be_used(world: World) -> None:
-    """Until a publication runs to its end, earlier pools stay reachable."""
+async def test_a_superseded_state_may_still_be_used(world: World) -> None:
+    """Earlier pools stay reachable until a publication is completed."""
     world.publisher.at_once = False
     await world.quiet()
     await world.control.apply(fleet(pool("b")), ChangeOptions())
@@ -32,8 +32,8 @@ async def test_what_is_superseded_may_still_be_used(world: World) -> None:
     assert reachable(world) == {"c"}
 
 
-async def test_a_refused_revision_is_led_back(world: World) -> None:
-    """Its words are in history and status, and what is in force is what clients have."""
+async def test_a_rejected_revision_falls_back(world: World) -> None:
+    """History and status hold the error message; the state in force is that of the clients."""
     world.publisher.at_once = False
     task = asyncio.create_task(world.control.set_weights("llm", {"canary": 30}, WAIT))
     await world.publisher.begun()
@@ -57,8 +57,8 @@ async def test_a_refused_revision_is_led_back(world: World) -> None:
     assert world.control.refusal == ""
 
 
-async def test_the_way_back_starts_from_what_clients_have(world: World) -> None:
-    """Before the switch that is the fleet before; a refused cluster is not sent again."""
+async def test_the_fallback_starts_from_the_clients_state(world: World) -> None:
+    """Before the switch that is the previous fleet; a rejected cluster is not sent again."""
     world.publisher.at_once = False
     await world.control.apply(fleet(pool("b")), ChangeOptions())
     world.publisher.published[-1].end("abandoned", "add")
@@ -67,8 +67,8 @@ async def test_the_way_back_starts_from_what_clients_have(world: World) -> None:
     assert reachable(world) == {"llm"}
 
 
-async def test_a_refused_switch_is_led_back_in_stages(world: World) -> None:
-    """Its clusters stay until the routes are back, and the refused routes are sent to nobody."""
+async def test_a_rejected_switch_falls_back_in_stages(world: World) -> None:
+    """Its clusters stay until the routes are restored; no client gets the rejected routes."""
     world.publisher.at_once = False
     await world.control.apply(fleet(pool("b")), ChangeOptions())
     halted = world.publisher.published[-1]
@@ -90,8 +90,8 @@ async def test_a_refused_switch_is_led_back_in_stages(world: World) -> None:
     }
 
 
-async def test_a_drain_outlives_a_refusal(world: World) -> None:
-    """It may be all that keeps requests from a broken replica."""
+async def test_a_drain_survives_a_fallback(world: World) -> None:
+    """A drain may be the only protection of requests from a broken replica."""
     world.publisher.at_once = False
     await world.control.set_draining("r1", True, ChangeOptions())
     await world.control.set_weights("llm", {"canary": 30}, ChangeOptions())
@@ -101,10 +101,10 @@ async def test_a_drain_outlives_a_refusal(world: World) -> None:
     assert world.control.fleet.pools[0].endpoints[0].draining
 
 
-async def test_what_was_made_on_a_refused_revision_goes_the_same_way(
+async def test_a_change_based_on_a_rejected_revision_falls_back_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The refusal came while it was being stored."""
+    """The NACK arrives while the change is being stored."""
     world.publisher.at_once = False
     await world.control.set_weights("llm", {"canary": 30}, ChangeOptions())
     append = world.store.append
@@ -123,8 +123,8 @@ async def test_what_was_made_on_a_refused_revision_goes_the_same_way(
     assert outcomes == ["", *["refused by envoy-1 (CDS: bad)"] * 2]
 
 
-async def test_a_refused_file_may_be_corrected(world: World) -> None:
-    """What the refused text said does not count as what operators changed at run time."""
+async def test_a_rejected_file_may_be_corrected(world: World) -> None:
+    """Values of the rejected file do not count as changes by operators at run time."""
     world.publisher.at_once = False
     edited = fleet(pool(default=True, routing={"fallbacks": 1}))
     heavier = edited.model_dump_json().replace('"weight":10', '"weight":30')
@@ -138,30 +138,30 @@ async def test_a_refused_file_may_be_corrected(world: World) -> None:
     assert world.control.file_error == ""
 
 
-async def test_what_became_of_a_revision_is_kept(world: World) -> None:
-    """With how many took it, over which channels, and how long that was."""
+async def test_the_outcome_of_a_revision_is_stored(world: World) -> None:
+    """With the number of acknowledgements, the channels and the duration."""
     await world.control.set_weights("llm", {"canary": 30}, WAIT)
     await world.quiet()
     (newest, _) = await world.control.revisions(10)
     assert newest.outcome == "acknowledged by 2 of 2 clients over RDS in 500 ms"
 
 
-async def test_others_may_keep_what_one_refused(world: World) -> None:
-    """The fleet says so, and the publisher is told."""
+async def test_other_clients_may_keep_what_one_rejected(world: World) -> None:
+    """The setting of the fleet is passed to the publisher."""
     await world.control.apply(fleet(on_reject="keep"), ChangeOptions())
     assert [p.on_reject for p in world.publisher.published] == ["rollback", "keep"]
 
 
-async def test_what_pickers_found_is_published_without_a_revision(world: World) -> None:
-    """It survives the next change, and ends when it is no longer told."""
+async def test_sick_replicas_are_published_without_a_revision(world: World) -> None:
+    """They survive the next change, and end with an empty set."""
     control, publisher = world.control, world.publisher
-    await control.tell({"llm": {"r1": ("ejected",)}})
+    await control.publish_sick({"llm": {"r1": ("ejected",)}})
     assert (control.revision, len(publisher.published)) == (1, 2)
     before = publisher.published[-1].stages[-1].snapshot
     await control.set_weights("llm", {"canary": 20}, WAIT)
     there = publisher.published[-1].stages[-1].snapshot
     assert there.resources(ENDPOINT_TYPE) == before.resources(ENDPOINT_TYPE)
-    await control.tell({})
+    await control.publish_sick({})
     there = publisher.published[-1].stages[-1].snapshot
     assert there.resources(ENDPOINT_TYPE) != before.resources(ENDPOINT_TYPE)
     await world.quiet()

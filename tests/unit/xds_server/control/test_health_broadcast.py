@@ -1,4 +1,4 @@
-"""Who is sick is told to all, once it differs."""
+"""The health broadcaster publishes sick replicas when their set changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from xds_server.control import health_broadcast as telling
+from xds_server.control import health_broadcast
 from xds_server.control.health_broadcast import HealthBroadcaster
 from xds_server.fleet.findings import Place
 from xds_server.fleet.model.fleet import Fleet
@@ -43,22 +43,24 @@ class Peers:
     def findings(self) -> list[Any]:
         return self.reports
 
-    async def tell(self, told: Any) -> None:
+    async def publish_sick(self, sick: Any) -> None:
         if self.fails:
             raise RuntimeError("the store is full")
-        self.published.append(told)
+        self.published.append(sick)
 
 
 @pytest.fixture
 def peers() -> Peers:
-    """Nobody is sick yet."""
+    """Reports without findings."""
     return Peers()
 
 
 @pytest.fixture
-async def crier(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HealthBroadcaster]:
-    """A crier that runs."""
-    monkeypatch.setattr(telling, "EVERY_S", 0.0)
+async def broadcaster(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[HealthBroadcaster]:
+    """A running broadcaster."""
+    monkeypatch.setattr(health_broadcast, "EVERY_S", 0.0)
     made = HealthBroadcaster(peers, peers)
     task = asyncio.create_task(made.run())
     yield made
@@ -66,43 +68,43 @@ async def crier(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def heard(crier: HealthBroadcaster) -> None:
-    """Let it hear, and come to rest."""
-    crier.hear()
+async def notified(broadcaster: HealthBroadcaster) -> None:
+    """Notify the broadcaster and let it finish."""
+    broadcaster.notify()
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-async def test_only_what_differs_is_published(crier: HealthBroadcaster, peers: Peers) -> None:
-    """A report that says the same again costs no push; the end of the finding is one."""
-    await heard(crier)
+async def test_only_what_differs_is_published(broadcaster: HealthBroadcaster, peers: Peers) -> None:
+    """An unchanged report publishes nothing; the end of a finding does."""
+    await notified(broadcaster)
     assert peers.published == []
     peers.reports = [{Place("llm", "r1", 1): ("frozen",)}]
-    await heard(crier)
-    await heard(crier)
+    await notified(broadcaster)
+    await notified(broadcaster)
     assert peers.published == [{"llm": {"r1": ("frozen",)}}]
-    assert (crier.told, [one.endpoint for one in crier.sick()]) == (1, ["r1"])
+    assert (broadcaster.published, [one.endpoint for one in broadcaster.sick()]) == (1, ["r1"])
     peers.reports = []
-    await heard(crier)
+    await notified(broadcaster)
     assert peers.published[1:] == [{}]
 
 
-async def test_before_the_first_fleet_nothing_is_told(
-    crier: HealthBroadcaster, peers: Peers
+async def test_before_the_first_fleet_nothing_is_published(
+    broadcaster: HealthBroadcaster, peers: Peers
 ) -> None:
-    """Pickers of an earlier life may report before the fleet is loaded."""
+    """Pickers may report before the server has loaded the fleet."""
     peers.revision = 0
     peers.reports = [{Place("llm", "r1", 1): ("frozen",)}]
-    await heard(crier)
-    assert (peers.published, crier.sick()) == ([], ())
+    await notified(broadcaster)
+    assert (peers.published, broadcaster.sick()) == ([], ())
 
 
-async def test_what_could_not_be_told_is_told_with_the_next_report(
-    crier: HealthBroadcaster, peers: Peers
+async def test_a_failed_publication_is_repeated_with_the_next_report(
+    broadcaster: HealthBroadcaster, peers: Peers
 ) -> None:
-    """A failure ends neither the crier nor the finding."""
+    """A failure ends neither the broadcaster nor the finding."""
     peers.reports, peers.fails = [{Place("llm", "r1", 1): ("frozen",)}], True
-    await heard(crier)
+    await notified(broadcaster)
     peers.fails = False
-    await heard(crier)
+    await notified(broadcaster)
     assert peers.published == [{"llm": {"r1": ("frozen",)}}]

@@ -141,10 +141,10 @@ def test_a_change_ends_where_a_fresh_start_would(
 ) -> None:
     """Nothing of the way remains: the last stages are the new fleet's own resources."""
 
-    def told(fleet: Fleet, numbers: set[int]) -> dict[str, dict[str, tuple[str, ...]]]:
+    def published(fleet: Fleet, numbers: set[int]) -> dict[str, dict[str, tuple[str, ...]]]:
         return {pool.name: {f"r{n}": ("ejected",) for n in numbers} for pool in fleet.pools}
 
-    before, after = View(old, told=told(old, well)), View(new, told=told(new, sick))
+    before, after = View(old, sick=published(old, well)), View(new, sick=published(new, sick))
     fresh = {stage.audience: stage.snapshot for stage in plan(None, after)}
     changed = {stage.audience: stage.snapshot for stage in plan(before, after)}
     assert changed == fresh
@@ -229,10 +229,10 @@ def test_a_variant_is_withdrawn_after_a_pause() -> None:
     assert not any(stage.grace_s for stage in plan(View(new), View(old)))
 
 
-def test_sick_replicas_are_told_by_one_push_each() -> None:
+def test_sick_replicas_are_reported_by_one_push_each() -> None:
     """Envoys see the host unhealthy, pickers see why; nothing else is sent."""
     well = View(fleet())
-    sick = View(fleet(), told={"llm": {"r2": ("ejected", "frozen")}})
+    sick = View(fleet(), sick={"llm": {"r2": ("ejected", "frozen")}})
     before = {stage.audience: stage.snapshot for stage in plan(None, well)}
     changed: dict[str, set[str]] = {"envoy": set(), "picker": set()}
     for stage in plan(well, sick):
@@ -253,7 +253,7 @@ def test_sick_replicas_are_told_by_one_push_each() -> None:
 def test_a_draining_replica_is_draining_also_when_it_is_sick() -> None:
     """What an operator wished is shown before what pickers found."""
     one = pool(endpoints=[endpoint(1, draining=True), endpoint(2)])
-    snapshots = plan(None, View(fleet(one), told={"llm": {"r1": ("ejected",)}}))
+    snapshots = plan(None, View(fleet(one), sick={"llm": {"r1": ("ejected",)}}))
     data = body(snapshots[0].snapshot, ENDPOINT_TYPE, "llm/stable/http")
     host = endpoint_pb2.ClusterLoadAssignment.FromString(data).endpoints[0].lb_endpoints[0]
     assert host.health_status == health_check_pb2.DRAINING

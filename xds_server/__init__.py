@@ -1,1 +1,1 @@
-"""The control server: one fleet, told to every Envoy and every picker over xDS."""
+"""The control server: publishes one fleet to all Envoys and all pickers over xDS."""

@@ -19,25 +19,26 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until stopped; return the exit code (2 = wrong options, or it could not start)."""
+    """Run until stopped; return the exit code (2 = invalid options, or the start failed)."""
     parser = argparse.ArgumentParser(
         prog="python -m xds_server",
-        description="Tidegate's control server: one fleet file in, ADS for Envoys and pickers out.",
+        description="Tidegate's control server: publishes a fleet file over ADS to all Envoys and "
+        "pickers.",
     )
     defaults = ControlSettings.model_fields
-    parser.add_argument("--fleet", required=True, metavar="FILE", help="the fleet file; watched")
+    parser.add_argument(
+        "--fleet", required=True, metavar="FILE", help="the fleet file, watched for changes"
+    )
     for name, help_ in (
-        ("ads", "where Envoys and pickers connect"),
-        ("admin", "where operators connect"),
-        ("metrics", "where /metrics and /healthz are served"),
+        ("ads", "address for Envoys and pickers"),
+        ("admin", "address for operators"),
+        ("metrics", "address of /metrics and /healthz"),
     ):
         default = defaults[name].default
         parser.add_argument(
             f"--{name}", default=default, metavar="IP:PORT", help=f"{help_} ({default})"
         )
-    parser.add_argument(
-        "--state", metavar="DIR", help="where revisions are kept; memory if omitted"
-    )
+    parser.add_argument("--state", metavar="DIR", help="folder for revisions; in memory if omitted")
     parser.add_argument("--log-format", choices=get_args(LogFormat), default="console")
     parser.add_argument("--log-level", choices=get_args(LogLevel), default="info")
     options = parser.parse_args(argv)

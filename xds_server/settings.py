@@ -1,4 +1,4 @@
-"""What the control server is started with."""
+"""Start options of the control server."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ def _listen_address(address: str) -> str:
         host, port = split_host_port(f"{address[:-1]}1" if free else address)
     except ValueError:
         raise ValueError(
-            f"'{address}' is no address; write ip:port, for example 127.0.0.1:18000"
+            f"'{address}' is not an address; write ip:port, for example 127.0.0.1:18000"
         ) from None
     return join_host_port(host, 0 if free else port)
 
 
 ListenAddress = Annotated[str, AfterValidator(_listen_address)]
-"""``ip:port``, IPv6 in brackets; port 0 = a free one."""
+"""``ip:port``, IPv6 in brackets; port 0 = a free port."""
 
 
 class ControlSettings(BaseModel):
-    """Start options; nothing in them changes while the server runs."""
+    """Start options; they do not change while the server runs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     fleet: Path
     """The fleet file, which is also watched."""
     ads: ListenAddress = "127.0.0.1:18000"
-    """Where Envoys and pickers connect."""
+    """Address for Envoys and pickers."""
     admin: ListenAddress = "127.0.0.1:18010"
-    """Where operators connect; there are no passwords, so keep it on loopback."""
+    """Address for operators. It has no authentication, so keep it on loopback."""
     metrics: ListenAddress = "127.0.0.1:18080"
-    """Where `/metrics` and `/healthz` are served."""
+    """Address of `/metrics` and `/healthz`."""
     state: Path | None = None
-    """Folder in which revisions are kept; in memory if omitted."""
+    """Folder for revisions; in memory if omitted."""
     log_format: LogFormat = "console"
     log_level: LogLevel = "info"

@@ -1,1 +1,1 @@
-"""What operators may ask of the control server."""
+"""gRPC services of the control server for operators."""

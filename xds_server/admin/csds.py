@@ -1,8 +1,9 @@
-"""Client status discovery: what every client has, for standard tools.
+"""Client status discovery service (CSDS): the configuration status of every client.
 
-The same views as ``GetStatus``, as ``envoy.service.status.v3`` has them. One entry per client and
-type: a control plane knows what it sent and what was answered, not each resource's state inside
-the client. ``ERROR`` is a refusal (``client_status`` NACKED, with the client's words).
+It serves the data of ``GetStatus`` in the format of ``envoy.service.status.v3``, for standard
+tools. There is one entry per client and type: a control plane knows what it sent and what was
+acknowledged, not the state of each resource inside the client. ``ERROR`` is a NACK
+(``client_status`` NACKED, with the client's error message).
 
 Source: ``envoy/service/status/v3/csds.proto``, ``envoy/admin/v3/config_dump_shared.proto``.
 """
@@ -31,14 +32,14 @@ class ClientStatusService(csds_pb2_grpc.ClientStatusDiscoveryServiceServicer):  
     """``envoy.service.status.v3.ClientStatusDiscoveryService``.
 
     Args:
-        observed: What is known of the clients.
+        observed: State of the clients.
     """
 
     def __init__(self, observed: ClientDirectory) -> None:
         self._observed = observed
 
     async def FetchClientStatus(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
-        """Return the clients that the request's matchers name; none named = all."""
+        """Return the clients that the request's matchers name; without matchers all clients."""
         return await self._answer(request, context)
 
     async def StreamClientStatus(self, requests: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name

@@ -1,1 +1,1 @@
-"""Where a fleet comes from: the watched file."""
+"""Source of the fleet: the watched file."""

@@ -1,12 +1,13 @@
-"""Watches the fleet file.
+"""Watch of the fleet file, by polling.
 
-Laws:
+Rules:
 
-1. The file is read when its stamp (inode, size, time of change) was the same at two looks in a
-   row, so a half-written file is not taken for a whole one; editors that replace the file are
-   followed by its name.
-2. Each content is handed over once; the same text under a new stamp is not handed over again.
-3. A file that is missing, too large or no UTF-8 is told once, and again only if that changes.
+1. The file is read when its stamp (inode, size, modification time) is the same in two polls in a
+   row, so that no half-written file is used. The file is followed by its name, because editors
+   replace it.
+2. Each content is reported once; the same text with a new stamp is not reported again.
+3. A file that is missing, too large or not UTF-8 is reported once, and again only if the fault
+   changes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INTERVAL_S = 0.2
+"""Seconds between two polls."""
 
 
 class FileFault(Exception):  # noqa: N818 - reads as the sentence it is
@@ -29,7 +31,7 @@ class FileFault(Exception):  # noqa: N818 - reads as the sentence it is
 
 
 class Stamp(NamedTuple):
-    """What changes whenever a file does."""
+    """Attributes of a file that differ after any change."""
 
     inode: int
     size: int
@@ -37,7 +39,7 @@ class Stamp(NamedTuple):
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Return the file's stamp, ``None`` where there is no file to look at."""
+    """Return the file's stamp; ``None`` if the file is missing or inaccessible."""
     try:
         found = path.stat()
     except OSError:
@@ -49,7 +51,7 @@ def read_text(path: Path) -> str:
     """Return the file's text.
 
     Raises:
-        FileFault: It is missing, unreadable, too large or no UTF-8.
+        FileFault: It is missing, unreadable, too large or not UTF-8.
     """
     try:
         with path.open("rb") as file:
@@ -63,16 +65,16 @@ def read_text(path: Path) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileFault(f"{path}: byte {error.start} is no UTF-8; save it as UTF-8") from None
+        raise FileFault(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8") from None
 
 
 class FileWatch:
-    """Hands the file's text over whenever it has changed.
+    """Reports each change of the file; see the module's rules.
 
     Args:
         path: The file.
-        on_text: Takes a new text.
-        on_fault: Takes the reason why the file cannot be read.
+        on_text: Called with each new text.
+        on_fault: Called with the reason if the file cannot be read.
     """
 
     def __init__(
@@ -90,11 +92,11 @@ class FileWatch:
         self._last_fault: str | None = None
 
     def known(self, text: str) -> None:
-        """Take ``text`` as handed over already."""
+        """Treat ``text`` as reported already."""
         self._last_hash = text_hash(text)
 
     async def look(self) -> None:
-        """Look once; hand over what has changed and settled."""
+        """Poll once; report the file if it has changed and is stable."""
         stamp = stamp_of(self._path)
         settled = stamp == self._seen
         self._seen = stamp
@@ -109,7 +111,7 @@ class FileWatch:
                 self._on_fault(str(fault))
             return
         if stamp_of(self._path) != stamp:
-            return  # written while it was read; the next looks will see it settle
+            return  # written while it was read; a later poll will find it stable
         self._taken, self._last_fault = stamp, None
         digest = text_hash(text)
         if digest != self._last_hash:
@@ -117,7 +119,7 @@ class FileWatch:
             await self._on_text(text)
 
     async def run(self, interval_s: float = INTERVAL_S) -> None:
-        """Look again and again until cancelled."""
+        """Poll every ``interval_s`` seconds until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(interval_s)

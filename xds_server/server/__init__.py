@@ -1,1 +1,1 @@
-"""The control server's gRPC server: ADS streams, publications, the pickers' reports."""
+"""The control server's gRPC server: ADS streams, publications and the pickers' reports."""

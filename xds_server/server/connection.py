@@ -1,4 +1,4 @@
-"""A client's stream on the control server."""
+"""State of one client's stream on the control server."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AdsConnection:
-    """One open stream, and what waits to be written to it."""
+    """One open stream and its queue of outgoing messages."""
 
     number: int
     variant: XdsVariant
     peer: str
     since: float
+    """When the stream was opened, monotonic seconds."""
     stream: SotwStream | DeltaStream
     node: str = ""
     audience: Audience = "envoy"
     known: bool = False
+    """The first request has named the node."""
     outbox: deque[ResourceResponse] = field(default_factory=deque)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a message is added to ``outbox``."""
     drained: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a message of ``outbox`` has been written."""

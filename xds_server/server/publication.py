@@ -1,4 +1,4 @@
-"""A publication as who published it sees it: how it stands, and a wait for its end."""
+"""Handle of a publication for its caller: current outcome, and waiting for the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Publication:
-    """A publication under way; returned by ``AdsServer.publish``."""
+    """Handle of a publication; returned by ``AdsServer.publish``."""
 
     def __init__(
         self, run: PublicationRun, outcome: Callable[[PublicationRun], PublicationOutcome]
@@ -23,16 +23,16 @@ class Publication:
 
     @property
     def outcome(self) -> PublicationOutcome:
-        """How it stands now, or how it ended."""
+        """Outcome of the publication, current or final."""
         return self._outcome(self._run)
 
     @property
     def ended(self) -> bool:
-        """It is no longer under way; cheaper to ask than its outcome."""
+        """The publication has ended; cheaper than ``outcome``."""
         return self._run.outcome is not None
 
     async def wait(self, timeout_s: float | None = None) -> PublicationOutcome:
-        """Wait for the end; after ``timeout_s`` seconds return how it stands ("waiting")."""
+        """Wait for the end; after ``timeout_s`` seconds return the current outcome ("waiting")."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._ended.wait()
@@ -41,5 +41,5 @@ class Publication:
         return self.outcome
 
     def end(self) -> None:
-        """Wake who waits; called once, when its run has an outcome."""
+        """Wake the waiting callers; called once, when the run has its outcome."""
         self._ended.set()

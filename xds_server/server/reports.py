@@ -1,12 +1,11 @@
-"""The pickers' reports: requests in flight, on which drains wait, and the sick replicas they find.
+"""The pickers' reports: requests in flight, for which drains wait, and findings of sick replicas.
 
 Rules:
 
-1. Each report replaces its picker's counts and findings; at the end of its stream they are
-   forgotten.
-2. Of two streams of one picker the newer counts: a picker that came back has a new stream before
-   its old one is known dead.
-3. Pickers of one group find as one: what any of them finds counts once.
+1. Each report replaces its picker's counts and findings. They are dropped when the stream ends.
+2. If a picker has two streams, the newer one counts: a picker that reconnects opens a new stream
+   before the end of its old one is detected.
+3. The pickers of a group count as one: a finding of several of them counts once.
 4. A report that exceeds a bound or names no picker ends its stream with INVALID_ARGUMENT.
 """
 
@@ -27,19 +26,23 @@ if TYPE_CHECKING:
     from xds_server.fleet.findings import Findings
 
 MAX_PICKERS: Final = 1024
+"""Most pickers that report at a time."""
+
 MAX_ENDPOINTS: Final = 65_536
-"""Endpoints in one report."""
+"""Most endpoints in one report."""
+
 MAX_FINDINGS: Final = 20_000
-"""Sick replicas in one report."""
+"""Most sick replicas in one report."""
+
 MAX_CONDITIONS: Final = 8
-"""Names of one replica's conditions."""
+"""Most conditions of one replica."""
 
 MAX_ID_CHARS: Final = 256
 MAX_CONDITION_CHARS: Final = 64
 
 
-class _Said(NamedTuple):
-    """What a picker said last."""
+class _Latest(NamedTuple):
+    """A picker's last report, and the number of its stream."""
 
     stream: int
     load: PickerLoad
@@ -48,13 +51,11 @@ class _Said(NamedTuple):
 
 
 class PickerReports(report_pb2_grpc.PickerReportsServicer):
-    """Follows every picker's reports.
-
-    Also the gRPC service itself.
+    """gRPC service ``PickerReports``, and the last report of each picker.
 
     Args:
-        changed: Called after each report.
-        on_findings: Called after each report whose findings differ from those before.
+        changed: Called after each report, and when a picker's stream ends.
+        on_findings: Called when a picker's findings have changed.
     """
 
     def __init__(
@@ -63,30 +64,30 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
         self._changed = changed
         self._on_findings = on_findings
         self._streams = itertools.count(1)
-        self._said: dict[str, _Said] = {}
+        self._latest: dict[str, _Latest] = {}
 
     def loads(self) -> dict[str, PickerLoad]:
-        """Return what each reporting picker said last of its work."""
-        return {picker: said.load for picker, said in self._said.items()}
+        """Return the requests in flight of each reporting picker, by picker id."""
+        return {picker: latest.load for picker, latest in self._latest.items()}
 
     def in_flight(self) -> dict[str, int]:
         """Return endpoint id -> requests in flight, summed over the pickers."""
         total: dict[str, int] = {}
-        for said in self._said.values():
-            for endpoint, count in said.load.in_flight.items():
+        for latest in self._latest.values():
+            for endpoint, count in latest.load.in_flight.items():
                 total[endpoint] = total.get(endpoint, 0) + count
         return total
 
     def findings(self) -> list[Findings]:
-        """Return what each group of pickers finds sick."""
+        """Return the findings of each group of pickers that has any."""
         groups: dict[str, dict[Place, tuple[str, ...]]] = {}
-        for picker, said in self._said.items():
-            if said.findings:
-                groups.setdefault(said.group or picker, {}).update(said.findings)
+        for picker, latest in self._latest.items():
+            if latest.findings:
+                groups.setdefault(latest.group or picker, {}).update(latest.findings)
         return list(groups.values())
 
     async def Report(self, request_iterator: Any, context: Any) -> report_pb2.ReportSummary:  # noqa: N802 - gRPC's name
-        """Follow one picker until its stream ends (gRPC)."""
+        """Receive one picker's reports until its stream ends (gRPC)."""
         stream, picker = next(self._streams), ""
         try:
             async for report in request_iterator:
@@ -98,9 +99,9 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
                     self._take(picker, stream, report)
         finally:
             if self._owner(picker) == stream:
-                gone = self._said.pop(picker)
+                last = self._latest.pop(picker)
                 self._changed()
-                if gone.findings:
+                if last.findings:
                     self._on_findings()
         return report_pb2.ReportSummary()
 
@@ -110,23 +111,24 @@ class PickerReports(report_pb2_grpc.PickerReportsServicer):
             Place(each.pool, each.id, each.incarnation): tuple(each.conditions)
             for each in report.findings
         }
-        before = self._said.get(picker)
+        before = self._latest.get(picker)
         load = PickerLoad(counts, report.taken)
-        self._said[picker] = _Said(stream, load, findings, report.group)
+        self._latest[picker] = _Latest(stream, load, findings, report.group)
         self._changed()
         if findings != (before.findings if before else {}):
             self._on_findings()
 
     def _owner(self, picker: str) -> int:
-        return self._said[picker].stream if picker in self._said else 0
+        return self._latest[picker].stream if picker in self._latest else 0
 
     def _problem(self, picker: str, report: report_pb2.PickerReport) -> str:
         if not picker or max(map(len, (picker, report.group, report.taken))) > MAX_ID_CHARS:
             return (
-                f"picker_id must have 1 to {MAX_ID_CHARS} characters, group and taken at most that"
+                f"picker_id must have 1 to {MAX_ID_CHARS} characters, group and taken at most "
+                f"{MAX_ID_CHARS}"
             )
-        if picker not in self._said and len(self._said) >= MAX_PICKERS:
-            return f"{MAX_PICKERS} pickers report already"
+        if picker not in self._latest and len(self._latest) >= MAX_PICKERS:
+            return f"{MAX_PICKERS} pickers are connected already"
         if len(report.endpoints) > MAX_ENDPOINTS:
             return f"more than {MAX_ENDPOINTS} endpoints in one report"
         if len(report.findings) > MAX_FINDINGS:

@@ -1,14 +1,14 @@
-"""The control server's gRPC face: ADS in both variants, the pickers' reports, and health.
+"""The control server's gRPC services: ADS in both variants, the pickers' reports, and health.
 
 Rules:
 
-1. Each stream has one reader and one writer. What waits to be written is bounded by the protocol
-   (one message per type until it is answered) and, where a client provokes answers without
-   reading them, by ``MAX_OUTBOX``: then its requests are not read either. A slow client costs
-   itself time, and others nothing.
+1. Each stream has one reader and one writer. The queue of outgoing messages is bounded by the
+   protocol (one message per type until it is acknowledged) and, for a client that causes responses
+   without reading them, by ``MAX_OUTBOX``: above it the client's requests are not read. A slow
+   client delays only itself.
 2. All state changes happen in ``Publisher``, on the event loop, without awaiting.
-3. A message that breaks the protocol ends its own stream with INVALID_ARGUMENT.
-4. Whichever way a stream ends, its client and its counts are forgotten.
+3. A message that violates the protocol ends its own stream with INVALID_ARGUMENT.
+4. However a stream ends, its client and its counts are removed.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 __all__ = ["AdsServer"]
 
 MAX_STREAMS: Final = 4096
-"""ADS streams at a time; further ones get RESOURCE_EXHAUSTED."""
+"""Most ADS streams at a time; further ones get RESOURCE_EXHAUSTED."""
 
 MAX_OUTBOX: Final = 64
-"""Messages that may wait for a client before its requests are no longer read."""
+"""Most messages queued for a client before its requests are no longer read."""
 
 MAX_RECEIVE_BYTES: Final = 8 * 2**20
 MAX_SEND_BYTES: Final = 64 * 2**20
@@ -64,33 +64,33 @@ FIRST_REQUEST_S: Final = 30.0
 """A stream that sends no request within this time, in seconds, is closed."""
 
 ENDING_S: Final = 1.0
-"""How long, in seconds, a stop waits for handlers that gRPC has ended."""
+"""Seconds for which a stop waits for handlers that gRPC has cancelled."""
 
 SERVER_OPTIONS: Final = (
-    # Envoy pings idle streams (connection_keepalive); by default gRPC answers with GOAWAY after
-    # about four pings without data and so tears the ADS stream down every two minutes.
+    # Envoy pings idle streams (connection_keepalive). By default gRPC answers with GOAWAY after
+    # about four pings without data, which would end the ADS stream every two minutes.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
-    # And we ping, so that a client that vanished without a word is noticed.
+    # The server pings too, to detect clients that vanished without closing the connection.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", MAX_SEND_BYTES),
-    # Two servers on one port would each serve half of the clients; a taken port must fail.
+    # Two servers on one port would each get half of the clients; a port in use must be an error.
     ("grpc.so_reuseport", 0),
 )
 
 _HEALTH_SERVICES: Final = ("", wire.ADS_SERVICE)
-_STOPPING: Final = "the control server stops"
+_STOPPING: Final = "the control server is stopping"
 _log = structlog.get_logger(__name__)
 
 
 class AdsServer:
-    """Serves what is published to Envoys and pickers.
+    """Serves published snapshots to Envoys and pickers; see the module's rules.
 
     Args:
-        metrics: Where to count.
+        metrics: Metrics to update.
         clock: Monotonic seconds.
     """
 
@@ -100,11 +100,11 @@ class AdsServer:
         self._publisher = Publisher()
         self._connections: dict[int, AdsConnection] = {}
         self._numbers = itertools.count(1)
-        # Nonces of one server's life mean nothing to the next.
+        # Makes the nonces of this server process different from those of an earlier one.
         self._epoch = f"{time.time_ns():x}"
-        self._reports = PickerReports(self._weigh, self._hear)
+        self._reports = PickerReports(self._loads_changed, self._findings_changed)
         self.on_findings: Callable[[], None] = lambda: None
-        """Called when pickers find other replicas sick than before."""
+        """Called when the pickers' findings have changed."""
         self._running: list[Publication] = []
         self._timer: asyncio.TimerHandle | None = None
         self._server: grpc.aio.Server | None = None
@@ -112,13 +112,13 @@ class AdsServer:
         self._closing = asyncio.Event()
         self._serving: set[asyncio.Task[Any]] = set()
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- life cycle -----------------------------------------------------------------------------
 
     async def start(self, address: str) -> str:
-        """Listen on ``ip:port``; port 0 chooses a free one.
+        """Listen on ``ip:port``; port 0 selects a free port.
 
         Returns:
-            The address with the real port.
+            The address with the actual port.
 
         Raises:
             OSError: The address cannot be bound.
@@ -149,7 +149,7 @@ class AdsServer:
             await self._server.stop(grace)
             self._server = None
         if self._serving:
-            # gRPC does not wait for the handlers; a loop that ended under them would log each.
+            # gRPC does not wait for the handlers; closing the loop before they end logs each one.
             await asyncio.wait(self._serving, timeout=ENDING_S)
 
     def _set_health(self, *, serving: bool) -> None:
@@ -159,12 +159,12 @@ class AdsServer:
     # --- publishing -----------------------------------------------------------------------------
 
     def publish(self, plan: Plan, *, on_reject: OnReject = "rollback") -> Publication:
-        """Begin to lead all clients along the stages; a running publication is superseded.
+        """Start to publish the stages to all clients; a running publication is superseded.
 
         Args:
-            plan: The stages, or what computes them: it is called once, at once, when
-                ``in_force`` is what they start from.
-            on_reject: What a refusal in the stage ``switch`` does, see ``Publisher``.
+            plan: The stages, or a function that computes them. It is called once, immediately, when
+                ``in_force`` is the state from which the stages start.
+            on_reject: Effect of a NACK in the stage ``switch``, see ``Publisher.publish``.
 
         Raises:
             ValueError: There are too many stages; nothing has changed.
@@ -176,16 +176,16 @@ class AdsServer:
         return publication
 
     def in_force(self, audience: Audience) -> Snapshot | None:
-        """Return what the audience should hold now; ``None`` = nothing was published yet."""
+        """Return the audience's current snapshot; ``None`` = nothing was published yet."""
         return self._publisher.in_force(audience)
 
     @property
     def settled(self) -> bool:
-        """No publication is under way."""
+        """No publication is running."""
         return self._publisher.settled
 
     def clients(self) -> tuple[ClientView, ...]:
-        """Return every connected client by node id; of two with one id, the newer."""
+        """Return all connected clients, sorted by node id; of two with one id, the newer."""
         now = self._clock()
         newest = {c.node: c for c in self._connections.values() if c.known}
         return tuple(
@@ -198,10 +198,10 @@ class AdsServer:
         return self._reports.in_flight()
 
     def findings(self) -> list[Findings]:
-        """Return what each group of pickers finds sick."""
+        """Return the findings of each group of pickers."""
         return self._reports.findings()
 
-    def _hear(self) -> None:
+    def _findings_changed(self) -> None:
         self.on_findings()
 
     def _outcome(self, run: PublicationRun) -> PublicationOutcome:
@@ -386,5 +386,5 @@ class AdsServer:
             _log.info("xds_client_gone", node=connection.node)
             self._dispatch(self._publisher.disconnect(connection.number, self._clock()))
 
-    def _weigh(self) -> None:
+    def _loads_changed(self) -> None:
         self._dispatch(self._publisher.loads(self._reports.loads(), self._clock()))

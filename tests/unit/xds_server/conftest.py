@@ -1,4 +1,4 @@
-"""What the tests of the control server share."""
+"""Fixtures of the control server's tests."""
 
 from __future__ import annotations
 

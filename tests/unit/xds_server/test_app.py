@@ -16,7 +16,7 @@ from xds_server.settings import ControlSettings
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Callable[..., ControlSettings]:
-    """Return what makes settings of a server on free ports."""
+    """Return a function that makes settings of a server on free ports."""
     path = tmp_path / "fleet.yaml"
     path.write_text(fleet().model_dump_json())
 
@@ -37,8 +37,8 @@ async def test_a_server_starts_and_stops(settings, capsys: pytest.CaptureFixture
     assert '"event": "control_server_ready"' in capsys.readouterr().err
 
 
-async def test_a_bad_fleet_is_told_in_one_error(settings, capsys) -> None:
-    """And nothing is made."""
+async def test_an_invalid_fleet_is_reported_in_one_error(settings, capsys) -> None:
+    """Nothing is started."""
     made = settings()
     made.fleet.write_text("pools: []")
     assert await run(made, asyncio.Event()) == EXIT_CANNOT_START
@@ -50,8 +50,8 @@ async def test_a_bad_fleet_is_told_in_one_error(settings, capsys) -> None:
 
 
 @pytest.mark.parametrize("port", ["ads", "admin", "metrics"])
-async def test_a_taken_port_is_told(settings, capsys, port: str) -> None:
-    """The message has the address."""
+async def test_a_port_in_use_is_reported(settings, capsys, port: str) -> None:
+    """The message names the address."""
     server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
@@ -59,9 +59,9 @@ async def test_a_taken_port_is_told(settings, capsys, port: str) -> None:
     assert address.rpartition(":")[2] in capsys.readouterr().err
 
 
-def test_a_wrong_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the option's name and an example."""
+def test_a_wrong_option_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the option and gives an example."""
     with pytest.raises(SystemExit) as caught:
         main(["--fleet", "f.yaml", "--ads", "localhost"])
     assert caught.value.code == EXIT_CANNOT_START
-    assert "argument --ads: 'localhost' is no address" in capsys.readouterr().err
+    assert "argument --ads: 'localhost' is not an address" in capsys.readouterr().err

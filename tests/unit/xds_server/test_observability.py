@@ -32,7 +32,7 @@ def test_every_metric_lands_in_the_given_registry() -> None:
 
 
 def test_foreign_types_share_one_label() -> None:
-    """Labels stay few whatever a client asks for."""
+    """The number of labels is bounded whatever types a client requests."""
     registry = CollectorRegistry()
     XdsMetrics(registry).pushed("type/any")
     assert registry.get_sample_value("tidegate_xds_pushes_total", {"type": "other"}) == 1

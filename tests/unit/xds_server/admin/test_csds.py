@@ -16,7 +16,7 @@ from xds_server.protocol.messages import TypeView
 
 
 def client(node: str) -> SimpleNamespace:
-    """Return a client that took the clusters and refused the routes."""
+    """Return a client that acknowledged the clusters and rejected the routes."""
     return SimpleNamespace(
         node=node,
         kind="envoy",
@@ -43,8 +43,8 @@ async def stub() -> AsyncIterator[csds_pb2_grpc.ClientStatusDiscoveryServiceStub
     await server.stop(0)
 
 
-async def test_every_clients_state_is_told(stub) -> None:
-    """X61: what it acknowledged, and its words where it refused."""
+async def test_every_clients_state_is_reported(stub) -> None:
+    """X61: the acknowledged version, and the error message of a NACK."""
     answer = await stub.FetchClientStatus(csds_pb2.ClientStatusRequest())
     assert [config.node.id for config in answer.config] == ["a", "b"]
     clusters, routes = answer.config[0].generic_xds_configs
@@ -59,7 +59,7 @@ async def test_every_clients_state_is_told(stub) -> None:
     )
 
 
-async def test_one_client_can_be_asked_for_on_a_stream(stub) -> None:
+async def test_one_client_can_be_requested_on_a_stream(stub) -> None:
     """By its exact node id."""
     request = csds_pb2.ClientStatusRequest()
     request.node_matchers.add().node_id.exact = "b"
@@ -73,7 +73,7 @@ async def test_one_client_can_be_asked_for_on_a_stream(stub) -> None:
 
 
 async def test_other_matchers_are_refused(stub) -> None:
-    """One error that says what is supported."""
+    """The error names the supported matcher."""
     request = csds_pb2.ClientStatusRequest()
     request.node_matchers.add().node_id.prefix = "b"
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -1,4 +1,4 @@
-"""The operators' gRPC face, over a real channel."""
+"""The admin service over a real channel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXT = fleet().model_dump_json()
 
 
 class FakeAds:
-    """An ADS server with two clients that acknowledge at once, one of them with a problem."""
+    """A fake ADS server with two clients that acknowledge at once, one of them with a problem."""
 
     settled = True
 
@@ -39,7 +39,7 @@ class FakeAds:
     )
 
     def publish(self, plan, *, on_reject: str) -> FakeAds:
-        """Take the stages."""
+        """Accept the stages."""
         assert list(plan())
         assert on_reject == "rollback"
         return self
@@ -104,7 +104,7 @@ async def admin() -> AsyncIterator[Admin]:
 
 
 async def refused(call) -> tuple[grpc.StatusCode, str]:
-    """Return how a call was refused."""
+    """Return the status of a failed call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code(), caught.value.details() or ""
@@ -127,8 +127,8 @@ async def test_a_change_is_answered_with_its_acknowledgements(admin: Admin) -> N
     assert result.HasField("elapsed_ms")
 
 
-async def test_who_does_not_wait_gets_no_time(admin: Admin) -> None:
-    """Unknown is unset, not 0."""
+async def test_without_waiting_there_is_no_time(admin: Admin) -> None:
+    """An unknown time is unset, not 0."""
     result = await admin.stub.SetDraining(
         admin_pb2.SetDrainingRequest(endpoint="llm/r1", draining=True, options=options())
     )
@@ -149,7 +149,7 @@ async def test_a_fleet_is_applied(admin: Admin) -> None:
 
 
 async def test_a_rollback_makes_a_revision(admin: Admin) -> None:
-    """Revisions are listed newest first, with who and why."""
+    """Revisions are listed newest first, with author and reason."""
     await admin.stub.SetWeights(
         admin_pb2.SetWeightsRequest(pool="llm", weights={"canary": 20}, options=options())
     )
@@ -163,7 +163,7 @@ async def test_a_rollback_makes_a_revision(admin: Admin) -> None:
 
 
 async def test_the_fleet_can_be_read(admin: Admin) -> None:
-    """As JSON of the fleet file's schema, with what is in flight."""
+    """As JSON of the fleet file's schema, with the requests in flight."""
     answer = await admin.stub.GetFleet(admin_pb2.GetFleetRequest())
     assert answer.revision == 1
     assert json.loads(answer.fleet_json)["pools"][0]["name"] == "llm"
@@ -181,7 +181,7 @@ async def test_the_status_shows_each_client(admin: Admin) -> None:
 
 
 async def test_a_bad_fleet_is_an_invalid_argument(admin: Admin) -> None:
-    """Every fault has its line; the source is the caller's."""
+    """Every fault has its line; the caller names the source."""
     request = admin_pb2.ApplyRequest(fleet="pools:\n- {}\n", source="mine.yaml", options=options())
     code, details = await refused(admin.stub.Apply(request))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -192,7 +192,7 @@ async def test_a_bad_fleet_is_an_invalid_argument(admin: Admin) -> None:
 
 
 async def test_long_errors_fit_into_a_header(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers bound their headers, and a call must not fail without a word."""
+    """Peers bound the size of headers; the status text must not exceed it."""
     monkeypatch.setattr(module, "MAX_STATUS_BYTES", 20)
     request = admin_pb2.ApplyRequest(fleet="pools:\n- {}\n", options=options())
     _, details = await refused(admin.stub.Apply(request))
@@ -201,7 +201,7 @@ async def test_long_errors_fit_into_a_header(admin: Admin, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("call", ["pool", "variant", "endpoint", "revision"])
 async def test_unknown_names_are_not_found(admin: Admin, call: str) -> None:
-    """One sentence with the nearest name."""
+    """The error names the closest known name."""
     stub = admin.stub
     calls = {
         "pool": lambda: stub.SetWeights(
@@ -220,7 +220,7 @@ async def test_unknown_names_are_not_found(admin: Admin, call: str) -> None:
 
 @pytest.mark.parametrize("seconds", [-1.0, 1e9, float("nan"), float("inf")])
 async def test_a_timeout_is_in_range(admin: Admin, seconds: float) -> None:
-    """No caller keeps a call open for ever."""
+    """The time for which a call stays open is bounded."""
     request = admin_pb2.SetWeightsRequest(
         pool="llm", weights={"stable": 1}, options=options(timeout_seconds=seconds)
     )
@@ -239,7 +239,7 @@ async def test_a_timeout_is_in_range(admin: Admin, seconds: float) -> None:
 async def test_other_errors_have_their_status(
     admin: Admin, monkeypatch: pytest.MonkeyPatch, error: Exception, status: grpc.StatusCode
 ) -> None:
-    """A caller can tell what may be tried again."""
+    """The status tells the caller which calls may be retried."""
 
     async def fail(*_args) -> None:
         raise error
@@ -252,14 +252,14 @@ async def test_other_errors_have_their_status(
 
 
 async def test_a_request_is_bounded(admin: Admin) -> None:
-    """A fleet above the file's bound does not even arrive."""
+    """A fleet above the file's bound is not received."""
     request = admin_pb2.ApplyRequest(fleet="#" * (module.MAX_MESSAGE_BYTES + 1))
     code, _ = await refused(admin.stub.Apply(request))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_taken_port_is_an_error(admin: Admin) -> None:
-    """Two servers on one port would each answer half of the calls."""
+async def test_a_port_in_use_is_an_error(admin: Admin) -> None:
+    """Two servers on one port would each get half of the calls."""
     service = AdminService(admin.control, FakeAds())
     first, second = (AdminServer(service, ClientStatusService(FakeAds())) for _ in range(2))
     address = first.bind("127.0.0.1:0")
@@ -270,7 +270,7 @@ async def test_a_taken_port_is_an_error(admin: Admin) -> None:
 
 
 async def test_limits_ramps_and_the_brake_are_set_field_by_field(admin: Admin) -> None:
-    """What is not set keeps its value, and 0 is a value."""
+    """A field that is not set keeps its value; 0 is a value."""
     result = await admin.stub.SetBreaker(
         admin_pb2.SetBreakerRequest(
             pool="llm", max_requests=9, per_endpoint_in_flight=0, options=options()
@@ -288,7 +288,7 @@ async def test_limits_ramps_and_the_brake_are_set_field_by_field(admin: Admin) -
 
 
 async def test_bad_limits_are_invalid_arguments(admin: Admin) -> None:
-    """Each is told with its field."""
+    """The error names the field."""
     for call, words in (
         (admin.stub.SetBreaker(admin_pb2.SetBreakerRequest(pool="llm")), "nothing given"),
         (
@@ -310,7 +310,7 @@ async def test_bad_limits_are_invalid_arguments(admin: Admin) -> None:
 
 
 async def test_revisions_can_be_compared(admin: Admin) -> None:
-    """Two by number, or one with what is in force."""
+    """Two by number, or one with the fleet in force."""
     for percent in (5, 10):
         await admin.stub.SetDropOverload(
             admin_pb2.SetDropOverloadRequest(pool="llm", percent=percent, options=options())

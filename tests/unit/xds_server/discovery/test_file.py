@@ -1,4 +1,4 @@
-"""Watching the fleet file."""
+"""The watch of the fleet file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xds_server.discovery.file import FileFault, FileWatch, read_text
 
 
 class Watcher:
-    """A watch that keeps what it hands over."""
+    """A watch that records its reports."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -24,7 +24,7 @@ class Watcher:
         self.texts.append(text)
 
     async def looks(self, count: int = 2) -> None:
-        """Look so often."""
+        """Poll this often."""
         for _ in range(count):
             await self.watch.look()
 
@@ -35,23 +35,23 @@ def watcher(tmp_path: Path) -> Watcher:
     return Watcher(tmp_path / "fleet.yaml")
 
 
-async def test_a_text_is_handed_over_once(watcher: Watcher) -> None:
-    """However often it is looked at."""
+async def test_a_text_is_reported_once(watcher: Watcher) -> None:
+    """However often the file is polled."""
     watcher.path.write_text("a")
     await watcher.looks(5)
     assert watcher.texts == ["a"]
 
 
-async def test_a_known_text_is_not_handed_over(watcher: Watcher) -> None:
-    """What the server started with is not news."""
+async def test_a_known_text_is_not_reported(watcher: Watcher) -> None:
+    """The text with which the server started is not reported."""
     watcher.path.write_text("a")
     watcher.watch.known("a")
     await watcher.looks(3)
     assert watcher.texts == []
 
 
-async def test_a_file_that_is_being_written_is_left_alone(watcher: Watcher) -> None:
-    """Only a stamp that stood still for two looks is read."""
+async def test_a_file_that_is_being_written_is_not_read(watcher: Watcher) -> None:
+    """The file is read only after two polls with the same stamp."""
     for part in ("a", "ab", "abc"):
         watcher.path.write_text(part)
         await watcher.looks(1)
@@ -72,7 +72,7 @@ async def test_a_replaced_file_is_followed(watcher: Watcher) -> None:
 
 
 async def test_the_same_text_again_is_no_change(watcher: Watcher) -> None:
-    """A touched file is read, but not handed over."""
+    """A touched file is read, but not reported."""
     watcher.path.write_text("a")
     await watcher.looks()
     os.utime(watcher.path, (1, 1))
@@ -80,15 +80,15 @@ async def test_the_same_text_again_is_no_change(watcher: Watcher) -> None:
     assert watcher.texts == ["a"]
 
 
-async def test_a_missing_file_is_told_once(watcher: Watcher) -> None:
-    """The running fleet stays; the reason is shown."""
+async def test_a_missing_file_is_reported_once(watcher: Watcher) -> None:
+    """The running fleet stays; the fault is reported."""
     await watcher.looks(4)
     assert len(watcher.faults) == 1
     assert "no such file" in watcher.faults[0]
 
 
-async def test_a_file_that_comes_back_is_handed_over(watcher: Watcher) -> None:
-    """Also with the text that it had before, as the fault is over then."""
+async def test_a_file_that_reappears_is_reported(watcher: Watcher) -> None:
+    """Also with the previous text, because it ends the fault."""
     watcher.path.write_text("a")
     await watcher.looks()
     watcher.path.unlink()
@@ -104,7 +104,7 @@ async def test_a_file_that_comes_back_is_handed_over(watcher: Watcher) -> None:
 async def test_a_file_that_changes_while_it_is_read_waits(
     watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text that may be half old, half new is not handed over."""
+    """A text that may be half old, half new is not reported."""
     watcher.path.write_text("a")
     await watcher.looks(1)
 
@@ -121,10 +121,10 @@ async def test_a_file_that_changes_while_it_is_read_waits(
 
 
 def test_a_text_is_utf_8(tmp_path: Path) -> None:
-    """The first bad byte is told; a byte order mark is not part of the text."""
+    """The error names the first invalid byte; a byte order mark is not part of the text."""
     path = tmp_path / "f"
     path.write_bytes(b"ab\xff")
-    with pytest.raises(FileFault, match="byte 2 is no UTF-8"):
+    with pytest.raises(FileFault, match="byte 2 is not UTF-8"):
         read_text(path)
     path.write_bytes("\ufeffa".encode())
     assert read_text(path) == "a"
@@ -142,6 +142,6 @@ def test_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    """The system's reason is told."""
+    """The error contains the system's reason."""
     with pytest.raises(FileFault, match="cannot be read"):
         read_text(tmp_path)

@@ -10,14 +10,14 @@ from tidegate_api.fleet.v1.report_pb2 import EndpointLoad, Finding, PickerReport
 from xds_server.fleet.findings import Place
 from xds_server.protocol.publication import PickerLoad
 from xds_server.server import reports
-from xds_server.server.reports import MAX_CONDITIONS, PickerReports, _Said
+from xds_server.server.reports import MAX_CONDITIONS, PickerReports, _Latest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 
 class Refused(Exception):  # noqa: N818 - stands for gRPC's own AbortError
-    """What ``context.abort`` raises."""
+    """Raised by ``context.abort``."""
 
 
 class Context:
@@ -34,7 +34,7 @@ def report(picker: str, **loads: int) -> PickerReport:
 
 
 async def test_each_report_replaces_the_one_before() -> None:
-    """An endpoint that is absent has nothing in flight; zeros are not kept."""
+    """An absent endpoint has no requests in flight; zeros are not stored."""
     seen = []
     book = PickerReports(lambda: seen.append(book.in_flight()))
 
@@ -48,7 +48,7 @@ async def test_each_report_replaces_the_one_before() -> None:
 
 
 async def test_the_newer_stream_of_a_picker_owns_its_counts() -> None:
-    """A returned picker is not counted twice, and its old stream's end takes nothing away."""
+    """A reconnected picker counts once, and the end of its old stream removes nothing."""
     book = PickerReports(lambda: None)
     states = []
 
@@ -58,7 +58,7 @@ async def test_the_newer_stream_of_a_picker_owns_its_counts() -> None:
     async def older() -> AsyncIterator[PickerReport]:
         yield report("p", a=1)
         inner = newer()
-        book._said["p"] = _Said(99, PickerLoad({"a": 5}), {})
+        book._latest["p"] = _Latest(99, PickerLoad({"a": 5}), {})
         yield report("p", a=2)
         states.append(book.in_flight())
         await inner.aclose()
@@ -72,14 +72,14 @@ async def test_the_newer_stream_of_a_picker_owns_its_counts() -> None:
     ("bound", "value", "text"),
     [
         ("MAX_ID_CHARS", 0, "picker_id"),
-        ("MAX_PICKERS", 0, "pickers report already"),
+        ("MAX_PICKERS", 0, "pickers are connected already"),
         ("MAX_ENDPOINTS", 1, "endpoints in one report"),
     ],
 )
 async def test_reports_are_bounded(
     monkeypatch: pytest.MonkeyPatch, bound: str, value: int, text: str
 ) -> None:
-    """A report above a bound ends its stream and leaves nothing."""
+    """A report above a bound ends its stream; its counts are removed."""
     monkeypatch.setattr(reports, bound, value)
     book = PickerReports(lambda: None)
 
@@ -92,7 +92,7 @@ async def test_reports_are_bounded(
 
 
 async def test_a_report_must_name_its_picker() -> None:
-    """Without a name nobody could replace or forget the counts."""
+    """Without a name the counts could be neither replaced nor removed."""
 
     async def stream() -> AsyncIterator[PickerReport]:
         yield report("", a=1)
@@ -107,7 +107,7 @@ def finding(endpoint: str, *conditions: str) -> Finding:
 
 
 async def test_findings_end_with_their_stream() -> None:
-    """They are told of only where they differ, and what a picker found ends with its stream."""
+    """Only changed findings are signalled; a picker's findings end with its stream."""
     heard: list[Any] = []
     book = PickerReports(lambda: None, lambda: heard.append(book.findings()))
 
@@ -140,8 +140,8 @@ async def test_findings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not book.loads()
 
 
-async def test_workers_of_one_picker_find_as_one() -> None:
-    """They hear the same: two of them are no quorum, a picker of its own is another voice."""
+async def test_workers_of_one_picker_count_as_one() -> None:
+    """Workers share their findings: two of them are no quorum; another picker counts separately."""
     book = PickerReports(lambda: None)
     seen: list[list[str]] = []
     pickers = [("p.w0", "p", "r1"), ("p.w1", "p", "r2"), ("q", "", "r1")]

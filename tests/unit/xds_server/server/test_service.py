@@ -29,7 +29,7 @@ WAIT_S = 60.0
 
 
 class Peer:
-    """A hand-driven client of either variant."""
+    """A client of either variant, driven by the test."""
 
     def __init__(self, channel: grpc.aio.Channel, variant: str, node: str, cluster: str) -> None:
         stub = ads_pb2_grpc.AggregatedDiscoveryServiceStub(channel)
@@ -91,7 +91,7 @@ def stage(content: str, label: str = "add") -> Stage:
 
 @pytest.mark.parametrize("variant", ["sotw", "delta"])
 async def test_a_publication_reaches_a_client_and_returns(variant: str) -> None:
-    """What is published arrives, and the publication ends with the acknowledgement."""
+    """The client gets the snapshot, and the publication ends with its acknowledgement."""
     async with rig() as r:
         r.server.publish([stage("1")])
         peer = r.peer(variant)
@@ -116,8 +116,8 @@ async def test_a_publication_reaches_a_client_and_returns(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["sotw", "delta"])
-async def test_a_refusal_is_reported_in_the_clients_words(variant: str) -> None:
-    """X12, X61: the outcome carries type and text, and nothing is sent again."""
+async def test_a_nack_is_reported_with_the_clients_message(variant: str) -> None:
+    """X12, X61: the outcome has type and message, and nothing is sent again."""
     async with rig() as r:
         peer = r.peer(variant)
         await peer.ask(LISTENER_TYPE)
@@ -138,7 +138,7 @@ async def test_a_refusal_is_reported_in_the_clients_words(variant: str) -> None:
 
 
 async def test_waiting_is_bounded_by_the_caller() -> None:
-    """A client that does not answer: the caller gets how it stands."""
+    """If a client does not answer, the caller gets the current outcome."""
     async with rig() as r:
         peer = r.peer()
         await peer.ask(LISTENER_TYPE)
@@ -148,7 +148,7 @@ async def test_waiting_is_bounded_by_the_caller() -> None:
 
 
 async def test_the_stage_deadline_fires_by_itself() -> None:
-    """X63: a silent client stalls and the publication ends without any other event."""
+    """X63: a client without an answer is STALLED; the publication ends without another event."""
     async with rig() as r:
         peer = r.peer()
         await peer.ask(LISTENER_TYPE)
@@ -160,7 +160,7 @@ async def test_the_stage_deadline_fires_by_itself() -> None:
 
 
 async def test_pickers_are_another_audience() -> None:
-    """The node's cluster decides who gets pools and who gets Envoy's resources."""
+    """The node's cluster determines whether a client gets pools or Envoy's resources."""
     async with rig() as r:
         r.server.publish(
             [stage("1"), Stage("use", "picker", Snapshot.of({POOL_TYPE: {"p": b"x"}}))]
@@ -175,7 +175,7 @@ async def test_pickers_are_another_audience() -> None:
 
 @pytest.mark.parametrize("variant", ["sotw", "delta"])
 async def test_an_empty_type_ends_the_stream(variant: str) -> None:
-    """X2: with INVALID_ARGUMENT and a sentence."""
+    """X2: with INVALID_ARGUMENT and a message."""
     async with rig() as r:
         peer = r.peer(variant)
         await peer.ask("")
@@ -196,7 +196,7 @@ async def test_a_client_without_a_name_is_refused() -> None:
         assert "node.id" in str(error.value.details())
 
 
-async def test_every_end_of_a_stream_forgets_its_client() -> None:
+async def test_every_end_of_a_stream_removes_its_client() -> None:
     """X6: half-close and cancel leave neither rows nor tasks nor gauges behind."""
     async with rig() as r:
         tasks = len(asyncio.all_tasks())
@@ -228,7 +228,7 @@ async def test_of_two_streams_of_one_node_the_newer_is_shown() -> None:
 
 
 async def test_stopping_ends_streams_with_unavailable() -> None:
-    """X6, X65: promptly, and so that clients reconnect."""
+    """X6, X65: promptly, with a status on which clients reconnect."""
     async with rig() as r:
         peer = r.peer()
         await peer.ask(LISTENER_TYPE)
@@ -240,7 +240,7 @@ async def test_stopping_ends_streams_with_unavailable() -> None:
 
 
 async def test_a_stop_waits_for_what_serves_the_streams() -> None:
-    """Nothing of them is left in the loop, which may end at once, also where none may linger."""
+    """No handler is left in the loop, which may end at once, also without a grace time."""
 
     def serving() -> int:
         return sum(task.get_name() == "rpc_task" for task in asyncio.all_tasks())
@@ -255,7 +255,7 @@ async def test_a_stop_waits_for_what_serves_the_streams() -> None:
 
 
 async def test_a_silent_stream_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream without a first request costs a place only for a while."""
+    """A stream without a first request is closed after a time limit."""
     monkeypatch.setattr(service, "FIRST_REQUEST_S", 0.02)
     async with rig() as r:
         peer = r.peer()
@@ -265,7 +265,7 @@ async def test_a_silent_stream_is_closed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_the_number_of_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more than the bound is told so; the others stay."""
+    """A stream above the bound is rejected; the others stay."""
     monkeypatch.setattr(service, "MAX_STREAMS", 1)
     async with rig() as r:
         first = r.peer()
@@ -278,10 +278,10 @@ async def test_the_number_of_streams_is_bounded(monkeypatch: pytest.MonkeyPatch)
         assert len(r.server.clients()) == 1
 
 
-async def test_a_client_that_provokes_without_reading_waits(
+async def test_requests_of_a_client_that_does_not_read_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """X63: even one that answers unread messages; beyond the bound its requests wait."""
+    """X63: even if it acknowledges unread messages; above the bound its requests wait."""
     monkeypatch.setattr(service, "MAX_OUTBOX", 4)
     async with rig() as r:
         big = Snapshot.of({CLUSTER_TYPE: {"c": b"x" * 2**20}})
@@ -299,8 +299,8 @@ async def test_a_client_that_provokes_without_reading_waits(
             await peer.read()
 
 
-async def test_reports_are_summed_and_forgotten_with_their_stream() -> None:
-    """In-flight counts of all pickers add up; a picker that left counts nothing."""
+async def test_reports_are_summed_and_removed_with_their_stream() -> None:
+    """In-flight counts of all pickers are summed; a disconnected picker does not count."""
     async with rig() as r:
         stub = report_pb2_grpc.PickerReportsStub(r.channel)
         calls = []
@@ -336,7 +336,7 @@ async def test_a_drain_waits_for_reports() -> None:
 
 
 async def test_health_is_served_for_the_whole_and_for_ads() -> None:
-    """Standard gRPC health, so that any orchestrator can ask."""
+    """Standard gRPC health, for any orchestrator."""
     async with rig() as r:
         stub = health_pb2_grpc.HealthStub(r.channel)
         for name in ("", "envoy.service.discovery.v3.AggregatedDiscoveryService"):
@@ -344,15 +344,15 @@ async def test_health_is_served_for_the_whole_and_for_ads() -> None:
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_a_taken_port_is_an_error() -> None:
-    """Two servers on one port would each serve half of the clients."""
+async def test_a_port_in_use_is_an_error() -> None:
+    """Two servers on one port would each get half of the clients."""
     async with rig() as r:
         other = AdsServer(XdsMetrics(CollectorRegistry()))
         with pytest.raises(OSError, match="cannot listen on"):
             await other.start(r.address)
 
 
-def test_idle_pings_are_never_punished() -> None:
+def test_idle_pings_do_not_end_the_connection() -> None:
     """X7: Envoy's keepalive on an idle stream must not lead to GOAWAY (reference 1.5)."""
     options = dict(service.SERVER_OPTIONS)
     assert options["grpc.http2.max_ping_strikes"] == 0

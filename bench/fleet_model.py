@@ -23,13 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.engine import EngineConfig
-from bench.simulate.choosers.base import World
-from bench.simulate.choosers.registry import make_chooser
-from bench.simulate.fleet import Fleet
+from bench.simulate.fleet import SimulatedFleet
 from bench.simulate.generators import sessions
 from bench.simulate.measure import percentile
-from bench.simulate.replica import Replica
+from bench.simulate.replica import SimulatedReplica
 from bench.simulate.scenario import Scenario
+from bench.simulate.schedulers.base import World
+from bench.simulate.schedulers.registry import make_scheduler
 from bench.simulate.traces import read_trace
 from bench.simulate.workload import Job, Workload, arrivals
 from tidegate.demo.clients import AnswerError, Clients
@@ -150,9 +150,11 @@ async def replayed(clients: Clients, jobs: list[Job], times: list[float], salt: 
 def simulated(policy: str, workload: Workload, times: list[float]) -> Numbers:
     """Run the same in the simulator."""
     scenario = Scenario(replicas=REPLICAS, engine=ENGINE)
-    fleet = [Replica(ENGINE) for _ in range(REPLICAS)]
+    fleet = [SimulatedReplica(ENGINE) for _ in range(REPLICAS)]
     world = World(scenario, Random(0), fleet, BLOCK_TOKENS)  # noqa: S311 - repeatable
-    records = Fleet(scenario, fleet, make_chooser(policy, world)).run(workload.jobs, times)
+    records = SimulatedFleet(scenario, fleet, make_scheduler(policy, world)).run(
+        workload.jobs, times
+    )
     hit = sum(each.matched for each in records) * BLOCK_TOKENS
     return Numbers(
         [each.ttft_s or 0.0 for each in records],

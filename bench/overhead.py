@@ -47,7 +47,7 @@ def replicas(addresses: list[str]) -> list[TritonReplica]:
 
 
 @dataclass
-class Sample:
+class OverheadSample:
     """One target's measurements over all rounds."""
 
     latencies: list[float] = field(default_factory=list)
@@ -110,7 +110,7 @@ def rss_mb(pid: int) -> float:
 
 
 async def measure(
-    stack: LocalStack, path: str, args: argparse.Namespace, connections: int, into: Sample
+    stack: LocalStack, path: str, args: argparse.Namespace, connections: int, into: OverheadSample
 ) -> None:
     """Run one target for a while and add to its sample."""
     request = request_bytes(path, args.body)
@@ -142,10 +142,10 @@ async def run(args: argparse.Namespace) -> None:
         LocalStack(replicas=replicas(addresses), fleet=change, concurrency=1) as stack,
     ):
         for connections in args.connections:
-            samples = {name: Sample() for name in TARGETS}
+            samples = {name: OverheadSample() for name in TARGETS}
             for path in TARGETS.values():  # warm up connections and caches
                 warm = argparse.Namespace(**{**vars(args), "seconds": 0.5})
-                await measure(stack, path, warm, connections, Sample())
+                await measure(stack, path, warm, connections, OverheadSample())
             for _ in range(args.rounds):
                 for name, path in TARGETS.items():
                     await measure(stack, path, args, connections, samples[name])
@@ -154,7 +154,7 @@ async def run(args: argparse.Namespace) -> None:
         console.print("memory (RSS): " + ", ".join(f"{n} {m:.0f} MB" for n, m in memory.items()))
 
 
-def table(samples: dict[str, Sample], connections: int, body: int) -> Table:
+def table(samples: dict[str, OverheadSample], connections: int, body: int) -> Table:
     """Lay out one set of samples."""
     alone = samples["envoy alone"]
     result = Table(title=f"{connections} connection(s), {body} B bodies, closed loop")

@@ -64,11 +64,11 @@ WITH_PEERS: Final = ("throughput", "fleet")
 
 
 class UsageError(ValueError):
-    """Options that do not hold; the text says why."""
+    """BenchOptions that do not hold; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BenchOptions:
     """What is asked for.
 
     Raises:
@@ -108,13 +108,13 @@ class Options:
                     raise UsageError(f"no {what} {name!r}; there are {', '.join(known)}")
 
 
-def run(options: Options, console: Console) -> int:
+def run(options: BenchOptions, console: Console) -> int:
     """Run the bench; returns 0, or 1 where a suite failed."""
     logs.configure("console", "error")
     return asyncio.run(_bench(options, console))
 
 
-async def _bench(options: Options, console: Console) -> int:
+async def _bench(options: BenchOptions, console: Console) -> int:
     names = options.suites or list(LIMITS)
     out = options.out or ROOT / "build" / "bench"
     out.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ async def _bench(options: Options, console: Console) -> int:
 
 
 def _context(
-    options: Options, environment: Environment, out: Path, console: Console, place: str
+    options: BenchOptions, environment: Environment, out: Path, console: Console, place: str
 ) -> Context:
     context = Context(
         full=options.full,

@@ -29,7 +29,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from bench.overhead import Sample, cpu_seconds, replicas
+from bench.overhead import OverheadSample, cpu_seconds, replicas
 from tidegate.stack.local import ENVOY, PICKER, PICKER_ID, LocalStack
 from tidegate.stack.upstream import instant_upstreams
 
@@ -115,7 +115,11 @@ def family(pid: int) -> list[int]:
 
 
 async def measure(
-    stack: LocalStack, every: list[bytes], args: argparse.Namespace, seconds: float, into: Sample
+    stack: LocalStack,
+    every: list[bytes],
+    args: argparse.Namespace,
+    seconds: float,
+    into: OverheadSample,
 ) -> None:
     """Load one stack for a while and add to its sample."""
     pickers = stack.pids() if isinstance(stack, Apart) else family(stack.pid(PICKER))
@@ -152,14 +156,14 @@ async def run(args: argparse.Namespace) -> None:
                 )
                 for count, apart in wanted
             }
-            samples = {which: Sample() for which in stacks}
+            samples = {which: OverheadSample() for which in stacks}
             ratios: dict[Which, list[float]] = {which: [] for which in wanted[1:]}
             for stack in stacks.values():
-                await measure(stack, every, args, 1.0, Sample())
+                await measure(stack, every, args, 1.0, OverheadSample())
             for turn in range(args.rounds):
                 costs = {}
                 for which in sorted(stacks, reverse=bool(turn % 2)):
-                    one = Sample()
+                    one = OverheadSample()
                     await measure(stacks[which], every, args, args.seconds, one)
                     costs[which] = one.cpu_us(PICKER)
                     _add(samples[which], one)
@@ -182,7 +186,7 @@ def named(which: Which) -> str:
     return f"{count} pickers apart" if apart else f"{count} workers"
 
 
-def _add(total: Sample, one: Sample) -> None:
+def _add(total: OverheadSample, one: OverheadSample) -> None:
     total.latencies += one.latencies
     total.seconds += one.seconds
     for name, used in one.cpu.items():
@@ -190,7 +194,7 @@ def _add(total: Sample, one: Sample) -> None:
 
 
 def summary(
-    samples: dict[Which, Sample], ratios: dict[Which, list[float]], args: argparse.Namespace
+    samples: dict[Which, OverheadSample], ratios: dict[Which, list[float]], args: argparse.Namespace
 ) -> dict[str, object]:
     """Return the figures, ready for JSON."""
     return {
@@ -214,7 +218,7 @@ def summary(
     }
 
 
-def table(samples: dict[Which, Sample], args: argparse.Namespace) -> Table:
+def table(samples: dict[Which, OverheadSample], args: argparse.Namespace) -> Table:
     """Lay the samples out."""
     loop = f"{args.pace:g} requests/s" if args.pace else "closed loop"
     result = Table(title=f"{args.connections} connections, {args.body} B bodies, peek, {loop}")

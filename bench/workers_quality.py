@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING, cast
 from rich.console import Console
 from rich.table import Table
 
-from bench.simulate.choosers.base import World
-from bench.simulate.choosers.production import Production
-from bench.simulate.choosers.several import Several
-from bench.simulate.fleet import Fleet
+from bench.simulate.fleet import SimulatedFleet
 from bench.simulate.generators import sessions
-from bench.simulate.measure import Metrics, measure
-from bench.simulate.replica import Replica
+from bench.simulate.measure import RunMetrics, measure
+from bench.simulate.replica import SimulatedReplica
 from bench.simulate.scenario import Scenario
+from bench.simulate.schedulers.base import World
+from bench.simulate.schedulers.production import ProductionScheduler
+from bench.simulate.schedulers.several_pickers import SeveralPickers
 from bench.simulate.traces import read_trace
 from bench.simulate.workload import arrivals
 from ext_proc.workers.account import Account
 from ext_proc.workers.bus import LOOK_S, SOON_S
 
 if TYPE_CHECKING:
-    from bench.simulate.choosers.base import Choice
+    from bench.simulate.schedulers.base import SimulatedChoice
     from bench.simulate.workload import Job, Workload
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.workers.account import Deed
@@ -45,7 +45,7 @@ LATE_S = SOON_S + LOOK_S
 """How long a deed may take to be known where it counts."""
 
 
-class Together(Several):
+class SharedPickers(SeveralPickers):
     """Workers that hear of each other after a delay, in the words of production.
 
     The first deed after a pause begins a batch, which is told when the delay is over.
@@ -57,9 +57,9 @@ class Together(Several):
     """
 
     def __init__(self, policy: str, world: World, delay_s: float) -> None:
-        super().__init__(partial(Production, policy), world)
+        super().__init__(partial(ProductionScheduler, policy), world)
         self._delay_s = delay_s
-        self._routers = [each._router for each in self._choosers]  # noqa: SLF001 - as the bus does
+        self._routers = [each._router for each in self._schedulers]  # noqa: SLF001 - as the bus does
         self._accounts = [Account() for _ in self._routers]
         self._batches: list[list[Word]] = [[] for _ in self._routers]
         self._due: deque[tuple[float, int]] = deque()
@@ -88,7 +88,7 @@ class Together(Several):
                         router.peers.follow(sender, cast("ReplicationEvent", word), at)
         self._now = now
 
-    def choose(self, job: Job, now: float) -> Choice | None:
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:
         """Let one of them choose, after what has arrived."""
         self._arrive(now)
         return super().choose(job, now)
@@ -106,23 +106,25 @@ class Together(Several):
 
 def simulate(
     jobs: Workload, rate: float, seed: int, pickers: int, delay_s: float | None
-) -> Metrics:
+) -> RunMetrics:
     """Run one; ``delay_s`` is ``None`` where they share nothing."""
     scenario = Scenario(pickers=pickers)
     times = arrivals(jobs, rate, Random(seed))  # noqa: S311 - runs must repeat
-    fleet = [Replica(scenario.engine, scenario.speed(each)) for each in range(scenario.replicas)]
+    fleet = [
+        SimulatedReplica(scenario.engine, scenario.speed(each)) for each in range(scenario.replicas)
+    ]
     world = World(
         scenario,
         Random(f"routing {seed}"),  # noqa: S311 - likewise
         fleet,
         jobs.block_tokens,
     )
-    chooser = (
-        Several(partial(Production, "auto"), world)
+    scheduler = (
+        SeveralPickers(partial(ProductionScheduler, "auto"), world)
         if delay_s is None
-        else Together("auto", world, delay_s)
+        else SharedPickers("auto", world, delay_s)
     )
-    records = Fleet(scenario, fleet, chooser).run(jobs.jobs, times)
+    records = SimulatedFleet(scenario, fleet, scheduler).run(jobs.jobs, times)
     return measure(
         records,
         fleet,

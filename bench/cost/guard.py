@@ -119,16 +119,16 @@ def deciding() -> dict[str, int]:
     """Count a decision with its settling, among few and many endpoints."""
     found = {}
     for endpoints in (ENDPOINTS, 256):
-        chooser = router(llm(endpoints=replicas(endpoints)))
+        picker_router = router(llm(endpoints=replicas(endpoints)))
 
-        def decide(number: int, chooser: Any = chooser) -> None:
+        def decide(number: int, picker_router: Any = picker_router) -> None:
             blocks = tuple(hash((number % 8, depth)) for depth in range(8))
             features = Features(Form.GENERATE, model="toy-llm", prompt=b"x" * 2048)
             request = Request("llm", "stable", "http", features, blocks)
-            decision = chooser.decide(request, float(number), float(number))
+            decision = picker_router.decide(request, float(number), float(number))
             if not isinstance(decision, Decision) or decision.ticket is None:
                 raise TypeError(f"no pick: {decision}")
-            chooser.settle(decision.ticket, Outcome.DONE, number + 0.5)
+            picker_router.settle(decision.ticket, Outcome.DONE, number + 0.5)
 
         found[f"decide among {endpoints}"] = counted(decide)
     return found
@@ -210,7 +210,7 @@ def measure() -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CostVerdict:
     """One figure beside its budget."""
 
     name: str
@@ -229,9 +229,9 @@ class Verdict:
         return f"{self.name:<20}{self.found:>10g}  {budget}{mark}"
 
 
-def judge(found: Mapping[str, float], budgets: Mapping[str, float]) -> list[Verdict]:
+def judge(found: Mapping[str, float], budgets: Mapping[str, float]) -> list[CostVerdict]:
     """Compare figures with their budgets."""
-    return [Verdict(name, value, budgets.get(name)) for name, value in found.items()]
+    return [CostVerdict(name, value, budgets.get(name)) for name, value in found.items()]
 
 
 def stale(found: Mapping[str, float], budgets: Mapping[str, float]) -> list[str]:

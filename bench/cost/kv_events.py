@@ -94,7 +94,7 @@ def publish(pipe: Connection) -> None:
         number += 1
 
 
-class Sink:
+class CountingSink:
     """An index, and nothing else of a router."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ async def over_sockets() -> None:
     here, there = multiprocessing.Pipe()
     process = multiprocessing.Process(target=publish, args=(there,), daemon=True)
     process.start()
-    sink = Sink()
+    sink = CountingSink()
     collector = KvCollector(sink, CollectorRegistry())
     endpoints = tuple(
         Endpoint(EndpointKey(f"r{i}", 1), "v", "127.0.0.1:1", None, kv_events=KvEvents(address))

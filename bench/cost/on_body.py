@@ -91,14 +91,14 @@ class Case:
 
     def on_body(self) -> float:
         """Return the CPU seconds of a decision, by a router that has seen half of the prompts."""
-        chooser = router(llm(body="peek", endpoints=replicas(ENDPOINTS), policy="auto"))
-        self._decide(chooser, self.bodies, 0.0)
-        return self._decide(chooser, self._bodies(), 1.0) / DIFFERENT
+        picker_router = router(llm(body="peek", endpoints=replicas(ENDPOINTS), policy="auto"))
+        self._decide(picker_router, self.bodies, 0.0)
+        return self._decide(picker_router, self._bodies(), 1.0) / DIFFERENT
 
-    def _decide(self, chooser: Any, bodies: list[bytes], at: float) -> float:
+    def _decide(self, picker_router: Any, bodies: list[bytes], at: float) -> float:
         spent = 0.0
         for number, body in enumerate(bodies):
-            exchange, now = Exchange(chooser), at + number * STEP_S
+            exchange, now = Exchange(picker_router), at + number * STEP_S
             exchange.on(Head("POST", self.path, {}, **HEAD), now, 0.0)
             # A copy, as what the stream has just read lies in the processor's cache.
             event = Body(bytes(memoryview(body)), end_of_stream=self._whole)

@@ -70,7 +70,7 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-class Router:
+class RouterStub:
     """Takes readings and nothing else; remembers their age on arrival."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def serve_pages(pipe: Connection, *, idle: bool) -> None:
     start = head.encode() + before + mark[:-4]
     numbers = itertools.cycle(range(1000, 10_000))
 
-    class Replica(asyncio.Protocol):
+    class ReplicaPage(asyncio.Protocol):
         def connection_made(self, made: Any) -> None:
             self.transport = made
 
@@ -114,7 +114,7 @@ def serve_pages(pipe: Connection, *, idle: bool) -> None:
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(Replica, "127.0.0.1", 0, backlog=2048)
+        server = await loop.create_server(ReplicaPage, "127.0.0.1", 0, backlog=2048)
         pipe.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
@@ -147,7 +147,7 @@ def push_reports(address: str, endpoints: int) -> None:
     asyncio.run(run())
 
 
-async def measure(router: Router, seconds: float, endpoints: int, source: str) -> None:
+async def measure(router: RouterStub, seconds: float, endpoints: int, source: str) -> None:
     """Print one row, after a warm-up."""
     await asyncio.sleep(2.5)
     heard, cpu, begin = router.heard, time.process_time(), time.monotonic()
@@ -183,7 +183,7 @@ async def scraped(endpoints: int, seconds: float, *, idle: bool) -> None:
         target=serve_pages, args=(there,), kwargs={"idle": idle}, daemon=True
     )
     process.start()
-    router = Router()
+    router = RouterStub()
     hub = Hub(router, CollectorRegistry(), interval_s=0.25)
     hub.set_pools(pools(endpoints, here.recv()))
     running = asyncio.create_task(hub.run())
@@ -196,7 +196,7 @@ async def scraped(endpoints: int, seconds: float, *, idle: bool) -> None:
 
 async def pushed(endpoints: int, seconds: float) -> None:
     """Measure reports."""
-    router = Router()
+    router = RouterStub()
     hub = Hub(router, CollectorRegistry(), interval_s=0.25)
     hub.set_pools(pools(endpoints, None))
     server = grpc.aio.server()

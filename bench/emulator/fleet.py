@@ -29,7 +29,7 @@ _CALL: Final = aiohttp.ClientTimeout(total=5.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReplicaAddresses:
     """Where one replica listens; each ``ip:port``."""
 
     name: str
@@ -62,7 +62,7 @@ class EmulatedFleet:
         self._flags = ("--scale", f"{scale}", "--page", page, "--cache-blocks", f"{cache_blocks}")
         self._grpc = grpc
         self._exit = AsyncExitStack()
-        self.places: Sequence[Place] = ()
+        self.places: Sequence[ReplicaAddresses] = ()
 
     async def __aenter__(self) -> Self:
         """Start them; returns when all answer.
@@ -77,7 +77,7 @@ class EmulatedFleet:
             self._supervisor = Supervisor(run.logs)
             exit_.push_async_callback(self._supervisor.stop)
             self.places = [
-                Place(f"e{number}", ports.address(), ports.address(), ports.address())
+                ReplicaAddresses(f"e{number}", ports.address(), ports.address(), ports.address())
                 for number in range(1, self._count + 1)
             ]
             for place in self.places:
@@ -146,10 +146,10 @@ class EmulatedFleet:
     def _signal(self, name: str, sig: signal.Signals) -> None:
         os.kill(self._supervisor.pid(name), sig)
 
-    def _place(self, name: str) -> Place:
+    def _place(self, name: str) -> ReplicaAddresses:
         return next(place for place in self.places if place.name == name)
 
-    async def _ready(self, place: Place) -> None:
+    async def _ready(self, place: ReplicaAddresses) -> None:
         await wait_until(
             lambda: http_ok(self._http, f"http://{place.http}/health"),
             f"replica {place.name}",
@@ -157,7 +157,7 @@ class EmulatedFleet:
             supervisors=(self._supervisor,),
         )
 
-    async def _call(self, place: Place, verb: str) -> dict[str, float] | None:
+    async def _call(self, place: ReplicaAddresses, verb: str) -> dict[str, float] | None:
         try:
             url = f"http://{place.control}/{verb}"
             async with self._http.get(url, timeout=_CALL) as answer:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from bench.emulator.text import blocks_of, tokens_of
-from bench.simulate.replica import Replica, ReplicaTask
+from bench.simulate.replica import ReplicaTask, SimulatedReplica
 from bench.simulate.workload import Job
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Hearer(Protocol):
 
 
 @dataclass(slots=True)
-class Counters:
+class EmulatedCounters:
     """What one replica did since it was reset; tokens unless said otherwise."""
 
     requests: int = 0
@@ -73,10 +73,10 @@ class EmulatedReplica:
     ) -> None:
         self.engine = engine
         self.scale = scale
-        self.counters = Counters()
+        self.counters = EmulatedCounters()
         self._clock = clock
         self._start = clock()
-        self._replica = Replica(engine)
+        self._replica = SimulatedReplica(engine)
         self._hearers: dict[int, Hearer] = {}
         self._begun: set[int] = set()
         self._next = 0
@@ -147,8 +147,8 @@ class EmulatedReplica:
         hearers = list(self._hearers.values())
         self._hearers.clear()
         self._begun.clear()
-        self._replica = Replica(self.engine)
-        self.counters = Counters()
+        self._replica = SimulatedReplica(self.engine)
+        self.counters = EmulatedCounters()
         for hearer in hearers:
             hearer.lost()
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import uvloop
 
-from bench.load.client import Load
+from bench.load.client import LoadClient
 from bench.load.plan import read_plan, write_results
 
 
 def main() -> None:
     """Run one plan."""
     plan, results = (Path(each) for each in sys.argv[1:3])
-    load = Load(read_plan(plan))
+    load = LoadClient(read_plan(plan))
     gc.disable()  # a phase is short, and a pause would be taken for the server's
     write_results(results, uvloop.run(load.run()))
 

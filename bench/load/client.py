@@ -17,7 +17,7 @@ from bench.load.plan import OK, Results
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bench.load.plan import Plan
+    from bench.load.plan import LoadPlan
 
 TAIL: Final = 64
 """Bytes kept of an answer's end."""
@@ -94,14 +94,14 @@ class _Connection(asyncio.Protocol):
         self._done(self, entry, outcome)
 
 
-class Load:
+class LoadClient:
     """One phase of load.
 
     Args:
         plan: What to send.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LoadPlan) -> None:
         self._plan = plan
         self._results = Results()
         self._idle: list[_Connection] = []

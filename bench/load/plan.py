@@ -19,7 +19,7 @@ OK: Final = "ok"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """One phase of load on one address.
 
     With times the loop is open: request ``i`` is sent ``at[i]`` seconds after the start, whatever
@@ -95,7 +95,7 @@ class Results:
         return late[min(len(late) - 1, int(share * len(late)))] if late else 0.0
 
 
-def write_plan(path: Path, plan: Plan) -> None:
+def write_plan(path: Path, plan: LoadPlan) -> None:
     """Write a plan file."""
     head = {
         name: list(value) if isinstance(value, (list, tuple, range)) else value
@@ -108,12 +108,12 @@ def write_plan(path: Path, plan: Plan) -> None:
         file.writelines(plan.requests)
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> LoadPlan:
     """Read a plan file."""
     with path.open("rb") as file:
         head: dict[str, Any] = orjson.loads(file.readline())
         requests = [file.read(size) for size in head.pop("sizes")]
-    return Plan(**head, requests=requests)
+    return LoadPlan(**head, requests=requests)
 
 
 def write_results(path: Path, results: Results) -> None:

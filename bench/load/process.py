@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.load.plan import Plan, Results, read_results, write_plan
+from bench.load.plan import LoadPlan, Results, read_results, write_plan
 from tidegate.stack.processes.environment import service_environment
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ class LoadError(RuntimeError):
     """The load process failed; the text is the end of what it said."""
 
 
-async def run_load(plan: Plan, on_start: Callable[[], Awaitable[None]] | None = None) -> Results:
+async def run_load(
+    plan: LoadPlan, on_start: Callable[[], Awaitable[None]] | None = None
+) -> Results:
     """Run one plan in a process of its own.
 
     Args:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from bench.emulator.fleet import Place
+    from bench.emulator.fleet import ReplicaAddresses
     from bench.peers.environment import Environment
 
 CHAT: Final = "/v1/chat/completions"
@@ -101,7 +101,7 @@ def present(names: Iterable[str], environment: Environment) -> tuple[str, ...]:
 
 def start(
     name: str,
-    places: Sequence[Place],
+    places: Sequence[ReplicaAddresses],
     environment: Environment,
     routing: Mapping[str, Any],
     *,
@@ -135,7 +135,7 @@ def router_command(
     python: str,
     address: str,
     metrics: str,
-    places: Sequence[Place],
+    places: Sequence[ReplicaAddresses],
     *,
     checks: bool = False,
 ) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ def router_command(
 
 @asynccontextmanager
 async def _tidegate(
-    name: str, places: Sequence[Place], routing: Mapping[str, Any], concurrency: int
+    name: str, places: Sequence[ReplicaAddresses], routing: Mapping[str, Any], concurrency: int
 ) -> AsyncIterator[Running]:
     replicas = [
         TritonReplica(
@@ -205,7 +205,7 @@ def _fleet(routing: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
 
 @asynccontextmanager
 async def envoy(
-    name: str, places: Sequence[Place], concurrency: int, ready: str | None = None
+    name: str, places: Sequence[ReplicaAddresses], concurrency: int, ready: str | None = None
 ) -> AsyncIterator[Running]:
     """Start an Envoy alone.
 
@@ -231,7 +231,7 @@ async def envoy(
 
 @asynccontextmanager
 async def _router(
-    name: str, places: Sequence[Place], environment: Environment, *, checks: bool
+    name: str, places: Sequence[ReplicaAddresses], environment: Environment, *, checks: bool
 ) -> AsyncIterator[Running]:
     with RunFolder.create() as run, HeldPorts() as ports:
         address, metrics = ports.address(), ports.address()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bench.emulator.fleet import Place
+    from bench.emulator.fleet import ReplicaAddresses
 
 SESSION: Final = "x-session-id"
 POLICIES: Final = {
@@ -24,7 +24,9 @@ _TYPES: Final = "type.googleapis.com/envoy.extensions"
 _RETRY_ON: Final = "connect-failure,refused-stream,reset-before-request,reset"
 
 
-def bootstrap(policy: str, listener: str, admin: str, places: Sequence[Place]) -> dict[str, Any]:
+def bootstrap(
+    policy: str, listener: str, admin: str, places: Sequence[ReplicaAddresses]
+) -> dict[str, Any]:
     """Return an Envoy that balances over ``places``.
 
     Args:
@@ -85,7 +87,7 @@ def bootstrap(policy: str, listener: str, admin: str, places: Sequence[Place]) -
     }
 
 
-def _cluster(policy: str, places: Sequence[Place]) -> dict[str, Any]:
+def _cluster(policy: str, places: Sequence[ReplicaAddresses]) -> dict[str, Any]:
     most = {"max_connections": 4096, "max_pending_requests": 4096, "max_requests": 4096}
     return {
         "name": "replicas",

@@ -45,7 +45,7 @@ class Curve:
 
 
 @dataclass(slots=True)
-class Section:
+class ReportSection:
     """One suite."""
 
     title: str
@@ -54,14 +54,14 @@ class Section:
     plots: list[Bars | Curve] = field(default_factory=list)
 
 
-def sections(results: Mapping[str, Any]) -> list[Section]:
+def sections(results: Mapping[str, Any]) -> list[ReportSection]:
     """Return a section per suite that was run, in the order of the suites."""
     made = []
     for name, write in _WRITERS.items():
         suite = results["suites"].get(name)
         if suite is None:
             continue
-        section = Section(name)
+        section = ReportSection(name)
         at = f" at {suite['commit']}" if "commit" in suite else ""
         section.text.append(
             f"`{suite['command']}`{at}, {suite['date']}, {suite['took_s']:.0f} s,"
@@ -109,7 +109,7 @@ def _kb(size: int) -> str:
 # --- Suites ---------------------------------------------------------------------------------------
 
 
-def _throughput(suite: Mapping[str, Any], section: Section) -> None:
+def _throughput(suite: Mapping[str, Any], section: ReportSection) -> None:
     section.text.append(
         f"{suite['upstreams']} instant upstreams, {suite['connections']} connections in a closed"
         f" loop, {suite['rounds']} rounds of {suite['seconds']:g} s. CPU in µs per request."
@@ -140,7 +140,7 @@ def _throughput(suite: Mapping[str, Any], section: Section) -> None:
         section.plots.append(Bars(f"Requests per second, {_kb(size)}", "requests/s", bars))
 
 
-def _overhead(suite: Mapping[str, Any], section: Section) -> None:
+def _overhead(suite: Mapping[str, Any], section: ReportSection) -> None:
     section.text.append(
         f"{suite['rounds']} rounds; `+` is added to Envoy alone in the same rounds. The open loop"
         f" sends at {suite['load']:.0%} of what `peek` took; `late` is the load generator's own"
@@ -175,7 +175,7 @@ def _overhead(suite: Mapping[str, Any], section: Section) -> None:
     section.text.append(f"Resident memory: {memory}.")
 
 
-def _picker(suite: Mapping[str, Any], section: Section) -> None:
+def _picker(suite: Mapping[str, Any], section: ReportSection) -> None:
     heads = ("mode", "transport", "compiled", "picker µs", "bare µs", "ratio", "own Python µs")
     keys = ("picker_us", "bare_us", "ratio", "ours_us", "exchanges_per_s")
     lines = [
@@ -198,7 +198,7 @@ def _picker(suite: Mapping[str, Any], section: Section) -> None:
     section.tables.append(Table("Workers of one picker, closed loop, 2 KB", heads, lines))
 
 
-def _fleet(suite: Mapping[str, Any], section: Section) -> None:
+def _fleet(suite: Mapping[str, Any], section: ReportSection) -> None:
     section.text.append(
         f"{suite['replicas']} emulated replicas, runs of {suite['seconds']:g} s, the first"
         f" {suite['warmup']:.0%} of the requests not measured. Times in emulated seconds; the"
@@ -262,7 +262,7 @@ def _phase_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     return lines
 
 
-def _runs(suite: Mapping[str, Any], section: Section) -> None:
+def _runs(suite: Mapping[str, Any], section: ReportSection) -> None:
     """Say how many runs there are, of when and of which commit, and which are missing."""
     rows = suite["rows"]
     commits = {row["commit"]: None for row in rows if "commit" in row}
@@ -304,7 +304,7 @@ def _fleet_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     return lines
 
 
-def _real(suite: Mapping[str, Any], section: Section) -> None:
+def _real(suite: Mapping[str, Any], section: ReportSection) -> None:
     section.text.append(
         f"{suite['replicas']} real Tritons, {suite['rate']:g} requests/s; wall seconds, first token"
         f" within {suite['slo_s']:g} s."
@@ -325,14 +325,14 @@ def _real(suite: Mapping[str, Any], section: Section) -> None:
     section.tables.append(Table("toy-llm, conversations", heads, lines))
 
 
-def _control(suite: Mapping[str, Any], section: Section) -> None:
+def _control(suite: Mapping[str, Any], section: ReportSection) -> None:
     title = f"One Envoy and one picker, {suite['changes']} changes each; ms, p50 / p99"
     section.tables.append(Table(title, suite["envoy"]["heads"], suite["envoy"]["rows"]))
     clients = suite["clients"]
     section.tables.append(Table("Simulated delta clients", clients["heads"], clients["rows"]))
 
 
-def _scale(suite: Mapping[str, Any], section: Section) -> None:
+def _scale(suite: Mapping[str, Any], section: ReportSection) -> None:
     section.text.append(
         "Growth: cost = a * size^b; b = 0 is flat, 1 linear. r² is of the logarithms, and low where"
         " cost is flat."
@@ -356,7 +356,7 @@ def _scale(suite: Mapping[str, Any], section: Section) -> None:
             )
 
 
-def _missing(suite: Mapping[str, Any], section: Section) -> None:
+def _missing(suite: Mapping[str, Any], section: ReportSection) -> None:
     for package, why in suite["missing"].items():
         section.text.append(f"{package} could not be installed, so it is not here: {why}")
 
@@ -366,7 +366,7 @@ def _median(runs: Sequence[Mapping[str, Any]], *path: str) -> float:
     return float("nan") if found is None else found["median"]
 
 
-_WRITERS: dict[str, Callable[[Mapping[str, Any], Section], None]] = {
+_WRITERS: dict[str, Callable[[Mapping[str, Any], ReportSection], None]] = {
     "throughput": _throughput,
     "overhead": _overhead,
     "picker": _picker,

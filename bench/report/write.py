@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from bench.report.tables import Section
+    from bench.report.tables import ReportSection
 
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem }
@@ -89,7 +89,7 @@ def around(page: Path) -> tuple[str, str]:
     return before, after
 
 
-def _drawn(found: Sequence[Section]) -> tuple[dict[int, list[tuple[str, bytes]]], str]:
+def _drawn(found: Sequence[ReportSection]) -> tuple[dict[int, list[tuple[str, bytes]]], str]:
     """Return each section's plots, and a note where none can be drawn."""
     try:
         return {
@@ -152,7 +152,7 @@ def _cell(value: str) -> str:
 def _markdown(
     results: Mapping[str, Any],
     verdicts: Table,
-    found: Sequence[Section],
+    found: Sequence[ReportSection],
     images: Mapping[int, Sequence[tuple[str, bytes]]],
     note: str,
     folder: str,
@@ -169,7 +169,7 @@ def _markdown(
 def _html(
     results: Mapping[str, Any],
     verdicts: Table,
-    found: Sequence[Section],
+    found: Sequence[ReportSection],
     images: Mapping[int, Sequence[tuple[str, bytes]]],
     note: str,
 ) -> str:

@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from bench.engine import EngineConfig
-from bench.simulate.choosers.registry import names
 from bench.simulate.experiment import (
     CalibrationError,
-    Plan,
     Result,
+    RunPlan,
     default_slo,
     run_many,
     saturation,
@@ -27,6 +26,7 @@ from bench.simulate.page import page
 from bench.simulate.plots import PlotsMissingError, require_matplotlib, write_pngs
 from bench.simulate.report import as_json, build, headline, tables
 from bench.simulate.scenario import Scenario, ScenarioError
+from bench.simulate.schedulers.registry import names
 from bench.simulate.traces import TraceError, read_trace
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ __all__ = [
     "FAILURES",
     "EngineConfig",
     "OptionError",
-    "Options",
     "Scenario",
+    "SimulationOptions",
     "require_matplotlib",
     "simulate",
     "write",
@@ -57,7 +57,7 @@ class OptionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SimulationOptions:
     """What is asked for, beside the fleet."""
 
     trace: str
@@ -78,7 +78,7 @@ class Options:
     processes: int
 
 
-def simulate(options: Options, scenario: Scenario, err: Console) -> Report:
+def simulate(options: SimulationOptions, scenario: Scenario, err: Console) -> Report:
     """Run an experiment; its progress is shown on ``err`` where that is a terminal.
 
     Raises:
@@ -108,7 +108,7 @@ def simulate(options: Options, scenario: Scenario, err: Console) -> Report:
             progress.remove_task(task)
             paces = [(each, each * sustained) for each in options.loads]
         plans = [
-            Plan(name, seed, rate, load)
+            RunPlan(name, seed, rate, load)
             for load, rate in paces
             for name in policies
             for seed in range(options.seeds)
@@ -144,7 +144,7 @@ def write(report: Report, *, as_data: bool, html: Path | None, png: Path | None)
         out.print(table)
 
 
-def _workload(options: Options, replicas: int) -> Workload:
+def _workload(options: SimulationOptions, replicas: int) -> Workload:
     trace, requests = options.trace, options.requests
     if trace in GENERATORS:
         # One generated workload for all seeds: what differs is the arrivals and the chance.

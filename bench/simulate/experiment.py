@@ -16,11 +16,11 @@ from multiprocessing import get_context
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from bench.simulate.choosers.base import World
-from bench.simulate.choosers.registry import make_chooser
-from bench.simulate.fleet import Fleet
-from bench.simulate.measure import Metrics, measure, percentile
-from bench.simulate.replica import Replica
+from bench.simulate.fleet import SimulatedFleet
+from bench.simulate.measure import RunMetrics, measure, percentile
+from bench.simulate.replica import SimulatedReplica
+from bench.simulate.schedulers.base import World
+from bench.simulate.schedulers.registry import make_scheduler
 from bench.simulate.workload import arrivals
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ START_RATE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """One run."""
 
     policy: str
@@ -54,8 +54,8 @@ class Plan:
 class Result:
     """One run and its numbers."""
 
-    plan: Plan
-    metrics: Metrics
+    plan: RunPlan
+    metrics: RunMetrics
 
 
 def default_slo(workload: Workload, scenario: Scenario) -> float:
@@ -67,7 +67,7 @@ def default_slo(workload: Workload, scenario: Scenario) -> float:
 def run_one(
     workload: Workload,
     scenario: Scenario,
-    plan: Plan,
+    plan: RunPlan,
     slo_s: float | None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Result:
@@ -85,11 +85,14 @@ def run_one(
     """
     rng = Random(plan.seed)  # noqa: S311 - runs must repeat
     times = arrivals(workload, plan.rate, rng)
-    fleet = [Replica(scenario.engine, scenario.speed(index)) for index in range(scenario.replicas)]
+    fleet = [
+        SimulatedReplica(scenario.engine, scenario.speed(index))
+        for index in range(scenario.replicas)
+    ]
     chance = Random(f"routing {plan.seed}")  # noqa: S311 - apart from the arrivals
     world = World(scenario, chance, fleet, workload.block_tokens)
-    chooser = make_chooser(plan.policy, world)
-    records = Fleet(scenario, fleet, chooser, on_progress).run(workload.jobs, times)
+    scheduler = make_scheduler(plan.policy, world)
+    records = SimulatedFleet(scenario, fleet, scheduler, on_progress).run(workload.jobs, times)
     metrics = measure(
         records,
         fleet,
@@ -105,14 +108,14 @@ def run_one(
 def run_many(
     workload: Workload,
     scenario: Scenario,
-    plans: Sequence[Plan],
+    plans: Sequence[RunPlan],
     slo_s: float | None,
     *,
     processes: int = 1,
     on_done: Callable[[Result], None] | None = None,
 ) -> list[Result]:
     """Simulate several plans; the results come in the order of the plans."""
-    results: dict[Plan, Result] = {}
+    results: dict[RunPlan, Result] = {}
     for result in _each(workload, scenario, plans, slo_s, processes):
         results[result.plan] = result
         if on_done is not None:
@@ -123,7 +126,7 @@ def run_many(
 def _each(
     workload: Workload,
     scenario: Scenario,
-    plans: Sequence[Plan],
+    plans: Sequence[RunPlan],
     slo_s: float | None,
     processes: int,
 ) -> Iterator[Result]:
@@ -147,7 +150,7 @@ def _take(workload: Workload, scenario: Scenario, slo_s: float | None) -> None:
     _taken[:] = [(workload, scenario, slo_s)]
 
 
-def _run_taken(plan: Plan) -> Result:
+def _run_taken(plan: RunPlan) -> Result:
     workload, scenario, slo_s = _taken[0]
     return run_one(workload, scenario, plan, slo_s)
 
@@ -177,7 +180,7 @@ def saturation(
     """
 
     def holds(rate: float) -> bool:
-        plan = Plan(CALIBRATOR, seed, rate)
+        plan = RunPlan(CALIBRATOR, seed, rate)
         result = run_one(workload, scenario, plan, slo_s)
         if on_probe is not None:
             on_probe()

@@ -1,15 +1,15 @@
-"""One run: jobs arrive, a chooser places them, replicas work, telemetry flows, things fail.
+"""One run: jobs arrive, a scheduler places them, replicas work, telemetry flows, things fail.
 
 Rules:
 
 1. Events are handled in the order of time; at one instant: replicas, troubles, telemetry,
    arrivals, and within each in the order of their making. A run is a function of its arguments.
 2. Latency counts from the intended arrival (open loop): a slow fleet does not slow its clients.
-3. Each job ends in exactly one way: served, shed (the chooser refused) or lost (its replica died
+3. Each job ends in exactly one way: served, shed (the scheduler refused) or lost (its replica died
    after it had begun to answer, or every replica named for it was dead).
 4. A job whose replica dies before the first token goes on at once to the next fallback that is
-   alive, as the proxy's retry does; the chooser hears of it.
-5. The chooser hears of a death one telemetry interval later, as a failed scrape tells it.
+   alive, as the proxy's retry does; the scheduler hears of it.
+5. The scheduler hears of a death one telemetry interval later, as a failed scrape tells it.
 6. A replica that brakes works slower from its next step on, and tells nobody.
 7. While telemetry is frozen, readings go on to come with new times and old numbers: the harder
    case, as nobody can see that they are stale.
@@ -23,14 +23,14 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING
 
-from bench.simulate.choosers.base import Sample
-from bench.simulate.replica import Replica, ReplicaTask
+from bench.simulate.replica import ReplicaTask, SimulatedReplica
+from bench.simulate.schedulers.base import SimulatedSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bench.simulate.choosers.base import Chooser
     from bench.simulate.scenario import Scenario
+    from bench.simulate.schedulers.base import SimulatedScheduler
     from bench.simulate.workload import Job
 
 PROGRESS_EVERY = 256
@@ -58,29 +58,29 @@ class Record:
     matched: int = 0
     """Prompt blocks that were in the replica's cache."""
     predicted: int = 0
-    """Prompt blocks that the chooser believed to be there."""
+    """Prompt blocks that the scheduler believed to be there."""
 
 
-class Fleet:
+class SimulatedFleet:
     """The replicas of one run and their event queue.
 
     Args:
         scenario: The fleet.
         replicas: One per replica of the scenario.
-        chooser: Who places the jobs.
+        scheduler: Who places the jobs.
         on_progress: Hears how many jobs have arrived, now and then.
     """
 
     def __init__(
         self,
         scenario: Scenario,
-        replicas: Sequence[Replica],
-        chooser: Chooser,
+        replicas: Sequence[SimulatedReplica],
+        scheduler: SimulatedScheduler,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         self._scenario = scenario
         self._replicas = replicas
-        self._chooser = chooser
+        self._scheduler = scheduler
         self._on_progress = on_progress
         self._dead: set[int] = {index for index in (scenario.joiner,) if index is not None}
         self._tasks: dict[int, ReplicaTask] = {}
@@ -91,7 +91,7 @@ class Fleet:
         self._made = 0
         self._scheduled = [inf] * len(replicas)
         self._open = True
-        self._told: dict[int, Sample] = {}
+        self._told: dict[int, SimulatedSample] = {}
         """Each replica's latest reading."""
 
     def run(self, jobs: Sequence[Job], times: Sequence[float]) -> list[Record]:
@@ -145,7 +145,7 @@ class Fleet:
                 self._later(at, _REPLICA, lambda now: self._work(index, now))
 
     def _arrive(self, job: Job, now: float) -> None:
-        choice = self._chooser.choose(job, now)
+        choice = self._scheduler.choose(job, now)
         if choice is None:
             self._records[job.index] = Record(job, End.SHED)
             return
@@ -159,7 +159,7 @@ class Fleet:
         for place, index in enumerate(among):
             if index not in self._dead:
                 if place or job.index in self._at:
-                    self._chooser.moved(job, index, now)
+                    self._scheduler.moved(job, index, now)
                 self._at[job.index] = index
                 self._tasks[job.index] = task
                 self._replicas[index].arrive(task, now)
@@ -175,14 +175,14 @@ class Fleet:
         ended = replica.advance()
         self._schedule(index)
         for task in ended.first:
-            self._chooser.answering(task.job, now)
+            self._scheduler.answering(task.job, now)
         for task in ended.finished:
             del self._tasks[task.job.index]
             self._end(task, End.SERVED, now)
 
     def _end(self, task: ReplicaTask, end: End, now: float) -> None:
         job = task.job
-        self._chooser.settled(job, now)
+        self._scheduler.settled(job, now)
         _, predicted = self._choices.pop(job.index)
         served = end is End.SERVED and task.first_at is not None
         self._records[job.index] = Record(
@@ -201,7 +201,7 @@ class Fleet:
         index = self._scenario.joiner
         if index is not None:
             self._dead.discard(index)
-            self._chooser.membership(index, "joined", now)
+            self._scheduler.membership(index, "joined", now)
 
     def _fail(self, now: float) -> None:
         index = self._scenario.victim
@@ -214,7 +214,7 @@ class Fleet:
         heard = now + self._scenario.telemetry_s + self._scenario.telemetry_delay_s
         if self._scenario.telemetry_s > 0 and self._scenario.down_s > heard - now:
             self._later(
-                heard, _TROUBLE, lambda then: self._chooser.membership(index, "silent", then)
+                heard, _TROUBLE, lambda then: self._scheduler.membership(index, "silent", then)
             )
         for task in lost:
             if task.first_at is not None:
@@ -229,7 +229,7 @@ class Fleet:
         index = self._scenario.victim
         if index is not None:
             self._dead.discard(index)
-            self._chooser.membership(index, "restarted", now)
+            self._scheduler.membership(index, "restarted", now)
 
     def _brake(self, now: float) -> None:  # noqa: ARG002 - an event hears its time
         index = self._scenario.braked
@@ -243,7 +243,7 @@ class Fleet:
 
     def _measure(self, now: float) -> None:
         frozen = self._scenario.frozen(now)
-        samples: list[tuple[int, Sample]] = []
+        samples: list[tuple[int, SimulatedSample]] = []
         for index, replica in enumerate(self._replicas):
             if index in self._dead:
                 self._told.pop(index, None)
@@ -252,7 +252,7 @@ class Fleet:
             if frozen and told is not None:
                 told = told._replace(at=now)
             else:
-                told = Sample(
+                told = SimulatedSample(
                     now, replica.queued, replica.running, replica.kv_used, replica.backlog_tokens
                 )
             self._told[index] = told
@@ -261,7 +261,7 @@ class Fleet:
         def deliver(then: float) -> None:
             for index, sample in samples:
                 if index not in self._dead:
-                    self._chooser.observe(index, sample, then)
+                    self._scheduler.observe(index, sample, then)
 
         self._later(now + self._scenario.telemetry_delay_s, _TELEMETRY, deliver)
         self._later(now + self._scenario.telemetry_s, _TELEMETRY, self._measure)

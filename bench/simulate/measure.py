@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bench.simulate.fleet import Record
-    from bench.simulate.replica import Replica
+    from bench.simulate.replica import SimulatedReplica
 
 RESAMPLES: Final = 2_000
 OWN_BASE_S: Final = 1.0
@@ -24,7 +24,7 @@ _BOOTSTRAP_SEED: Final = 20_240_117
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class RunMetrics:
     """One run; times in seconds, shares in 0..1, unknown is ``None``.
 
     Percentiles are of the served jobs; ``goodput`` counts those that were not as missed.
@@ -46,7 +46,7 @@ class Metrics:
     hit_ideal: float
     """The same with one unbounded cache for all."""
     hit_predicted: float
-    """What the chooser believed."""
+    """What the scheduler believed."""
     spread_requests: float | None
     """Most requests of one replica over the mean."""
     spread_tokens: float | None
@@ -65,19 +65,19 @@ class Metrics:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-METRICS: Final = tuple(Metrics.__slots__)
+METRICS: Final = tuple(RunMetrics.__slots__)
 
 
 def measure(
     records: Sequence[Record],
-    fleet: Sequence[Replica],
+    fleet: Sequence[SimulatedReplica],
     *,
     block_tokens: int,
     prefill_rate: float,
     span_s: float,
     measured: slice = slice(None),
     slo_s: float | None = None,
-) -> Metrics:
+) -> RunMetrics:
     """Measure one run.
 
     Args:
@@ -108,7 +108,7 @@ def measure(
             tokens[each.replica] += each.job.input_tokens - each.matched * block_tokens
     strength = sum(replica.speed for replica in fleet) * prefill_rate * span_s
     in_time = None if slo_s is None else sum(1 for time in ttft if time <= slo_s)
-    return Metrics(
+    return RunMetrics(
         ttft_mean=_mean(ttft),
         ttft_p50=percentile(ttft, 0.5),
         ttft_p90=percentile(ttft, 0.9),
@@ -154,7 +154,7 @@ def percentile(ordered: Sequence[float], share: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class MeanEstimate:
     """A mean over seeds with its 95 % bootstrap interval."""
 
     mean: float
@@ -162,7 +162,7 @@ class Estimate:
     high: float
 
 
-def estimate(values: Sequence[float | None]) -> Estimate | None:
+def estimate(values: Sequence[float | None]) -> MeanEstimate | None:
     """Return the mean over runs with its interval, ``None`` where a run has no value.
 
     The interval is the percentile bootstrap over seeds. It covers the chance in arrivals and
@@ -175,10 +175,10 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
     rng = Random(_BOOTSTRAP_SEED)  # noqa: S311 - repeatable intervals are the point
     means = sorted(sum(rng.choices(known, k=len(known))) / len(known) for _ in range(RESAMPLES))
     low, high = percentile(means, 0.025), percentile(means, 0.975)
-    return Estimate(mean, mean if low is None else low, mean if high is None else high)
+    return MeanEstimate(mean, mean if low is None else low, mean if high is None else high)
 
 
-def paired(values: Sequence[float | None], against: Sequence[float | None]) -> Estimate | None:
+def paired(values: Sequence[float | None], against: Sequence[float | None]) -> MeanEstimate | None:
     """Return the mean relative difference to another policy under the same seeds.
 
     0.1 means 10 % more than the other; ``None`` where a run has no value or the other's is 0.

@@ -37,7 +37,7 @@ class ReplicaTask(Task):
         self.first_at: float | None = None
 
 
-class Replica:
+class SimulatedReplica:
     """One simulated replica.
 
     Args:
@@ -60,7 +60,7 @@ class Replica:
         self._step_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<Replica waiting={self.queued} running={self.running}>"
+        return f"<SimulatedReplica waiting={self.queued} running={self.running}>"
 
     # --- What can be seen -----------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from bench.simulate.measure import METRICS, Estimate, estimate, paired
+from bench.simulate.measure import METRICS, MeanEstimate, estimate, paired
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +24,8 @@ class Row:
     policy: str
     load: float | None
     rate: float | None
-    metrics: dict[str, Estimate | None]
-    versus: dict[str, Estimate | None]
+    metrics: dict[str, MeanEstimate | None]
+    versus: dict[str, MeanEstimate | None]
     """Relative difference to the policy that all are compared with, paired by seed."""
 
 
@@ -176,10 +176,10 @@ def tables(report: Report) -> list[Table]:
     return made
 
 
-def _seconds(known: Estimate, *, with_width: bool) -> str:
+def _seconds(known: MeanEstimate, *, with_width: bool) -> str:
     text = f"{known.mean:.2f}"
     return f"{text} ±{(known.high - known.low) / 2:.2f}" if with_width else text
 
 
-def _plain(known: Estimate | None, form: str) -> str:
+def _plain(known: MeanEstimate | None, form: str) -> str:
     return "-" if known is None else form.format(known.mean)

@@ -28,12 +28,12 @@ from bench.emulator.fleet import EmulatedFleet
 from bench.emulator.text import BLOCK_CHARS
 from bench.engine import EngineConfig
 from bench.journal import Journal, code_digest
-from bench.load.plan import Plan
+from bench.load.plan import LoadPlan
 from bench.load.process import run_load
 from bench.peers import contenders
 from bench.suites import workloads
 from bench.suites.context import busy_seconds, machine
-from bench.suites.fleet_plan import KEYS, Cell, available, cells, estimate_s, ordered, run_s
+from bench.suites.fleet_plan import KEYS, FleetCell, available, cells, estimate_s, ordered, run_s
 from bench.suites.summary import caches, served, since
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ GIVE_UP: Final = 3
 """So many failed runs in a row end the suite."""
 
 
-class FleetError(RuntimeError):
+class FleetSuiteError(RuntimeError):
     """Runs fail one after the other; the text says how the last one did."""
 
 
@@ -70,7 +70,7 @@ async def run(context: Context) -> dict[str, Any]:
     """Make the runs that are missing; returns all that are there and what they were run on.
 
     Raises:
-        FleetError: Several runs failed in a row.
+        FleetSuiteError: Several runs failed in a row.
     """
     names = available(context)
     seconds = run_s(context)
@@ -122,7 +122,7 @@ async def run(context: Context) -> dict[str, Any]:
                     context.say(f"fleet FAILED: {failed[-1]}")
                     in_a_row += 1
                     if in_a_row >= GIVE_UP:
-                        raise FleetError(failed[-1]) from error
+                        raise FleetSuiteError(failed[-1]) from error
                 else:
                     in_a_row = 0
                 context.save(found())
@@ -140,7 +140,11 @@ def _conditions(context: Context, seconds: float) -> dict[str, Any]:
 
 
 def _announce(
-    context: Context, journal: Journal, plan: Sequence[Cell], todo: Sequence[Cell], seconds: float
+    context: Context,
+    journal: Journal,
+    plan: Sequence[FleetCell],
+    todo: Sequence[FleetCell],
+    seconds: float,
 ) -> None:
     if len(todo) < len(plan):
         there = f"{len(plan) - len(todo)} of {len(plan)} runs are there already"
@@ -158,7 +162,7 @@ def _announce(
 
 
 async def _run_cell(
-    context: Context, cell: Cell, prepared: Prepared, fleet: EmulatedFleet, seconds: float
+    context: Context, cell: FleetCell, prepared: Prepared, fleet: EmulatedFleet, seconds: float
 ) -> dict[str, Any]:
     began = time.monotonic()
     scale = prepared.kind.scale
@@ -170,7 +174,7 @@ async def _run_cell(
     async with contenders.start(
         cell.contender, fleet.places, context.environment, ROUTING, checks=bool(cell.fault)
     ) as running:
-        load = Plan(
+        load = LoadPlan(
             running.address,
             which=range(len(sent)),
             at=at,

@@ -56,7 +56,7 @@ CALIBRATE_S: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class FleetCell:
     """One run."""
 
     workload: str
@@ -83,7 +83,7 @@ def available(context: Context) -> tuple[str, ...]:
     return contenders.present(wanted, context.environment)
 
 
-def cells(context: Context, names: Sequence[str]) -> list[Cell]:
+def cells(context: Context, names: Sequence[str]) -> list[FleetCell]:
     """Return all runs in their order."""
     wanted = context.workloads or tuple(workloads.KINDS)
     grid: Sequence[tuple[str, float]] = context.pick(
@@ -94,17 +94,17 @@ def cells(context: Context, names: Sequence[str]) -> list[Cell]:
     for workload, load in grid:
         for seed in range(context.seeds):
             turning = [name for name in names if seed < _seeds(context, name)]
-            made += [Cell(workload, load, seed, name) for name in _turned(turning, seed)]
+            made += [FleetCell(workload, load, seed, name) for name in _turned(turning, seed)]
     if contenders.TIDEGATE in names and NATIVE in grid:
         made += [
-            Cell(*NATIVE, seed, contenders.TIDEGATE, api="generate")
+            FleetCell(*NATIVE, seed, contenders.TIDEGATE, api="generate")
             for seed in range(context.seeds)
         ]
     few = context.contenders or context.pick(QUICK_FAULTY, MAIN)
     faulty = [name for name in names if name in few]
     for fault in FAULTS if FAULTY[0] in wanted else ():
         for seed in range(context.seeds):
-            made += [Cell(*FAULTY, seed, name, fault) for name in _turned(faulty, seed)]
+            made += [FleetCell(*FAULTY, seed, name, fault) for name in _turned(faulty, seed)]
     return made
 
 
@@ -131,7 +131,7 @@ def usual_s(context: Context) -> float:
     return estimate_s(cells(context, available(context)), run_s(context))
 
 
-def estimate_s(todo: Sequence[Cell], seconds: float, taken: Sequence[float] = ()) -> float:
+def estimate_s(todo: Sequence[FleetCell], seconds: float, taken: Sequence[float] = ()) -> float:
     """Return about how many seconds some runs take.
 
     Args:

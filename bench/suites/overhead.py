@@ -13,7 +13,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.load.plan import Plan
+from bench.load.plan import LoadPlan
 from bench.load.process import run_load
 from bench.overhead import (
     POOL_MODES,
@@ -100,7 +100,7 @@ async def run(context: Context) -> dict[str, Any]:
 
 async def _closed(name: str, route: Route, size: int, seconds: float, turn: int) -> dict[str, Any]:
     stack, path = route
-    plan = Plan(
+    plan = LoadPlan(
         stack.http_address,
         which=(0,),
         connections=CONNECTIONS,
@@ -115,7 +115,7 @@ async def _open(
 ) -> dict[str, Any]:
     stack, path = route
     at = poisson(rate, seconds, turn)
-    plan = Plan(
+    plan = LoadPlan(
         stack.http_address,
         which=[0] * len(at),
         at=at,
@@ -134,7 +134,7 @@ def poisson(rate: float, seconds: float, seed: int) -> list[float]:
     return made
 
 
-async def _measured(stack: LocalStack | BareStack, plan: Plan) -> dict[str, Any]:
+async def _measured(stack: LocalStack | BareStack, plan: LoadPlan) -> dict[str, Any]:
     pids = {name: stack.pid(name) for name in (ENVOY, PICKER)}
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     results = await run_load(plan)

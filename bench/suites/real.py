@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from bench.emulator.fleet import Place
+from bench.emulator.fleet import ReplicaAddresses
 from bench.fleet_model import ENGINE, prompt, small
-from bench.load.plan import Plan
+from bench.load.plan import LoadPlan
 from bench.load.process import run_load
 from bench.peers import contenders
 from bench.simulate.workload import arrivals
@@ -90,7 +90,7 @@ async def _tidegate(
 
 async def _envoy(tritons: Tritons, name: str, at: list[float], sent: list[bytes]) -> dict[str, Any]:
     places = [
-        Place(each.name, each.http, each.grpc, "")
+        ReplicaAddresses(each.name, each.http, each.grpc, "")
         for each in tritons.replicas
         if each.variant == "stable"
     ]
@@ -99,5 +99,5 @@ async def _envoy(tritons: Tritons, name: str, at: list[float], sent: list[bytes]
 
 
 async def _load(address: str, at: list[float], sent: list[bytes]) -> dict[str, Any]:
-    plan = Plan(address, which=range(len(sent)), at=at, requests=sent)
+    plan = LoadPlan(address, which=range(len(sent)), at=at, requests=sent)
     return served(await run_load(plan), WARMUP, 1.0, SLO_S)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.emulator.fleet import Place
-from bench.load.plan import Plan
+from bench.emulator.fleet import ReplicaAddresses
+from bench.load.plan import LoadPlan
 from bench.load.process import run_load
 from bench.peers import contenders
 from bench.suites.summary import distribution
@@ -56,7 +56,8 @@ async def run(context: Context) -> dict[str, Any]:
     rows = []
     async with instant_upstreams(UPSTREAMS) as addresses:
         places = [
-            Place(f"u{number}", address, address, "") for number, address in enumerate(addresses, 1)
+            ReplicaAddresses(f"u{number}", address, address, "")
+            for number, address in enumerate(addresses, 1)
         ]
         for turn in range(rounds):
             shift = turn % len(names)
@@ -81,10 +82,10 @@ async def _measure(
 ) -> dict[str, Any]:
     sent = prompts(size, turn)
     which = range(len(sent))
-    warm = Plan(running.address, which, connections=CONNECTIONS, seconds=0.5, requests=sent)
+    warm = LoadPlan(running.address, which, connections=CONNECTIONS, seconds=0.5, requests=sent)
     await run_load(warm)
     before = running.cpu()
-    plan = Plan(running.address, which, connections=CONNECTIONS, seconds=seconds, requests=sent)
+    plan = LoadPlan(running.address, which, connections=CONNECTIONS, seconds=seconds, requests=sent)
     results = await run_load(plan)
     count = len(results.sent)
     cpu = {name: (used - before[name]) / count * 1e6 for name, used in running.cpu().items()}

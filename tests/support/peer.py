@@ -33,16 +33,16 @@ class Peer:
 
     def __init__(
         self,
-        chooser: Router,
+        router: Router,
         on_loads: Callable[..., None] = lambda *_: None,
         tracing: Tracing | None = None,
         refresh: Callable[[], None] | None = None,
     ) -> None:
-        self.router = chooser
+        self.router = router
         self.registry = CollectorRegistry()
         metrics = Metrics(self.registry)
         self.server = PickerServer(
-            chooser,
+            router,
             picker="picker-1",
             metrics=metrics,
             on_loads=on_loads,

@@ -1,4 +1,4 @@
-"""Small simulated worlds for the tests of choosers."""
+"""Small simulated worlds for the tests of schedulers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import random
 from typing import TYPE_CHECKING
 
 from bench.engine import EngineConfig
-from bench.simulate.choosers.base import Sample, World
-from bench.simulate.replica import Replica
+from bench.simulate.replica import SimulatedReplica
 from bench.simulate.scenario import Scenario
+from bench.simulate.schedulers.base import SimulatedSample, World
 from bench.simulate.workload import Job
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def world(replicas: int = 3, seed: int = 0, **settings: Any) -> World:
     """Return a world of idle replicas."""
     settings.setdefault("engine", EngineConfig())
     scenario = Scenario(replicas=replicas, **settings)
-    fleet = [Replica(scenario.engine, scenario.speed(index)) for index in range(replicas)]
+    fleet = [SimulatedReplica(scenario.engine, scenario.speed(index)) for index in range(replicas)]
     return World(scenario, random.Random(seed), fleet, 512)
 
 
@@ -28,6 +28,6 @@ def job(index: int, *blocks: int, tokens: int | None = None, output: int = 10) -
     return Job(index, 0.0, 512 * len(blocks) + 10 if tokens is None else tokens, output, blocks)
 
 
-def sample(at: float = 0.0, *, tokens: int = 0, kv_used: float = 0.0) -> Sample:
+def sample(at: float = 0.0, *, tokens: int = 0, kv_used: float = 0.0) -> SimulatedSample:
     """Return a reading."""
-    return Sample(at, 0, 0, kv_used, tokens)
+    return SimulatedSample(at, 0, 0, kv_used, tokens)

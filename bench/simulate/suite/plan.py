@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from bench.simulate.choosers.registry import OTHERS, names
 from bench.simulate.scenario import Scenario
+from bench.simulate.schedulers.registry import OTHERS, names
 from ext_proc.routing.policies import POLICIES
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ HUGE: Final = (AUTO, "probe", "prefix-affinity", "p2c-work")
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficSource:
     """Where the jobs come from."""
 
     source: str
@@ -91,7 +91,7 @@ class Chapter:
     title: str
     about: str
     """Sentences for the reader; may be empty."""
-    traffic: Traffic
+    traffic: TrafficSource
     loads: tuple[float, ...]
     """Shares of saturation on the standard fleet."""
     arms: tuple[Arm, ...]
@@ -118,7 +118,7 @@ def full() -> tuple[Chapter, ...]:
             "Conversation trace, 8 replicas",
             "Mooncake's trace, all of it: long prompts whose turns continue each other, and one"
             " first block that all share.",
-            Traffic(CONVERSATION),
+            TrafficSource(CONVERSATION),
             LOADS,
             (Arm(everything()),),
             judged=True,
@@ -127,7 +127,7 @@ def full() -> tuple[Chapter, ...]:
             "azure",
             "Azure conversation trace, 8 replicas",
             "Nothing is shared, so only balance counts. The first 10,000 requests.",
-            Traffic(AZURE, 10_000),
+            TrafficSource(AZURE, 10_000),
             LOADS,
             (Arm(everything()),),
             judged=True,
@@ -137,7 +137,7 @@ def full() -> tuple[Chapter, ...]:
                 source,
                 f"Generator `{source}`, 8 replicas",
                 "",
-                Traffic(source, 6_000),
+                TrafficSource(source, 6_000),
                 LOADS,
                 (Arm(CORE),),
                 judged=True,
@@ -152,7 +152,7 @@ def full() -> tuple[Chapter, ...]:
             "100 replicas, sessions",
             "The first three tenths fill the caches. The rate per replica is that of eight;"
             " least-in-flight finds histories by chance there, here it does not and is overloaded.",
-            Traffic("sessions", 20_000),
+            TrafficSource("sessions", 20_000),
             (0.9,),
             (Arm(LARGE, Scenario(replicas=100, warmup=0.3)),),
             judged=True,
@@ -162,7 +162,7 @@ def full() -> tuple[Chapter, ...]:
             "hundred-mixed",
             "100 replicas, mixed sizes",
             "The rate per replica is that of eight; least-in-flight holds it here too.",
-            Traffic("mixed", 20_000),
+            TrafficSource("mixed", 20_000),
             (0.9,),
             (Arm(LARGE, Scenario(replicas=100)),),
             judged=True,
@@ -172,7 +172,7 @@ def full() -> tuple[Chapter, ...]:
             "thousand",
             "1,000 replicas, sessions",
             "The first half fills the caches. The rate per replica is that of eight.",
-            Traffic("sessions", 40_000),
+            TrafficSource("sessions", 40_000),
             (0.9,),
             (Arm(HUGE, Scenario(replicas=1_000, warmup=0.5)),),
             judged=True,
@@ -188,17 +188,17 @@ def quick() -> tuple[Chapter, ...]:
         *(
             Chapter(name, f"{title}, 8 replicas", "", traffic, LOADS, (Arm(shown),), 2, True)
             for name, title, traffic in (
-                ("conversation", "Conversation trace", Traffic(CONVERSATION, 4_000)),
-                ("azure", "Azure conversation trace", Traffic(AZURE, 4_000)),
-                ("sessions", "Generator `sessions`", Traffic("sessions", 3_000)),
-                ("mixed", "Generator `mixed`", Traffic("mixed", 3_000)),
+                ("conversation", "Conversation trace", TrafficSource(CONVERSATION, 4_000)),
+                ("azure", "Azure conversation trace", TrafficSource(AZURE, 4_000)),
+                ("sessions", "Generator `sessions`", TrafficSource("sessions", 3_000)),
+                ("mixed", "Generator `mixed`", TrafficSource("mixed", 3_000)),
             )
         ),
         Chapter(
             "hundred",
             "100 replicas, sessions",
             "",
-            Traffic("sessions", 8_000),
+            TrafficSource("sessions", 8_000),
             (0.9,),
             (Arm((AUTO, "probe", "least-in-flight"), Scenario(replicas=100, warmup=0.3)),),
             2,
@@ -209,7 +209,7 @@ def quick() -> tuple[Chapter, ...]:
 
 SUITES: Final = {"full": full, "quick": quick}
 
-_TRACE: Final = Traffic(CONVERSATION, 6_000)
+_TRACE: Final = TrafficSource(CONVERSATION, 6_000)
 _LOAD: Final = 0.75
 _AT: Final = 600.0
 _LATER: Final = 900.0

@@ -9,9 +9,9 @@ from multiprocessing import get_context
 from random import Random
 from typing import TYPE_CHECKING
 
-from bench.simulate.experiment import Plan, Result, default_slo, run_one, saturation
+from bench.simulate.experiment import Result, RunPlan, default_slo, run_one, saturation
 from bench.simulate.generators import DEFAULT_JOBS, GENERATORS, PACE_PER_REPLICA
-from bench.simulate.suite.plan import STANDARD, Traffic, picker_policies
+from bench.simulate.suite.plan import STANDARD, TrafficSource, picker_policies
 from bench.simulate.suite.store import digest, key, router_digest, simulator_digest
 from bench.simulate.traces import read_trace
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from bench.simulate.measure import Metrics
+    from bench.simulate.measure import RunMetrics
     from bench.simulate.scenario import Scenario
     from bench.simulate.suite.plan import Arm, Chapter
     from bench.simulate.suite.store import Store
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SimulatedCell:
     """One run."""
 
-    traffic: Traffic
+    traffic: TrafficSource
     scenario: Scenario
-    plan: Plan
+    plan: RunPlan
     slo_s: float
 
 
@@ -47,7 +47,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class SuiteSection:
     """One chapter at one load."""
 
     chapter: Chapter
@@ -62,7 +62,7 @@ class Section:
     parts: tuple[Part, ...]
 
 
-def workload(traces: Path, traffic: Traffic, replicas: int) -> Workload:
+def workload(traces: Path, traffic: TrafficSource, replicas: int) -> Workload:
     """Read or make the jobs; a generator's pace follows the fleet.
 
     Raises:
@@ -125,7 +125,7 @@ class Suite:
         open_ = [each for each in sources if self._store.number(self._rate_key(each)) is None]
         on_total("finding saturation", len(open_))
         found = {
-            pool.submit(_find_saturation, self._traces, Traffic(each)): self._rate_key(each)
+            pool.submit(_find_saturation, self._traces, TrafficSource(each)): self._rate_key(each)
             for each in open_
         }
         for future in as_completed(found):
@@ -143,13 +143,13 @@ class Suite:
             self._store.keep(self._key(runs[future]), future.result())
             on_done()
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[SuiteSection]:
         """Return all results, after ``run``."""
         return [
             self._section(chapter, load) for chapter in self._chapters for load in chapter.loads
         ]
 
-    def _section(self, chapter: Chapter, load: float) -> Section:
+    def _section(self, chapter: Chapter, load: float) -> SuiteSection:
         sustained = self._saturation(chapter.traffic.source)
         parts = []
         for arm in chapter.arms:
@@ -162,7 +162,7 @@ class Suite:
             parts.append(Part(arm, self._rate(chapter, load, arm), runs))
         first = chapter.arms[0].scenario
         jobs = _workload(self._traces, chapter.traffic, first.replicas)
-        return Section(
+        return SuiteSection(
             chapter,
             load,
             parts[0].rate,
@@ -173,18 +173,18 @@ class Suite:
             tuple(parts),
         )
 
-    def _cells(self) -> Iterator[list[Cell]]:
+    def _cells(self) -> Iterator[list[SimulatedCell]]:
         for chapter in self._chapters:
             for load in chapter.loads:
                 for arm in chapter.arms:
                     yield self._of_arm(chapter, load, arm)
 
-    def _of_arm(self, chapter: Chapter, load: float, arm: Arm) -> list[Cell]:
+    def _of_arm(self, chapter: Chapter, load: float, arm: Arm) -> list[SimulatedCell]:
         rate = self._rate(chapter, load, arm)
         first = chapter.arms[0].scenario
         slo_s = default_slo(_workload(self._traces, chapter.traffic, first.replicas), first)
         return [
-            Cell(chapter.traffic, arm.scenario, Plan(policy, seed, rate), slo_s)
+            SimulatedCell(chapter.traffic, arm.scenario, RunPlan(policy, seed, rate), slo_s)
             for policy in arm.policies
             for seed in range(chapter.seeds)
         ]
@@ -201,9 +201,11 @@ class Suite:
         return found
 
     def _rate_key(self, source: str) -> str:
-        return key(self._both, Traffic(source), self._data(source), STANDARD, what="saturation")
+        return key(
+            self._both, TrafficSource(source), self._data(source), STANDARD, what="saturation"
+        )
 
-    def _key(self, cell: Cell) -> str:
+    def _key(self, cell: SimulatedCell) -> str:
         plan = cell.plan
         code = self._both if plan.policy in self._picker else self._here
         return key(
@@ -227,15 +229,15 @@ def _file_digest(path: Path) -> str:
 
 
 @cache
-def _workload(traces: Path, traffic: Traffic, replicas: int) -> Workload:
+def _workload(traces: Path, traffic: TrafficSource, replicas: int) -> Workload:
     return workload(traces, traffic, replicas)
 
 
-def _find_saturation(traces: Path, traffic: Traffic) -> float:
+def _find_saturation(traces: Path, traffic: TrafficSource) -> float:
     jobs = _workload(traces, traffic, STANDARD.replicas)
     return saturation(jobs, STANDARD, default_slo(jobs, STANDARD))
 
 
-def _run_cell(traces: Path, cell: Cell) -> Metrics:
+def _run_cell(traces: Path, cell: SimulatedCell) -> RunMetrics:
     jobs = _workload(traces, cell.traffic, cell.scenario.replicas)
     return run_one(jobs, cell.scenario, cell.plan, cell.slo_s).metrics

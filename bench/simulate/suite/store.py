@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any, Final
 import bench.simulate
 import ext_proc.routing
 from bench.engine import FOLDER as ENGINE_FOLDER
-from bench.simulate.choosers import production
-from bench.simulate.measure import Metrics
+from bench.simulate.measure import RunMetrics
+from bench.simulate.schedulers import production
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from bench.simulate.scenario import Scenario
-    from bench.simulate.suite.plan import Traffic
+    from bench.simulate.suite.plan import TrafficSource
 
 SHOWING: Final = frozenset({"command.py", "page.py", "plots.py", "report.py", "suite"})
 """What of the simulator only shows results."""
-_METRICS: Final = frozenset(field.name for field in fields(Metrics))
+_METRICS: Final = frozenset(field.name for field in fields(RunMetrics))
 
 
 def digest(paths: Iterable[Path]) -> str:
@@ -66,7 +66,7 @@ def router_digest() -> str:
 
 def key(
     code: str,
-    traffic: Traffic,
+    traffic: TrafficSource,
     data: str,
     scenario: Scenario,
     **run: str | float | None,
@@ -105,25 +105,25 @@ class Store:
     def __len__(self) -> int:
         return len(self._cells)
 
-    def metrics(self, cell: str) -> Metrics | None:
+    def metrics(self, cell: str) -> RunMetrics | None:
         """Return a run's numbers, ``None`` where it must be run."""
         value = self._cells.get(cell)
         if not isinstance(value, dict) or value.keys() != _METRICS:
             return None
-        return Metrics(**value)
+        return RunMetrics(**value)
 
     def number(self, cell: str) -> float | None:
         """Return a number that was kept."""
         value = self._cells.get(cell)
         return value if isinstance(value, float) else None
 
-    def keep(self, cell: str, value: Metrics | float) -> None:
+    def keep(self, cell: str, value: RunMetrics | float) -> None:
         """Keep a run's numbers, or one number, at once.
 
         Raises:
             OSError: The file cannot be written.
         """
-        plain = value.as_dict() if isinstance(value, Metrics) else value
+        plain = value.as_dict() if isinstance(value, RunMetrics) else value
         self._cells[cell] = plain
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a+b") as file:

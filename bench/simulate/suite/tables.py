@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from bench.simulate.measure import METRICS, Estimate, estimate, paired
+from bench.simulate.measure import METRICS, MeanEstimate, estimate, paired
 from bench.simulate.report import Report, Row
 from bench.simulate.suite.plan import AUTO
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from bench.simulate.experiment import Result
-    from bench.simulate.suite.run import Part, Section
+    from bench.simulate.suite.run import Part, SuiteSection
 
 _TIMES: Final = ("ttft_mean", "ttft_p50", "ttft_p90", "ttft_p99", "e2e_mean", "e2e_p50", "e2e_p99")
 _HEADS: Final = (
@@ -31,12 +31,12 @@ def values(runs: Sequence[Result], metric: str) -> list[float | None]:
     return [getattr(run.metrics, metric) for run in runs]
 
 
-def base(section: Section) -> Sequence[Result]:
+def base(section: SuiteSection) -> Sequence[Result]:
     """Return the runs with which a section's others are compared."""
     return section.parts[0].runs[AUTO]
 
 
-def rows(section: Section) -> list[Row]:
+def rows(section: SuiteSection) -> list[Row]:
     """Return a row per policy and arm, each paired with ``auto`` of the first arm by seed."""
     found = []
     for part in section.parts:
@@ -57,7 +57,7 @@ def rows(section: Section) -> list[Row]:
     return found
 
 
-def reports(sections: Iterable[Section]) -> list[Report]:
+def reports(sections: Iterable[SuiteSection]) -> list[Report]:
     """Return a report per chapter, its loads together."""
     made: dict[str, Report] = {}
     for section in sections:
@@ -77,7 +77,7 @@ def reports(sections: Iterable[Section]) -> list[Report]:
     return list(made.values())
 
 
-def markdown(sections: Sequence[Section]) -> str:
+def markdown(sections: Sequence[SuiteSection]) -> str:
     """Return what the documentation shows: the aims first, then each chapter folded away."""
     parts = [_aims(sections)]
     seen: set[str] = set()
@@ -95,7 +95,7 @@ def markdown(sections: Sequence[Section]) -> str:
     return "\n".join(parts)
 
 
-def _table(section: Section) -> str:
+def _table(section: SuiteSection) -> str:
     hits = base(section)[0].metrics.hit_ideal
     title = (
         f"**{section.load:.0%} = {section.rate:.3g} requests/s**, {section.jobs:,} requests,"
@@ -125,18 +125,18 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _seconds(known: Estimate | None, *, wide: bool) -> str:
+def _seconds(known: MeanEstimate | None, *, wide: bool) -> str:
     if known is None:
         return NONE
     text = f"{known.mean:.3f}" if known.mean < 1 else f"{known.mean:.2f}"
     return f"{text} ±{(known.high - known.low) / 2:.2g}" if wide else text
 
 
-def _form(known: Estimate | None, form: str) -> str:
+def _form(known: MeanEstimate | None, form: str) -> str:
     return NONE if known is None else form.format(known.mean)
 
 
-def difference(known: Estimate | None) -> str:
+def difference(known: MeanEstimate | None) -> str:
     """Return a relative difference with its interval."""
     if known is None:
         return NONE
@@ -151,7 +151,7 @@ _RIVALS: Final = ("oracle", "probe")
 _BEST_OF: Final = ("e2e_p50", "e2e_p99", "goodput_own")
 
 
-def _aims(sections: Sequence[Section]) -> str:
+def _aims(sections: Sequence[SuiteSection]) -> str:
     """Return ``auto`` against those that it must not be worse than, a line per section."""
     heads = (
         "traffic, load",

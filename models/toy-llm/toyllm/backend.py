@@ -25,7 +25,7 @@ import numpy as np
 # Only Triton's stub process has this module.
 import triton_python_backend_utils as pb_utils
 
-from toyllm.engine import Engine, FullError, Token, TooLargeError
+from toyllm.engine import Engine, FullError, RequestTooLargeError, Token
 from toyllm.gauges import Gauges
 from toyllm.settings import read_settings
 
@@ -74,7 +74,7 @@ class ToyModel:
             sender = request.get_response_sender()
             try:
                 self._submit(request, sender)
-            except TooLargeError as error:
+            except RequestTooLargeError as error:
                 _fail(sender, str(error), pb_utils.TritonError.INVALID_ARG)
             except FullError as error:
                 _fail(sender, str(error), pb_utils.TritonError.UNAVAILABLE)

@@ -40,7 +40,7 @@ def extend_chain(chain: list[bytes], text: str) -> None:
         chain.append(blake2b(parent + block, digest_size=16).digest())
 
 
-class Lease:
+class BlockLease:
     """The blocks of one running request.
 
     Attributes:
@@ -116,7 +116,9 @@ class BlockCache:
             found += 1
         return found
 
-    def lease(self, chain: Sequence[Hashable], reusable: int, total_blocks: int) -> Lease | None:
+    def lease(
+        self, chain: Sequence[Hashable], reusable: int, total_blocks: int
+    ) -> BlockLease | None:
         """Admit a request, or return ``None`` while its blocks do not fit.
 
         Args:
@@ -144,9 +146,9 @@ class BlockCache:
             del idle[next(iter(idle))]
         self._private += private
         self.reused_total += found
-        return Lease(held, private)
+        return BlockLease(held, private)
 
-    def commit(self, lease: Lease, chain: Sequence[Hashable]) -> None:
+    def commit(self, lease: BlockLease, chain: Sequence[Hashable]) -> None:
         """Turn set-aside blocks into shared ones, up to the end of ``chain``.
 
         A block that another request has computed meanwhile is shared and its copy given back.
@@ -169,7 +171,7 @@ class BlockCache:
             references[name] = references.get(name, 0) + 1
         held.extend(new)
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: BlockLease) -> None:
         """Give back all blocks; the filled ones stay cached.
 
         Raises:

@@ -35,7 +35,7 @@ from toyllm.blocks import BlockCache
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from toyllm.blocks import Lease
+    from toyllm.blocks import BlockLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Task:
         """Prompt tokens still to compute."""
         self.needed = 0
         """Blocks that its prompt and answer fill; told by the core on its arrival."""
-        self.lease: Lease | None = None
+        self.lease: BlockLease | None = None
         """Its blocks in the cache, from its admission on."""
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from toyllm.settings import Settings
 
 
-class TooLargeError(ValueError):
+class RequestTooLargeError(ValueError):
     """The request can never run here."""
 
 
@@ -49,7 +49,7 @@ class Iteration(NamedTuple):
     tokens: tuple[Token, ...]
 
 
-class Load(NamedTuple):
+class EngineLoad(NamedTuple):
     """The engine's gauges, named as TensorRT-LLM names them."""
 
     active: int
@@ -117,16 +117,16 @@ class Engine:
         """Queue a request under a key of the caller's that no other live request has.
 
         Raises:
-            TooLargeError: it can never fit, or asks for no or too many tokens.
+            RequestTooLargeError: it can never fit, or asks for no or too many tokens.
             FullError: the queue is at its bound.
         """
         limit = self._settings.max_tokens
         if not 1 <= max_tokens <= limit:
-            raise TooLargeError(f"max_tokens is {max_tokens}; ask for 1 to {limit}")
+            raise RequestTooLargeError(f"max_tokens is {max_tokens}; ask for 1 to {limit}")
         sequence = _Sequence(self._submitted, key, prompt, max_tokens, self._version)
         blocks, capacity = self._core.need(sequence), self._core.cache.capacity
         if blocks > capacity:
-            raise TooLargeError(
+            raise RequestTooLargeError(
                 f"prompt and answer need {blocks} cache blocks of {TOKENS_PER_BLOCK} "
                 f"tokens; this replica has {capacity}: shorten the prompt"
             )
@@ -157,10 +157,10 @@ class Engine:
             del self._live[sequence.key]
         return Iteration(core.step_s * self._settings.time_scale, tokens)
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """Return the gauges of this moment."""
         core = self._core
-        return Load(
+        return EngineLoad(
             active=core.running + core.queued,
             max_requests=self._settings.max_running,
             scheduled=core.running,

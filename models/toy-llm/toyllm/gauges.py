@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from toyllm.blocks import TOKENS_PER_BLOCK
 
 if TYPE_CHECKING:
-    from toyllm.engine import Load, Token
+    from toyllm.engine import EngineLoad, Token
 
 _FAMILIES = {
     "nv_trt_llm_request_metrics": (
@@ -62,7 +62,7 @@ class Gauges:
             self._families.append(family)
             self._counters[name] = family.Metric(labels=labels)
 
-    def set(self, load: Load, timestamp_us: int) -> None:
+    def set(self, load: EngineLoad, timestamp_us: int) -> None:
         """Renew all gauges. Each one crosses Triton's shared memory, so call it on a timer."""
         values = {
             "nv_trt_llm_request_metrics": (

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from bench.emulator.fleet import Place
+from bench.emulator.fleet import ReplicaAddresses
 from bench.peers import contenders, envoys
 from bench.peers.environment import Environment
 from bench.run import LIMITS, Options, UsageError, limit_s, usual_s
@@ -18,7 +18,7 @@ from bench.suites import fleet_plan, workloads
 from bench.suites.context import Context
 from bench.suites.overhead import poisson
 
-PLACES = [Place(f"e{n}", f"127.0.0.1:{n}", "", "") for n in (1, 2)]
+PLACES = [ReplicaAddresses(f"e{n}", f"127.0.0.1:{n}", "", "") for n in (1, 2)]
 
 
 def context(**changes: object) -> Context:

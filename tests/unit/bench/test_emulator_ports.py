@@ -15,8 +15,8 @@ from bench.emulator import kserve
 from bench.emulator.http import ControlPort, DataPort
 from bench.emulator.replica import EmulatedReplica
 from bench.engine import EngineConfig
-from bench.load.client import Load
-from bench.load.plan import Plan
+from bench.load.client import LoadClient
+from bench.load.plan import LoadPlan
 from bench.suites.workloads import chat, http_request
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ async def test_a_streamed_chat_ends_as_it_should() -> None:
     """Several on one connection, each whole to its last event."""
     async with ports() as (replica, data, _):
         sent = http_request("/v1/chat/completions", chat("hello. Answer in 5 tokens."))
-        plan = Plan(data, [0], connections=1, seconds=0.05, requests=[sent], ends_with="[DONE]")
-        results = await Load(plan).run()
+        plan = LoadPlan(data, [0], connections=1, seconds=0.05, requests=[sent], ends_with="[DONE]")
+        results = await LoadClient(plan).run()
         assert len(results.outcome) > 1
         assert replica.counters.generated == 5 * replica.counters.finished
 

@@ -19,7 +19,7 @@ from bench.simulate import replica
 from bench.simulate.workload import Workload
 from bench.suites import fleet
 from bench.suites.context import Context
-from bench.suites.fleet_plan import KEYS, Cell
+from bench.suites.fleet_plan import KEYS, FleetCell
 from bench.suites.workloads import KINDS, Prepared
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Bench:
         def prepare(name: str, *_: object) -> Prepared:
             return Prepared(name, KINDS[name], Workload(name, []), 1.0, 1.0)
 
-        async def one(_: object, cell: Cell, *__: object) -> dict[str, Any]:
+        async def one(_: object, cell: FleetCell, *__: object) -> dict[str, Any]:
             if cell.key in self.fails:
                 raise self.fails[cell.key]
             self.ran.append(cell.key)
@@ -211,5 +211,5 @@ async def test_runs_that_fail_in_a_row_end_the_suite(bench: Bench) -> None:
     """Something is broken for all of them."""
     for seed in range(4):
         bench.fails[("sessions", 0.65, seed, "tidegate", "")] = RuntimeError("no")
-    with pytest.raises(fleet.FleetError, match="seed 2: RuntimeError: no"):
+    with pytest.raises(fleet.FleetSuiteError, match="seed 2: RuntimeError: no"):
         await bench.run(seeds=4)

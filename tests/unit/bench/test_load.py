@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.load.client import Load
-from bench.load.plan import Plan, Results, read_plan, read_results, write_plan, write_results
+from bench.load.client import LoadClient
+from bench.load.plan import LoadPlan, Results, read_plan, read_results, write_plan, write_results
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -51,7 +51,7 @@ async def good(writer: asyncio.StreamWriter, number: int) -> None:  # noqa: ARG0
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     """What is written is read, requests byte for byte."""
-    plan = Plan("a:1", [0, 1, 0], [0.0, 0.5, 1.0], ends_with="x", requests=[b"one", b"two\n"])
+    plan = LoadPlan("a:1", [0, 1, 0], [0.0, 0.5, 1.0], ends_with="x", requests=[b"one", b"two\n"])
     write_plan(tmp_path / "plan", plan)
     assert read_plan(tmp_path / "plan") == plan
 
@@ -84,8 +84,8 @@ async def test_an_open_loop_waits_for_nobody() -> None:
         writer.write(ANSWER)
 
     async with server(handle) as address:
-        plan = Plan(address, [0, 0], [0.0, 0.01], requests=[REQUEST], timeout_s=60.0)
-        results = await Load(plan).run()
+        plan = LoadPlan(address, [0, 0], [0.0, 0.01], requests=[REQUEST], timeout_s=60.0)
+        results = await LoadClient(plan).run()
     assert results.outcome == ["ok", "ok"]
     first, second = results.end
     assert first is not None
@@ -110,8 +110,10 @@ async def test_failures_are_told_apart() -> None:
     outcomes = []
     async with server(handle) as address:
         for _ in range(4):
-            plan = Plan(address, [0], [0.0], requests=[REQUEST], ends_with="done", timeout_s=60.0)
-            outcomes += (await Load(plan).run()).outcome
+            plan = LoadPlan(
+                address, [0], [0.0], requests=[REQUEST], ends_with="done", timeout_s=60.0
+            )
+            outcomes += (await LoadClient(plan).run()).outcome
     assert outcomes == ["status 503", "closed", "cut", "cut"]
 
 
@@ -119,7 +121,9 @@ async def test_nobody_listens() -> None:
     """A refused connection is its own kind of failure."""
     async with server(good) as address:
         pass
-    results = await Load(Plan(address, [0], [0.0], requests=[REQUEST], timeout_s=60.0)).run()
+    results = await LoadClient(
+        LoadPlan(address, [0], [0.0], requests=[REQUEST], timeout_s=60.0)
+    ).run()
     assert results.errors == {"connect": 1}
 
 
@@ -127,8 +131,8 @@ async def test_nobody_listens() -> None:
 async def test_a_closed_loop_sends_one_after_the_other() -> None:
     """Each connection has one request at a time, until the time is over."""
     async with server(good) as address:
-        plan = Plan(address, [0], connections=2, seconds=0.05, requests=[REQUEST])
-        results = await Load(plan).run()
+        plan = LoadPlan(address, [0], connections=2, seconds=0.05, requests=[REQUEST])
+        results = await LoadClient(plan).run()
     assert len(results.outcome) > 2
     assert set(results.outcome) == {"ok"}
 
@@ -141,6 +145,6 @@ async def test_a_closed_loop_does_not_hide_failures() -> None:
         writer.write(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n")
 
     async with server(handle) as address:
-        plan = Plan(address, [0], seconds=0.05, requests=[REQUEST])
+        plan = LoadPlan(address, [0], seconds=0.05, requests=[REQUEST])
         with pytest.raises(RuntimeError, match="status 503"):
-            await Load(plan).run()
+            await LoadClient(plan).run()

@@ -7,10 +7,10 @@ import random
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from toyllm.blocks import BlockCache, Lease
+from toyllm.blocks import BlockCache, BlockLease
 
 
-def admit(cache: BlockCache, blocks: tuple[int, ...], private: int = 0) -> Lease:
+def admit(cache: BlockCache, blocks: tuple[int, ...], private: int = 0) -> BlockLease:
     """Admit a prompt of full blocks with an answer of ``private`` blocks; there must be room."""
     lease = cache.lease(blocks, len(blocks), len(blocks) + private)
     assert lease is not None
@@ -91,7 +91,7 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = BlockCache(12)
-        self.open: list[tuple[tuple[int, ...], Lease, bool]] = []
+        self.open: list[tuple[tuple[int, ...], BlockLease, bool]] = []
 
     @rule(family=st.integers(0, 3), depth=st.integers(0, 6), private=st.integers(0, 4))
     def admit(self, family: int, depth: int, private: int) -> None:

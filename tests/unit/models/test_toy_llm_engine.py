@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from toyllm.engine import Engine, FullError, Token, TooLargeError
+from toyllm.engine import Engine, FullError, RequestTooLargeError, Token
 from toyllm.settings import Settings
 
 BLOCK = "x" * 64
@@ -173,7 +173,7 @@ def test_cancelling_something_unknown_is_told():
 
 def test_a_request_larger_than_the_cache_is_refused():
     """The error says how much it needs and how much there is."""
-    with pytest.raises(TooLargeError, match=r"need 65 cache blocks .* has 64"):
+    with pytest.raises(RequestTooLargeError, match=r"need 65 cache blocks .* has 64"):
         engine().submit(1, BLOCK * 64, 1)
 
 
@@ -187,7 +187,7 @@ def test_a_request_that_just_fits_is_accepted():
 @pytest.mark.parametrize("max_tokens", [0, -1, 4097])
 def test_max_tokens_outside_its_range_is_refused(max_tokens):
     """The error names the range."""
-    with pytest.raises(TooLargeError, match="1 to 4096"):
+    with pytest.raises(RequestTooLargeError, match="1 to 4096"):
         engine().submit(1, "a", max_tokens)
 
 

@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
-from toyllm.engine import Load, Token
+from toyllm.engine import EngineLoad, Token
 from toyllm.gauges import Gauges
 
-LOAD = Load(
+LOAD = EngineLoad(
     active=5,
     max_requests=16,
     scheduled=3,

@@ -58,7 +58,7 @@ def bench(
     """Measure Tidegate and other routers and write a report. Needs a checkout."""
     run = laboratory.load("bench.run", "bench", "make bench")
     try:
-        options = run.Options(
+        options = run.BenchOptions(
             suites=tuple(suites or ()),
             full=full,
             out=out,

@@ -157,7 +157,7 @@ def simulate(
             pickers=pickers,
             warmup=warmup,
         )
-        options = command.Options(
+        options = command.SimulationOptions(
             trace=trace,
             policies=policies,
             loads=None if load == "trace" else _numbers("--load", load),

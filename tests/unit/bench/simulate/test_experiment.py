@@ -7,10 +7,9 @@ import random
 import pytest
 
 from bench.simulate import experiment
-from bench.simulate.choosers.registry import names
 from bench.simulate.experiment import (
     CalibrationError,
-    Plan,
+    RunPlan,
     default_slo,
     run_many,
     run_one,
@@ -18,6 +17,7 @@ from bench.simulate.experiment import (
 )
 from bench.simulate.generators import GENERATORS
 from bench.simulate.scenario import Scenario
+from bench.simulate.schedulers.registry import names
 from bench.simulate.workload import Job, Workload
 
 SCENARIO = Scenario(replicas=2)
@@ -27,7 +27,7 @@ WORKLOAD = GENERATORS["sessions"](120, random.Random(0), 1.0)
 @pytest.mark.parametrize("policy", names())
 def test_a_plan_is_a_function(policy: str) -> None:
     """The same plan gives the same numbers under every policy."""
-    plan = Plan(policy, 3, 2.0)
+    plan = RunPlan(policy, 3, 2.0)
     one, two = (run_one(WORKLOAD, SCENARIO, plan, 5.0) for _ in range(2))
     assert one == two
 
@@ -35,13 +35,13 @@ def test_a_plan_is_a_function(policy: str) -> None:
 def test_seeds_differ() -> None:
     """Another seed is another run where arrivals are spread by chance."""
     slotted = Workload("s", [Job(n, n // 8 * 3.0, 900, 20, ()) for n in range(80)], slotted=True)
-    one, two = (run_one(slotted, SCENARIO, Plan("round-robin", n, None), None) for n in (1, 2))
+    one, two = (run_one(slotted, SCENARIO, RunPlan("round-robin", n, None), None) for n in (1, 2))
     assert one.metrics != two.metrics
 
 
 def test_processes_change_nothing() -> None:
     """Two processes give the results of one, in the order of the plans."""
-    plans = [Plan(name, seed, 2.0) for name in ("oracle", "prefix-affinity") for seed in (0, 1)]
+    plans = [RunPlan(name, seed, 2.0) for name in ("oracle", "prefix-affinity") for seed in (0, 1)]
     heard: list[object] = []
     alone = run_many(WORKLOAD, SCENARIO, plans, 5.0)
     spread = run_many(WORKLOAD, SCENARIO, plans, 5.0, processes=2, on_done=heard.append)
@@ -52,7 +52,7 @@ def test_processes_change_nothing() -> None:
 def test_progress_is_told() -> None:
     """A run says how many jobs have arrived."""
     heard: list[int] = []
-    run_one(WORKLOAD, SCENARIO, Plan("oracle", 0, 2.0), None, heard.append)
+    run_one(WORKLOAD, SCENARIO, RunPlan("oracle", 0, 2.0), None, heard.append)
     assert heard == [0]
 
 
@@ -68,8 +68,8 @@ def test_saturation_is_where_the_limit_breaks() -> None:
     probes: list[None] = []
     slo = default_slo(workload, SCENARIO)
     rate = saturation(workload, SCENARIO, slo, on_probe=lambda: probes.append(None))
-    held = run_one(workload, SCENARIO, Plan(experiment.CALIBRATOR, 0, rate), slo)
-    broken = run_one(workload, SCENARIO, Plan(experiment.CALIBRATOR, 0, rate * 1.5), slo)
+    held = run_one(workload, SCENARIO, RunPlan(experiment.CALIBRATOR, 0, rate), slo)
+    broken = run_one(workload, SCENARIO, RunPlan(experiment.CALIBRATOR, 0, rate * 1.5), slo)
     assert held.metrics.ttft_p99 <= slo < broken.metrics.ttft_p99
     assert len(probes) <= experiment.MAX_DOUBLINGS + experiment.BISECTIONS + 1
 

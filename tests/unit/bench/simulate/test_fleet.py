@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.engine import EngineConfig
-from bench.simulate.choosers.base import Choice, Sample, World
-from bench.simulate.choosers.registry import make_chooser, names
-from bench.simulate.fleet import End, Fleet, Record
-from bench.simulate.replica import Replica
+from bench.simulate.fleet import End, Record, SimulatedFleet
+from bench.simulate.replica import SimulatedReplica
 from bench.simulate.scenario import Scenario
+from bench.simulate.schedulers.base import SimulatedChoice, SimulatedSample, World
+from bench.simulate.schedulers.registry import make_scheduler, names
 from bench.simulate.workload import Job
 
 
@@ -24,11 +24,11 @@ class Scripted:
     def __init__(self, *replicas: int) -> None:
         self.replicas = replicas
         self.heard: list[tuple[object, ...]] = []
-        self.samples: list[tuple[float, int, Sample]] = []
+        self.samples: list[tuple[float, int, SimulatedSample]] = []
 
-    def choose(self, job: Job, now: float) -> Choice | None:
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:
         del job, now
-        return Choice(self.replicas) if self.replicas else None
+        return SimulatedChoice(self.replicas) if self.replicas else None
 
     def moved(self, job: Job, replica: int, now: float) -> None:
         self.heard.append(("moved", job.index, replica, round(now, 3)))
@@ -39,7 +39,7 @@ class Scripted:
     def settled(self, job: Job, now: float) -> None:
         self.heard.append(("settled", job.index, round(now, 3)))
 
-    def observe(self, replica: int, sample: Sample, now: float) -> None:
+    def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:
         self.samples.append((now, replica, sample))
 
     def membership(self, replica: int, change: str, now: float) -> None:
@@ -54,23 +54,23 @@ def job(index: int, at: float, tokens: int = 500, output: int = 6) -> Job:
     return Job(index, at, tokens, output, ())
 
 
-def run(scenario: Scenario, chooser: Scripted, jobs: list[Job]) -> list[Record]:
+def run(scenario: Scenario, scheduler: Scripted, jobs: list[Job]) -> list[Record]:
     """Run jobs at their own times."""
-    replicas = [Replica(scenario.engine) for _ in range(scenario.replicas)]
-    return Fleet(scenario, replicas, chooser).run(jobs, [each.at for each in jobs])
+    replicas = [SimulatedReplica(scenario.engine) for _ in range(scenario.replicas)]
+    return SimulatedFleet(scenario, replicas, scheduler).run(jobs, [each.at for each in jobs])
 
 
 def test_latencies_count_from_the_arrival() -> None:
     """A job that waits for another has the wait in both of its times."""
-    chooser = Scripted(0)
+    scheduler = Scripted(0)
     first, second = run(
         Scenario(replicas=1, engine=ENGINE, telemetry_s=0),
-        chooser,
+        scheduler,
         [job(0, 1.0, output=1), job(1, 1.1, output=1)],
     )
     assert (first.ttft_s, first.e2e_s) == (pytest.approx(0.5), pytest.approx(0.5))
     assert second.ttft_s == pytest.approx(0.9)
-    assert chooser.heard == [
+    assert scheduler.heard == [
         ("answering", 0, 1.5),
         ("settled", 0, 1.5),
         ("answering", 1, 2.0),
@@ -79,23 +79,23 @@ def test_latencies_count_from_the_arrival() -> None:
 
 
 def test_a_refused_job_is_shed() -> None:
-    """The chooser's refusal ends the job; nothing is settled."""
-    chooser = Scripted()
-    (record,) = run(Scenario(replicas=1, engine=ENGINE), chooser, [job(0, 1.0)])
-    assert (record.end, record.ttft_s, chooser.heard) == (End.SHED, None, [])
+    """The scheduler's refusal ends the job; nothing is settled."""
+    scheduler = Scripted()
+    (record,) = run(Scenario(replicas=1, engine=ENGINE), scheduler, [job(0, 1.0)])
+    assert (record.end, record.ttft_s, scheduler.heard) == (End.SHED, None, [])
 
 
 def test_a_death_retries_what_had_not_begun() -> None:
     """Before the first token a job moves to its fallback, after it it is lost."""
     scenario = Scenario(replicas=3, engine=ENGINE, fail_at_s=1.0, telemetry_s=0.2)
-    chooser = Scripted(1, 2)
-    records = run(scenario, chooser, [job(0, 0.0, output=50), job(1, 0.9)])
+    scheduler = Scripted(1, 2)
+    records = run(scenario, scheduler, [job(0, 0.0, output=50), job(1, 0.9)])
     assert [each.end for each in records] == [End.LOST, End.SERVED]
     assert records[1].replica == 2
     assert records[1].ttft_s == pytest.approx(0.6)
-    assert ("settled", 0, 1.0) in chooser.heard
-    assert ("moved", 1, 2, 1.0) in chooser.heard
-    assert ("silent", 1, 1.3) in chooser.heard
+    assert ("settled", 0, 1.0) in scheduler.heard
+    assert ("moved", 1, 2, 1.0) in scheduler.heard
+    assert ("silent", 1, 1.3) in scheduler.heard
 
 
 def test_a_brake_slows_one_replica_for_a_while() -> None:
@@ -111,47 +111,47 @@ def test_a_brake_slows_one_replica_for_a_while() -> None:
 def test_a_dead_pick_is_passed_over() -> None:
     """A job sent to a dead replica goes to the next one at once."""
     scenario = Scenario(replicas=3, engine=ENGINE, fail_at_s=0.5)
-    chooser = Scripted(1, 0)
-    (record,) = run(scenario, chooser, [job(0, 0.7)])
+    scheduler = Scripted(1, 0)
+    (record,) = run(scenario, scheduler, [job(0, 0.7)])
     assert (record.replica, record.end) == (0, End.SERVED)
-    assert chooser.heard[0] == ("moved", 0, 0, 0.7)
+    assert scheduler.heard[0] == ("moved", 0, 0, 0.7)
 
 
 def test_a_job_without_a_living_choice_is_lost() -> None:
     """Where all named replicas are dead the job ends, and is settled once."""
     scenario = Scenario(replicas=2, engine=ENGINE, fail_at_s=0.5)
-    chooser = Scripted(1)
-    (record,) = run(scenario, chooser, [job(0, 0.7)])
+    scheduler = Scripted(1)
+    (record,) = run(scenario, scheduler, [job(0, 0.7)])
     assert (record.end, record.replica) == (End.LOST, None)
-    assert chooser.heard == [("settled", 0, 0.7)]
+    assert scheduler.heard == [("settled", 0, 0.7)]
 
 
 def test_a_dead_replica_returns() -> None:
-    """After its time it takes work again, and the chooser knows."""
+    """After its time it takes work again, and the scheduler knows."""
     scenario = Scenario(replicas=2, engine=ENGINE, fail_at_s=0.5, down_s=10.0)
-    chooser = Scripted(1)
-    (record,) = run(scenario, chooser, [job(0, 11.0)])
+    scheduler = Scripted(1)
+    (record,) = run(scenario, scheduler, [job(0, 11.0)])
     assert (record.end, record.replica) == (End.SERVED, 1)
-    assert ("restarted", 1, 10.5) in chooser.heard
+    assert ("restarted", 1, 10.5) in scheduler.heard
 
 
 def test_a_joiner_is_announced() -> None:
     """The late replica is dead until it joins."""
     scenario = Scenario(replicas=2, engine=ENGINE, join_at_s=2.0)
-    chooser = Scripted(0, 1)
-    records = run(scenario, chooser, [job(0, 1.0), job(1, 3.0)])
+    scheduler = Scripted(0, 1)
+    records = run(scenario, scheduler, [job(0, 1.0), job(1, 3.0)])
     assert [each.replica for each in records] == [1, 0]
-    assert ("joined", 0, 2.0) in chooser.heard
+    assert ("joined", 0, 2.0) in scheduler.heard
 
 
 def test_telemetry_is_late() -> None:
     """A sample arrives its delay after it was true."""
     scenario = Scenario(replicas=1, engine=ENGINE, telemetry_s=0.25, telemetry_delay_s=0.1)
-    chooser = Scripted(0)
-    run(scenario, chooser, [job(0, 0.0, tokens=1000), job(1, 0.1)])
-    now, replica, sample = chooser.samples[0]
+    scheduler = Scripted(0)
+    run(scenario, scheduler, [job(0, 0.0, tokens=1000), job(1, 0.1)])
+    now, replica, sample = scheduler.samples[0]
     assert (now, replica) == (pytest.approx(0.35), 0)
-    assert sample == Sample(0.25, 1, 1, pytest.approx(2 / 3000), 1500)
+    assert sample == SimulatedSample(0.25, 1, 1, pytest.approx(2 / 3000), 1500)
 
 
 def test_frozen_readings_come_with_new_times() -> None:
@@ -159,9 +159,9 @@ def test_frozen_readings_come_with_new_times() -> None:
     scenario = Scenario(
         replicas=1, engine=ENGINE, telemetry_s=0.5, freeze_at_s=1.0, freeze_s=1.0, pickers=1
     )
-    chooser = Scripted(0)
-    run(scenario, chooser, [job(0, 0.0), job(1, 0.6), job(2, 3.0)])
-    seen = [(sample.at, sample.queued + sample.running) for _, _, sample in chooser.samples]
+    scheduler = Scripted(0)
+    run(scenario, scheduler, [job(0, 0.0), job(1, 0.6), job(2, 3.0)])
+    seen = [(sample.at, sample.queued + sample.running) for _, _, sample in scheduler.samples]
     assert seen[:4] == [(0.5, 1), (1.0, 1), (1.5, 1), (2.0, 0)]
 
 
@@ -195,18 +195,18 @@ def test_every_job_ends_once(
         times.append(now)
         blocks = tuple(family * 100 + number for number in range(tokens // 512))
         jobs.append(Job(index, now, tokens, output, blocks, f"s{family}"))
-    replicas = [Replica(scenario.engine, scenario.speed(each)) for each in range(3)]
+    replicas = [SimulatedReplica(scenario.engine, scenario.speed(each)) for each in range(3)]
     world = World(scenario, random.Random(seed), replicas, 512)
-    chooser = make_chooser(policy, world)
+    scheduler = make_scheduler(policy, world)
     ended: Counter[int] = Counter()
-    settled = chooser.settled
+    settled = scheduler.settled
 
     def count(job: Job, now: float) -> None:
         ended[job.index] += 1
         settled(job, now)
 
-    chooser.settled = count
-    records = Fleet(scenario, replicas, chooser).run(jobs, times)
+    scheduler.settled = count
+    records = SimulatedFleet(scenario, replicas, scheduler).run(jobs, times)
     assert [each.job for each in records] == jobs
     for record in records:
         assert ended[record.job.index] == (0 if record.end is End.SHED else 1)

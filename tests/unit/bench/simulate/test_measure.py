@@ -6,8 +6,8 @@ import pytest
 
 from bench.engine import EngineConfig
 from bench.simulate.fleet import End, Record
-from bench.simulate.measure import Metrics, estimate, measure, paired, percentile
-from bench.simulate.replica import Replica
+from bench.simulate.measure import RunMetrics, estimate, measure, paired, percentile
+from bench.simulate.replica import SimulatedReplica
 from bench.simulate.workload import Job
 
 
@@ -17,9 +17,9 @@ def served(index: int, replica: int, ttft: float, e2e: float, matched: int = 0) 
     return Record(job, End.SERVED, replica, ttft, e2e, matched, matched)
 
 
-def numbers(records: list[Record], **settings: float) -> Metrics:
+def numbers(records: list[Record], **settings: float) -> RunMetrics:
     """Measure records of a fleet of two."""
-    fleet = [Replica(EngineConfig()), Replica(EngineConfig())]
+    fleet = [SimulatedReplica(EngineConfig()), SimulatedReplica(EngineConfig())]
     return measure(records, fleet, block_tokens=512, prefill_rate=8000.0, span_s=10.0, **settings)
 
 
@@ -54,7 +54,11 @@ def test_in_time_by_its_own_prompt() -> None:
         Record(Job(0, 0.0, 80, 5, ()), End.SERVED, 0, ttft, 9.0) for ttft in (1.01, 1.03)
     ] + [Record(long, End.SERVED, 0, ttft, 9.0) for ttft in (2.9, 3.1)]
     found = measure(
-        records, [Replica(EngineConfig())], block_tokens=512, prefill_rate=8_000.0, span_s=1.0
+        records,
+        [SimulatedReplica(EngineConfig())],
+        block_tokens=512,
+        prefill_rate=8_000.0,
+        span_s=1.0,
     )
     assert found.goodput_own == 0.5
 

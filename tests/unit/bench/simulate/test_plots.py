@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.simulate.experiment import Plan, run_many
+from bench.simulate.experiment import RunPlan, run_many
 from bench.simulate.generators import GENERATORS
 from bench.simulate.page import page
 from bench.simulate.plots import (
@@ -30,7 +30,7 @@ SCENARIO = Scenario(replicas=2)
 def report() -> Report:
     """Return a small report."""
     workload = GENERATORS["mixed"](40, random.Random(0), 1.0)
-    plans = [Plan(name, seed, 1.0) for name in ("round-robin", "oracle") for seed in (0, 1)]
+    plans = [RunPlan(name, seed, 1.0) for name in ("round-robin", "oracle") for seed in (0, 1)]
     runs = run_many(workload, SCENARIO, plans, 5.0)
     return build(workload, SCENARIO, runs, slo_s=5.0, saturation=None, against="oracle")
 

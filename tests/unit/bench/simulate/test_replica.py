@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from bench.engine import EngineConfig
-from bench.simulate.replica import Replica, ReplicaTask
+from bench.simulate.replica import ReplicaTask, SimulatedReplica
 from bench.simulate.workload import BLOCK_TOKENS, Job
 
 BASE, EACH, RATE = 0.006, 0.00035, 8000.0
@@ -22,7 +22,7 @@ def task(index: int, tokens: int, output: int, *blocks: int, at: float = 0.0) ->
     return ReplicaTask(Job(index, at, tokens, output, own), at)
 
 
-def drain(replica: Replica) -> list[tuple[float, str, int]]:
+def drain(replica: SimulatedReplica) -> list[tuple[float, str, int]]:
     """Advance to the end; return what happened when."""
     seen = []
     while replica.next_at < inf:
@@ -35,7 +35,7 @@ def drain(replica: Replica) -> list[tuple[float, str, int]]:
 
 def test_one_request_alone() -> None:
     """One step for a short prompt, then a step per further token."""
-    replica = Replica(ENGINE)
+    replica = SimulatedReplica(ENGINE)
     replica.arrive(task(1, 1000, 3), 10.0)
     first = 10.0 + BASE + 1000 / RATE
     seen = drain(replica)
@@ -47,7 +47,7 @@ def test_one_request_alone() -> None:
 
 def test_an_answer_of_one_token_ends_with_the_prompt() -> None:
     """First token and end are the same instant."""
-    replica = Replica(ENGINE)
+    replica = SimulatedReplica(ENGINE)
     replica.arrive(task(1, 100, 1), 0.0)
     (first, _, _), (end, _, _) = drain(replica)
     assert first == end == pytest.approx(BASE + 100 / RATE)
@@ -55,14 +55,14 @@ def test_an_answer_of_one_token_ends_with_the_prompt() -> None:
 
 def test_a_long_prompt_is_chunked() -> None:
     """5,000 tokens take three steps of at most 2,048."""
-    replica = Replica(ENGINE)
+    replica = SimulatedReplica(ENGINE)
     replica.arrive(task(1, 5000, 1), 0.0)
     assert drain(replica)[0][0] == pytest.approx(3 * BASE + 5000 / RATE)
 
 
 def test_short_prompts_share_a_step() -> None:
     """Two that wait are computed in one step; the first began it alone."""
-    replica = Replica(ENGINE)
+    replica = SimulatedReplica(ENGINE)
     for index in (1, 2, 3):
         replica.arrive(task(index, 400, 1), 0.0)
     times = [at for at, kind, _ in drain(replica) if kind == "first"]
@@ -72,7 +72,7 @@ def test_short_prompts_share_a_step() -> None:
 
 def test_a_prompt_delays_the_tokens_of_others() -> None:
     """Each step of a prompt gives a decoding request one token only: interference."""
-    replica = Replica(ENGINE)
+    replica = SimulatedReplica(ENGINE)
     replica.arrive(task(1, 100, 1001), 0.0)
     replica.advance()
     begun = replica.next_at - 1000 * (BASE + EACH)
@@ -85,7 +85,7 @@ def test_a_prompt_delays_the_tokens_of_others() -> None:
 
 def test_an_arrival_cuts_the_stride_at_the_end_of_its_step() -> None:
     """A prompt that comes in the middle of a step waits for its end, not for the answers."""
-    replica = Replica(ENGINE)
+    replica = SimulatedReplica(ENGINE)
     replica.arrive(task(1, 100, 500), 0.0)
     replica.advance()
     begun, step = BASE + 100 / RATE, BASE + EACH
@@ -97,7 +97,7 @@ def test_an_arrival_cuts_the_stride_at_the_end_of_its_step() -> None:
 
 def test_an_engine_may_begin_its_base_with_decoding() -> None:
     """Then a step without it takes its prompt's time alone, as the toy model's do."""
-    replica = Replica(replace(ENGINE, base_always=False))
+    replica = SimulatedReplica(replace(ENGINE, base_always=False))
     replica.arrive(task(1, 1000, 3), 0.0)
     first = 1000 / RATE
     assert [at for at, _, _ in drain(replica)] == pytest.approx([first, first + 2 * (BASE + EACH)])
@@ -106,7 +106,7 @@ def test_an_engine_may_begin_its_base_with_decoding() -> None:
 def test_an_engine_may_keep_its_room_for_prompts() -> None:
     """A prompt of a whole step then needs one step beside a decoding request, else two."""
     for shared, steps in ((True, 2), (False, 1)):
-        replica = Replica(EngineConfig(step_tokens=100, shared_budget=shared))
+        replica = SimulatedReplica(EngineConfig(step_tokens=100, shared_budget=shared))
         replica.arrive(task(1, 10, 1000), 0.0)
         now = replica.next_at
         replica.advance()
@@ -119,7 +119,7 @@ def test_an_engine_may_keep_its_room_for_prompts() -> None:
 
 def test_a_cached_prefix_is_not_computed_again() -> None:
     """The second prompt computes only its tail, a full repeat one token."""
-    replica = Replica(ENGINE)
+    replica = SimulatedReplica(ENGINE)
     for index, tokens in ((1, 1024), (2, 1124), (3, 1024)):
         replica.arrive(task(index, tokens, 1, 7, 8), 0.0)
         assert drain(replica)
@@ -128,7 +128,7 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
 
 def test_a_prefix_that_is_still_computed_is_matched_when_its_turn_comes() -> None:
     """Foresight counts what waits; the prompt behind it computes its own tail only."""
-    replica = Replica(ENGINE)
+    replica = SimulatedReplica(ENGINE)
     replica.arrive(task(1, 4096, 1, *range(8)), 0.0)
     follower = task(2, 4196, 1, *range(8))
     assert replica.foresee(follower.job) == 100
@@ -143,7 +143,7 @@ def test_half_the_speed_takes_twice_the_time() -> None:
     """A slow replica stretches every step."""
     times = []
     for speed in (1.0, 0.5):
-        replica = Replica(ENGINE, speed)
+        replica = SimulatedReplica(ENGINE, speed)
         replica.arrive(task(1, 3000, 50), 0.0)
         times.append(drain(replica)[-1][0])
     assert times[1] == pytest.approx(2 * times[0])
@@ -151,7 +151,7 @@ def test_half_the_speed_takes_twice_the_time() -> None:
 
 def test_the_batch_is_bounded() -> None:
     """No more than max_running run; the next is admitted when one ends."""
-    replica = Replica(EngineConfig(max_running=2))
+    replica = SimulatedReplica(EngineConfig(max_running=2))
     for index in (1, 2, 3):
         replica.arrive(task(index, 10, 5), 0.0)
     replica.advance()
@@ -162,7 +162,7 @@ def test_the_batch_is_bounded() -> None:
 
 def test_memory_holds_requests_back() -> None:
     """A request whose blocks do not fit waits until room is free, and runs then."""
-    replica = Replica(EngineConfig(cache_blocks=4))
+    replica = SimulatedReplica(EngineConfig(cache_blocks=4))
     replica.arrive(task(1, 1024, 100), 0.0)
     replica.arrive(task(2, 1024, 1), 0.0)
     replica.advance()
@@ -172,21 +172,21 @@ def test_memory_holds_requests_back() -> None:
 
 def test_what_can_never_run_is_refused() -> None:
     """A request larger than the cache is an error that names it."""
-    replica = Replica(EngineConfig(cache_blocks=4))
+    replica = SimulatedReplica(EngineConfig(cache_blocks=4))
     with pytest.raises(ValueError, match="request 9 needs 5 cache blocks"):
         replica.arrive(task(9, 2048, 100), 0.0)
 
 
 def test_the_predicted_wait_is_right_for_an_idle_replica() -> None:
     """On an idle replica the oracle's estimate is the time itself."""
-    replica = Replica(ENGINE)
+    replica = SimulatedReplica(ENGINE)
     request = task(1, 5000, 1)
     assert replica.wait_s(request.job) == pytest.approx(3 * BASE + 5000 / RATE)
 
 
 def test_a_failure_loses_everything() -> None:
     """All tasks come back, once, and the replica is empty and cold."""
-    replica = Replica(ENGINE)
+    replica = SimulatedReplica(ENGINE)
     for index in range(5):
         replica.arrive(task(index, 3000, 50), 0.0)
     for _ in range(3):
@@ -194,7 +194,7 @@ def test_a_failure_loses_everything() -> None:
     assert sorted(each.job.index for each in replica.fail()) == list(range(5))
     assert (replica.next_at, replica.running, replica.queued) == (inf, 0, 0)
     assert (replica.cache.held, replica.cache.used, replica.backlog_tokens) == (0, 0, 0)
-    assert repr(replica) == "<Replica waiting=0 running=0>"
+    assert repr(replica) == "<SimulatedReplica waiting=0 running=0>"
 
 
 def test_blocks_of_engine_and_traces_are_of_one_size() -> None:

@@ -9,7 +9,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from bench.simulate.experiment import Plan, Result, run_many
+from bench.simulate.experiment import Result, RunPlan, run_many
 from bench.simulate.generators import GENERATORS
 from bench.simulate.report import Report, as_json, build, cells, columns, headline, tables
 from bench.simulate.scenario import Scenario
@@ -21,7 +21,7 @@ WORKLOAD = GENERATORS["sessions"](60, random.Random(0), 1.0)
 def results() -> list[Result]:
     """Run two policies at two loads under two seeds."""
     plans = [
-        Plan(policy, seed, rate, load)
+        RunPlan(policy, seed, rate, load)
         for load, rate in ((0.5, 1.0), (0.9, 1.8))
         for policy in ("round-robin", "oracle")
         for seed in (0, 1)

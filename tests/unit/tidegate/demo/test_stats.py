@@ -89,7 +89,7 @@ def test_interval_rarely_misses() -> None:
 @pytest.mark.parametrize(("hits", "trials"), [(-1, 5), (6, 5), (0, 0)])
 def test_interval_refuses_impossible_counts(hits: int, trials: int) -> None:
     """Counts that no experiment yields are refused."""
-    with pytest.raises(ValueError, match="share"):
+    with pytest.raises(ValueError, match="fraction"):
         binomial_interval(hits, trials)
 
 

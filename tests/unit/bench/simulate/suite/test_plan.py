@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.simulate.choosers.registry import OTHERS, names
 from bench.simulate.generators import GENERATORS
+from bench.simulate.schedulers.registry import OTHERS, names
 from bench.simulate.suite.plan import AUTO, SUITES, everything, full
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from bench.simulate.scenario import Scenario
 from bench.simulate.suite.document import BEGIN, END, MarkersError, replaced
-from bench.simulate.suite.plan import AUTO, Arm, Chapter, Traffic
-from bench.simulate.suite.run import Section, Suite
+from bench.simulate.suite.plan import AUTO, Arm, Chapter, TrafficSource
+from bench.simulate.suite.run import Suite, SuiteSection
 from bench.simulate.suite.store import Store
 from bench.simulate.suite.tables import best, judged, markdown, reports
 
@@ -19,7 +19,7 @@ CHAPTERS = (
         "small",
         "Small trace",
         "About it.",
-        Traffic("mooncake-conversation.jsonl"),
+        TrafficSource("mooncake-conversation.jsonl"),
         (0.5, 0.8),
         (
             Arm((AUTO, "oracle", "least-in-flight"), Scenario(replicas=2)),
@@ -31,7 +31,7 @@ CHAPTERS = (
 )
 
 
-def run(path: Path) -> tuple[list[int], int, list[Section]]:
+def run(path: Path) -> tuple[list[int], int, list[SuiteSection]]:
     """Run the suite; return what was to be done, what was done, and the results."""
     suite = Suite(CHAPTERS, TRACES, Store(path), 2)
     totals: list[int] = []

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bench.simulate.measure import METRICS, Metrics
+from bench.simulate.measure import METRICS, RunMetrics
 from bench.simulate.scenario import Scenario
-from bench.simulate.suite.plan import Traffic
+from bench.simulate.suite.plan import TrafficSource
 from bench.simulate.suite.store import Store, digest, key, router_digest, simulator_digest
 
-NUMBERS = Metrics(**dict.fromkeys(METRICS, 0.5))
-TRAFFIC = Traffic("sessions", 50)
+NUMBERS = RunMetrics(**dict.fromkeys(METRICS, 0.5))
+TRAFFIC = TrafficSource("sessions", 50)
 
 
 def test_what_is_kept_is_found_by_the_next_one(tmp_path: Path) -> None:

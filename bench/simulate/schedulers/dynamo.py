@@ -12,26 +12,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from bench.simulate.choosers.base import Choice
-from bench.simulate.choosers.local import Own, Rule
+from bench.simulate.schedulers.base import SimulatedChoice
+from bench.simulate.schedulers.local import LocalLoad, LocalScheduler
 
 if TYPE_CHECKING:
-    from bench.simulate.choosers.base import World
+    from bench.simulate.schedulers.base import World
     from bench.simulate.workload import Job
 
 OVERLAP_WEIGHT: Final = 1.0
 
 
-class Dynamo(Rule):
+class Dynamo(LocalScheduler):
     """Least blocks to compute and to keep."""
 
     def __init__(self, world: World) -> None:
         scenario = world.scenario
         super().__init__(scenario.replicas, scenario.joiner, world.rng)
         self._world = world
-        self._prefill = Own(scenario.replicas, scenario.joiner)
+        self._prefill = LocalLoad(scenario.replicas, scenario.joiner)
 
-    def choose(self, job: Job, now: float) -> Choice | None:  # noqa: ARG002 - Chooser
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
         """Take the lowest cost."""
         size = self._world.block_tokens
         incoming = job.input_tokens / size
@@ -48,14 +48,14 @@ class Dynamo(Rule):
         order = [entry[-1] for entry in sorted(costs)[:3]]
         self._prefill.charge(job, order[0], max(incoming - matches[order[0]], 0.0))
         self.own.charge(job, order[0], incoming)
-        return Choice(order, matches[order[0]])
+        return SimulatedChoice(order, matches[order[0]])
 
     def moved(self, job: Job, replica: int, now: float) -> None:
         """Move both charges."""
         super().moved(job, replica, now)
         self._prefill.move(job, replica)
 
-    def answering(self, job: Job, now: float) -> None:  # noqa: ARG002 - Chooser
+    def answering(self, job: Job, now: float) -> None:  # noqa: ARG002 - interface
         """Release what was being computed."""
         self._prefill.release(job)
 

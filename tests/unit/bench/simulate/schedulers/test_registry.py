@@ -1,10 +1,10 @@
-"""Choosers by name."""
+"""Schedulers by name."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.simulate.choosers.registry import make_chooser, names
+from bench.simulate.schedulers.registry import make_scheduler, names
 from ext_proc.routing.policies import POLICIES
 from support.simulated import job, world
 
@@ -16,12 +16,12 @@ def test_every_policy_of_the_picker_can_be_simulated() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_name_makes_a_chooser(name: str) -> None:
+def test_every_name_makes_a_scheduler(name: str) -> None:
     """Each chooses a replica that exists."""
-    assert make_chooser(name, world(3)).choose(job(1, 1), 0.0).replicas[0] in range(3)
+    assert make_scheduler(name, world(3)).choose(job(1, 1), 0.0).replicas[0] in range(3)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     """The message lists what may be given."""
     with pytest.raises(ValueError, match=r"unknown policy 'best'; use one of: .*oracle"):
-        make_chooser("best", world(1))
+        make_scheduler("best", world(1))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.simulate.choosers.oracle import Oracle, Probe
 from bench.simulate.replica import ReplicaTask
+from bench.simulate.schedulers.oracle import Oracle, Probe
 from support.simulated import job, world
 
 
@@ -52,6 +52,6 @@ def test_the_probe_forgets_a_restarted_replica() -> None:
 @pytest.mark.parametrize("rule", [Oracle, Probe])
 def test_without_members_the_job_is_shed(rule: type[Oracle | Probe]) -> None:
     """Nobody there: no choice."""
-    chooser = rule(world(1))
-    chooser.membership(0, "silent", 0.0)
-    assert chooser.choose(job(1), 0.0) is None
+    scheduler = rule(world(1))
+    scheduler.membership(0, "silent", 0.0)
+    assert scheduler.choose(job(1), 0.0) is None

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from bench.simulate.choosers.base import Choice
-from bench.simulate.choosers.local import Rule
+from bench.simulate.schedulers.base import SimulatedChoice
+from bench.simulate.schedulers.local import LocalScheduler
 
 if TYPE_CHECKING:
-    from bench.simulate.choosers.base import Sample, World
+    from bench.simulate.schedulers.base import SimulatedSample, World
     from bench.simulate.workload import Job
 
 BARRIER_S: Final = 0.15
@@ -27,16 +27,16 @@ POLL_S: Final = 10.0
 MAX_KV: Final = 0.999
 
 
-class LeastLoad(Rule):
+class LeastLoad(LocalScheduler):
     """Shortest drain time, own dispatches credited between polls."""
 
     def __init__(self, world: World) -> None:
         replicas = world.scenario.replicas
         super().__init__(replicas, world.scenario.joiner, world.rng)
-        self._polled: list[Sample | None] = [None] * replicas
+        self._polled: list[SimulatedSample | None] = [None] * replicas
         self._since = [0.0] * replicas
 
-    def choose(self, job: Job, now: float) -> Choice | None:  # noqa: ARG002 - Chooser
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
         """Take the lowest score, of equal ones the lowest index."""
         costs: list[tuple[float, int]] = []
         for index in self.own.candidates():
@@ -53,9 +53,9 @@ class LeastLoad(Rule):
         order = [index for _, index in sorted(costs)[:3]]
         self._since[order[0]] += job.input_tokens
         self.own.charge(job, order[0], job.input_tokens)
-        return Choice(order)
+        return SimulatedChoice(order)
 
-    def observe(self, replica: int, sample: Sample, now: float) -> None:  # noqa: ARG002 - Chooser
+    def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:  # noqa: ARG002 - interface
         """Take a reading where the last one is a poll's interval old."""
         last = self._polled[replica]
         if last is None or sample.at - last.at >= POLL_S:

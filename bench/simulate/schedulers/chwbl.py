@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Final
 
 from xxhash import xxh64_intdigest
 
-from bench.simulate.choosers.base import Choice
-from bench.simulate.choosers.local import Rule
+from bench.simulate.schedulers.base import SimulatedChoice
+from bench.simulate.schedulers.local import LocalScheduler
 
 if TYPE_CHECKING:
-    from bench.simulate.choosers.base import World
+    from bench.simulate.schedulers.base import World
     from bench.simulate.workload import Job
 
 POINTS: Final = 256
 LOAD_FACTOR: Final = 1.25
 
 
-class BoundedHash(Rule):
+class BoundedHash(LocalScheduler):
     """The ring with a bound.
 
     Args:
@@ -45,7 +45,7 @@ class BoundedHash(Rule):
             for point in range(POINTS)
         )
 
-    def choose(self, job: Job, now: float) -> Choice | None:  # noqa: ARG002 - Chooser
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
         """Walk the ring from the key."""
         members = set(self.own.candidates())
         if not members:
@@ -65,4 +65,4 @@ class BoundedHash(Rule):
                     break
         order += over
         self.own.charge(job, order[0], job.input_tokens)
-        return Choice(order[:3])
+        return SimulatedChoice(order[:3])

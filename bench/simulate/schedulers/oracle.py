@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from bench.simulate.choosers.base import Choice
-from bench.simulate.choosers.local import Rule, SeenBlocks
+from bench.simulate.schedulers.base import SimulatedChoice
+from bench.simulate.schedulers.local import LocalScheduler, SeenBlocks
 
 if TYPE_CHECKING:
-    from bench.simulate.choosers.base import World
+    from bench.simulate.schedulers.base import World
     from bench.simulate.workload import Job
 
 
-class Oracle(Rule):
+class Oracle(LocalScheduler):
     """Least time to this job's first token, every cache and queue known exactly and at once.
 
     It is greedy: it does not ask what its choice costs others, so it is no bound. A replica's
@@ -23,7 +23,7 @@ class Oracle(Rule):
         super().__init__(world.scenario.replicas, world.scenario.joiner, world.rng)
         self._world = world
 
-    def choose(self, job: Job, now: float) -> Choice | None:  # noqa: ARG002 - Chooser
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
         """Take the replica that answers first."""
         fleet = self._world.fleet
         costs = [(fleet[index].wait_s(job), index) for index in self.own.candidates()]
@@ -32,7 +32,7 @@ class Oracle(Rule):
         order = self.ordered(costs)
         uncached = fleet[order[0]].foresee(job)
         self.own.charge(job, order[0], uncached)
-        return Choice(order, (job.input_tokens - uncached) // self._world.block_tokens)
+        return SimulatedChoice(order, (job.input_tokens - uncached) // self._world.block_tokens)
 
 
 MISS_WEIGHT: Final = 4.0
@@ -41,7 +41,7 @@ IN_FLIGHT_S: Final = 0.04
 """Seconds of engine time per request in flight."""
 
 
-class Probe(Rule):
+class Probe(LocalScheduler):
     """The price that knows only its own dispatches, with the replicas' true rates.
 
     ``drain + (1 + 4) * uncached / R + 0.04 * in_flight``, where ``drain`` is a virtual clock per
@@ -60,7 +60,7 @@ class Probe(Rule):
         ]
         self._busy_until = [0.0] * scenario.replicas
 
-    def choose(self, job: Job, now: float) -> Choice | None:
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:
         """Take the lowest price."""
         costs: list[tuple[float, int]] = []
         matches: dict[int, int] = {}
@@ -78,7 +78,7 @@ class Probe(Rule):
         self._busy_until[pick] = max(self._busy_until[pick], now) + uncached / self._rates[pick]
         self._index.insert(pick, job.blocks)
         self.own.charge(job, pick, uncached)
-        return Choice(order, matches[pick])
+        return SimulatedChoice(order, matches[pick])
 
     def forget(self, replica: int) -> None:
         """Drop the blocks and the clock of a restarted replica."""

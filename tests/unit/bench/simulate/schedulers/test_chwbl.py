@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.simulate.choosers.chwbl import BoundedHash
+from bench.simulate.schedulers.chwbl import BoundedHash
 from support.simulated import job, world
 
 

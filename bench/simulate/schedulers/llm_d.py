@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from bench.simulate.choosers.base import Choice
-from bench.simulate.choosers.local import Own, Rule, SeenBlocks
+from bench.simulate.schedulers.base import SimulatedChoice
+from bench.simulate.schedulers.local import LocalLoad, LocalScheduler, SeenBlocks
 
 if TYPE_CHECKING:
-    from bench.simulate.choosers.base import World
+    from bench.simulate.schedulers.base import World
     from bench.simulate.workload import Job
 
 AFFINITY: Final = 0.80
 MAX_PENALTY_S: Final = 18.0
 
 
-class AffinityFilter(Rule):
+class AffinityFilter(LocalScheduler):
     """Sticky until saturated."""
 
     def __init__(self, world: World) -> None:
@@ -33,9 +33,9 @@ class AffinityFilter(Rule):
         self._tokens = world.block_tokens
         self._rate = scenario.engine.prefill_rate
         self._index = SeenBlocks(scenario.replicas, scenario.engine.cache_blocks)
-        self._prefill = Own(scenario.replicas, scenario.joiner)
+        self._prefill = LocalLoad(scenario.replicas, scenario.joiner)
 
-    def choose(self, job: Job, now: float) -> Choice | None:  # noqa: ARG002 - Chooser
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
         """Filter by match, then take the least token load."""
         members = self.own.candidates()
         if not members:
@@ -60,14 +60,14 @@ class AffinityFilter(Rule):
         self._index.insert(order[0], job.blocks)
         self._prefill.charge(job, order[0], uncached)
         self.own.charge(job, order[0], uncached)
-        return Choice(order, matches[order[0]])
+        return SimulatedChoice(order, matches[order[0]])
 
     def moved(self, job: Job, replica: int, now: float) -> None:
         """Move both charges."""
         super().moved(job, replica, now)
         self._prefill.move(job, replica)
 
-    def answering(self, job: Job, now: float) -> None:  # noqa: ARG002 - Chooser
+    def answering(self, job: Job, now: float) -> None:  # noqa: ARG002 - interface
         """Release the prompt's tokens."""
         self._prefill.release(job)
 

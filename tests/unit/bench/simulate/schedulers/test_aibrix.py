@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.simulate.choosers.aibrix import PrefixCache
+from bench.simulate.schedulers.aibrix import PrefixCache
 from support.simulated import job, world
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.simulate.choosers.smg import LeastLoad
+from bench.simulate.schedulers.smg import LeastLoad
 from support.simulated import job, sample, world
 
 

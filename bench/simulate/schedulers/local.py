@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from bench.simulate.choosers.base import Sample
+    from bench.simulate.schedulers.base import SimulatedSample
     from bench.simulate.workload import Job
 
 
@@ -17,7 +17,7 @@ class _Charge(NamedTuple):
     tokens: float
 
 
-class Own:
+class LocalLoad:
     """Requests and prompt tokens in flight per replica, as a router counts its own.
 
     Rule: a charge is made once per choice, moves with a retry and is given back once.
@@ -61,8 +61,8 @@ class Own:
             self.settle(job)
 
 
-class Rule:
-    """A chooser that counts its own dispatches; rules add their choice.
+class LocalScheduler:
+    """A scheduler that counts its own dispatches; rules add their choice.
 
     Args:
         replicas: How many.
@@ -71,24 +71,24 @@ class Rule:
     """
 
     def __init__(self, replicas: int, absent: int | None, rng: Random) -> None:
-        self.own = Own(replicas, absent)
+        self.own = LocalLoad(replicas, absent)
         self.rng = rng
 
-    def moved(self, job: Job, replica: int, now: float) -> None:  # noqa: ARG002 - Chooser
+    def moved(self, job: Job, replica: int, now: float) -> None:  # noqa: ARG002 - interface
         """Count the job on the fallback that took it."""
         self.own.move(job, replica)
 
     def answering(self, job: Job, now: float) -> None:
         """Ignore it; rules that release work at the first token override this."""
 
-    def settled(self, job: Job, now: float) -> None:  # noqa: ARG002 - Chooser
+    def settled(self, job: Job, now: float) -> None:  # noqa: ARG002 - interface
         """Give the charge back."""
         self.own.settle(job)
 
-    def observe(self, replica: int, sample: Sample, now: float) -> None:
+    def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:
         """Ignore it; rules that read telemetry override this."""
 
-    def membership(self, replica: int, change: str, now: float) -> None:  # noqa: ARG002 - Chooser
+    def membership(self, replica: int, change: str, now: float) -> None:  # noqa: ARG002 - interface
         """Leave a silent replica out; take it back when it restarted."""
         self.own.present[replica] = change != "silent"
         if change == "restarted":

@@ -1,4 +1,4 @@
-"""What the simulated fleet asks of a chooser and tells it."""
+"""What the simulated fleet asks of a scheduler and tells it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from bench.simulate.replica import Replica
+    from bench.simulate.replica import SimulatedReplica
     from bench.simulate.scenario import Scenario
     from bench.simulate.workload import Job
 
 
-class Choice(NamedTuple):
+class SimulatedChoice(NamedTuple):
     """An ordered choice."""
 
     replicas: Sequence[int]
     """The pick and then its fallbacks; not empty."""
     matched: int = 0
-    """Prompt blocks that the chooser believes the pick to hold."""
+    """Prompt blocks that the scheduler believes the pick to hold."""
 
 
-class Sample(NamedTuple):
+class SimulatedSample(NamedTuple):
     """What a replica says about itself."""
 
     at: float
@@ -37,20 +37,20 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a chooser is made with."""
+    """What a scheduler is made with."""
 
     scenario: Scenario
     rng: Random
-    fleet: Sequence[Replica]
+    fleet: Sequence[SimulatedReplica]
     """The replicas themselves. Only an oracle and rules that are fed by exact cache events may
     look into them; which ones do is said in their docstrings."""
     block_tokens: int
 
 
-class Chooser(Protocol):
+class SimulatedScheduler(Protocol):
     """Chooses replicas for jobs. Times are simulated seconds and never go back."""
 
-    def choose(self, job: Job, now: float) -> Choice | None:
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:
         """Choose, and count the job as sent to the first choice; ``None`` = refuse (shed) it."""
         ...
 
@@ -66,7 +66,7 @@ class Chooser(Protocol):
         """Hear that the job has ended in whichever way; once for each choice."""
         ...
 
-    def observe(self, replica: int, sample: Sample, now: float) -> None:
+    def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:
         """Take a replica's telemetry."""
         ...
 

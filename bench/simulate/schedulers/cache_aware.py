@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from bench.simulate.choosers.base import Choice
-from bench.simulate.choosers.local import Rule, SeenBlocks
+from bench.simulate.schedulers.base import SimulatedChoice
+from bench.simulate.schedulers.local import LocalScheduler, SeenBlocks
 
 if TYPE_CHECKING:
-    from bench.simulate.choosers.base import World
+    from bench.simulate.schedulers.base import World
     from bench.simulate.workload import Job
 
 MATCH_SHARE: Final = 0.3
@@ -27,7 +27,7 @@ TREE_TOKENS: Final = 67_108_864 // 4
 """At four characters per token."""
 
 
-class CacheAware(Rule):
+class CacheAware(LocalScheduler):
     """Longest match unless the fleet is out of balance."""
 
     def __init__(self, world: World) -> None:
@@ -36,7 +36,7 @@ class CacheAware(Rule):
         self._tokens = world.block_tokens
         self._tree = SeenBlocks(scenario.replicas, TREE_TOKENS // world.block_tokens)
 
-    def choose(self, job: Job, now: float) -> Choice | None:  # noqa: ARG002 - Chooser
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
         """Choose by balance, then match, then load."""
         members = self.own.candidates()
         if not members:
@@ -50,7 +50,7 @@ class CacheAware(Rule):
                 order = [best, *[index for index in order if index != best]]
         self._tree.insert(order[0], job.blocks)
         self.own.charge(job, order[0], job.input_tokens)
-        return Choice(order, matches[order[0]])
+        return SimulatedChoice(order, matches[order[0]])
 
     def forget(self, replica: int) -> None:
         """Drop a restarted worker from the tree."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.simulate.choosers.cache_aware import CacheAware
+from bench.simulate.schedulers.cache_aware import CacheAware
 from support.simulated import job, world
 
 

@@ -13,18 +13,18 @@ from __future__ import annotations
 from math import sqrt
 from typing import TYPE_CHECKING, Final
 
-from bench.simulate.choosers.base import Choice
-from bench.simulate.choosers.local import Rule, SeenBlocks
+from bench.simulate.schedulers.base import SimulatedChoice
+from bench.simulate.schedulers.local import LocalScheduler, SeenBlocks
 
 if TYPE_CHECKING:
-    from bench.simulate.choosers.base import World
+    from bench.simulate.schedulers.base import World
     from bench.simulate.workload import Job
 
 IMBALANCE: Final = 8
 SIGMAS: Final = 1.0
 
 
-class PrefixCache(Rule):
+class PrefixCache(LocalScheduler):
     """Longest match among those that are not fuller than the others."""
 
     def __init__(self, world: World) -> None:
@@ -32,7 +32,7 @@ class PrefixCache(Rule):
         super().__init__(scenario.replicas, scenario.joiner, world.rng)
         self._index = SeenBlocks(scenario.replicas, scenario.engine.cache_blocks)
 
-    def choose(self, job: Job, now: float) -> Choice | None:  # noqa: ARG002 - Chooser
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
         """Choose by balance, then match within the bound, then load."""
         members = self.own.candidates()
         if not members:
@@ -52,7 +52,7 @@ class PrefixCache(Rule):
                 order = [best, *[index for index in order if index != best]]
         self._index.insert(order[0], job.blocks)
         self.own.charge(job, order[0], job.input_tokens)
-        return Choice(order[:3], matches[order[0]])
+        return SimulatedChoice(order[:3], matches[order[0]])
 
     def forget(self, replica: int) -> None:
         """Drop a restarted pod's blocks."""

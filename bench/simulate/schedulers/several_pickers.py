@@ -13,33 +13,38 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bench.simulate.choosers.base import Choice, Chooser, Sample, World
+    from bench.simulate.schedulers.base import (
+        SimulatedChoice,
+        SimulatedSample,
+        SimulatedScheduler,
+        World,
+    )
     from bench.simulate.workload import Job
 
 
-class Several:
-    """Choosers behind one interface; which one decides on a job is drawn by chance.
+class SeveralPickers:
+    """Schedulers behind one interface; which one decides on a job is drawn by chance.
 
     Args:
-        make: Makes one chooser.
-        world: The simulation; each chooser gets chance of its own.
+        make: Makes one scheduler.
+        world: The simulation; each scheduler gets chance of its own.
     """
 
-    def __init__(self, make: Callable[[World], Chooser], world: World) -> None:
+    def __init__(self, make: Callable[[World], SimulatedScheduler], world: World) -> None:
         self._rng = world.rng
-        self._choosers = [
+        self._schedulers = [
             make(replace(world, rng=Random(world.rng.getrandbits(64))))  # noqa: S311 - repeatable
             for _ in range(world.scenario.pickers)
         ]
-        self._of: dict[int, Chooser] = {}
+        self._of: dict[int, SimulatedScheduler] = {}
         """Who decided, per job in flight."""
 
-    def choose(self, job: Job, now: float) -> Choice | None:
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:
         """Let one of them choose."""
-        chooser = self._rng.choice(self._choosers)
-        choice = chooser.choose(job, now)
+        scheduler = self._rng.choice(self._schedulers)
+        choice = scheduler.choose(job, now)
         if choice is not None:
-            self._of[job.index] = chooser
+            self._of[job.index] = scheduler
         return choice
 
     def moved(self, job: Job, replica: int, now: float) -> None:
@@ -54,12 +59,12 @@ class Several:
         """Tell the one that decided, for the last time."""
         self._of.pop(job.index).settled(job, now)
 
-    def observe(self, replica: int, sample: Sample, now: float) -> None:
+    def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:
         """Tell all."""
-        for chooser in self._choosers:
-            chooser.observe(replica, sample, now)
+        for scheduler in self._schedulers:
+            scheduler.observe(replica, sample, now)
 
     def membership(self, replica: int, change: str, now: float) -> None:
         """Tell all."""
-        for chooser in self._choosers:
-            chooser.membership(replica, change, now)
+        for scheduler in self._schedulers:
+            scheduler.membership(replica, change, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.simulate.choosers.llm_d import AffinityFilter
+from bench.simulate.schedulers.llm_d import AffinityFilter
 from support.simulated import job, world
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.simulate.choosers.dynamo import Dynamo
 from bench.simulate.replica import ReplicaTask
+from bench.simulate.schedulers.dynamo import Dynamo
 from support.simulated import job, world
 
 

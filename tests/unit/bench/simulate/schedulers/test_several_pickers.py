@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bench.simulate.choosers.local import Rule
-from bench.simulate.choosers.registry import make_chooser
-from bench.simulate.choosers.several import Several
-from bench.simulate.choosers.smg import LeastLoad
+from bench.simulate.schedulers.local import LocalScheduler
+from bench.simulate.schedulers.registry import make_scheduler
+from bench.simulate.schedulers.several_pickers import SeveralPickers
+from bench.simulate.schedulers.smg import LeastLoad
 from support.simulated import job, sample, world
 
 NUMBER = 4
 
 
-def several() -> Several:
+def several() -> SeveralPickers:
     """Return four pickers over two replicas."""
-    return Several(LeastLoad, world(2, pickers=NUMBER))
+    return SeveralPickers(LeastLoad, world(2, pickers=NUMBER))
 
 
 def test_each_decides_on_its_share() -> None:
@@ -23,7 +23,9 @@ def test_each_decides_on_its_share() -> None:
     made = several()
     for number in range(200):
         made.choose(job(number), 0.0)
-    shares = [sum(each.own.requests) for each in made._choosers if isinstance(each, Rule)]
+    shares = [
+        sum(each.own.requests) for each in made._schedulers if isinstance(each, LocalScheduler)
+    ]
     assert sum(shares) == 200
     assert min(shares) > 30
 
@@ -36,13 +38,15 @@ def test_who_decided_hears_of_the_job() -> None:
         made.moved(job(number), 1, 0.0)
         made.answering(job(number), 0.1)
     held = Counter[int]()
-    for each in made._choosers:
-        assert isinstance(each, Rule)
+    for each in made._schedulers:
+        assert isinstance(each, LocalScheduler)
         held.update(dict(enumerate(each.own.requests)))
     assert held == {0: 0, 1: 20}
     for number in range(20):
         made.settled(job(number), 0.2)
-    assert all(each.own.requests == [0, 0] for each in made._choosers if isinstance(each, Rule))
+    assert all(
+        each.own.requests == [0, 0] for each in made._schedulers if isinstance(each, LocalScheduler)
+    )
 
 
 def test_readings_and_deaths_reach_all() -> None:
@@ -59,5 +63,5 @@ def test_readings_and_deaths_reach_all() -> None:
 
 def test_a_scenario_with_pickers_makes_them() -> None:
     """The registry gives several where the scenario says so."""
-    assert isinstance(make_chooser("auto", world(2, pickers=2)), Several)
-    assert not isinstance(make_chooser("auto", world(2)), Several)
+    assert isinstance(make_scheduler("auto", world(2, pickers=2)), SeveralPickers)
+    assert not isinstance(make_scheduler("auto", world(2)), SeveralPickers)

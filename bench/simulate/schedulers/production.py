@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from bench.simulate.choosers.base import Choice
+from bench.simulate.schedulers.base import SimulatedChoice
 from ext_proc.routing.pipeline.context import CHARS_PER_TOKEN
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
@@ -16,7 +16,7 @@ from ext_proc.routing.values.settings import SlowStart
 from ext_proc.routing.values.ticket import Outcome, Ticket
 
 if TYPE_CHECKING:
-    from bench.simulate.choosers.base import Sample, World
+    from bench.simulate.schedulers.base import SimulatedSample, World
     from bench.simulate.workload import Job
 
 POOL: Final = "simulated"
@@ -26,7 +26,7 @@ _FALLBACKS: Final = 2
 _BLOCK_ID_BYTES: Final = 8
 
 
-class Production:
+class ProductionScheduler:
     """The production router under one policy.
 
     It knows what the picker knows: prompt bytes, block hashes, its own dispatches and settles,
@@ -76,7 +76,7 @@ class Production:
             slow_start=SlowStart(window_s=scenario.slow_start_s),
         )
 
-    def choose(self, job: Job, now: float) -> Choice | None:
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:
         """Let the router decide on the request that a client would have sent."""
         self._read_log(now)
         features = Features(
@@ -94,7 +94,7 @@ class Production:
         if decision.ticket is not None:
             self._tickets[job.index] = decision.ticket
         replicas = [self._by_address[address] for address in decision.addresses]
-        return Choice(replicas, decision.matched_blocks)
+        return SimulatedChoice(replicas, decision.matched_blocks)
 
     def moved(self, job: Job, replica: int, now: float) -> None:
         """Tell the router who served, as Envoy's answer does."""
@@ -121,7 +121,7 @@ class Production:
         if ticket is not None:
             self._router.settle(ticket, Outcome.DONE, now)
 
-    def observe(self, replica: int, sample: Sample, now: float) -> None:  # noqa: ARG002 - Chooser
+    def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:  # noqa: ARG002 - interface
         """Hand on what Triton's metrics would say."""
         reading = Reading(
             at=sample.at,

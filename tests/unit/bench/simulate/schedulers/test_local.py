@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from bench.simulate.choosers.local import Own, Rule, SeenBlocks
+from bench.simulate.schedulers.local import LocalLoad, LocalScheduler, SeenBlocks
 from support.simulated import job
 
 
 def test_a_charge_is_given_back_where_it_moved() -> None:
     """A retry moves requests and tokens; the settle leaves nothing behind."""
-    own = Own(2, None)
+    own = LocalLoad(2, None)
     own.charge(job(1), 0, 50.0)
     own.move(job(1), 1)
     assert (own.requests, own.tokens) == ([0, 1], [0.0, 50.0])
@@ -25,7 +25,7 @@ def test_a_charge_is_given_back_where_it_moved() -> None:
 
 def test_members_are_those_present() -> None:
     """A late joiner and a silent replica are no candidates; both can come."""
-    rule = Rule(3, 0, random.Random(0))
+    rule = LocalScheduler(3, 0, random.Random(0))
     assert rule.own.candidates() == [1, 2]
     rule.membership(0, "joined", 1.0)
     rule.membership(2, "silent", 2.0)
@@ -36,7 +36,7 @@ def test_members_are_those_present() -> None:
 
 def test_equal_costs_are_drawn() -> None:
     """Ties go everywhere; lower costs come first."""
-    rule = Rule(4, None, random.Random(0))
+    rule = LocalScheduler(4, None, random.Random(0))
     firsts = {rule.ordered([(1.0, 0), (1.0, 1), (2.0, 2), (3.0, 3)])[0] for _ in range(50)}
     assert firsts == {0, 1}
     assert rule.ordered([(2.0, 0), (1.0, 1)]) == [1, 0]

@@ -1,0 +1,55 @@
+"""The schedulers by name: every policy of the picker, then those that exist only here."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from bench.simulate.schedulers.aibrix import PrefixCache
+from bench.simulate.schedulers.cache_aware import CacheAware
+from bench.simulate.schedulers.chwbl import BoundedHash
+from bench.simulate.schedulers.dynamo import Dynamo
+from bench.simulate.schedulers.llm_d import AffinityFilter
+from bench.simulate.schedulers.oracle import Oracle, Probe
+from bench.simulate.schedulers.production import ProductionScheduler
+from bench.simulate.schedulers.several_pickers import SeveralPickers
+from bench.simulate.schedulers.smg import LeastLoad
+from ext_proc.routing.policies import POLICIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bench.simulate.schedulers.base import SimulatedScheduler, World
+
+OTHERS: Final[dict[str, Callable[[World], SimulatedScheduler]]] = {
+    "cache-aware": CacheAware,
+    "smg-least-load": LeastLoad,
+    "dynamo": Dynamo,
+    "llm-d": AffinityFilter,
+    "aibrix": PrefixCache,
+    "kubeai-chwbl": BoundedHash,
+    "chwbl-depth2": lambda world: BoundedHash(world, depth=2),
+    "probe": Probe,
+    "oracle": Oracle,
+}
+"""Published rules of other routers, and what bounds or guides ours."""
+
+
+def names() -> list[str]:
+    """Return the names of all schedulers."""
+    return [*POLICIES, *OTHERS]
+
+
+def make_scheduler(name: str, world: World) -> SimulatedScheduler:
+    """Make a scheduler, or one per picker where the scenario has several.
+
+    Raises:
+        ValueError: Nothing has that name; the message lists the names.
+    """
+    if name in POLICIES:
+        make: Callable[[World], SimulatedScheduler] = partial(ProductionScheduler, name)
+    elif name in OTHERS:
+        make = OTHERS[name]
+    else:
+        raise ValueError(f"unknown policy {name!r}; use one of: {', '.join(names())}")
+    return make(world) if world.scenario.pickers == 1 else SeveralPickers(make, world)

@@ -23,6 +23,7 @@ def _generate(destination: Path) -> list[Path]:
     scripts = Path(sys.executable).parent
     common = [
         sys.executable,
+        "-P",
         "-m",
         "grpc_tools.protoc",
         # A virtual folder: the code is importable as `tidegate_api`, wherever the schemas stand.

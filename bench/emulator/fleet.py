@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
@@ -20,6 +19,7 @@ from tidegate.stack.processes.ports import HeldPorts
 from tidegate.stack.processes.supervisor import Supervisor
 from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder
+from tidegate_common.children import module_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ class EmulatedFleet:
                 grpc = ("--grpc", place.grpc) if self._grpc else ()
                 await self._supervisor.start(
                     place.name,
-                    (sys.executable, "-m", "bench.emulator", *flags, *grpc),
+                    module_command("bench.emulator", *flags, *grpc),
                     service_environment(),
                 )
             for place in self.places:

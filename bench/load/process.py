@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.load.plan import LoadPlan, Results, read_results, write_plan
 from tidegate.stack.processes.environment import service_environment
+from tidegate_common.children import module_command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,7 +38,7 @@ async def run_load(
         asked, told = Path(folder) / "plan", Path(folder) / "results"
         write_plan(asked, plan)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bench.load", str(asked), str(told)),
+            *module_command("bench.load", str(asked), str(told)),
             env=service_environment(),
             stderr=asyncio.subprocess.PIPE,
         )

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -27,6 +26,7 @@ import structlog
 from ext_proc.settings import EXIT_USAGE
 from tidegate_common import logs
 from tidegate_common.backoff import Backoff
+from tidegate_common.children import child_environment, module_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,9 +124,9 @@ class Crew:
     async def _live(self, number: int) -> int:
         """Run a worker until it ends; return its exit code, negative for a signal's."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "ext_proc.workers", self._folder, str(number), str(len(self._plans))),
+            *module_command("ext_proc.workers", self._folder, str(number), str(len(self._plans))),
             self._plans[number].model_dump_json(),
+            env=child_environment(),
             stdin=asyncio.subprocess.PIPE,
         )
         ended = asyncio.create_task(process.wait())

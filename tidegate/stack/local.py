@@ -14,7 +14,6 @@ Rules:
 
 from __future__ import annotations
 
-import sys
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -38,6 +37,7 @@ from tidegate.stack.processes.waiting import http_ok, wait_until
 from tidegate.stack.runfolder import RunFolder
 from tidegate.stack.tritons.fleet import Tritons
 from tidegate.stack.tritons.replica import MODELS, TritonReplica
+from tidegate_common.children import module_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -126,7 +126,7 @@ class LocalStack:
         """Start all processes and wait until requests are served.
 
         Raises:
-            DemoExtraMissingError: Envoy or Triton is not installed.
+            ExtraMissingError: Envoy or Triton is not installed.
             CrashError: A child crashed; the message contains the end of its log.
             StackError: A process was not ready in time; the message says what was missing.
         """
@@ -334,7 +334,7 @@ class LocalStack:
         group: bool = False,
         installed: Path | None = None,
     ) -> None:
-        command = (sys.executable, "-m", module, *flags)
+        command = module_command(module, *flags)
         await self._supervisor.start(name, command, service_environment(installed), group=group)
 
     async def _launch_envoy(self, binary: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING
 
-ROOT: Final = Path(__file__).resolve().parents[3]
-"""Root of the code that this process runs."""
+from tidegate_common.children import ROOT, child_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def service_environment(installed: Path | None = None) -> dict[str, str]:
@@ -17,8 +17,4 @@ def service_environment(installed: Path | None = None) -> dict[str, str]:
         installed: Installation of the project to import from, such as ``build/compiled``;
             default: ``ROOT``.
     """
-    first = ROOT if installed is None else installed
-    path = os.pathsep.join(part for part in (str(first), os.environ.get("PYTHONPATH", "")) if part)
-    made = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-    # Without it, `python -m` searches the current folder first.
-    return made if installed is None else {**made, "PYTHONSAFEPATH": "1"}
+    return {**child_environment(installed or ROOT), "PYTHONUNBUFFERED": "1"}

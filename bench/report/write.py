@@ -100,7 +100,7 @@ def _drawn(found: Sequence[ReportSection]) -> tuple[dict[int, list[tuple[str, by
             for number, section in enumerate(found)
         }, ""
     except ImportError:
-        return {}, "No plots: pip install 'tidegate[bench]'."
+        return {}, "No plots: pip install -e '.[bench]' in the checkout."
 
 
 def _save(images: Mapping[int, Sequence[tuple[str, bytes]]], folder: Path) -> None:

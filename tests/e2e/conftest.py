@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from support.replicas import PATIENT
-from tidegate.stack.assets import DemoExtraMissingError
+from tidegate.stack.assets import ExtraMissingError
 from tidegate.stack.envoy import envoy_binary
 from tidegate.stack.fleet import FleetChange, apply_change
 from tidegate.stack.local import LocalStack
@@ -49,7 +49,7 @@ def demo_extra() -> None:
     try:
         find_triton()
         envoy_binary()
-    except DemoExtraMissingError as error:
+    except ExtraMissingError as error:
         pytest.skip(str(error))
 
 

@@ -22,11 +22,11 @@ _COMPLAINT = re.compile(r"error initializing configuration '[^']*': (.*)", re.DO
 
 def find_envoy() -> Path | None:
     """Return the path of the installed Envoy binary, or ``None``."""
-    from tidegate.stack.envoy import DemoExtraMissingError, envoy_binary
+    from tidegate.stack.envoy import ExtraMissingError, envoy_binary
 
     try:
         return envoy_binary()
-    except DemoExtraMissingError:
+    except ExtraMissingError:
         return None
 
 

@@ -23,7 +23,7 @@ from tidegate.demo.operator import Operator
 from tidegate.demo.phases import affinity, canary, forms, picker_loss, replica_loss, traffic
 from tidegate.demo.report import DemoVerdict, PhaseFinding, show, show_summary
 from tidegate.demo.scene import Scene, page_session
-from tidegate.stack.assets import DemoExtraMissingError
+from tidegate.stack.assets import ExtraMissingError
 from tidegate.stack.local import LocalStack
 from tidegate.stack.processes.supervisor import CrashError
 from tidegate.stack.processes.waiting import StackError
@@ -85,7 +85,7 @@ async def run(options: DemoOptions) -> int:
     out = console()
     try:
         return await _run(options, out, interrupt)
-    except (CrashError, StackError, DemoExtraMissingError) as error:
+    except (CrashError, StackError, ExtraMissingError) as error:
         raise CliError(str(error)) from error
     except asyncio.CancelledError:
         if not interrupt.happened:

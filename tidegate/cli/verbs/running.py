@@ -72,7 +72,7 @@ def demo(
     """Run the whole system on this machine with real Triton, Envoy and traffic."""
     import asyncio
 
-    from tidegate.stack.assets import DemoExtraMissingError
+    from tidegate.stack.assets import ExtraMissingError
     from tidegate.stack.envoy import envoy_binary
     from tidegate.stack.tritons.replica import find_triton
     from tidegate.terminal.errors import CliError
@@ -80,7 +80,7 @@ def demo(
     try:
         find_triton()
         envoy_binary()
-    except DemoExtraMissingError as error:
+    except ExtraMissingError as error:
         raise CliError(str(error)) from None
     # Imported after the check: the demo's clients import packages of the extra.
     from tidegate.demo.run import DemoOptions, run
@@ -166,6 +166,15 @@ def picker(
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="ext_proc address for Envoys.")
     ] = "127.0.0.1:18001",
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            "--advertise",
+            metavar="HOST:PORT",
+            help="Address by which the fleet's pickers.addresses knows this picker, if it is not"
+            " that of --listen.",
+        ),
+    ] = None,
     xds_: Annotated[
         str, typer.Option("--xds", metavar="HOST:PORT", help="ADS address of the control server.")
     ] = "127.0.0.1:18000",
@@ -223,6 +232,7 @@ def picker(
     arguments = [
         *("--workers", str(workers)),
         *("--listen", listen),
+        *(("--advertise", advertise) if advertise else ()),
         *("--xds", xds_),
         *("--metrics", metrics),
         *(("--id", name) if name else ()),

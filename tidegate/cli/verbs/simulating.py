@@ -137,7 +137,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Compare routing policies on a trace in simulated time. Needs a checkout."""
-    command = laboratory.load("bench.simulate.command", "simulator", "python -m tidegate simulate")
+    command = laboratory.load("bench.simulate.command", "simulator", "tidegate simulate")
     try:
         if html or png:
             command.require_matplotlib()

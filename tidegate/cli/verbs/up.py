@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ext_proc.settings import MAX_WORKERS
 from tidegate.cli.verbs.files import read_text
 from tidegate.stack.addresses import Addresses
-from tidegate.stack.assets import DemoExtraMissingError
+from tidegate.stack.assets import ExtraMissingError
 from tidegate.stack.local import LocalStack
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate.stack.processes.supervisor import Crash, CrashError
@@ -93,7 +93,7 @@ async def run(options: UpOptions) -> int:
         try:
             async with stack:
                 crash = await _stay(out, stack)
-        except (CrashError, StackError, DemoExtraMissingError) as error:
+        except (CrashError, StackError, ExtraMissingError) as error:
             raise CliError(str(error)) from error
     if crash is None:
         return OK

@@ -69,7 +69,7 @@ class Tritons:
         """Start all replicas and wait until all models are ready.
 
         Raises:
-            DemoExtraMissingError: Triton is not installed.
+            ExtraMissingError: Triton is not installed.
             CrashError: A replica crashed during its start.
             StackError: A replica was not ready in time.
         """

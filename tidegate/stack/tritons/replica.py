@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tidegate.stack.assets import DemoExtraMissingError, asset
+from tidegate.stack.assets import ExtraMissingError, asset
 from tidegate.stack.runfolder import is_live
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ def find_triton() -> TritonInstallation:
     """Find Triton in the ``nvidia-pytriton`` wheel, without importing it.
 
     Raises:
-        DemoExtraMissingError: Triton is not installed, or not for this Python version.
+        ExtraMissingError: Triton is not installed, or not for this Python version.
     """
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
-        raise DemoExtraMissingError("Triton (the nvidia-pytriton wheel)")
+        raise ExtraMissingError("Triton (the nvidia-pytriton wheel)", "demo")
     package = Path(spec.origin).parent
     home = package / "tritonserver"
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -103,7 +103,7 @@ def find_triton() -> TritonInstallation:
     )
     for path in (found.server, found.backend, found.stub, found.libraries):
         if not path.exists():
-            raise DemoExtraMissingError(f"Triton for Python {python} ({path})")
+            raise ExtraMissingError(f"Triton for Python {python} ({path})", "demo")
     return found
 
 

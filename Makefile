@@ -14,9 +14,7 @@ FLOOR_xds_server := 97
 # Says at once, in one sentence, that pip would search in vain: before an environment is made.
 CHECK  := $(PYTHON) -I tidegate/stack/machine.py demo
 
-.PHONY: help demo test check lint format protos bench compiled test-compiled dist docs coverage clean
-
-.PHONY: help demo test coverage check lint format protos bench compiled test-compiled clean
+.PHONY: help demo test coverage check lint format protos docs bench compiled test-compiled dist clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shlex
+import sys
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
@@ -14,7 +16,7 @@ from tidegate.demo.clients import AnswerError, fetch_text
 from tidegate.demo.counters import ReplicaCounters, read_counts
 from tidegate.demo.picker_page import Seen, read_replicas
 from tidegate.demo.report import percent
-from tidegate.terminal.output import table
+from tidegate.terminal.output import command_line, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,19 +84,33 @@ def replica_table(
 
 
 def examples(stack: LocalStack) -> str:
-    """Return the addresses of the system and commands to copy."""
+    """Return addresses, and lines that a POSIX shell runs as they stand, in any folder."""
+    return f"{addresses(stack)}\n{commands(stack)}"
+
+
+def addresses(stack: LocalStack) -> str:
+    """Return the addresses of the parts."""
     return f"""
 up; Ctrl-C stops everything. Logs and configuration: {stack.run.path}
   Envoy (HTTP and gRPC)  {stack.http_address}
   Envoy admin page       http://{stack.envoy_admin}
   picker's pages         http://{stack.picker_metrics}/metrics and /debug/state
+"""
 
+
+def commands(stack: LocalStack) -> str:
+    """Return requests and commands to paste, in their order.
+
+    They call the Python and the ``tidegate`` of this installation, which need not be on the PATH.
+    """
+    tidegate = shlex.join(command_line())
+    return f"""\
 curl -s {stack.http_url}/v2/models/toy-llm/generate \\
   -d '{{"text_input": "Which gate is open?", "max_tokens": 8}}'
 curl -sN {stack.http_url}/v2/models/toy-llm/generate_stream \\
   -d '{{"text_input": "Which gate is open?", "max_tokens": 8, "stream": true}}'
 
-python - <<'END'
+{shlex.quote(sys.executable)} -P - <<'END'
 import numpy, tritonclient.grpc as triton
 image = triton.InferInput("image", [1, 3, 32, 32], "FP32")
 image.set_data_from_numpy(numpy.zeros((1, 3, 32, 32), numpy.float32))
@@ -103,9 +119,9 @@ print(answer.as_numpy("scores"), answer.as_numpy("replica"))
 END
 
 export TIDEGATE_SERVER={stack.admin_address}
-tidegate status
-tidegate weight llm stable=80 canary=20
-tidegate drain r1
+{tidegate} status
+{tidegate} weight llm stable=80 canary=20
+{tidegate} drain r1
 """
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
@@ -36,6 +38,16 @@ def console(*, stderr: bool = False) -> Console:
         highlight=False,
         soft_wrap=False,
     )
+
+
+def command_line() -> tuple[str, ...]:
+    """Return how the shell that started this calls this installation's ``tidegate``."""
+    script = Path(sys.executable).with_name("tidegate")
+    if not script.is_file():
+        return (sys.executable, "-P", "-m", "tidegate")
+    found = shutil.which("tidegate")
+    on_path = found is not None and Path(found).is_absolute() and Path(found).samefile(script)
+    return ("tidegate",) if on_path else (str(script),)
 
 
 def cell(value: object) -> str:

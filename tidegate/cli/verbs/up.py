@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -16,7 +17,7 @@ from tidegate.stack.processes.ports import HeldPorts
 from tidegate.stack.processes.supervisor import Crash, CrashError
 from tidegate.stack.processes.waiting import StackError
 from tidegate.terminal.errors import FAILED, OK, CliError
-from tidegate.terminal.output import console
+from tidegate.terminal.output import command_line, console
 from xds_server.fleet.load import FleetError, load_text
 
 if TYPE_CHECKING:
@@ -107,10 +108,11 @@ async def _stay(out: Console, stack: LocalStack) -> Crash | None:
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop.set)
     out.print(
-        f"up: HTTP and gRPC at {stack.http_address}; `tidegate status --server "
-        f"{stack.admin_address}` shows the state; edits of {stack.fleet_file} are applied; "
-        "Ctrl-C stops",
+        f"up: HTTP and gRPC at {stack.http_address}; edits of {stack.fleet_file} are applied; "
+        "Ctrl-C stops; this shows the state:\n"
+        f"{shlex.join((*command_line(), 'status', '--server', stack.admin_address))}",
         markup=False,
+        soft_wrap=True,
     )
     crashed = asyncio.create_task(stack.crashed())
     stopped = asyncio.create_task(stop.wait())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,22 @@ def test_the_services_run_known_verbs_at_known_addresses() -> None:
     assert {services["xds"]["command"][0], services["picker"]["command"][0]} <= verbs
     assert f"--xds={at['xds']}:18000" in services["picker"]["command"]
     assert f"--xds {at['xds']}:18000" in services["bootstrap"]["command"][0]
+
+
+def test_the_image_is_built_of_all_that_the_wheel_holds() -> None:
+    """Each package, each folder that goes into one, and what compiles them is copied."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    wheel = build["targets"]["wheel"]
+    lines = (ROOT / "deploy/docker/Dockerfile").read_text().splitlines()
+    copied = {
+        source
+        for line in lines
+        if line.startswith("COPY ") and "--from" not in line
+        for source in line.split()[1:-1]
+    }
+    needed = {*wheel["packages"], *wheel["force-include"], "hatch_build.py", "tools"}
+    assert needed <= copied
+    assert any("TIDEGATE_COMPILE=1" in line for line in lines)
 
 
 def test_mounts_exist() -> None:

@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 ARGS   ?=
+# Versions of the environments; a Python without a lock file gets what pyproject.toml allows.
+LOCKS  := $(wildcard requirements/*.txt)
 
 # Least coverage in percent, lines and branches together, for `make coverage`: the measured values
 # (96.85 and 97.51 on Python 3.11), rounded down. Child processes are not measured, such as those of
@@ -14,35 +16,32 @@ FLOOR_xds_server := 97
 # Says at once, in one sentence, that pip would search in vain: before an environment is made.
 CHECK  := $(PYTHON) -I tidegate/stack/machine.py demo
 
-.PHONY: help demo test coverage check lint format protos docs bench compiled test-compiled dist clean
+.PHONY: help demo test coverage check lint format protos docs bench compiled test-compiled dist lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(VENV)/.demo: pyproject.toml
+$(VENV)/.demo: pyproject.toml $(LOCKS)
 	@$(CHECK) "make $(firstword $(MAKECMDGOALS))"
 	$(PYTHON) -m venv $(VENV)
-	@echo 'installing .[demo] into $(VENV): one to three minutes'
-	$(PY) -m pip install -q -e '.[demo]'
+	$(PY) -m tools.environment demo
 	@touch $(VENV)/.demo
 
-$(VENV)/.dev: pyproject.toml
+$(VENV)/.dev: pyproject.toml $(LOCKS)
 	@$(CHECK) "make $(firstword $(MAKECMDGOALS))"
 	$(PYTHON) -m venv $(VENV)
-	@echo 'installing .[demo,dev] into $(VENV): one to three minutes'
-	$(PY) -m pip install -q -e '.[demo,dev]'
+	$(PY) -m tools.environment demo dev
 	@touch $(VENV)/.demo $(VENV)/.dev
 
-$(VENV)/.bench: pyproject.toml
+$(VENV)/.bench: pyproject.toml $(LOCKS)
 	@$(CHECK) "make $(firstword $(MAKECMDGOALS))"
 	$(PYTHON) -m venv $(VENV)
-	@echo 'installing .[demo,bench] into $(VENV): one to three minutes'
-	$(PY) -m pip install -q -e '.[demo,bench]'
+	$(PY) -m tools.environment demo bench
 	@touch $(VENV)/.demo $(VENV)/.bench
 
-$(VENV)/.docs: pyproject.toml
+$(VENV)/.docs: pyproject.toml $(LOCKS)
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q -e '.[docs]'
+	$(PY) -m tools.environment docs
 	@touch $(VENV)/.docs
 
 demo: $(VENV)/.demo ## run the whole system on this machine (ARGS="--replicas 3 --exit")
@@ -56,11 +55,12 @@ coverage: $(VENV)/.dev ## check the branch coverage of unit and contract tests a
 	$(PY) -m coverage report --skip-covered --include='ext_proc/*' --fail-under=$(FLOOR_ext_proc)
 	$(PY) -m coverage report --skip-covered --include='xds_server/*' --fail-under=$(FLOOR_xds_server)
 
-check: $(VENV)/.dev ## check format, lint, types, imports, test ids, generated code, cost of a request
+check: $(VENV)/.dev ## check format, lint, types, imports, test ids, locks, generated code, cost of a request
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m pytest -q tests/unit/test_architecture.py tests/unit/tools
+	$(PY) -m tools.lock_check
 	$(PY) tests/support/collection.py
 	$(PY) -m tidegate_api.generate --check
 	$(PY) bench/cost/guard.py
@@ -89,6 +89,9 @@ test-compiled: $(VENV)/.dev compiled ## run the picker's unit tests against buil
 
 dist: ## sdist and wheels, pure and compiled, each tried (PYTHONS="python3.11 python3.12")
 	$(PYTHON) -m tools.dist $(PYTHONS)
+
+lock: ## write the lock files anew from pyproject.toml (ARGS=--upgrade takes newer versions)
+	$(PYTHON) -m tools.locks $(ARGS)
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .bench .mypy_cache .ruff_cache .pytest_cache .coverage

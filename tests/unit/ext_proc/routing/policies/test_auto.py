@@ -25,7 +25,7 @@ PER_TOKEN = 1 / 8000
 def test_an_idle_replica_costs_the_uncached_prompt(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """What is cached is free, the rest counts for the request and for the others."""
+    """Cached tokens are free; the others cost the request itself and other requests."""
     made = context(2, tokens=640.0, blocks=10, matched=[0, 9])
     assert Auto().prices(made) == pytest.approx(
         [(1 + ALPHA) * 640 * PER_TOKEN, (1 + ALPHA) * 64 * PER_TOKEN]
@@ -35,7 +35,7 @@ def test_an_idle_replica_costs_the_uncached_prompt(
 
 
 def test_affinity_ends_where_waiting_costs_more(context: Callable[..., SchedulingContext]) -> None:
-    """The holder wins while its drain is less than what a second prefill costs everybody."""
+    """The holder wins while its drain is less than the total cost of a second prefill."""
     made = context(2, tokens=8000.0, blocks=125, matched=[125, 0], work=[1e9, 0.0])
     holder = made.candidates[0].replica
     holder.load.work = 1e9
@@ -47,7 +47,7 @@ def test_affinity_ends_where_waiting_costs_more(context: Callable[..., Schedulin
 
 
 def test_work_in_flight_bounds_the_clock(context: Callable[..., SchedulingContext]) -> None:
-    """What has ended does not stand before anyone, whatever the clock says."""
+    """The drain is bounded by the work in flight, at any state of the virtual clock."""
     made = context(2, tokens=8.0)
     made.candidates[0].replica.busy_until = 100.0
     made.candidates[0].load.work = 800.0
@@ -64,7 +64,7 @@ def test_without_a_prompt_it_counts_requests(context: Callable[..., SchedulingCo
 
 
 def test_a_slow_replica_costs_more(context: Callable[..., SchedulingContext]) -> None:
-    """Its pace multiplies what it has to compute."""
+    """Its slowness multiplies the cost of computing the prompt."""
     made = context(2, tokens=800.0)
     made.candidates[0].latency_model.slowness = 2.0
     prices = Auto().prices(made)
@@ -72,7 +72,7 @@ def test_a_slow_replica_costs_more(context: Callable[..., SchedulingContext]) ->
 
 
 def test_a_common_prefix_attracts_nobody(context: Callable[..., SchedulingContext]) -> None:
-    """What is common property and at most half of the prompt counts as held by all."""
+    """Widely shared blocks, if at most half of the prompt, count as held by all replicas."""
     made = context(2, tokens=640.0, blocks=10, shared=5, matched=[5, 0])
     assert len(set(Auto().prices(made))) == 1
     assert len(set(Auto().prices(made.changed(shared=6, matched=[6, 0])))) == 2
@@ -81,7 +81,7 @@ def test_a_common_prefix_attracts_nobody(context: Callable[..., SchedulingContex
 def test_a_copy_of_what_several_prompts_share_costs_its_prefill_only(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """What a miss costs the others is counted for the conversation's own part."""
+    """The cost of a miss to other requests counts for the conversation's own blocks only."""
     made = context(2, tokens=640.0, blocks=10, branched=8, matched=[8, 0])
     prices = Auto().prices(made)
     assert prices[0] == pytest.approx((1 + ALPHA) * 128 * PER_TOKEN)
@@ -91,7 +91,7 @@ def test_a_copy_of_what_several_prompts_share_costs_its_prefill_only(
 def test_a_full_cache_repels_while_its_reading_is_fresh(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """The barrier rises with the cache's fullness; an old reading is unknown."""
+    """The barrier rises with the cache's use; a stale reading is ignored."""
     made = context(2, tokens=8.0, now=10.0)
     made.candidates[0].replica.observe([Reading(at=9.0, kv_used=0.9)])
     prices = Auto().prices(made)
@@ -103,7 +103,7 @@ def test_a_full_cache_repels_while_its_reading_is_fresh(
 
 
 def test_the_queue_of_others_costs_their_work(context: Callable[..., SchedulingContext]) -> None:
-    """What other pickers have waiting counts as requests of the usual length."""
+    """Queued requests of other pickers count as requests of the usual length."""
     made = context(2, tokens=8.0, pending=[3.0, 0.0])
     made.latency_model.learn(1.0, 800.0, 0.0, 0, 1.0)
     prices = Auto().prices(made)
@@ -115,14 +115,14 @@ def test_the_queue_of_others_costs_their_work(context: Callable[..., SchedulingC
 
 
 def pending_tickets(candidate: Candidate, work: float, expected_s: float = 0.0) -> None:
-    """Let a replica have a request since second 0 that it has not answered."""
+    """Give a replica a request that is pending its first byte since second 0."""
     candidate.replica.first_bytes.note(Ticket(1, candidate.key, "llm", work, 0.0), expected_s, 0.0)
 
 
 def test_a_long_prompt_avoids_those_who_answer_many(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """It takes some waiting to hold up fewer answers; a short one does not."""
+    """A long prompt accepts a longer drain to delay fewer answers; a short one does not."""
     for tokens, first in ((64_000.0, 1), (64.0, 0)):
         made = context(2, tokens=tokens, pending=[16.0, 2.0], work=[1e9, 1e9])
         for candidate, drain in zip(made.candidates, (0.0, 0.5), strict=True):
@@ -133,9 +133,9 @@ def test_a_long_prompt_avoids_those_who_answer_many(
 
 
 def test_who_is_late_costs_what_its_silence_says(context: Callable[..., SchedulingContext]) -> None:
-    """What it has not answered stands before a request, at the speed that silence allows."""
+    """Its pending work counts as drain, at the speed estimated from the pending first byte."""
     made = context(2, tokens=8000.0, now=11.5)
-    made.latency_model.heard(11.0)
+    made.latency_model.note_first_byte(11.0)
     pending_tickets(made.candidates[0], 16_000.0, expected_s=2.0)
     late, other = Auto().prices(made)
     factor = (11.5 - GRACE_S) / 2.0
@@ -145,7 +145,7 @@ def test_who_is_late_costs_what_its_silence_says(context: Callable[..., Scheduli
 def test_silence_counts_only_where_others_are_heard(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """While nothing is heard of anybody nobody is late."""
+    """Without known first bytes no replica is late."""
     made = context(2, tokens=8000.0, now=100.0)
     pending_tickets(made.candidates[0], 16_000.0)
     late, other = Auto().prices(made)
@@ -179,7 +179,7 @@ def test_the_parts_make_the_price(
     shared: int,
     branched: int,
 ) -> None:
-    """Each price is finite, above 0 and the sum of its parts, none of which is negative."""
+    """Each price is finite, above 0, and the sum of its non-negative terms."""
     made = context(
         len(rows),
         tokens=tokens,
@@ -190,7 +190,7 @@ def test_the_parts_make_the_price(
         pending=[float(row[0]) for row in rows],
         now=20.0,
     )
-    made.latency_model.heard(1.0)
+    made.latency_model.note_first_byte(1.0)
     for candidate, row in zip(made.candidates, rows, strict=True):
         if row[5] is not None:
             pending_tickets(candidate, 1e3 * row[5], row[5])
@@ -223,7 +223,7 @@ def test_more_of_anything_is_never_cheaper(
     shared: int,
     branched: int,
 ) -> None:
-    """More in flight, a longer queue, less in the cache or a fuller one never lowers a price."""
+    """More requests, a longer queue, fewer cached blocks or a fuller cache never lower a price."""
     pending, drain, matched, used = row
     worse = {
         "requests": (pending + 1, drain, matched, used),

@@ -1,4 +1,4 @@
-"""The policies by name. A pool chooses one by ``routing.policy``; changing it keeps the ledger."""
+"""The policies by name. A pool selects one by ``routing.policy``; a change keeps the ledger."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ POLICIES: Final[dict[str, Callable[[Rng], Policy]]] = {
 
 
 def make_policy(name: str, rng: Rng, *, pool: str) -> Policy:
-    """Make the policy of a pool.
+    """Create the policy of a pool.
 
     Raises:
-        ValueError: No policy has that name; the message names the pool and lists the names.
+        ValueError: No policy has this name; the message names the pool and lists the names.
     """
     factory = POLICIES.get(name)
     if factory is None:

@@ -1,4 +1,4 @@
-"""auto: the replica that costs the fleet the fewest seconds. The default.
+"""auto: picks the replica that costs the fleet the fewest seconds. The default.
 
 Formula, in seconds, lower is better; for a request with a prompt::
 
@@ -8,52 +8,52 @@ Formula, in seconds, lower is better; for a request with a prompt::
     delta   = 64 / R
     barrier = LAMBDA * f / (1 - f),  f = max(0, 2 k - 1)      k = share of the KV cache in use
 
-and for one without::
+and for a request without one::
 
     price   = drain + (pending + 1) * service
 
-``uncached`` is what of the prompt the replica does not hold, ``private`` what of it belongs to one
-conversation only (``PrefixIndex.branched_depth``). ``busy_until`` is a virtual clock that each
-dispatch moves by its uncached prefill. ``R`` and ``service`` are learned per replica
-(``latency_model``); ``others / R'`` is what other pickers have waiting there, taken for requests of
-the usual length.
+``uncached`` is the tokens of the prompt that the replica does not hold, ``private`` those of them
+that belong to one conversation only (``PrefixIndex.branched_depth``). ``busy_until`` is a virtual
+clock that each dispatch advances by its uncached prefill. ``R`` and ``service`` are learned per
+replica (``latency_model``). ``others / R'`` is the work that other pickers have queued there,
+counted as requests of the usual length.
 
-``R`` is divided by how late the replica's first unanswered request is (``pending_first_bytes``), or
-how late its latest answers began (``slowdown``), once either is clear; ``drain`` then is at least
-what it has not answered. A replica that turns slow is so left alone as soon as it is late and while
-it stays slow, not once many answers have come late.
+``R`` is divided by the lateness of the replica's oldest pending first byte
+(``pending_first_bytes``), or of its latest answers (``slowdown``), once either is significant;
+``drain`` is then at least the pending work. A replica that turns slow is therefore avoided as soon
+as it is late and while it stays slow, not only after many late answers.
 
-So the replica that holds the prompt wins until waiting for it costs more than computing the
-prompt again, counting with ``ALPHA`` what this costs all the others: prefill that is done twice,
-and the blocks that the copy displaces. There is no bound of requests, as prompts differ a
-hundredfold in tokens, and no share of the prompt that makes a match: both are in the seconds.
-What several prompts have in common costs no more than its own prefill: its copy is not done
-twice, it is what the next of these prompts finds. Were it priced like a conversation, a popular
-prefix would stay where it was first seen, and its replica be the busiest. A prefix that is worth
-a copy everywhere (``PrefixIndex.shared_depth``) and at most half of the prompt counts as held by
-all: a fleet with little to do would otherwise send every new conversation to one replica. The half
-is Preble's rule.
+The replica that holds the prompt wins until waiting for it costs more than computing the prompt
+again. ``ALPHA`` adds the cost to all other requests: prefill that is done twice, and the blocks
+that the copy evicts. There is no bound on requests, because prompts differ a hundredfold in tokens,
+and no minimum share of a prompt for a match: the seconds cover both. Blocks that several prompts
+share cost only their own prefill, because the copy is reused by the next of these prompts. If they
+were priced like a conversation, a popular prefix would stay on its first replica and make that the
+busiest. A prefix that is worth a copy on every replica (``PrefixIndex.shared_depth``) and is at
+most half of the prompt counts as held by all. Otherwise a nearly idle fleet would send every new
+conversation to one replica. The half is Preble's rule.
 
-``BETA`` is what a prefill costs the answers that run beside it, whose next tokens all wait for
-it: most where most are running. Two replicas that are equally far from free so take a long prompt
-and short ones apart. It is a share, so that a fleet of long answers does not outweigh waiting.
+``BETA`` is the cost of a prefill to the answers that run beside it, whose next tokens all wait for
+it; it is highest where most are running. Of two replicas with equal drain, long prompts therefore
+go to one and short ones to the other. It is relative to the mean, so that in a fleet of long
+answers it does not outweigh waiting.
 
-``delta`` is small: it orders replicas that are equally far from free, and keeps answers from
-piling up where prefixes are. What delays a first token is in ``drain``.
+``delta`` is small: it orders replicas with equal drain, and keeps answers from piling up where
+prefixes are. ``drain`` covers the delay of a first token.
 
 Inputs: prefix index; own ledger; first bytes and durations of own requests; fresh readings of queue
-and KV cache. A reading that is stale or missing takes its term away and nothing else.
-Defaults: ``ALPHA`` 4; ``BETA`` 1/4; ``LAMBDA`` 0.15 s (that of SMG's least_load, but from half
-full on, as a cache that is half empty preempts nobody); 8,000 tokens/s until learned.
+and KV cache. A stale or missing reading removes only its own term.
+Defaults: ``ALPHA`` 4; ``BETA`` 1/4; ``LAMBDA`` 0.15 s (that of SMG's least_load, but only above
+half full, because a cache that is half empty preempts no request); 8,000 tokens/s until learned.
 Use it for: everything; with equal replicas and no prompts it is least-in-flight.
-Not for: pickers that must agree without talking (consistent-hash-bounded).
+Not for: pickers that must agree without communication (consistent-hash-bounded).
 
-Fitted were ``ALPHA`` on Mooncake's conversation trace, ``delta`` on its first half and on generated
+``ALPHA`` was fitted on Mooncake's conversation trace, ``delta`` on its first half and on generated
 sessions, ``BETA`` among 1/8, 1/4, 1/2 and 1 on the first third of that trace, Azure's, and three of
 the generators; other workloads of ``docs/reports/routing.md`` decided which terms stayed.
 
 The form is that of Preble (Srivatsa et al., ICLR 2025) and Mooncake (Qin et al., FAST 2025): work
-in seconds instead of scores. Idle replicas with equal prices are drawn by chance.
+in seconds instead of scores. Idle replicas with equal prices are drawn at random.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ ALPHA: Final = 4.0
 BETA: Final = 0.25
 LAMBDA_S: Final = 0.15
 FULL: Final = 0.999
-"""A cache is never priced fuller than this: the barrier is high, not infinite."""
+"""Maximum of ``f``, so that the barrier stays finite."""
 
 
 class Auto(Policy):
-    """Affinity priced in seconds; keeps no state of its own."""
+    """Cache affinity and load priced in seconds; stateless."""
 
     everyone = False
     in_seconds = True
     copies = True
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
-        """Return the seconds that each candidate costs."""
+        """Return the cost of each candidate, seconds."""
         now, latency_model, tokens = context.now, context.latency_model, context.tokens
         if tokens is None:
             return _without_prompt(context)
@@ -125,14 +125,14 @@ class Auto(Policy):
         return prices
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Tell ``prefix`` where a match decided, ``spill`` where seconds overruled a longer one."""
+        """Return ``prefix`` if a match decided, ``spill`` if cost overruled a longer one."""
         gain = max(0, context.matched[index] - context.shared)
         if max(context.matched) - context.shared > gain:
             return "spill"
         return "prefix" if gain else "least"
 
     def parts(self, context: SchedulingContext, index: int) -> Mapping[str, float]:
-        """Return the seconds of each term; their sum is the price."""
+        """Return the terms of the price, seconds; their sum is the price."""
         candidate, latency_model, pending = (
             context.candidates[index],
             context.latency_model,
@@ -165,7 +165,7 @@ class Auto(Policy):
 
 
 def _without_prompt(context: SchedulingContext) -> list[float]:
-    """Return the price of each candidate for a request that has no prompt."""
+    """Return the price of each candidate for a request without a prompt."""
     now, latency_model = context.now, context.latency_model
     prices: list[float] = []
     for candidate, pending in zip(context.candidates, context.pending, strict=True):
@@ -178,7 +178,7 @@ def _without_prompt(context: SchedulingContext) -> list[float]:
 
 
 def _drain_s(candidate: Candidate, context: SchedulingContext, per_token: float) -> float:
-    """Return the seconds before a request: of a late replica at least all that is unanswered."""
+    """Return the drain in seconds; of a late replica it is at least its pending work."""
     replica, now = candidate.replica, context.now
     drain = replica.drain_s(now, per_token)
     if replica.first_bytes.lateness(now, context.latency_model.reported_until) > 1.0:
@@ -192,15 +192,15 @@ def _memory_s(candidate: Candidate, now: float) -> float:
 
 
 def _common(context: SchedulingContext) -> int:
-    """Return how many blocks count as held by all."""
+    """Return the number of leading blocks that count as held by all."""
     return context.shared if 2 * context.shared <= context.blocks else 0
 
 
 def barrier_s(kv_used: float) -> float:
-    """Return what the fullness of a KV cache costs, seconds.
+    """Return the cost of a KV cache's fullness, seconds.
 
-    A cache that is nearly full preempts running requests; the barrier keeps work away before. One
-    that is not yet half full costs nothing.
+    A nearly full cache preempts running requests; the barrier keeps new work away before that. A
+    cache that is less than half full costs nothing.
     """
     used = min(max(2.0 * kv_used - 1.0, 0.0), FULL)
     return LAMBDA_S * used / (1.0 - used)

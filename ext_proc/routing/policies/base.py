@@ -1,4 +1,4 @@
-"""What a policy is given, and what it must answer."""
+"""The interface of a routing policy."""
 
 from __future__ import annotations
 
@@ -12,66 +12,65 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.ticket import Outcome, Ticket
 
 HELD: Final = "held"
-"""The label of a decision whose reply waits for companions (``co_batch``)."""
+"""Reason of a decision whose reply is held until other requests join it (``co_batch``)."""
 
 
 class Policy(Protocol):
     """Chooses among candidates by giving each a price.
 
-    A policy is made per pool and lives as long as the pool names it. What it needs to know of
-    durations is learned outside it (``latency_model``), for all policies alike: so a policy that is
-    swapped in knows at once what the one before has seen.
+    A policy is created per pool and lives as long as the pool names it. Latencies are learned
+    outside of it (``latency_model``), for all policies alike, so a policy that replaces another one
+    uses what was learned before.
     """
 
     everyone: ClassVar[bool] = True
-    """It must see each eligible candidate. Of a large pool the others are shown the holders of the
-    prompt and a random sample (``candidates``), which makes a decision cost the same at any
-    size."""
+    """It needs every eligible candidate. Other policies get, in a large pool, the holders of the
+    prompt and a random sample (``sampling``), so that the cost of a decision does not depend on the
+    pool's size."""
     stepwise: ClassVar[bool] = False
-    """What prompts have in common becomes common property copy by copy, as its continuations pay
-    for each, and not at once where they pay for all."""
+    """Blocks that several prompts share become widely shared (``SchedulingContext.shared``) copy by
+    copy, once their continuations pay for the next copy, not only once they pay for all copies."""
     learns: ClassVar[bool] = False
-    """It hears what became of its decisions: ``charged`` and ``settled``."""
+    """It is called with the results of its decisions: ``charged`` and ``settled``."""
 
     in_seconds: ClassVar[bool] = False
-    """Its prices are seconds above 0, so twice the price is twice as bad."""
+    """Its prices are seconds above 0, so that a price twice as high is twice as bad."""
 
     def configure(self, pool: Pool) -> None:
-        """Take the settings of the pool, before the first question and whenever they change."""
+        """Take the pool's settings, before the first decision and whenever they change."""
         del pool
 
     copies: ClassVar[bool] = False
-    """It weighs copies of what several prompts share, by ``SchedulingContext.branched``."""
+    """It prices copies of blocks that several prompts share, by ``SchedulingContext.branched``."""
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
-        """Return a price per candidate, lower is better; equal ones are drawn by chance.
+        """Return a price per candidate, lower is better; ties are broken at random.
 
-        Asking changes nothing but ``context.rng``: a simulator or an explanation may ask as often
-        as it likes.
+        Changes nothing but ``context.rng``, so that simulators and explanations may call it freely.
         """
         ...
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Take note that the candidate at ``index`` got the request; return the reason's label."""
+        """Note that the candidate at ``index`` got the request; return the reason's label."""
         ...
 
     def parts(self, context: SchedulingContext, index: int) -> Mapping[str, float]:
-        """Return what the price of one candidate consists of, by name, for explanations.
+        """Return the terms of one candidate's price by name, for explanations.
 
-        Without parts a price speaks for itself.
+        Empty for a price that has no terms.
         """
         del context, index
         return {}
 
     def charged(self, ticket: Ticket) -> None:
-        """Hear the ticket of the decision that ``picked`` was just told of."""
+        """Take the ticket of the decision for which ``picked`` was just called."""
         del ticket
 
     def settled(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
-        """Hear how a request of the pool ended, whoever decided it."""
+        """Take the outcome of a request of the pool, decided by any policy."""
         del ticket, outcome, now
 
     def describe(self, now: float) -> Mapping[str, object]:
-        """Return what it keeps, ready for JSON; empty where it keeps nothing worth a look."""
+        """Return its state, ready for JSON; empty if there is none to show."""
         del now
         return {}

@@ -1,20 +1,20 @@
-"""co-batch: a burst for one model goes to one replica, so that its dynamic batcher fills.
+"""co-batch: sends a burst for one model to one replica, so that its dynamic batcher fills.
 
 Formula: ``price = -1`` for the replica that got a request for the same model and version less
 than 0.5 ms ago, while its group has fewer than 4 members and the replica fewer than 8 requests in
-flight per strength; else that of least-in-flight (above 0).
-Inputs: time; own ledger; fresh queues; capacity; the model's own rate.
+flight per strength; otherwise the price of least-in-flight (above 0).
+Inputs: time; own ledger; fresh queues; capacity; the model's request rate.
 Default: ``co_batch_hold_ms`` 0.
-Use it for: classic models with Triton's dynamic batching and more than some 1,000 requests/s.
-Not for: engines that batch in flight (vLLM, TensorRT-LLM): a burst there is best spread.
+Use it for: classic models with Triton's dynamic batching and more than about 1,000 requests/s.
+Not for: engines with in-flight batching (vLLM, TensorRT-LLM), where a burst is best spread.
 
-No request waits by default: the window only decides where the next one goes. Where the pool sets a
-hold ``H``, members of a group are let go together (``holds``), if the model's rate over the last
-second makes a companion likely (``rate * H >= 0.5``). Streams, sequences and requests with a
-priority are neither held nor grouped, nor those whose own timeout the wait for a replica would
-mostly use up.
+By default no request is held: the window only decides where the next request goes. If the pool sets
+a hold ``H``, the members of a group are released together (``holds``), provided that another member
+is likely at the model's rate over the last second (``rate * H >= 0.5``). Streams, sequences,
+requests with a priority, and requests whose timeout would mostly be spent waiting for a replica are
+neither held nor grouped.
 
-Guarantee: a group never has more than 4 members, and none outlives its window.
+Guarantee: a group never has more than 4 members, and never exists longer than its window.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ WINDOW_S: Final = 0.0005
 GROUP: Final = 4
 BUSY: Final = 8.0
 MAX_GROUPS: Final = 1_024
-"""Groups kept; models and versions beyond them start afresh."""
+"""Maximum number of kinds tracked; beyond it all groups and rates are reset."""
 LIKELY: Final = 0.5
-"""Companions to be expected within a hold, below which it is not worth its wait."""
+"""Minimum number of further requests expected within a hold for it to be worth the wait."""
 MOST_OF_TIMEOUT: Final = 0.7
+"""Share of a request's timeout that the expected wait for a replica may use."""
 _STREAMS: Final = (Form.GRPC_STREAM, Form.GENERATE_STREAM)
 
 _Kind = tuple[str, str | None, str | None]
@@ -52,7 +53,7 @@ class _Group(NamedTuple):
 
 
 class _Rate:
-    """Arrivals over about the last second: those of this one, and the share of the one before."""
+    """Arrivals in about the last second: this second's, plus a share of the previous second's."""
 
     __slots__ = ("_before", "_count", "_second")
 
@@ -60,7 +61,7 @@ class _Rate:
         self._second = self._before = self._count = 0
 
     def add(self, now: float) -> float:
-        """Count one and return the rate, per second."""
+        """Count one arrival and return the rate before it, per second."""
         second = int(now)
         if second != self._second:
             self._before = self._count if second == self._second + 1 else 0
@@ -80,7 +81,7 @@ class CoBatch(Policy):
         self._hold_s = 0.0
 
     def configure(self, pool: Pool) -> None:
-        """Take the pool's hold."""
+        """Take the pool's hold time."""
         self._hold_s = pool.co_batch_hold_s
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
@@ -104,8 +105,8 @@ class CoBatch(Policy):
     def picked(self, context: SchedulingContext, index: int) -> str:
         """Join or open a group.
 
-        The label is ``held`` where the group waits for its members, else ``batch``, or ``least``
-        for the first member.
+        The label is ``held`` if the group is held for further members, otherwise ``batch``, or
+        ``least`` for the first member.
         """
         if not _may_wait(context):
             return "least"
@@ -129,7 +130,7 @@ def _kind(context: SchedulingContext) -> _Kind:
 
 
 def _may_wait(context: SchedulingContext) -> bool:
-    """Tell whether a request is one that batches, and has the time for it."""
+    """Return whether a request can be batched and its timeout leaves time for it."""
     features = context.request.features
     if features.streaming or features.form in _STREAMS or features.sequence_id is not None:
         return False

@@ -1,13 +1,13 @@
-"""consistent-hash: each key has its replica.
+"""consistent-hash: maps each key to one replica.
 
 Formula: rendezvous hashing, ``price = -ln(hash(key, id)) / strength`` (``hashing``).
-Inputs: the session, else the first two blocks of the prompt; capacity. No load at all.
-Use it for: sessions whose state lives in a replica's cache; pickers that must agree without
-talking; a baseline for affinity.
-Not for: hot keys (consistent-hash-bounded), requests without a key (they are drawn by chance).
+Inputs: the session, else the first two blocks of the prompt; capacity. Load is not used.
+Use it for: sessions whose state is in a replica's cache; pickers that must agree without
+communication; a baseline for affinity.
+Not for: hot keys (consistent-hash-bounded); requests without a key (replicas are drawn at random).
 
-Guarantee: a change of membership moves only the keys of the replica that came or went. The
-fallbacks are the next in the key's own order, so retries agree too.
+Guarantee: a change of the pool moves only the keys of the replica that was added or removed. The
+fallbacks are the next replicas in the key's order, so retries agree too.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class ConsistentHash(Policy):
-    """Rendezvous hashing with weights; keeps no state."""
+    """Weighted rendezvous hashing; stateless."""
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
-        """Return each candidate's place in the order of the key."""
+        """Return each candidate's price in the key's order."""
         key = key_of(context.request)
         return [0.0] * len(context.candidates) if key is None else ranking(key, context)
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Keep no state; the label is ``hash``, or ``random`` without a key."""
+        """Return ``hash``, or ``random`` without a key."""
         del index
         return "random" if key_of(context.request) is None else "hash"

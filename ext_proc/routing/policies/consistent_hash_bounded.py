@@ -1,4 +1,4 @@
-"""consistent-hash-bounded: each key has its replica, until that one has more than its share.
+"""consistent-hash-bounded: maps each key to one replica, within a bound on the load.
 
 Formula::
 
@@ -6,13 +6,13 @@ Formula::
     bound = ceil(load_factor * (all pending + 1) * strength / all strength)     requests
 
 Inputs: those of consistent-hash; own ledger and fresh queues; ``load_factor``, default 1.5.
-Use it for: several pickers that must agree without talking, sessions, hot keys.
-Not for: prompts of very different length; a request is a request here.
+Use it for: several pickers that must agree without communication; sessions; hot keys.
+Not for: prompts of very different length, because all requests count the same.
 
 This is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016). It is
-deterministic: where pickers see the same loads they choose the same replica, as the overflow goes
-to the next in the key's own order. The bound counts the request being placed, so somebody is
-always within it. Without a key the least loaded is chosen.
+deterministic: pickers with the same loads choose the same replica, because overflow goes to the
+next replica in the key's order. The bound counts the request being placed, so at least one replica
+is always within it. Without a key the least loaded replica is chosen.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _ROUNDING: Final = 1e-9
 
 
 class ConsistentHashBounded(Policy):
-    """Rendezvous hashing with weights and bounded loads; keeps no state."""
+    """Weighted rendezvous hashing with bounded loads; stateless."""
 
     def __init__(self) -> None:
         self._least = LeastInFlight()
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
-        """Return each candidate's place in the order of the key, full ones behind."""
+        """Return each candidate's price in the key's order, those at the bound last."""
         key = key_of(context.request)
         if key is None:
             return self._least.prices(context)
@@ -55,7 +55,7 @@ class ConsistentHashBounded(Policy):
         ]
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Tell ``hash`` for the key's own replica, ``spill`` for the next ones."""
+        """Return ``hash`` for the key's first replica, else ``spill``; without a key ``least``."""
         key = key_of(context.request)
         if key is None:
             return "least"

@@ -1,21 +1,21 @@
-"""gpu-composite: a weighted sum of what a replica says about itself.
+"""gpu-composite: prices replicas by a weighted sum of their readings.
 
-Formula, each term between 0 and 1, the weights those of the pool (here the defaults)::
+Formula, with each term between 0 and 1 and the pool's weights (here the defaults)::
 
     price   = 0.4 queue + 0.3 gpu + 0.2 kv + 0.1 latency
     queue   = pending / (pending + 8 * strength)
-    gpu     = share of the time in which its GPUs were busy
+    gpu     = share of time that its GPUs were busy
     kv      = share of its KV cache in use
     latency = latency / (latency + the median latency)
 
-A term that a replica does not tell, or told more than two seconds ago, is the median of those
-that do; one that nobody tells is left out and the weights of the others grow to the sum of 1. Where
-all that is known weighs nothing, all candidates are alike.
+A term that is missing for a replica, or older than two seconds, is the median of the other
+replicas'. A term that is missing for all replicas is left out, and the other weights are scaled to
+the sum of 1. If all known terms have weight 0, all prices are equal.
 
 Inputs: own ledger; fresh readings of queue, GPU and KV cache; durations of own requests; capacity.
-Use it for: a mixture of models on shared GPUs whose readings are fresh; as an explainable rule.
-Not for: LLMs (auto). The terms have no common unit, and GPU utilisation tells idle from busy, not
-busy from full. Linear mixes lost to prequal in Prequal's own measurements.
+Use it for: a mixture of models on shared GPUs with fresh readings; an explainable rule.
+Not for: LLMs (auto). The terms have no common unit, and GPU utilisation distinguishes idle from
+busy, but not busy from full. Linear mixes lost to prequal in Prequal's own measurements.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import Pool
 
 HALF_QUEUE: Final = 8.0
-"""Pending requests per strength that count as half of a full queue."""
+"""Pending requests per strength at which the queue term is 1/2."""
 
 
 def _fill(values: Sequence[float | None]) -> list[float] | None:
-    """Replace what is unknown by the median of the known; ``None`` where nothing is."""
+    """Replace unknown values by the median of the known ones; ``None`` if all are unknown."""
     known = [each for each in values if each is not None]
     if not known:
         return None
@@ -49,16 +49,16 @@ def _fill(values: Sequence[float | None]) -> list[float] | None:
 
 
 def _gpu(candidate: Candidate, stale: float) -> float | None:
-    told = [
+    fresh = [
         each.gpu_used
         for each in candidate.replica.readings
         if each.gpu_used is not None and each.at > stale
     ]
-    return min(1.0, max(told)) if told else None
+    return min(1.0, max(fresh)) if fresh else None
 
 
 class GpuComposite(Policy):
-    """A weighted sum of terms; keeps nothing but its weights."""
+    """A weighted sum of terms; its only state is the weights."""
 
     def __init__(self) -> None:
         self._weights = asdict(USUAL_WEIGHTS)
@@ -76,7 +76,7 @@ class GpuComposite(Policy):
         ]
 
     def _weighed(self, context: SchedulingContext) -> dict[str, tuple[float, list[float]]]:
-        """Return the terms that are known, with weights that add up to 1."""
+        """Return the known terms, with weights that add up to 1."""
         terms = self._terms(context)
         total = sum(self._weights[name] for name in terms) or 1.0
         return {name: (self._weights[name] / total, values) for name, values in terms.items()}
@@ -104,12 +104,12 @@ class GpuComposite(Policy):
         return {name: values for name, values in terms.items() if values is not None}
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Keep no state; the label is ``least``."""
+        """Return ``least``; stateless."""
         del context, index
         return "least"
 
     def parts(self, context: SchedulingContext, index: int) -> Mapping[str, float]:
-        """Return each term with its weight; their sum is the price."""
+        """Return each weighted term; their sum is the price."""
         return {
             name: weight * values[index]
             for name, (weight, values) in self._weighed(context).items()

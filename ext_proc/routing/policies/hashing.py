@@ -1,11 +1,11 @@
-"""What the hashing policies share: the key of a request, and the ranking of replicas for it.
+"""Common parts of the hashing policies: the key of a request, and the ranking of replicas for it.
 
-The ranking is rendezvous hashing with weights (Thaler and Ravishankar 1998; Schindelhauer and
-Schomaker 2005): a replica's price is ``-ln(h) / strength`` with ``h`` uniform in (0, 1) out of
-key and replica, so each comes first for its share of the keys. A replica that joins takes keys
-only for itself, one that leaves gives away only its own.
+The ranking is weighted rendezvous hashing (Thaler and Ravishankar 1998; Schindelhauer and
+Schomaker 2005): a replica's price is ``-ln(h) / strength``, where ``h`` is a hash of key and
+replica, uniform in (0, 1). Each replica comes first for its share of the keys. A replica that is
+added only takes keys, and one that is removed only gives up its own.
 
-Replicas go into the hash by id, not by incarnation: one that restarts keeps its keys.
+Replicas are hashed by id, not by incarnation, so a restarted replica keeps its keys.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.request import Request
 
 DEPTH: Final = 2
-"""Blocks of the prompt that make a key: in the published conversation traces all prompts share
-the first, and two keep 36.6 % of hits where all of them keep no more."""
+"""Leading blocks of the prompt that form a key. In the published conversation traces all prompts
+share the first block, and with two blocks 36.6 % of hits are kept, as many as with all blocks."""
 
 
 def key_of(request: Request) -> int | None:
-    """Return what a request is hashed by; ``None`` where it names nothing.
+    """Return the key of a request, ``None`` if it has none.
 
-    It is the session, else the first blocks of the prompt, else the whole of a short prompt.
+    The key is made from the session, else the first blocks of the prompt, else a whole short
+    prompt.
     """
     features = request.features
     if features.session is not None:
@@ -42,7 +43,7 @@ def key_of(request: Request) -> int | None:
 
 
 def ranking(key: int, context: SchedulingContext) -> Sequence[float]:
-    """Return a price per candidate that depends on key, id and strength alone."""
+    """Return a price per candidate that depends only on key, id and strength."""
     return [
         -log((xxhash.xxh64_intdigest(candidate.key.id, seed=key) + 0.5) / 2.0**64) / strength
         for candidate, strength in zip(context.candidates, context.strength, strict=True)

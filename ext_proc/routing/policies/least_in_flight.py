@@ -1,11 +1,11 @@
-"""least-in-flight: the replica with the fewest requests for its strength.
+"""least-in-flight: picks the replica with the fewest requests relative to its strength.
 
 Formula: ``price = (pending + 1) / strength`` (weighted least pending requests).
-Inputs: own in-flight ledger; the replica's own queue where a fresh reading has it; capacity.
+Inputs: own ledger; the replica's queue if a fresh reading has it; capacity.
 Use it for: classic models, mixed GPUs, anything without a visible prompt.
-Not for: LLMs with recurring prefixes; a request is a request here, whatever its length.
+Not for: LLMs with recurring prefixes, because all requests count the same at any length.
 
-The ``+ 1`` prices the request being placed, and lets strength matter when all are idle.
+The ``+ 1`` counts the request being placed, so that strength matters when all replicas are idle.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class LeastInFlight(Policy):
     """Weighted least pending requests."""
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
-        """Return pending requests per strength, this one included."""
+        """Return pending requests per strength, including this request."""
         return [
             (pending + 1.0) / strength
             for pending, strength in zip(context.pending, context.strength, strict=True)
         ]
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Keep no state; the label is ``least``."""
+        """Return ``least``; stateless."""
         del context, index
         return "least"

@@ -1,12 +1,12 @@
-"""least-response-time: the replica that would answer first, by what its last requests took.
+"""least-response-time: picks the replica with the lowest expected response time.
 
-Formula: ``price = latency * (pending + 1) / strength``; latency is the time to the first byte that
-the access log tells (robust mean), or, where it tells none, the EWMA of whole durations (gain 0.2);
-a replica without samples has the median of the others, never 0.
+Formula: ``price = latency * (pending + 1) / strength``. The latency is the time to the first byte
+that the access log reports (robust mean), or, if it reports none, the EWMA of whole durations (gain
+0.2); a replica without samples has the median of the others, never 0.
 Inputs: the access log, or durations of own requests; own ledger; fresh queues; capacity.
 Use it for: mixed hardware with similar requests.
-Not for: LLMs: durations follow the length of prompt and answer, so a replica with short requests
-looks fast; averages hide spikes (peak-ewma).
+Not for: LLMs, because durations depend on the length of prompt and answer, so that a replica with
+short requests looks fast; spikes, which averages hide (peak-ewma).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def latencies(context: SchedulingContext) -> list[float]:
     known = [candidate.served.first_byte_s.value for candidate in context.candidates]
     if not any(known):
         known = [candidate.latency_model.latency_s for candidate in context.candidates]
-    told = [each for each in known if each is not None]
-    usual = median(told) if told else 1.0
+    measured = [each for each in known if each is not None]
+    usual = median(measured) if measured else 1.0
     return [usual if each is None else each for each in known]
 
 
 class LeastResponseTime(Policy):
-    """Latency times queue; keeps no state."""
+    """Latency times queue; stateless."""
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
         """Return the expected response time of each candidate."""
@@ -48,6 +48,6 @@ class LeastResponseTime(Policy):
         ]
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Keep no state; the label is ``least``."""
+        """Return ``least``; stateless."""
         del context, index
         return "least"

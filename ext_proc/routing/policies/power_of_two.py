@@ -1,24 +1,24 @@
-"""p2c and its kin: the better of two replicas drawn at random.
+"""p2c and its variants: pick the less loaded of two replicas drawn at random.
 
-Formula: two distinct candidates are drawn, the lower load wins. The load is
+Formula: two distinct candidates are drawn, and the lower load wins. The load is
 
 * p2c: ``(pending + 1) / strength``, requests;
 * p2c-work: ``(work + 1) / strength``, uncached prompt tokens in flight;
-* p2c-drain: seconds of prefill that stand before the request by the replica's virtual clock, then
-  pending requests;
-* p2c-latency: ``latency * (pending + 1)``, the mean duration (30 ms without samples);
-* peak-ewma: ``peak * (pending + 1)``, where ``peak`` jumps to each longer time to the first byte
-  that the access log tells, or, where it tells none, to each longer duration, and decays with
-  10 s (Finagle, Linkerd; a replica without samples counts as 30 ms, never as 0).
+* p2c-drain: seconds of prefill before the request by the replica's virtual clock, then pending
+  requests;
+* p2c-latency: ``latency * (pending + 1)``, with the mean duration (30 ms without samples);
+* peak-ewma: ``peak * (pending + 1)``, where ``peak`` rises to each longer time to the first byte
+  that the access log reports, or, if it reports none, to each longer duration, and decays with a
+  time constant of 10 s (Finagle, Linkerd; a replica without samples counts as 30 ms, never as 0).
 
-Inputs: own ledger, fresh queues, capacity; the access log or durations of own requests for
-peak-ewma.
-Use it for: several pickers or stale readings, which make the best of all a target for everybody;
-peak-ewma for classic models on uneven replicas.
-Not for: LLMs with recurring prompts. Durations follow the length of an answer, so peak-ewma
-mistakes who got long ones for slow.
+Inputs: own ledger, fresh queues, capacity; for peak-ewma the access log or durations of own
+requests.
+Use it for: several pickers or stale readings, where all pickers would otherwise choose the same
+best replica; peak-ewma for classic models on uneven replicas.
+Not for: LLMs with recurring prompts. Durations depend on the length of an answer, so peak-ewma
+mistakes replicas with long answers for slow ones.
 
-Guarantee: the most loaded of the two is never taken, so the replica with the highest load of all
+Guarantee: the more loaded of the two is never picked, so the replica with the highest load of all
 never is. Of n requests on n replicas the fullest has about ``ln ln n / ln 2`` (Azar et al. 1994,
 Mitzenmacher 2001).
 """
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 Load = Literal["requests", "work", "drain", "latency", "peak"]
 TIE_S: Final = 1e-6
-"""Seconds per pending request: it only orders replicas whose clocks say the same."""
+"""Seconds per pending request; it only orders replicas with equal clocks."""
 
 
 class PowerOfTwo(Policy):
-    """The better of two; keeps no state.
+    """The less loaded of two; stateless.
 
     Args:
-        load: What is compared.
+        load: The load that is compared.
     """
 
     everyone = False
@@ -53,7 +53,7 @@ class PowerOfTwo(Policy):
         self._load = load
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
-        """Return the loads, with all but two candidates behind."""
+        """Return the loads, with all but the two drawn candidates last."""
         loads = self._loads(context)
         count = len(loads)
         first = int(context.rng.random() * count)
@@ -90,14 +90,14 @@ class PowerOfTwo(Policy):
         return [(load + 1.0) / each for load, each in zip(loads, context.strength, strict=True)]
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Keep no state; the label is ``least``."""
+        """Return ``least``; stateless."""
         del context, index
         return "least"
 
 
 def _peaks(context: SchedulingContext) -> list[float | None]:
     """Return the peak of each candidate; times to the first byte and durations are never mixed."""
-    told = [candidate.served.peak.value(context.now) for candidate in context.candidates]
-    if all(each is None for each in told):
+    first_bytes = [candidate.served.peak.value(context.now) for candidate in context.candidates]
+    if all(each is None for each in first_bytes):
         return [candidate.latency_model.peak.value(context.now) for candidate in context.candidates]
-    return told
+    return first_bytes

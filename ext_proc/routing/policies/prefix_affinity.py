@@ -1,31 +1,31 @@
-"""prefix-affinity: the replica that holds most of the prompt, unless it has too much to do.
+"""prefix-affinity: picks the replica that holds most of the prompt, within a bound on the load.
 
 Formula, lower is better::
 
-    gain  = max(0, matched - shared)           blocks only this replica and few others hold
+    gain  = max(0, matched - shared)           blocks that only this replica and few others hold
     load  = (work + 512 * (pending + 1)) / strength             tokens, ours in flight
     price = (blocks - gain) + load / (load + 4096)              blocks to compute, then load
             + (blocks + 1 if the replica is above its bound)
     bound = max(2, ceil(load_factor * (all pending + 1) * strength / all strength))   requests;
-            1 in the place of 2 where several conversations have all of the match
+            1 instead of 2 if several conversations share the whole match
 
-So the longest match wins among the replicas within the bound, and load decides between equal
-matches and for a prompt that nobody knows. Those above the bound follow, in the same order.
+The longest match wins among the replicas within the bound; load decides between equal matches and
+for a prompt that no replica holds. Replicas above the bound follow in the same order.
 
-Inputs: prefix index; own ledger; the replicas' own queues where fresh; capacity.
+Inputs: prefix index; own ledger; fresh readings of the replicas' queues; capacity.
 Default: ``load_factor`` 1.5.
 Use it for: LLMs whose prompts recur, as in conversations, agents and shared documents.
 Not for: models without a prompt (it then works like least-in-flight, weighted by work).
 
-The bound is consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016) with
-the prefix index in the place of the hash; it counts the request being placed and is at least 2,
-as otherwise any second request would turn affinity off in a fleet that is nearly idle. What is
-``shared`` (a system prompt that many conversations continue) attracts nobody: in the published
-conversation traces every prompt starts with the same block, and the longest match alone would
-send them all to one replica. It is shared step by step: a prefix of ``d`` blocks that ``c``
-replicas hold attracts nobody once ``(c + 1) * d`` prompts continue it, as one block for each pays
-for another copy. Until then it attracts to an idle replica only: the bound of 2 is for what a
-conversation has of its own, so a second request behind a system prompt makes the next copy.
+The bound is that of consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016),
+with the prefix index instead of the hash. It counts the request being placed and is at least 2, as
+otherwise any second request would turn affinity off in a nearly idle fleet. ``shared`` blocks (a
+system prompt that many conversations continue) give no preference: in the published conversation
+traces every prompt starts with the same block, and the longest match alone would send them all to
+one replica. Blocks become shared copy by copy: a prefix of ``d`` blocks that ``c`` replicas hold
+gives no preference once ``(c + 1) * d`` prompts continue it, because one block for each pays for
+another copy. Until then it gives a preference for an idle replica only: the bound of 2 is for a
+conversation's own blocks, so a second request behind a system prompt creates the next copy.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from ext_proc.routing.state.context import SchedulingContext
 
 REQUEST_TOKENS: Final = 512.0
-"""What a request in flight weighs beside its prefill, in prefill tokens. A step of decoding costs
-a batch about 0.35 ms per member, and prefill 8,000 tokens/s: 200 output tokens come to about 560.
-Measure before trusting it on other hardware."""
+"""Load of a request in flight in addition to its prefill, in prefill tokens. A decoding step costs
+a batch about 0.35 ms per member, and prefill runs at 8,000 tokens/s, so 200 output tokens cost
+about 560 prefill tokens. Measure before using it on other hardware."""
 HALF_LOAD_TOKENS: Final = 4096.0
-"""The load that prices at half a block; it only shapes a number that keeps the order of loads."""
+"""Load that costs half a block; it only scales a term that keeps the order of loads."""
 MIN_BOUND: Final = 2
 
 
 class PrefixAffinity(Policy):
-    """Longest useful match within bounded loads; in a large pool those of the candidates."""
+    """Longest useful match within bounded loads, among the sampled candidates of a large pool."""
 
     everyone = False
     copies = True
@@ -76,7 +76,7 @@ class PrefixAffinity(Policy):
         return prices
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Tell ``prefix`` where a match decided, ``spill`` where the bound overruled one."""
+        """Return ``prefix`` if a match decided, ``spill`` if the bound overruled one."""
         gain = max(0, context.matched[index] - context.shared)
         if max(context.matched) - context.shared > gain:
             return "spill"

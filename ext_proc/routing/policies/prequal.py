@@ -1,21 +1,21 @@
-"""prequal: among replicas that are not hot the fastest, else the least loaded.
+"""prequal: picks the fastest replica that is not hot, else the least loaded.
 
 Formula (Prequal's hot-cold lexicographic rule; Wydrowski et al., NSDI 2024)::
 
     hot   = load above the 0.84 quantile of all loads (2^-0.25)
-    price = latency                 where the replica is cold
-            a constant behind + load          where it is hot
+    price = latency                                    if the replica is cold
+            load + a constant behind all cold ones     if it is hot
 
-Load is ``pending / strength``, or for prompts ``work / strength``: requests in flight as the paper
-has them say little where prompts differ a hundredfold. Latency is the mean duration of recent
-requests times ``(pending + 1)``, as it was measured at other loads.
+Load is ``pending / strength``, or for prompts ``work / strength``, because the paper's requests in
+flight say little if prompts differ a hundredfold. Latency is the mean duration of recent requests
+times ``(pending + 1)``, because it was measured at other loads.
 
-Inputs: own ledger; fresh queues; durations of own requests; capacity. There are no probes: the
-readings are one, and a pool is small enough to be its own probe pool.
+Inputs: own ledger; fresh queues; durations of own requests; capacity. There are no probes: readings
+replace them, and a pool is small enough to be its own probe pool.
 Use it for: classic models, sudden slowness of single replicas, high load.
 Not for: recurring prompts (auto).
 
-Guarantee: a hot replica is never chosen while there is a cold one.
+Guarantee: a hot replica is never picked while there is a cold one.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def hot_above(loads: Sequence[float]) -> float:
 
 
 class Prequal(Policy):
-    """Hot-cold lexicographic; keeps no state."""
+    """The hot-cold lexicographic rule; stateless."""
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
-        """Return the latency of cold candidates, and behind them the load of hot ones."""
+        """Return the latency of cold candidates, followed by the load of hot ones."""
         loads = _loads(context)
         threshold = hot_above(loads)
         times = [
@@ -56,7 +56,7 @@ class Prequal(Policy):
         ]
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Keep no state; the label is ``cold``, or ``least`` where the pick is hot."""
+        """Return ``cold``, or ``least`` if the pick is hot."""
         loads = _loads(context)
         return "least" if loads[index] > hot_above(loads) else "cold"
 

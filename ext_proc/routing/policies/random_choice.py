@@ -1,11 +1,11 @@
-"""random and weighted-random: by chance alone.
+"""random and weighted-random: draw the replica at random.
 
-Formula: ``price = 0`` for all, the router draws among equals; weighted, a race of exponential
-variables, ``price = -ln(u) / strength``, which candidate ``i`` wins with the probability
+Formula: ``price = 0`` for all, and the router draws among equal prices; if weighted, a race of
+exponential variables, ``price = -ln(u) / strength``, which candidate ``i`` wins with probability
 ``strength_i / all strength``.
-Inputs: chance; capacity where weighted.
-Use it for: many independent pickers, which never walk in step; a baseline.
-Not for: anything that can be seen to queue: of n requests on n replicas the fullest has about
+Inputs: randomness; capacity if weighted.
+Use it for: many independent pickers, which then never pick in lockstep; a baseline.
+Not for: requests whose queueing matters: of n requests on n replicas the fullest has about
 ``ln n / ln ln n``.
 """
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 
 class RandomChoice(Policy):
-    """Each candidate with the same probability, or by its strength.
+    """A random candidate, with equal probability or in proportion to strength; stateless.
 
     Args:
-        weighted: By strength.
+        weighted: Whether the probability is proportional to strength.
     """
 
     def __init__(self, *, weighted: bool = False) -> None:
         self._weighted = weighted
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
-        """Return a draw."""
+        """Return random prices, or 0 for all if not weighted."""
         if not self._weighted:
             return [0.0] * len(context.candidates)
         draw = context.rng.random
         return [-log(1.0 - draw()) / strength for strength in context.strength]
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Keep no state; the label is ``random``."""
+        """Return ``random``; stateless."""
         del context, index
         return "random"

@@ -1,14 +1,14 @@
-"""session-sticky: a session stays on the replica that had its first request.
+"""session-sticky: keeps a session on the replica of its first request.
 
-Formula: ``price = -1`` for the session's replica, else that of least-in-flight (above 0).
+Formula: ``price = -1`` for the session's replica, otherwise the price of least-in-flight (above 0).
 Inputs: the pool's session header; own ledger; fresh queues; capacity.
-Defaults: a session is forgotten two hours after its last request; 100,000 are kept, the least
-recently used one goes first.
-Use it for: replicas with state per session, where the session is known and the prompt is not.
-Not for: sessions of very different weight, as no load moves one; prompts that can be seen (auto).
+Defaults: a session expires two hours after its last request; 100,000 are kept, and the least
+recently used one is evicted first.
+Use it for: replicas with state per session, if the session is known and the prompt is not.
+Not for: sessions of very different load, because no load moves a session; visible prompts (auto).
 
-Guarantee: a session moves only when its replica is not eligible any more, and then stays moved.
-It is remembered by this picker alone; several agree only with the consistent-hash policies.
+Guarantee: a session moves only when its replica is no longer eligible, and then stays moved.
+Sessions are local to this picker; several pickers agree only with the consistent-hash policies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SessionSticky(Policy):
     """The replica of each live session, per variant.
 
     Args:
-        max_sessions: Most sessions kept.
+        max_sessions: Maximum number of sessions kept.
     """
 
     def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
@@ -60,7 +60,7 @@ class SessionSticky(Policy):
         return known[0] if known is not None and known[1] > context.now else None
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Remember the session's replica; the label is ``session``, or ``least`` at first."""
+        """Keep the session's replica; return ``session`` if it was the same, else ``least``."""
         session, key = context.request.features.session, context.candidates[index].key
         if session is None:
             return "least"

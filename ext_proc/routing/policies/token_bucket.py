@@ -1,24 +1,25 @@
-"""token-bucket: each replica has an allowance of work that its queue makes grow and shrink.
+"""token-bucket: gives each replica a work allowance whose rate follows its queue.
 
 Formula, per replica, in seconds of its learned work; a pick takes the request's own seconds::
 
     level = min(BURST, level + rate * elapsed)
     price = -level
     rate  * 0.7   at most once a second, while more than 4 requests per strength of others wait
-    rate  + 0.05  likewise, while fewer than 1 does and the allowance ran out
+    rate  + 0.05  at most once a second, while fewer than 1 waits and the allowance is used up
     0.1 <= rate <= 2
 
 A request's own seconds are ``uncached / R``, or the learned service time without a prompt. One
-pick may overdraw, as a long prompt is more than any burst.
+pick may overdraw the allowance, because a long prompt exceeds any burst.
 
-Inputs: durations of own requests; the replicas' fresh queues (unknown: the rate stays).
+Inputs: durations of own requests; fresh readings of the replicas' queues (unknown: the rate stays).
 Defaults: ``BURST`` 0.25 s.
-Use it for: bursts before a batcher; replicas that others use too, whose queue says when to yield.
+Use it for: bursts in front of a batcher; replicas that other clients use too and whose queue shows
+when to yield.
 Not for: affinity; fleets without readings, where it only spreads work by seconds.
 
-Guarantee: while another has allowance, a replica that overdrew is not chosen: in ``t`` seconds it
-gets at most ``BURST + 2 t`` seconds of work and the one request that overdraws. Where all are
-spent the least overdrawn is chosen; what refuses is the pool's limit of requests in flight.
+Guarantee: while another replica has allowance, an overdrawn replica is not picked: in ``t`` seconds
+it gets at most ``BURST + 2 t`` seconds of work plus the one request that overdraws. If all are
+overdrawn, the least overdrawn is picked; only the pool's in-flight limit refuses requests.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class TokenBucket(Policy):
         self._buckets: dict[EndpointKey, _Bucket] = {}
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
-        """Return what each candidate is short of, seconds."""
+        """Return each candidate's negated allowance, seconds."""
         return [-self.level(candidate, context.now) for candidate in context.candidates]
 
     def level(self, candidate: Candidate, now: float) -> float:
@@ -67,11 +68,11 @@ class TokenBucket(Policy):
         return min(BURST_S, bucket.level + bucket.rate * (now - bucket.at))
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Take the request's seconds; tell ``least``, or ``spill`` where all are spent."""
+        """Take the request's seconds; return ``least``, or ``spill`` if it had no allowance."""
         candidate, now = context.candidates[index], context.now
-        if len(self._buckets) > 2 * context.slots:  # replicas came and went
-            offered = {each.key for each in context.candidates}
-            for gone in [each for each in self._buckets if each not in offered]:
+        if len(self._buckets) > 2 * context.slots:  # replicas were added and removed
+            present = {each.key for each in context.candidates}
+            for gone in [each for each in self._buckets if each not in present]:
                 del self._buckets[gone]
         level = self.level(candidate, now)
         rate, judged = 1.0, now

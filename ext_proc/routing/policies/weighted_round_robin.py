@@ -1,13 +1,13 @@
-"""weighted-round-robin: each replica in turn, the stronger ones more often.
+"""weighted-round-robin: picks each replica in turn, stronger ones more often.
 
-Formula (nginx's smooth weighted round robin): each pick adds its strength to every replica's
-credit, the largest credit wins and pays the sum of all strengths: 5, 1, 1 give a a b a c a a.
-Inputs: capacity and membership. Each variant has its own credits.
-Use it for: uniform requests on mixed hardware, where shares must be exact over short windows.
-Not for: anything whose cost varies; it ignores load.
+Formula (nginx's smooth weighted round robin): each pick adds to every replica's credit its
+strength; the largest credit wins and pays the sum of all strengths: 5, 1, 1 give a a b a c a a.
+Inputs: capacity and the pool's endpoints. Each variant has its own credits.
+Use it for: uniform requests on mixed hardware, if shares must be exact over short windows.
+Not for: requests of varying cost; it ignores load.
 
-Guarantee: over any window of whole rounds each replica gets its share exactly. A change of
-strength keeps the credits, so no burst follows it. A candidate that is not eligible earns nothing.
+Guarantee: over any window of whole rounds each replica gets exactly its share. A change of strength
+keeps the credits, so no burst follows it. An ineligible candidate earns no credit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WeightedRoundRobin(Policy):
         self._credits: dict[str, dict[str, float]] = {}
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
-        """Return the credit each candidate would have, negated."""
+        """Return each candidate's negated credit after this pick's addition."""
         credit = self._credits.get(context.variant, {})
         return [
             -(credit.get(candidate.key.id, 0.0) + strength)
@@ -37,11 +37,11 @@ class WeightedRoundRobin(Policy):
         ]
 
     def picked(self, context: SchedulingContext, index: int) -> str:
-        """Give each candidate its credit and let the winner pay; the label is ``round-robin``."""
+        """Add each candidate's credit and charge the winner; return ``round-robin``."""
         credit = self._credits.setdefault(context.variant, {})
-        if len(credit) > 2 * context.slots:  # replicas came and went
-            offered = {candidate.key.id for candidate in context.candidates}
-            for gone in [each for each in credit if each not in offered]:
+        if len(credit) > 2 * context.slots:  # replicas were added and removed
+            present = {candidate.key.id for candidate in context.candidates}
+            for gone in [each for each in credit if each not in present]:
                 del credit[gone]
         for candidate, strength in zip(context.candidates, context.strength, strict=True):
             credit[candidate.key.id] = credit.get(candidate.key.id, 0.0) + strength

@@ -1,4 +1,4 @@
-"""Offers for the policy tests."""
+"""Scheduling contexts for the policy tests."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def make(count: int, **changes: Any) -> SchedulingContext:
 
 @pytest.fixture(scope="session")
 def context() -> Callable[..., SchedulingContext]:
-    """Return a maker of offers: idle, equal and cold unless changed."""
+    """Return a factory of scheduling contexts: idle, equal and cold unless changed."""
     return make

@@ -71,7 +71,9 @@ def test_a_slow_replica_costs_more(context: Callable[..., SchedulingContext]) ->
     assert prices[0] == pytest.approx(2 * prices[1])
 
 
-def test_a_common_prefix_attracts_nobody(context: Callable[..., SchedulingContext]) -> None:
+def test_a_widely_shared_prefix_gives_no_preference(
+    context: Callable[..., SchedulingContext],
+) -> None:
     """Widely shared blocks, if at most half of the prompt, count as held by all replicas."""
     made = context(2, tokens=640.0, blocks=10, shared=5, matched=[5, 0])
     assert len(set(Auto().prices(made))) == 1
@@ -119,7 +121,7 @@ def pending_tickets(candidate: Candidate, work: float, expected_s: float = 0.0) 
     candidate.replica.first_bytes.note(Ticket(1, candidate.key, "llm", work, 0.0), expected_s, 0.0)
 
 
-def test_a_long_prompt_avoids_those_who_answer_many(
+def test_a_long_prompt_avoids_replicas_with_many_answers(
     context: Callable[..., SchedulingContext],
 ) -> None:
     """A long prompt accepts a longer drain to delay fewer answers; a short one does not."""
@@ -132,7 +134,7 @@ def test_a_long_prompt_avoids_those_who_answer_many(
         assert prices.index(min(prices)) == first
 
 
-def test_who_is_late_costs_what_its_silence_says(context: Callable[..., SchedulingContext]) -> None:
+def test_a_late_replica_costs_its_pending_work(context: Callable[..., SchedulingContext]) -> None:
     """Its pending work counts as drain, at the speed estimated from the pending first byte."""
     made = context(2, tokens=8000.0, now=11.5)
     made.latency_model.note_first_byte(11.0)
@@ -142,7 +144,7 @@ def test_who_is_late_costs_what_its_silence_says(context: Callable[..., Scheduli
     assert late == pytest.approx(factor * (other + 2.0))
 
 
-def test_silence_counts_only_where_others_are_heard(
+def test_lateness_counts_only_with_first_bytes_of_others(
     context: Callable[..., SchedulingContext],
 ) -> None:
     """Without known first bytes no replica is late."""

@@ -29,7 +29,7 @@ def pick(policy: CoBatch, made: SchedulingContext) -> tuple[int, str]:
 
 
 def test_a_burst_shares_a_replica(context: Callable[..., SchedulingContext]) -> None:
-    """Within the window the group's replica wins although it has more to do."""
+    """Within the window the group's replica wins although it has more load."""
     policy, made = CoBatch(), context(2, pending=[0, 1], request=of("a"))
     assert pick(policy, made) == (0, "least")
     busier = made.changed(pending=[2, 1])
@@ -39,7 +39,7 @@ def test_a_burst_shares_a_replica(context: Callable[..., SchedulingContext]) -> 
 
 
 def test_a_busy_replica_gets_no_more(context: Callable[..., SchedulingContext]) -> None:
-    """With enough in flight for a batch the load decides."""
+    """With enough requests in flight for a batch, the load decides."""
     policy, made = CoBatch(), context(2, pending=[0, 1], request=of("a"))
     pick(policy, made)
     assert pick(policy, made.changed(pending=[8, 1])) == (1, "least")
@@ -49,7 +49,7 @@ def test_a_busy_replica_gets_no_more(context: Callable[..., SchedulingContext]) 
 def test_no_group_grows_beyond_its_size(
     context: Callable[..., SchedulingContext], gaps: list[float]
 ) -> None:
-    """However fast the burst is, a group has at most four members."""
+    """A group has at most four members in a burst of any rate."""
     policy, now, members = CoBatch(), 0.0, 0
     for gap in gaps:
         now += gap
@@ -59,7 +59,7 @@ def test_no_group_grows_beyond_its_size(
 
 
 def test_groups_are_bounded(context: Callable[..., SchedulingContext]) -> None:
-    """Any number of models leaves a bounded number of groups."""
+    """The number of groups is bounded for any number of models."""
     policy, made = CoBatch(), context(1)
     for number in range(MAX_GROUPS + 5):
         pick(policy, made.changed(request=of(f"m{number}")))
@@ -81,10 +81,10 @@ def steady(
     ("hold_s", "rate", "held"),
     [(0.0, 4000.0, False), (0.0005, 900.0, False), (0.0005, 1100.0, True)],
 )
-def test_a_request_is_held_where_a_companion_is_likely(
+def test_a_request_is_held_if_another_member_is_likely(
     context: Callable[..., SchedulingContext], hold_s: float, rate: float, held: bool
 ) -> None:
-    """Half a companion within the hold, over the last second; never without the pool's word."""
+    """It is held if 0.5 further requests are expected within the hold, and never by default."""
     policy = CoBatch()
     policy.configure(Pool("p", co_batch_hold_s=hold_s))
     labels = steady(policy, context, rate, 3.0)
@@ -92,8 +92,8 @@ def test_a_request_is_held_where_a_companion_is_likely(
     assert "held" not in labels[:100]
 
 
-def test_a_rate_of_long_ago_holds_nobody(context: Callable[..., SchedulingContext]) -> None:
-    """After a pause the first requests go at once."""
+def test_an_old_rate_holds_no_request(context: Callable[..., SchedulingContext]) -> None:
+    """After a pause the first requests are not held."""
     policy = CoBatch()
     policy.configure(Pool("p", co_batch_hold_s=0.0005))
     assert steady(policy, context, 2000.0, 2.0)[-1] == "held"
@@ -111,10 +111,10 @@ def test_a_rate_of_long_ago_holds_nobody(context: Callable[..., SchedulingContex
         {"timeout_s": 0.02},
     ],
 )
-def test_who_must_not_wait_is_neither_held_nor_grouped(
+def test_requests_that_must_not_wait_are_neither_held_nor_grouped(
     context: Callable[..., SchedulingContext], changes: dict[str, Any]
 ) -> None:
-    """Streams, sequences, the urgent, and those whose time is nearly used up by their service."""
+    """These are streams, sequences, and requests with a priority or too short a timeout."""
     policy = CoBatch()
     policy.configure(Pool("p", co_batch_hold_s=0.0005))
     steady(policy, context, 2000.0, 2.0)

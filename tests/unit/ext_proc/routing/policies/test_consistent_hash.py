@@ -1,4 +1,4 @@
-"""consistent-hash: each key has its replica."""
+"""consistent-hash: maps each key to one replica."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def home(made: SchedulingContext, session: str) -> str:
 
 
 def without(made: SchedulingContext, index: int) -> SchedulingContext:
-    """Return an offer that one candidate has left."""
+    """Return a context without one of its candidates."""
     lists = ("candidates", "pending", "work", "strength", "matched")
     kept = {
         name: [each for place, each in enumerate(getattr(made, name)) if place != index]
@@ -39,7 +39,7 @@ def without(made: SchedulingContext, index: int) -> SchedulingContext:
 def test_a_change_of_membership_moves_only_its_own_keys(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """Whoever leaves gives away its keys; nobody else's move, which is the minimum."""
+    """A removed replica gives up its keys, and no other key moves, which is the minimum."""
     made = context(6)
     fewer = without(made, 2)
     sessions = [f"s{number}" for number in range(600)]
@@ -54,7 +54,7 @@ def test_a_change_of_membership_moves_only_its_own_keys(
 
 
 def test_each_replica_has_its_share_of_keys(context: Callable[..., SchedulingContext]) -> None:
-    """Twice the strength, twice the keys."""
+    """A replica of twice the strength has twice the keys."""
     made = context(3, strength=[1.0, 1.0, 2.0])
     homes = Counter(home(made, f"s{number}") for number in range(2000))
     assert homes["r2"] / 2000 == pytest.approx(0.5, abs=0.05)
@@ -64,7 +64,7 @@ def test_each_replica_has_its_share_of_keys(context: Callable[..., SchedulingCon
 def test_a_prompt_is_hashed_by_its_first_two_blocks(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """All turns of a conversation have one replica; its first block alone decides nothing."""
+    """All turns of a conversation have one replica; the first block alone is no key."""
     policy, made = ConsistentHash(), context(8)
 
     def first(*blocks: int) -> int:
@@ -78,7 +78,7 @@ def test_a_prompt_is_hashed_by_its_first_two_blocks(
 def test_a_short_prompt_is_hashed_whole_and_nothing_is_drawn(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """A request without any key leaves the choice to chance, and says so."""
+    """A request without a key is placed at random, with the reason ``random``."""
     policy, made = ConsistentHash(), context(4)
     short = made.changed(request=request(prompt=b"hi"))
     assert len(set(policy.prices(short))) == 4

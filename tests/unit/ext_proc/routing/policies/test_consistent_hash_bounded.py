@@ -1,4 +1,4 @@
-"""consistent-hash-bounded: each key has its replica, within a bound of load."""
+"""consistent-hash-bounded: maps each key to one replica, within a bound on the load."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ LOADS = st.lists(st.tuples(st.integers(0, 30), st.floats(0.05, 8)), min_size=1, 
 
 
 @given(loads=LOADS, load_factor=st.floats(1, 3), session=st.text(max_size=5))
-def test_nobody_above_the_bound_is_chosen(
+def test_no_replica_above_the_bound_is_chosen(
     context: Callable[..., SchedulingContext],
     loads: list[tuple[int, float]],
     load_factor: float,
     session: str,
 ) -> None:
-    """The pick has room for one more, and is the first with room in the key's own order."""
+    """The pick is the first replica within the bound, in the key's order."""
     pending, strength = [p for p, _ in loads], [s for _, s in loads]
     made = context(
         len(loads),
@@ -54,7 +54,7 @@ def test_nobody_above_the_bound_is_chosen(
 def test_it_says_whether_the_key_s_own_replica_serves(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """The labels are hash and spill, and least without a key."""
+    """The labels are ``hash`` and ``spill``, and ``least`` without a key."""
     policy, made = ConsistentHashBounded(), context(3, request=keyed("a"))
     prices = list(policy.prices(made))
     own = prices.index(min(prices))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_all_terms_count(context: Callable[..., SchedulingContext]) -> None:
-    """The price is the weighted sum, within 0 and 1, and its parts make it."""
+    """The price is the weighted sum, within 0 and 1, and the sum of its terms."""
     made = context(2, pending=[8.0, 0.0], now=1.0)
     made.candidates[0].replica.observe([Reading(at=0.5, gpu_used=1.0, kv_used=0.5)])
     made.candidates[1].replica.observe([Reading(at=0.5, gpu_used=0.0, kv_used=0.0)])
@@ -34,8 +34,8 @@ def test_all_terms_count(context: Callable[..., SchedulingContext]) -> None:
     assert GpuComposite().picked(made, 1) == "least"
 
 
-def test_what_nobody_tells_is_left_out(context: Callable[..., SchedulingContext]) -> None:
-    """Without readings the queue alone decides, with the whole weight."""
+def test_a_term_missing_for_all_is_left_out(context: Callable[..., SchedulingContext]) -> None:
+    """Without readings only the queue counts, with the whole weight."""
     made = context(2, pending=[8.0, 0.0])
     assert GpuComposite().prices(made) == pytest.approx([0.5, 0.0])
 
@@ -43,7 +43,7 @@ def test_what_nobody_tells_is_left_out(context: Callable[..., SchedulingContext]
 def test_unknown_or_stale_is_the_median_of_the_others(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """A replica that says nothing looks neither idle nor busy."""
+    """A replica without readings looks neither idle nor busy."""
     made = context(4, now=10.0)
     for candidate, used, at in zip(
         made.candidates, (0.2, 0.6, 0.4, 0.9), (9, 9, 9, 1), strict=True
@@ -55,7 +55,7 @@ def test_unknown_or_stale_is_the_median_of_the_others(
 
 
 def test_a_pool_has_weights_of_its_own(context: Callable[..., SchedulingContext]) -> None:
-    """Only their ratios count, and a change is in force at once."""
+    """Only the ratios of the weights matter, and a change applies at once."""
     made = context(2, pending=[8.0, 0.0], now=1.0)
     made.candidates[1].replica.observe([Reading(at=0.5, gpu_used=0.9)])
     made.candidates[0].replica.observe([Reading(at=0.5, gpu_used=0.1)])
@@ -80,7 +80,7 @@ def test_a_price_lies_between_0_and_1(
     candidates: list[tuple[int, float, float, float]],
     weights: list[float],
 ) -> None:
-    """Whatever is told and however it is weighed, and its parts make it."""
+    """For any readings and weights the price is in 0..1 and the sum of its terms."""
     made = context(len(candidates), pending=[float(each[0]) for each in candidates], now=1.0)
     for candidate, (_, gpu, kv, latency) in zip(made.candidates, candidates, strict=True):
         candidate.replica.observe([Reading(at=0.5, gpu_used=gpu, kv_used=kv)])

@@ -1,4 +1,4 @@
-"""What the hashing policies share."""
+"""Common parts of the hashing policies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def test_the_session_goes_before_the_prompt() -> None:
-    """A request is hashed by the first thing it names."""
+    """The key is the session, else the first blocks, else a short prompt."""
     both = Request("p", None, "http", Features(Form.GENERATE, session="s"), (1, 2))
     session = Request("p", None, "http", Features(Form.GENERATE, session="s"), (3, 4))
     assert key_of(both) == key_of(session)
@@ -22,7 +22,7 @@ def test_the_session_goes_before_the_prompt() -> None:
 
 
 def test_a_restart_keeps_a_replica_s_keys(context: Callable[..., SchedulingContext]) -> None:
-    """The incarnation is no part of the hash; negative block hashes are keys too."""
+    """The incarnation is not hashed; negative block hashes are valid keys."""
     made = context(3)
     key = key_of(Request("p", None, "http", Features(Form.GENERATE), (-5,)))
     assert key is not None

@@ -1,4 +1,4 @@
-"""learned: a bandit inside rails."""
+"""learned: a contextual bandit within the limits of its guard."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from ext_proc.routing.state.context import SchedulingContext
 
 SLOW = 1
-"""The candidate whose queue makes requests take longer, which no price says."""
+"""The candidate whose queue makes requests slower, which no price shows."""
 
 
 def made(least: int = 1000, explore: float = 0.02) -> Learned:
-    """Return a policy with such settings."""
+    """Return a policy with these settings."""
     policy = Learned()
     policy.configure(Pool("llm", learned=LearnedSettings(least, explore)))
     return policy
 
 
-def told(context: SchedulingContext) -> SchedulingContext:
-    """Let each replica tell how long requests wait in it."""
+def with_readings(context: SchedulingContext) -> SchedulingContext:
+    """Give each replica a fresh reading of its queue time."""
     for index, candidate in enumerate(context.candidates):
         queue = 0.04 if index == SLOW else 0.0
         candidate.replica.observe([Reading(at=context.now, queue_s=queue)])
@@ -54,14 +54,14 @@ def run(
     cost: Callable[[int, str], float | None] | None = None,
     **changes: Any,
 ) -> list[tuple[int, str]]:
-    """Decide and end requests one after another; return who got each and the reason."""
+    """Decide and end requests one after another; return the candidate and reason of each."""
     rng = random.Random(seed)
     found = []
-    shown = told(context(3, rng=rng, now=start, **changes))
+    shown = with_readings(context(3, rng=rng, now=start, **changes))
     for number in range(requests):
         now = start + number * 1e-3
         if number % 500 == 0:
-            shown = told(shown.changed(now=now))
+            shown = with_readings(shown.changed(now=now))
         shown = shown.changed(now=now)
         prices = policy.prices(shown)
         done = min(range(3), key=prices.__getitem__)
@@ -78,7 +78,7 @@ def run(
 
 
 def trained(context: Callable[..., SchedulingContext]) -> Learned:
-    """Return a live policy that knows the slow replica."""
+    """Return a live policy that has learned the slow replica."""
     policy = made()
     run(policy, context, 500)
     policy.guard.proven(1.0)
@@ -86,12 +86,12 @@ def trained(context: Callable[..., SchedulingContext]) -> Learned:
 
 
 def share(found: list[tuple[int, str]], candidate: int) -> float:
-    """Return the share of the requests that a candidate got."""
+    """Return a candidate's share of the requests."""
     return sum(done == candidate for done, _ in found) / len(found)
 
 
 def test_in_the_shadow_auto_decides(context: Callable[..., SchedulingContext]) -> None:
-    """All but the tried share follow its prices, whatever the model believes."""
+    """All but the explored share follow its prices, for any predictions of the model."""
     policy = made(least=10**6)
     found = run(policy, context, 3000, pending=[0.0, 3.0, 3.0])
     assert share(found, 0) == 1.0  # the others are not within 25 %
@@ -100,10 +100,10 @@ def test_in_the_shadow_auto_decides(context: Callable[..., SchedulingContext]) -
     assert share(found, SLOW) == pytest.approx(1 / 3, abs=0.05)
 
 
-def test_what_prices_do_not_say_is_learned_proven_and_used(
+def test_what_prices_do_not_show_is_learned_proven_and_used(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """Then the slow replica gets no more than the control share and the trials."""
+    """Once live, the slow replica gets only its part of the control share and the trials."""
     policy = made()
     run(policy, context, 10_000)
     assert policy.guard.version == 1
@@ -118,7 +118,7 @@ def test_what_prices_do_not_say_is_learned_proven_and_used(
 
 
 def test_without_trials_it_never_acts(context: Callable[..., SchedulingContext]) -> None:
-    """Nothing is known of what was never tried."""
+    """Without exploration there is no evidence, so it stays in shadow mode."""
     policy = made(explore=0.0)
     found = run(policy, context, 5000)
     assert policy.guard.version == 0
@@ -126,7 +126,7 @@ def test_without_trials_it_never_acts(context: Callable[..., SchedulingContext])
 
 
 def test_it_is_tripped_when_it_turns_out_slower(context: Callable[..., SchedulingContext]) -> None:
-    """The incumbent then decides, for ten minutes and until a new proof."""
+    """The incumbent then decides for ten minutes, and until a new proof."""
     policy = trained(context)
 
     number = count()
@@ -143,7 +143,7 @@ def test_it_is_tripped_when_it_turns_out_slower(context: Callable[..., Schedulin
 
 
 def test_it_is_tripped_by_failures(context: Callable[..., SchedulingContext]) -> None:
-    """They teach the model nothing, but count."""
+    """Failures are no samples of the model, but trip the guard."""
     policy = trained(context)
     samples = policy.model.samples
 
@@ -161,10 +161,10 @@ def test_it_is_tripped_by_failures(context: Callable[..., SchedulingContext]) ->
 
 
 def test_it_is_tripped_in_the_dark(context: Callable[..., SchedulingContext]) -> None:
-    """Readings that stopped describe another hour."""
+    """It is tripped when the readings are stale."""
     policy = trained(context)
     assert policy.guard.state(10.0) is GuardState.LIVE
-    shown = told(context(3, rng=random.Random(1))).changed(now=100.0)
+    shown = with_readings(context(3, rng=random.Random(1))).changed(now=100.0)
     prices = policy.prices(shown)
     done = min(range(3), key=prices.__getitem__)
     assert policy.picked(shown, done) == "least"
@@ -172,7 +172,7 @@ def test_it_is_tripped_in_the_dark(context: Callable[..., SchedulingContext]) ->
 
 
 def busy(context: Callable[..., SchedulingContext]) -> SchedulingContext:
-    """Return an offer of a fleet above 80 % utilisation, all alike."""
+    """Return the context of a fleet above 80 % utilisation, with equal candidates."""
     return context(3, pending=[9.0] * 3)
 
 
@@ -180,7 +180,7 @@ def busy(context: Callable[..., SchedulingContext]) -> SchedulingContext:
 def test_nothing_is_tried_when_busy_or_urgent(
     context: Callable[..., SchedulingContext], reason: str
 ) -> None:
-    """Above 80 % utilisation, and for requests with a priority."""
+    """There are no trials above 80 % utilisation or for requests with a priority."""
     policy, rng = made(), random.Random(3)
     shown = busy(context) if reason == "busy" else context(3)
     if reason == "priority":
@@ -208,7 +208,7 @@ def test_it_never_leaves_what_auto_calls_near(
     prompted: bool,
     seed: int,
 ) -> None:
-    """Whatever the model believes: at most 25 % above the best price."""
+    """For any model the pick is at most 25 % above the best price."""
     policy = made()
     policy.model.weights = weights
     if live:
@@ -236,7 +236,7 @@ def test_it_never_leaves_what_auto_calls_near(
 def test_trials_stay_within_their_share(
     context: Callable[..., SchedulingContext], explore: float, seed: int
 ) -> None:
-    """At most 2 %, live or not."""
+    """At most 2 % of the requests are trials, live or not."""
     for live in (False, True):
         policy = made(explore=explore)
         if live:
@@ -246,7 +246,7 @@ def test_trials_stay_within_their_share(
 
 
 def test_asking_changes_nothing(context: Callable[..., SchedulingContext]) -> None:
-    """A question that no pick follows is forgotten."""
+    """Prices that no pick follows leave no state."""
     policy = made()
     shown = context(3)
     before = policy.describe(0.0)
@@ -258,10 +258,10 @@ def test_asking_changes_nothing(context: Callable[..., SchedulingContext]) -> No
     assert policy.describe(0.0) == before
 
 
-def test_what_another_rule_put_first_teaches_nothing(
+def test_a_pick_by_another_rule_is_no_sample(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """A ramp's turn or a lease is nobody's choice."""
+    """A candidate picked by slow start or a lease is not learned from."""
     policy = made()
     shown = context(3)
     prices = policy.prices(shown)
@@ -275,7 +275,7 @@ def test_what_another_rule_put_first_teaches_nothing(
 def test_open_decisions_are_bounded_and_settle_once(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """The oldest goes at the bound; a second end is none."""
+    """At the bound the oldest decision is dropped; a second settle is ignored."""
     policy = made()
     shown = context(1)
     key = EndpointKey("r0", 1)
@@ -290,7 +290,7 @@ def test_open_decisions_are_bounded_and_settle_once(
 
 
 def test_its_state_can_be_shown(context: Callable[..., SchedulingContext]) -> None:
-    """Guard, value and weights as JSON."""
+    """The state has guard, value and weights, as JSON."""
     policy = made()
     run(policy, context, 50)
     shown = json.loads(json.dumps(policy.describe(1.0)))

@@ -22,12 +22,12 @@ def test_the_price_is_pending_per_strength(context: Callable[..., SchedulingCont
 
 
 def test_its_reason_is_least(context: Callable[..., SchedulingContext]) -> None:
-    """There is one label."""
+    """The label is always ``least``."""
     assert LeastInFlight().picked(context(1), 0) == "least"
 
 
 @given(strength=st.lists(st.floats(0.1, 8), min_size=1, max_size=6), requests=st.integers(0, 60))
-def test_it_fills_like_water(
+def test_it_fills_replicas_evenly(
     context: Callable[..., SchedulingContext], strength: list[float], requests: int
 ) -> None:
     """No replica ever has more per strength than another would have with one more."""

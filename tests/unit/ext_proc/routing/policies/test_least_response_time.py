@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_the_price_is_latency_times_queue(context: Callable[..., SchedulingContext]) -> None:
-    """A fast replica may have more in flight."""
+    """A fast replica may have more requests in flight."""
     made = context(2, pending=[2, 0])
     made.candidates[0].latency_model.latency_s, made.candidates[1].latency_model.latency_s = (
         0.1,
@@ -29,7 +29,7 @@ def test_the_price_is_latency_times_queue(context: Callable[..., SchedulingConte
 def test_a_replica_without_samples_is_as_the_median(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """Unknown is never 0: a new replica is no target."""
+    """An unknown latency is never 0, so a new replica does not attract all requests."""
     made = context(4)
     assert latencies(made) == [1.0] * 4
     for candidate, latency in zip(made.candidates, (0.2, 0.4, 0.9), strict=False):
@@ -50,7 +50,7 @@ def test_slower_or_busier_is_never_cheaper(
     longer: float,
     more: int,
 ) -> None:
-    """The price grows with both."""
+    """The price grows with latency and with pending requests."""
     made = context(2, pending=[float(pending), float(pending + more)])
     made.candidates[0].latency_model.latency_s, made.candidates[1].latency_model.latency_s = (
         latency,

@@ -1,4 +1,4 @@
-"""p2c and its kin: the better of two."""
+"""p2c and its variants: the less loaded of two."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pick(policy: PowerOfTwo, made: SchedulingContext) -> int:
 def test_the_most_loaded_is_never_taken(
     context: Callable[..., SchedulingContext], load: Load, loads: list[int]
 ) -> None:
-    """Of any two distinct replicas the worse one loses, so the worst of all always does."""
+    """Of any two distinct replicas the worse one loses, so the worst of all is never picked."""
     numbers = [float(each) for each in loads]
     made = context(len(loads), pending=numbers, work=numbers)
     worst = loads.index(max(loads))
@@ -34,13 +34,13 @@ def test_the_most_loaded_is_never_taken(
 
 
 def test_every_other_one_is_taken(context: Callable[..., SchedulingContext]) -> None:
-    """Chance reaches all but the worst, so pickers do not chase one replica."""
+    """All replicas but the worst are picked, so pickers do not all choose the same one."""
     made = context(5, pending=[0.0, 1.0, 2.0, 3.0, 4.0])
     assert {pick(PowerOfTwo("requests"), made) for _ in range(300)} == {0, 1, 2, 3}
 
 
-def test_one_seat_is_taken(context: Callable[..., SchedulingContext]) -> None:
-    """A pool of one needs no second."""
+def test_a_single_candidate_is_taken(context: Callable[..., SchedulingContext]) -> None:
+    """A pool of one replica works without a second draw."""
     assert pick(PowerOfTwo("requests"), context(1)) == 0
     assert PowerOfTwo("requests").picked(context(1), 0) == "least"
 
@@ -56,7 +56,7 @@ def test_work_counts_tokens_per_strength(context: Callable[..., SchedulingContex
 def test_a_peak_is_avoided_until_it_fades(
     context: Callable[..., SchedulingContext], elapsed: float, first: int
 ) -> None:
-    """One slow answer keeps requests away at once, and for some decay times only."""
+    """One slow answer keeps requests away at once, and only for some decay times."""
     made = context(2, now=elapsed, pending=[0.0, 0.5])
     made.candidates[0].latency_model.learn(None, 0.0, 0, 2.0, 0.0)
     made.candidates[1].latency_model.learn(None, 0.0, 0, 0.1, elapsed)
@@ -66,7 +66,7 @@ def test_a_peak_is_avoided_until_it_fades(
 def test_a_peak_of_first_bytes_counts_where_it_is_known(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """Long answers make nobody slow, and the two kinds of time are never mixed."""
+    """Long answers make no replica slow, and first bytes and durations are never mixed."""
     made = context(2, now=60.0, pending=[0.0, 0.1])
     made.candidates[0].latency_model.learn(None, 0.0, 0, 30.0, 60.0)
     made.candidates[1].latency_model.learn(None, 0.0, 0, 0.3, 60.0)
@@ -78,15 +78,17 @@ def test_a_peak_of_first_bytes_counts_where_it_is_known(
     assert pick(PowerOfTwo("peak"), made) == 0  # 30 ms, not its 30 s
 
 
-def test_who_was_never_measured_counts_as_30_ms(context: Callable[..., SchedulingContext]) -> None:
-    """However long the picker runs already."""
+def test_a_replica_without_samples_counts_as_30_ms(
+    context: Callable[..., SchedulingContext],
+) -> None:
+    """The default holds at any time since the picker's start."""
     made = context(2, now=1e6, pending=[0.0, 0.0])
     made.candidates[0].latency_model.learn(None, 0.0, 0, 0.02, 1e6)
     assert pick(PowerOfTwo("peak"), made) == 0
 
 
-def test_drain_counts_seconds_that_stand_before(context: Callable[..., SchedulingContext]) -> None:
-    """By the virtual clock; requests decide where the clocks are alike."""
+def test_drain_counts_seconds_of_earlier_prefill(context: Callable[..., SchedulingContext]) -> None:
+    """The virtual clock decides, and pending requests if the clocks are equal."""
     made = context(2, pending=[0.0, 3.0], now=1.0)
     assert pick(PowerOfTwo("drain"), made) == 0
     made.candidates[0].replica.busy_until = 5.0
@@ -95,7 +97,7 @@ def test_drain_counts_seconds_that_stand_before(context: Callable[..., Schedulin
 
 
 def test_latency_counts_the_mean_duration(context: Callable[..., SchedulingContext]) -> None:
-    """Times the requests before it; who was never measured counts as 30 ms, not as 0."""
+    """The load is mean duration times requests; without samples it is 30 ms, not 0."""
     made = context(2, pending=[1.0, 0.0])
     made.candidates[0].latency_model.latency_s = 0.01
     assert pick(PowerOfTwo("latency"), made) == 0

@@ -26,14 +26,14 @@ def ranking(made: SchedulingContext) -> list[int]:
 
 
 def test_the_longest_match_wins(context: Callable[..., SchedulingContext]) -> None:
-    """More cached blocks beat less load, within the bound."""
+    """More cached blocks win over less load, within the bound."""
     made = context(3, matched=[2, 9, 0], blocks=10, pending=[0, 1, 0], work=[0, 5e4, 0])
     assert ranking(made) == [1, 0, 2]
     assert PrefixAffinity().picked(made, 1) == "prefix"
 
 
 def test_load_decides_between_equal_matches(context: Callable[..., SchedulingContext]) -> None:
-    """Uncached tokens in flight count, per strength, and not only requests."""
+    """Load counts uncached tokens in flight per strength, not only requests."""
     made = context(
         3, matched=[4, 4, 4], blocks=5, pending=[1, 1, 1], work=[900, 100, 900], strength=[1, 1, 4]
     )
@@ -41,14 +41,14 @@ def test_load_decides_between_equal_matches(context: Callable[..., SchedulingCon
 
 
 def test_without_a_match_the_least_loaded_wins(context: Callable[..., SchedulingContext]) -> None:
-    """A prompt that nobody knows goes where least is to do."""
+    """An uncached prompt goes to the least loaded replica."""
     made = context(2, blocks=8, pending=[1, 0])
     assert ranking(made) == [1, 0]
     assert PrefixAffinity().picked(made, 1) == "least"
 
 
 def test_a_replica_above_its_bound_comes_last(context: Callable[..., SchedulingContext]) -> None:
-    """The holder of the prompt is passed over while it has more than its share."""
+    """The holder of the prompt is not picked while its load is above the bound."""
     made = context(4, matched=[9, 0, 3, 0], blocks=10, pending=[6, 2, 2, 2])
     assert ranking(made)[0] == 2
     assert ranking(made)[-1] == 0
@@ -68,8 +68,8 @@ def test_the_bound_follows_strength(context: Callable[..., SchedulingContext]) -
     assert ranking(made.changed(strength=[1.0, 3.0]))[0] == 1
 
 
-def test_common_property_attracts_nobody(context: Callable[..., SchedulingContext]) -> None:
-    """A shared prefix gives no preference beyond itself."""
+def test_shared_blocks_give_no_preference(context: Callable[..., SchedulingContext]) -> None:
+    """Only blocks beyond the shared prefix give a preference."""
     made = context(3, matched=[4, 0, 0], blocks=6, shared=4, pending=[1, 0, 0])
     assert ranking(made)[-1] == 0
     assert PrefixAffinity().picked(made, 1) == "least"
@@ -77,10 +77,10 @@ def test_common_property_attracts_nobody(context: Callable[..., SchedulingContex
     assert ranking(deeper)[0] == 0
 
 
-def test_what_several_conversations_have_attracts_to_idle_replicas_only(
+def test_blocks_of_several_conversations_prefer_idle_replicas_only(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """A system prompt's holder takes no second request; a conversation's own does."""
+    """The holder of a system prompt takes no second request; a conversation's holder does."""
     made = context(3, matched=[4, 0, 0], blocks=6, branched=4, pending=[0, 0, 0])
     assert ranking(made)[0] == 0
     assert ranking(made.changed(pending=[1, 0, 0]))[-1] == 0
@@ -89,7 +89,7 @@ def test_what_several_conversations_have_attracts_to_idle_replicas_only(
 
 @pytest.mark.parametrize("depth", [1, 4, 8])
 def test_sessions_behind_one_system_prompt_spread(build: Any, depth: int) -> None:
-    """One request at a time, a hundred per replica: nobody gets twice the mean, turns stay home."""
+    """With one request at a time, no replica gets twice the mean, and turns keep their replica."""
     router = build.router(build.pool(8, policy="prefix-affinity"))
     system = tuple(range(1, depth + 1))
     homes: Counter[str] = Counter()
@@ -117,7 +117,7 @@ LOADS = st.lists(st.tuples(st.integers(0, 30), st.floats(0.05, 8)), min_size=1, 
 def test_the_bound_is_that_of_bounded_loads(
     context: Callable[..., SchedulingContext], loads: list[tuple[int, float]], load_factor: float
 ) -> None:
-    """Above ``max(2, ceil(factor * (all + 1) * share))`` nobody is preferred to anyone within."""
+    """No replica above ``max(2, ceil(factor * (all + 1) * share))`` precedes one within it."""
     pending, strength = [p for p, _ in loads], [s for _, s in loads]
     made = context(
         len(loads), pending=pending, strength=strength, blocks=3, load_factor=load_factor

@@ -1,4 +1,4 @@
-"""prequal: hot or cold, then latency or load."""
+"""prequal: cold replicas by latency, then hot ones by load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 30), st.floats(0.01, 9)), min_size=1, m
 def test_hot_ones_come_behind_all_cold_ones(
     context: Callable[..., SchedulingContext], rows: list[tuple[int, float]], prompt: bool
 ) -> None:
-    """Whatever the latencies: a hot replica is never chosen while there is a cold one."""
+    """At any latencies a hot replica is never picked while there is a cold one."""
     loads = [float(load) for load, _ in rows]
     made = context(len(rows), tokens=100.0 if prompt else None)
     made = made.changed(work=loads) if prompt else made.changed(pending=loads)
@@ -35,7 +35,7 @@ def test_hot_ones_come_behind_all_cold_ones(
 
 
 def test_among_cold_ones_the_fastest_wins(context: Callable[..., SchedulingContext]) -> None:
-    """Load says only who is hot."""
+    """Load only decides which replicas are hot."""
     made = context(4, pending=[0, 1, 1, 9])
     for candidate, latency in zip(made.candidates, (0.9, 0.1, 0.3, 0.01), strict=True):
         candidate.latency_model.latency_s = latency

@@ -1,4 +1,4 @@
-"""random and weighted-random draw by chance."""
+"""random and weighted-random draw at random."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def test_unweighted_all_cost_the_same(context: Callable[..., SchedulingContext]) -> None:
-    """The router draws among equals."""
+    """All prices are equal, so that the router draws."""
     made = context(3, strength=[1.0, 9.0, 1.0])
     assert RandomChoice().prices(made) == [0.0, 0.0, 0.0]
     assert RandomChoice().picked(made, 0) == "random"
 
 
 def test_weights_converge(context: Callable[..., SchedulingContext]) -> None:
-    """Each replica is drawn for its share of the strength."""
+    """Each replica is drawn in proportion to its strength."""
     policy, made = RandomChoice(weighted=True), context(3, strength=[1.0, 2.0, 5.0])
     draws: Counter[int] = Counter()
     for _ in range(8000):

@@ -34,13 +34,13 @@ def test_it_takes_turns(context: Callable[..., SchedulingContext]) -> None:
 
 
 def test_the_start_is_random(context: Callable[..., SchedulingContext]) -> None:
-    """Several pickers do not walk in step."""
+    """Several pickers start at different replicas."""
     starts = {walk(RoundRobin(random.Random(seed)), context(4), 1)[0] for seed in range(30)}
     assert starts == {0, 1, 2, 3}
 
 
-def test_an_ineligible_seat_is_skipped(context: Callable[..., SchedulingContext]) -> None:
-    """The walk goes on behind the candidate that was picked."""
+def test_an_ineligible_candidate_is_skipped(context: Callable[..., SchedulingContext]) -> None:
+    """The cursor continues after the candidate that was picked."""
     policy, made = RoundRobin(random.Random(0)), context(4)
     walk(policy, made, 1)
     without = made.changed(candidates=[made.candidates[0], made.candidates[1], made.candidates[3]])
@@ -58,16 +58,16 @@ def test_variants_have_their_own_cursor(context: Callable[..., SchedulingContext
 
 
 def test_asking_changes_nothing(context: Callable[..., SchedulingContext]) -> None:
-    """Prices may be asked as often as one likes."""
+    """Prices do not move the cursor."""
     policy, made = RoundRobin(random.Random(0)), context(3)
     assert policy.prices(made) == policy.prices(made)
 
 
 @given(count=st.integers(1, 9), rounds=st.integers(1, 5), seed=st.integers(0, 99))
-def test_each_round_has_everybody_once(
+def test_each_round_has_each_replica_once(
     context: Callable[..., SchedulingContext], count: int, rounds: int, seed: int
 ) -> None:
-    """Exactly, from any start."""
+    """From any start, each round picks each replica exactly once."""
     order = walk(RoundRobin(random.Random(seed)), context(count), count * rounds)
     for start in range(0, len(order), count):
         assert sorted(order[start : start + count]) == list(range(count))

@@ -1,4 +1,4 @@
-"""session-sticky: a session stays where it is."""
+"""session-sticky: a session stays on its replica."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pick(policy: SessionSticky, made: SchedulingContext) -> tuple[str, str]:
 
 
 def test_a_session_stays_whatever_the_load(context: Callable[..., SchedulingContext]) -> None:
-    """It goes to the least loaded once, and then where it was."""
+    """It goes to the least loaded replica first, and then stays there."""
     policy, made = SessionSticky(), context(3, pending=[1, 0, 1], request=keyed("a"))
     assert pick(policy, made) == ("r1", "least")
     assert pick(policy, made.changed(pending=[0, 90, 0])) == ("r1", "session")
@@ -40,7 +40,7 @@ def test_a_session_stays_whatever_the_load(context: Callable[..., SchedulingCont
 def test_it_moves_once_its_replica_is_not_eligible(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """And then stays moved, also when the first one is back."""
+    """It then stays on the new replica, even if the first one is eligible again."""
     policy, made = SessionSticky(), context(3, pending=[1, 0, 1], request=keyed("a"))
     pick(policy, made)
     assert pick(policy, without(made, 1).changed(pending=[0, 1])) == ("r0", "least")
@@ -48,7 +48,7 @@ def test_it_moves_once_its_replica_is_not_eligible(
 
 
 def test_sessions_are_forgotten(context: Callable[..., SchedulingContext]) -> None:
-    """After the idle time, and the least recently used one at the bound."""
+    """Sessions expire after the idle time, and the least recently used is evicted at the bound."""
     policy, made = SessionSticky(max_sessions=2), context(2, pending=[1, 0])
     for session in ("a", "b", "a", "c"):
         pick(policy, made.changed(request=keyed(session)))
@@ -72,7 +72,7 @@ def test_sessions_are_forgotten(context: Callable[..., SchedulingContext]) -> No
 def test_only_a_lost_replica_moves_a_session(
     context: Callable[..., SchedulingContext], requests: list[tuple[str, list[float], set[int]]]
 ) -> None:
-    """Under any loads; where it moved it stays."""
+    """Load never moves a session, and a moved session stays moved."""
     policy, homes = SessionSticky(), dict[str, str]()
     for session, pending, gone in requests:
         made = context(4, pending=pending, request=keyed(session))

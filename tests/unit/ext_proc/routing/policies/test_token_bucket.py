@@ -53,7 +53,7 @@ def test_the_burst_is_bounded(
 def test_an_overdrawn_replica_waits_for_the_others(
     context: Callable[..., SchedulingContext],
 ) -> None:
-    """While another has allowance it is not chosen; where all are spent the least short is."""
+    """It is not picked while another has allowance; if all are overdrawn the least is picked."""
     policy, made = TokenBucket(), context(2, tokens=8000.0)
     first, _ = pick(policy, made)
     second, label = pick(policy, made.changed(tokens=4000.0))
@@ -67,7 +67,7 @@ def test_an_overdrawn_replica_waits_for_the_others(
 def test_the_queue_moves_the_rate(
     context: Callable[..., SchedulingContext], queued: float | None, tokens: float, rate: float
 ) -> None:
-    """A long queue cuts it, an empty one with a spent allowance raises it, no word leaves it."""
+    """A long queue cuts it, an empty one with no allowance raises it, an unknown one keeps it."""
     policy, made = TokenBucket(), context(1, tokens=tokens)
     pick(policy, made)
     if queued is not None:
@@ -78,7 +78,7 @@ def test_the_queue_moves_the_rate(
 
 
 def test_replicas_that_left_are_forgotten(context: Callable[..., SchedulingContext]) -> None:
-    """The buckets never outgrow twice the pool."""
+    """There are at most twice as many buckets as endpoints in the pool."""
     policy = TokenBucket()
     for number in range(30):
         made = context(2)

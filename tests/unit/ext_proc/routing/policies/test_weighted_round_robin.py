@@ -27,7 +27,7 @@ def walk(policy: WeightedRoundRobin, made: SchedulingContext, steps: int) -> lis
 
 
 def test_the_order_is_nginx_s(context: Callable[..., SchedulingContext]) -> None:
-    """Strengths 5, 1, 1 give a a b a c a a: no burst of the strong one."""
+    """Strengths 5, 1, 1 give a a b a c a a, without a burst of the strong replica."""
     order = walk(WeightedRoundRobin(), context(3, strength=[5.0, 1.0, 1.0]), 7)
     assert order == [0, 0, 1, 0, 2, 0, 0]
 
@@ -36,14 +36,14 @@ def test_the_order_is_nginx_s(context: Callable[..., SchedulingContext]) -> None
 def test_each_round_is_exact(
     context: Callable[..., SchedulingContext], strength: list[int], rounds: int
 ) -> None:
-    """Over whole rounds each replica gets its strength's share to the request."""
+    """Over whole rounds each replica gets exactly its strength's share of requests."""
     made = context(len(strength), strength=[float(each) for each in strength])
     order = Counter(walk(WeightedRoundRobin(), made, rounds * sum(strength)))
     assert [order[index] for index in range(len(strength))] == [rounds * s for s in strength]
 
 
 def test_replicas_that_left_are_forgotten(context: Callable[..., SchedulingContext]) -> None:
-    """The credits never outgrow twice the pool."""
+    """There are at most twice as many credits as endpoints in the pool."""
     policy = WeightedRoundRobin()
     for number in range(30):
         made = context(2)

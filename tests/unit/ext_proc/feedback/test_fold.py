@@ -214,7 +214,7 @@ def test_the_beginning_of_an_answer_tells_the_speed(final, monkeypatch):
     """The first byte goes to the router with number and replica, but not that of an error."""
     router, feedback = made()
     heard = []
-    monkeypatch.setattr(router, "began", lambda *what: heard.append(what))
+    monkeypatch.setattr(router.learner, "began", lambda *what: heard.append(what))
     times = {"first_byte_s": 0.4, "first_at_s": 0.5, "lasted_s": 0.9}
     feedback.take(entry(ticket="x-7", final=final, **times), 1.0)
     feedback.take(entry(ticket="x-8", final=final, status=404, **times), 1.0)

@@ -1,16 +1,16 @@
-"""The picker's side of ADS: pools in, acknowledgements out.
+"""The picker's side of ADS: receives pools and acknowledges them.
 
-Law:
+Rules:
 
-1. A response is taken whole or not at all. It is acknowledged only after the router works with
-   it; a pool that makes no sense, or that the router refuses, is answered with a NACK that names
-   the place, and what was known stays in force.
-2. Losing the control server freezes membership: nothing is forgotten, and the client comes back
-   with jittered delays (0.2 s to 5 s) and says which versions it holds.
+1. A response is applied completely or not at all. It is acknowledged only after the router uses it.
+   If a pool is invalid, or the router rejects it, the response is answered with a NACK that names
+   the faulty field, and the previous state stays in force.
+2. Losing the control server freezes membership: nothing is discarded. The client reconnects with
+   jittered delays (0.2 s to 5 s) and sends the versions that it holds.
 3. Responses, pools and message sizes are bounded.
 
 Source: the incremental xDS protocol, ``envoy/service/discovery/v3/discovery.proto``; the
-subscription is the legacy wildcard (a first request that names nothing).
+subscription is the legacy wildcard (a first request that names no resource).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ MAX_ERROR_CHARS: Final = 4_096
 
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A server that is gone without a word is noticed within 15 s.
+    # Detect a vanished server within 15 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # The delays between attempts are the client's own, see Backoff.
+    # Delays between attempts are the client's own, see Backoff.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -57,15 +57,15 @@ _log = structlog.stdlib.get_logger("ext_proc.control.fleet_client")
 
 
 class ServerError(Exception):
-    """The server does not speak the protocol; the stream is given up."""
+    """The server violates the protocol; the stream is closed."""
 
 
 class PoolWatch:
-    """What one client holds of the server's pools; no I/O.
+    """The pools that one client holds; no I/O.
 
     Args:
         picker: This picker's id, its node id on ADS.
-        take: Puts a set of pools in force; an exception refuses it.
+        take: Puts a set of pools in force; an exception rejects the set.
     """
 
     def __init__(self, picker: str, take: Callable[[Mapping[str, Pool]], None]) -> None:
@@ -74,15 +74,15 @@ class PoolWatch:
         self._pools: dict[str, Pool] = {}
         self._versions: dict[str, str] = {}
         self.synced = False
-        """True once a response was taken: pools are known, even if there are none."""
+        """True once a response was applied: the pools are known, even if there are none."""
         self.version: str | None = None
-        """The server's name for the last state taken."""
+        """The server's version of the last applied state."""
         self.taken = ""
-        """Nonce of the response that brought it; empty before the first."""
+        """Nonce of the last applied response; empty before the first."""
         self.error: str | None = None
-        """Why the last response was refused; ``None`` where it was taken."""
+        """Reason why the last response was rejected; ``None`` if it was applied."""
 
-    def hello(self) -> Any:
+    def first_request(self) -> Any:
         """Return the first request of a stream."""
         request = pb.DeltaDiscoveryRequest(type_url=POOL_TYPE)
         request.node.id = self._picker
@@ -92,11 +92,11 @@ class PoolWatch:
         return request
 
     def answer(self, response: Any) -> Any:
-        """Take a ``DeltaDiscoveryResponse`` and return the request that answers it."""
+        """Apply a ``DeltaDiscoveryResponse`` and return the request that acknowledges it."""
         request = pb.DeltaDiscoveryRequest(type_url=POOL_TYPE, response_nonce=response.nonce)
         try:
             self._apply(response)
-        except Exception as error:  # noqa: BLE001 - whatever refuses it, the server must hear why
+        except Exception as error:  # noqa: BLE001 - any rejection must reach the server
             self.error = str(error)[:MAX_ERROR_CHARS] or type(error).__name__
             request.error_detail.code = _INVALID_ARGUMENT
             request.error_detail.message = self.error
@@ -109,7 +109,7 @@ class PoolWatch:
 
     def _apply(self, response: Any) -> None:
         if response.type_url != POOL_TYPE:
-            raise PoolError(f"asked for {POOL_TYPE}, got {response.type_url!r}")
+            raise PoolError(f"requested {POOL_TYPE}, received {response.type_url!r}")
         pools, versions, problems = dict(self._pools), dict(self._versions), []
         for name in response.removed_resources:
             pools.pop(name, None)
@@ -121,14 +121,14 @@ class PoolWatch:
                 problems.append(str(error))
             versions[resource.name] = resource.version
         if len(pools) > MAX_POOLS:
-            problems.append(f"{len(pools)} pools; at most {MAX_POOLS} are held")
+            problems.append(f"{len(pools)} pools; the maximum is {MAX_POOLS}")
         if problems:
             raise PoolError("; ".join(problems))
         self._take(pools)
         self._pools, self._versions = pools, versions
 
     def state(self) -> dict[str, Any]:
-        """Return what is held, for people."""
+        """Return the current state, for debugging."""
         return {
             "synced": self.synced,
             "version": self.version,
@@ -144,20 +144,20 @@ def _read(resource: Any) -> Pool:
     try:
         message.ParseFromString(resource.resource.value)
     except DecodeError as error:
-        raise PoolError(f"resource {resource.name!r} is no Pool: {error}") from error
+        raise PoolError(f"resource {resource.name!r} is not a Pool: {error}") from error
     if message.name != resource.name:
-        raise PoolError(f"resource {resource.name!r} holds pool {message.name!r}")
+        raise PoolError(f"resource {resource.name!r} contains pool {message.name!r}")
     return pool_of(message)
 
 
 class FleetClient:
-    """Keeps a `PoolWatch` fed from the control server.
+    """Feeds a `PoolWatch` from the control server.
 
     Args:
-        channel: To the control server; see `CHANNEL_OPTIONS`.
-        watch: What to feed.
-        rng: A number in [0, 1), for the jitter.
-        on_connected: Called with True and False as the stream comes and goes.
+        channel: Channel to the control server; see `CHANNEL_OPTIONS`.
+        watch: The watch to feed.
+        rng: Returns a number in [0, 1), for the jitter.
+        on_connected: Called with True and False as the stream opens and closes.
         clock: Monotonic seconds.
     """
 
@@ -191,7 +191,7 @@ class FleetClient:
             except ServerError as error:
                 self._lost = str(error)
             except asyncio.InvalidStateError:
-                # What grpc.aio says where a write meets a stream that has just ended.
+                # grpc.aio raises this when a write meets a stream that has just ended.
                 self._lost = "the server ended the stream"
             finally:
                 if self._since is not None:
@@ -204,11 +204,11 @@ class FleetClient:
     async def _follow(self) -> None:
         call = self._stub.DeltaAggregatedResources()
         try:
-            await call.write(self._watch.hello())
+            await call.write(self._watch.first_request())
             while (response := await call.read()) is not grpc.aio.EOF:
                 if response is None:
-                    # So grpc.aio hands on a message that cannot be decoded.
-                    raise ServerError("the server sent what is no DeltaDiscoveryResponse")
+                    # grpc.aio returns None for a message that cannot be decoded.
+                    raise ServerError("the server sent an invalid DeltaDiscoveryResponse")
                 if self._since is None:
                     self._since = self._clock()
                     self._backoff.reset()
@@ -232,7 +232,7 @@ class FleetClient:
             call.cancel()
 
     def state(self) -> dict[str, Any]:
-        """Return connection and contents, for people."""
+        """Return connection and contents, for debugging."""
         return {
             "connected_s": None if self._since is None else self._clock() - self._since,
             "last_loss": self._lost,

@@ -1,8 +1,8 @@
-"""From the wire's ``Pool`` to the router's. Pure.
+"""Converts the wire's ``Pool`` to the router's. Pure.
 
-Source: ``tidegate_api/fleet/v1/pool.proto``. What does not make sense is refused here with the
-place that is wrong, so the control server shows it; nothing is guessed. A number left out (0 on
-the wire) takes the router's default wherever 0 has no meaning of its own.
+Source: ``tidegate_api/fleet/v1/pool.proto``. Invalid values are rejected with the faulty field, so
+that the control server shows it; nothing is guessed. An omitted number (0 on the wire) takes the
+router's default wherever 0 has no meaning of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_ENDPOINTS: Final = 20_000
-"""Most replicas of one pool."""
+"""Maximum replicas of one pool."""
 
 MAX_VARIANTS: Final = 100
 MAX_CUSTOM: Final = 32
@@ -36,9 +36,9 @@ MAX_NEEDS: Final = 256
 MAX_HOLD_S: Final = 0.0005
 MAX_EXPLORE: Final = 0.02
 MAX_ENGINES: Final = 64
-"""Engines of one replica that publish KV events."""
-MAX_TOLD: Final = 16
-"""Conditions of one replica that are read."""
+"""Maximum engines of one replica that publish KV events."""
+MAX_CONDITIONS: Final = 16
+"""Maximum reported conditions of one replica that are read."""
 
 _BODY: Final[Mapping[int, BodyMode]] = {
     pool_pb2.BODY_MODE_UNSPECIFIED: "peek",
@@ -56,14 +56,14 @@ _DEFAULT: Final = Pool(name="default")
 
 
 class PoolError(ValueError):
-    """The resource makes no sense; the text names the place."""
+    """The resource is invalid; the message names the faulty field."""
 
 
 def pool_of(message: pool_pb2.Pool) -> Pool:
     """Convert one pool.
 
     Raises:
-        PoolError: A field is out of its range, or refers to what is not there.
+        PoolError: A field is out of its range, or refers to something that does not exist.
     """
     name = message.name
     if not name:
@@ -133,12 +133,12 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
 
 def _model_needs(message: pool_pb2.Pool, where: str) -> tuple[ModelNeeds, ...]:
     if len(message.model_needs) > MAX_NEEDS:
-        raise PoolError(f"{where}: {len(message.model_needs)} model needs; {MAX_NEEDS} may be")
+        raise PoolError(f"{where}: {len(message.model_needs)} model needs; at most {MAX_NEEDS}")
     for each in message.model_needs:
         if not each.model:
             raise PoolError(f"{where}: model_needs without a model")
         if each.device_required and not each.device:
-            raise PoolError(f"{where}: model {each.model!r} requires a device and names none")
+            raise PoolError(f"{where}: model {each.model!r} requires a device but names none")
     return tuple(
         ModelNeeds(each.model, each.memory_bytes, each.device, each.device_required)
         for each in message.model_needs
@@ -154,7 +154,7 @@ def _gpu_weights(routing: pool_pb2.Routing, where: str) -> GpuWeights:
         for value in (sent.queue, sent.gpu, sent.kv, sent.latency)
     ]
     if not any(weights):
-        raise PoolError(f"{where}: all of gpu_weights are 0")
+        raise PoolError(f"{where}: all gpu_weights are 0")
     return GpuWeights(*weights)
 
 
@@ -194,10 +194,12 @@ def _outlier(message: pool_pb2.Pool, where: str) -> Outlier:
 
 def _variants(message: pool_pb2.Pool, where: str) -> tuple[Variant, ...]:
     if not 0 < len(message.variants) <= MAX_VARIANTS:
-        raise PoolError(f"{where}: {len(message.variants)} variants; 1 to {MAX_VARIANTS} may be")
+        raise PoolError(
+            f"{where}: {len(message.variants)} variants; it must be 1 to {MAX_VARIANTS}"
+        )
     names = [variant.name for variant in message.variants]
     if len(set(names)) != len(names) or not all(names):
-        raise PoolError(f"{where}: each variant needs a name of its own")
+        raise PoolError(f"{where}: each variant needs a unique name")
     return tuple(
         Variant(
             name=variant.name,
@@ -212,18 +214,18 @@ def _variants(message: pool_pb2.Pool, where: str) -> tuple[Variant, ...]:
 
 def _probe_path(path: str, where: str) -> str:
     if path and not path.startswith("/"):
-        raise PoolError(f"{where}: the probe's path {path!r} must begin with '/'")
+        raise PoolError(f"{where}: the probe path {path!r} must begin with '/'")
     return path
 
 
 def _custom(message: pool_pb2.Pool, where: str) -> tuple[CustomMetric, ...]:
     if len(message.custom_metrics) > MAX_CUSTOM:
         raise PoolError(
-            f"{where}: {len(message.custom_metrics)} declared series; {MAX_CUSTOM} may be"
+            f"{where}: {len(message.custom_metrics)} declared series; at most {MAX_CUSTOM}"
         )
     for each in message.custom_metrics:
         if each.reading not in DECLARABLE:
-            raise PoolError(f"{where}: no reading has the field {each.reading!r}")
+            raise PoolError(f"{where}: readings have no field {each.reading!r}")
     return tuple(
         CustomMetric(
             field=each.reading,
@@ -238,15 +240,15 @@ def _custom(message: pool_pb2.Pool, where: str) -> tuple[CustomMetric, ...]:
 def _endpoints(message: pool_pb2.Pool, where: str, variants: set[str]) -> tuple[Endpoint, ...]:
     if len(message.endpoints) > MAX_ENDPOINTS:
         raise PoolError(f"{where}: {len(message.endpoints)} endpoints; at most {MAX_ENDPOINTS}")
-    # While a replica changes sides it is in both variants: one id, one ledger entry, two
+    # A replica that changes variants is in both for a while: one id, one ledger entry, two
     # candidates.
     found: dict[tuple[str, str], Endpoint] = {}
     for endpoint in message.endpoints:
         if not endpoint.id or (endpoint.id, endpoint.variant) in found:
-            raise PoolError(f"{where}: each endpoint needs an id of its own, not {endpoint.id!r}")
+            raise PoolError(f"{where}: each endpoint needs a unique id, not {endpoint.id!r}")
         here = f"{where}: endpoint {endpoint.id!r}"
         if endpoint.variant not in variants:
-            raise PoolError(f"{here}: there is no variant {endpoint.variant!r}")
+            raise PoolError(f"{here}: variant {endpoint.variant!r} does not exist")
         if not endpoint.http_address and not endpoint.grpc_address:
             raise PoolError(f"{here}: it has no address")
         if "," in endpoint.http_address or "," in endpoint.grpc_address:
@@ -266,7 +268,7 @@ def _endpoints(message: pool_pb2.Pool, where: str, variants: set[str]) -> tuple[
             adapters=frozenset(endpoint.adapters),
             draining=endpoint.draining,
             joined_unix_s=endpoint.joined_unix_ms / 1000 if endpoint.joined_unix_ms else None,
-            told=tuple(endpoint.told[:MAX_TOLD]),
+            told=tuple(endpoint.told[:MAX_CONDITIONS]),
             kv_events=_kv_events(endpoint, here),
         )
     return tuple(found.values())

@@ -1,12 +1,12 @@
-"""Tells the control server how many requests are in flight, on which drains wait, and who is sick.
+"""Reports in-flight requests, on which drains wait, and sick replicas to the control server.
 
 Rules:
 
-1. Each report is full. One is sent when what it says differs from what was last sent, at most every
-   `INTERVAL_S`.
-2. It names the response of the control server that was in force when it counted: so that server
-   knows which picks are in it. Both are read in one step of the event loop.
-3. A lost stream is opened again: after a delay, or as soon as the fleet is heard of again.
+1. Each report is complete. One is sent when its content differs from the last one sent, at most
+   every `INTERVAL_S`.
+2. It names the control server's response that was in force when the requests were counted, so the
+   server knows which picks are included. Both are read in one step of the event loop.
+3. A lost stream is reopened after a delay, or as soon as ADS is connected again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class ReportSender:
     """One ``PickerReports`` stream, kept open.
 
     Args:
-        channel: To the control server.
+        channel: Channel to the control server.
         picker: This picker's id, as on ADS.
         in_flight: Returns the requests in flight by endpoint id.
-        taken: Returns the nonce of the last response of the control server that is in force.
+        taken: Returns the nonce of the control server's last response in force.
         findings: Returns the replicas that this picker finds sick.
-        group: Name that it shares with those that find as one with it; empty = nobody.
-        rng: A number in [0, 1), for the jitter.
-        interval_s: Shortest time between two reports.
+        group: Name shared by the pickers whose findings count as one; empty = none.
+        rng: Returns a number in [0, 1), for the jitter.
+        interval_s: Minimum seconds between two reports.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ReportSender:
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """Do not wait longer before the next attempt: the control server is there."""
+        """Skip the current delay before the next attempt: the control server is reachable."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -86,13 +86,13 @@ class ReportSender:
         call = self._stub.Report()
         sent: tuple[dict[str, int], Sequence[Finding], str] | None = None
         try:
-            # done() turns true when the server ends the stream: writes alone would not tell.
+            # done() becomes true when the server ends the stream; writes alone do not show it.
             while not call.done():
                 counts = {name: count for name, count in self._in_flight().items() if count}
-                news = (counts, self._findings(), self._taken())
-                if news != sent:
-                    await call.write(report_of(self._picker, *news, group=self._group))
-                    sent = news
+                content = (counts, self._findings(), self._taken())
+                if content != sent:
+                    await call.write(report_of(self._picker, *content, group=self._group))
+                    sent = content
                     self._backoff.reset()
                 await asyncio.sleep(self._interval_s)
         finally:
@@ -107,7 +107,7 @@ def report_of(
     *,
     group: str = "",
 ) -> report_pb2.PickerReport:
-    """Write a full report."""
+    """Build a complete report."""
     return report_pb2.PickerReport(
         picker_id=picker,
         group=group,

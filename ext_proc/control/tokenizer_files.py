@@ -1,14 +1,14 @@
-"""Tokenizers from local files (Hugging Face ``tokenizer.json``), read off the request path.
+"""Loads tokenizers from local files (Hugging Face ``tokenizer.json``), off the request path.
 
 Rules:
 
 1. A file is read once, in a thread, when a pool first names it; never from the network. A file that
-   changes is not read again: give the new one another name.
-2. What cannot be read is logged once, with the pool and the fix, and is absent: that pool's prompts
-   are cut by characters. It is tried again when the pools name other files.
-3. At most `MAX_TOKENIZERS` files of at most `MAX_FILE_BYTES` each; those that no pool names any
-   longer are forgotten.
-4. Whatever a tokenizer raises on a text, the text has no ids.
+   changes is not read again: use another name for the new one.
+2. A file that cannot be read is logged once, with the pool and the fix, and has no tokenizer: that
+   pool's prompts are split by characters. It is tried again when the pools' file names change.
+3. At most `MAX_TOKENIZERS` files of at most `MAX_FILE_BYTES` each are loaded; those that no pool
+   names any longer are dropped.
+4. If a tokenizer raises any exception on a text, the text has no ids.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
 
 MAX_TOKENIZERS: Final = 8
 MAX_FILE_BYTES: Final = 128 * 2**20
-"""Those of today's vocabularies of 256,000 tokens have about 35 MB."""
+"""Files of today's vocabularies of 256,000 tokens have about 35 MB."""
 
 _log = structlog.stdlib.get_logger("ext_proc.control.tokenizer_files")
 
 
 class TokenizerError(Exception):
-    """A tokenizer cannot be had; the text says why and what to do."""
+    """A tokenizer cannot be loaded; the message states the reason and the remedy."""
 
 
 class FileTokenizer:
-    """A ``tokenizer.json`` as the readers of requests use it.
+    """A ``tokenizer.json`` with the interface that request readers use.
 
     Args:
         loaded: The ``tokenizers`` package's object.
     """
 
     def __init__(self, loaded: HuggingFace) -> None:
-        # A file may ask for shorter or padded encodings, which are not what a prompt is.
+        # A file may configure truncation or padding, which would distort a prompt.
         loaded.no_truncation()
         loaded.no_padding()
         self._loaded = loaded
 
     def encode(self, text: str) -> Sequence[int] | None:
-        """Return the ids with those special tokens that the file adds; ``None`` on an error."""
+        """Return the ids, including special tokens that the file adds; ``None`` on an error."""
         try:
             ids: list[int] = self._loaded.encode(text).ids
         except Exception:  # noqa: BLE001 - rule 4: the package raises bare exceptions
@@ -61,52 +61,52 @@ class FileTokenizer:
 
 
 def load(path: str) -> Tokenizer:
-    """Read a tokenizer file; this takes up to a second of CPU.
+    """Load a tokenizer file; this takes up to a second of CPU.
 
     Raises:
-        TokenizerError: The package or the file is missing, or the file is none.
+        TokenizerError: The package or the file is missing, or the file is not a tokenizer.
     """
     try:
         from tokenizers import Tokenizer as HuggingFace  # noqa: PLC0415 - an extra
     except ImportError:
         raise TokenizerError(
-            "the package `tokenizers` is missing; install tidegate[tokenizers] beside the picker"
+            "the package `tokenizers` is missing; install tidegate[tokenizers] with the picker"
         ) from None
     try:
         size = Path(path).stat().st_size
         if size > MAX_FILE_BYTES:
-            raise TokenizerError(f"it has {size} bytes; at most {MAX_FILE_BYTES} are read")
+            raise TokenizerError(f"the file has {size} bytes; at most {MAX_FILE_BYTES} are read")
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(
-            f"it cannot be read ({error}); put the model's tokenizer.json there"
+            f"the file cannot be read ({error}); put the model's tokenizer.json there"
         ) from None
     try:
         return FileTokenizer(HuggingFace.from_str(text))
     except Exception as error:  # noqa: BLE001 - the package raises bare exceptions
         raise TokenizerError(
-            f"it is no tokenizer ({error}); put the model's tokenizer.json there"
+            f"the file is not a tokenizer ({error}); put the model's tokenizer.json there"
         ) from None
 
 
 class TokenizerFiles:
-    """The tokenizers that pools name, by path; the rules are above.
+    """The tokenizers that pools name, by path; the module states the rules.
 
     Args:
-        read: Reads one file; runs in a thread and raises nothing but ``TokenizerError``.
+        read: Loads one file; runs in a thread and raises only ``TokenizerError``.
     """
 
     def __init__(self, read: Callable[[str], Tokenizer] = load) -> None:
         self._read = read
         self._wanted: dict[str, str] = {}
-        """Path to the first pool that names it."""
+        """First pool that names the file, by path."""
         self._failed: set[str] = set()
         self._changed = asyncio.Event()
         self.ready: dict[str, Tokenizer] = {}
-        """What is at hand, by path."""
+        """Loaded tokenizers by path."""
 
     def set_pools(self, pools: Mapping[str, Pool]) -> None:
-        """Take the pools: what they name is read soon by `run`, the rest is forgotten."""
+        """Set the pools: `run` soon loads the files that they name; other files are dropped."""
         wanted: dict[str, str] = {}
         for pool in pools.values():
             if pool.tokenizer:
@@ -120,7 +120,7 @@ class TokenizerFiles:
         self._changed.set()
 
     async def run(self) -> None:
-        """Read files as pools name them, one after the other, for ever."""
+        """Load files as pools name them, one after the other, until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -128,7 +128,7 @@ class TokenizerFiles:
                 await self._load(path)
 
     def _next(self) -> str | None:
-        """Return a path to read; ``None`` = all is read."""
+        """Return the next path to load; ``None`` if all are loaded."""
         for path in self._wanted:
             if path not in self.ready and path not in self._failed:
                 return path
@@ -136,7 +136,7 @@ class TokenizerFiles:
 
     async def _load(self, path: str) -> None:
         if len(self.ready) >= MAX_TOKENIZERS:
-            most = f"{MAX_TOKENIZERS} other files are loaded, which is the most; let pools share"
+            most = f"{MAX_TOKENIZERS} other files are loaded, the maximum; let pools share files"
             self._give_up(path, most)
             return
         try:
@@ -157,5 +157,5 @@ class TokenizerFiles:
             pool=self._wanted[path],
             path=path,
             reason=reason,
-            instead="prompts are cut into blocks by characters",
+            instead="prompts are split into blocks by characters",
         )

@@ -55,7 +55,7 @@ def watch(taken):
 
 def test_hello(watch):
     """The first request names the node and nothing else: the legacy wildcard."""
-    request = watch.hello()
+    request = watch.first_request()
     assert (request.node.id, request.node.cluster) == ("picker-1", PICKER_NODE_CLUSTER)
     assert request.type_url == POOL_TYPE
     assert not request.resource_names_subscribe
@@ -69,7 +69,7 @@ def test_a_response_is_acknowledged_once_it_is_in_force(watch, taken):
     assert not request.HasField("error_detail")
     assert set(taken.pools) == {"llm"}
     assert watch.synced
-    assert watch.hello().initial_resource_versions == {"llm": "v1"}
+    assert watch.first_request().initial_resource_versions == {"llm": "v1"}
 
 
 def test_changes_and_removals(watch, taken):
@@ -85,7 +85,7 @@ def test_changes_and_removals(watch, taken):
     ("bad", "why"),
     [
         (response(pool("other"), pool(variants=[]), nonce="n2"), "pool 'llm': 0 variants"),
-        (response(type_url="type.googleapis.com/x", nonce="n2"), "asked for"),
+        (response(type_url="type.googleapis.com/x", nonce="n2"), "requested"),
         (
             pb.DeltaDiscoveryResponse(
                 type_url=POOL_TYPE, nonce="n2", resources=[pb.Resource(name="llm")]
@@ -102,7 +102,7 @@ def test_a_bad_response_is_refused_whole(watch, taken, bad, why):
     assert why in request.error_detail.message
     assert request.error_detail.code == 3
     assert set(taken.pools) == {"llm"}
-    assert watch.hello().initial_resource_versions == {"llm": "v1"}
+    assert watch.first_request().initial_resource_versions == {"llm": "v1"}
 
 
 def test_a_resource_that_does_not_parse_or_lies_about_its_name(watch):
@@ -111,8 +111,8 @@ def test_a_resource_that_does_not_parse_or_lies_about_its_name(watch):
     bad.resources[0].resource.value = b"\xff"
     bad.resources[1].name = "c"
     message = watch.answer(bad).error_detail.message
-    assert "resource 'a' is no Pool" in message
-    assert "resource 'c' holds pool 'b'" in message
+    assert "resource 'a' is not a Pool" in message
+    assert "resource 'c' contains pool 'b'" in message
 
 
 def test_what_the_router_refuses_is_refused(watch, taken):
@@ -128,7 +128,7 @@ def test_what_the_router_refuses_is_refused(watch, taken):
 def test_pools_are_bounded(watch):
     """More pools than the bound are refused."""
     made = watch.answer(response(*(pool(f"p{number}") for number in range(MAX_POOLS + 1))))
-    assert f"at most {MAX_POOLS}" in made.error_detail.message
+    assert f"the maximum is {MAX_POOLS}" in made.error_detail.message
 
 
 def test_no_pools_at_all_is_known(watch, taken):
@@ -177,13 +177,13 @@ async def test_a_lost_server_freezes_membership_and_is_found_again(served, watch
     task = asyncio.create_task(client.run())
     async with asyncio.timeout(60):
         await client.ready.wait()
-        hello, ack = await servicer.requests.get(), await servicer.requests.get()
-        assert not hello.initial_resource_versions
+        first_request, ack = await servicer.requests.get(), await servicer.requests.get()
+        assert not first_request.initial_resource_versions
         assert ack.response_nonce == "n1"
         assert client.state()["connected_s"] is not None
         servicer.end.set()
-        hello = await servicer.requests.get()
-        assert hello.initial_resource_versions == {"llm": "v1"}
+        first_request = await servicer.requests.get()
+        assert first_request.initial_resource_versions == {"llm": "v1"}
         assert set(taken.pools) == {"llm"}
         await servicer.requests.get()
     assert connected == [True, False, True]
@@ -209,7 +209,7 @@ async def test_a_server_that_speaks_something_else_is_given_up(watch):
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         client = FleetClient(channel, watch, rng=lambda: 0.0, on_connected=lambda _: None)
-        with pytest.raises(ServerError, match="no DeltaDiscoveryResponse"):
+        with pytest.raises(ServerError, match="invalid DeltaDiscoveryResponse"):
             await client._follow()
     await server.stop(0)
     assert not watch.synced

@@ -1,1 +1,1 @@
-"""What really happened to requests: Envoy's access-log stream and readiness probes."""
+"""Outcomes of requests: Envoy's access-log stream, and readiness probes."""

@@ -1,8 +1,7 @@
-"""One log entry in our own words, and what it says of the replica. Pure.
+"""A log entry, independent of Envoy's messages, and its verdict on the replica. Pure.
 
-Source: ``envoy/data/accesslog/v3/accesslog.proto``; statuses as Triton uses them: 400 and 404 for
-what a client did wrong, 500 for a failed execution but also for malformed JSON, 503 for a full
-queue.
+Source: ``envoy/data/accesslog/v3/accesslog.proto``. Statuses as Triton uses them: 400 and 404 for a
+client's mistakes, 500 for a failed execution but also for malformed JSON, 503 for a full queue.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ class Entry(NamedTuple):
     """One request as the proxy saw it."""
 
     picker: str
-    """Who picked; empty = nobody."""
+    """Id of the picker that decided; empty = none."""
     ticket: str
-    """Empty where the pick was not charged."""
+    """Empty if the pick was not charged."""
     unreadable: bool
-    """The picker could not read the body, so an error may be the client's."""
+    """The picker could not read the body, so an error may be the client's fault."""
     cluster: str
     served: str | None
     """``ip:port`` of the last attempt; ``None`` = the proxy answered by itself."""
     picks: str
-    """The pick and its fallbacks, ``ip:port[,ip:port...]``; empty where there was one attempt."""
+    """The pick and its fallbacks, ``ip:port[,ip:port...]``; empty if there was one attempt."""
     attempts: int
     status: int
     """HTTP status sent to the client; 0 = none yet."""
@@ -35,64 +34,64 @@ class Entry(NamedTuple):
     broken: bool
     """The connection to the replica failed, broke or timed out."""
     left: bool
-    """The client went away, or stalled."""
+    """The client disconnected or stalled."""
     shed: bool
-    """The proxy refused by its own limits."""
+    """The proxy refused the request by its own limits."""
     final: bool
     """False for the entries that a long request writes while it runs."""
     first_byte_s: float | None
-    """From the first byte to the replica to the first byte from it."""
+    """Seconds from the first byte to the replica to the first byte from it."""
     answer_bytes: int
     ended_unix_s: float
     first_at_s: float | None = None
-    """From the request's start to the answer's first byte."""
+    """Seconds from the request's start to the response's first byte."""
     last_at_s: float | None = None
-    """The same to the last byte from the replica so far."""
+    """Seconds from the request's start to the last byte received from the replica."""
     lasted_s: float = 0.0
-    """From the request's start to this entry."""
+    """Seconds from the request's start to this entry."""
 
 
 class Verdict(StrEnum):
-    """What one attempt says of its replica."""
+    """Verdict of one attempt on its replica."""
 
     GOOD = "good"
     CLIENT = "client"
-    """The request was wrong; the replica said so."""
+    """The replica rejected the request as wrong."""
     ERROR = "error"
-    """The replica answered that it failed."""
+    """The replica reported its own failure."""
     BROKEN = "broken"
-    """The replica did not answer to the end."""
+    """The replica did not complete its response."""
     LEFT = "left"
-    """The client did not wait; nothing is known of the replica."""
+    """The client did not wait; nothing is known about the replica."""
     LOCAL = "local"
     """The proxy answered; no replica was involved."""
 
 
 GOOD: Final = Verdict.GOOD
 LOCAL: Final = Verdict.LOCAL
-"""Read at each entry: looking a member up at its class takes 0.1 µs."""
+"""Constants, because every entry needs them: looking up an enum member takes 0.1 µs."""
 
 
 class Judged(NamedTuple):
-    """What a final entry, or some good ones, say of one replica, for all workers of a machine."""
+    """Verdict of a final entry, or of several good ones, on one replica, for all workers."""
 
     pool: str
     endpoint: EndpointKey
     verdict: Verdict
     first_byte_s: float | None = None
-    """For the conditions; of a retried request it says nothing."""
+    """For the conditions; ``None`` for a retried request, where it is meaningless."""
     answer_s: float | None = None
     bytes_per_s: float | None = None
     began: bool = False
-    """An answer had begun."""
+    """A response had begun."""
     times: int = 1
-    """Good answers that this says of, by their means."""
+    """Number of good responses that this record summarizes by their means."""
 
 
 EARLY_EVERY_S: Final = 1.0
-"""A request that runs writes an entry so often, counted from its start."""
+"""Interval at which a running request writes entries, counted from its start."""
 LEAST_SPAN_S: Final = 0.02
-"""An answer that came in less time says nothing of the replica's speed."""
+"""A response that took less time is no sample of the replica's speed."""
 _SERVER_ERRORS: Final = frozenset({500, 502, 503, 504})
 FIRST_ERROR: Final = 400
 """HTTP statuses from here on are errors."""
@@ -101,7 +100,7 @@ _GRPC_SERVER_ERRORS: Final = frozenset({2, 13, 14})
 
 
 def judge(entry: Entry) -> Verdict:
-    """Say what the last attempt of a final entry tells of its replica."""
+    """Return the verdict of a final entry's last attempt on its replica."""
     if entry.served is None or entry.shed:
         return LOCAL
     if entry.left:
@@ -117,9 +116,9 @@ def judge(entry: Entry) -> Verdict:
 
 
 def answer_time(entry: Entry) -> float | None:
-    """Return the time to the first byte, once per request: with its first entry after that byte.
+    """Return the time to the first byte, once per request: with the first entry after that byte.
 
-    ``None`` where nothing came yet, an earlier entry had it, or a retry makes it meaningless.
+    ``None`` if no byte has arrived, an earlier entry reported it, or a retry makes it meaningless.
     """
     first_byte_s, first_at_s, lasted_s = entry.first_byte_s, entry.first_at_s, entry.lasted_s
     if entry.attempts > 1 or first_byte_s is None or first_at_s is None:
@@ -132,7 +131,7 @@ def answer_time(entry: Entry) -> float | None:
 
 
 def answer_speed(entry: Entry) -> float | None:
-    """Return the bytes per second of a whole answer that took long enough to tell."""
+    """Return the bytes per second of a complete response that took at least ``LEAST_SPAN_S``."""
     first_at_s, last_at_s = entry.first_at_s, entry.last_at_s
     if first_at_s is None or last_at_s is None or not entry.final:
         return None
@@ -143,7 +142,7 @@ def answer_speed(entry: Entry) -> float | None:
 def passed_over(entry: Entry) -> list[str]:
     """Return the addresses on which earlier attempts failed.
 
-    ``override_host`` walks the picks in their order, so the attempt before the last was at the pick
+    ``override_host`` tries the picks in order, so the attempt before the last went to the pick
     before the last one used.
     """
     if entry.attempts <= 1 or not entry.picks:

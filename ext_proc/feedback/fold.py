@@ -1,17 +1,17 @@
-"""Log entries folded into what the router knows. Pure.
+"""Applies log entries to the router's state. Pure.
 
 Rules:
 
-1. Only entries of this picker's present life count: tickets carry its tag. Others are counted.
-2. The end of a stream settles a ticket, never an entry: entries come up to a second later, in
-   batches, and may be lost. A final entry judges replicas; an intermediate one moves the charge of
-   a request that still runs to the replica that serves it, and is a sign of life. Both tell how
-   fast the replica answers.
-3. Of a request that was retried, the replica that served has the answer and the prompt's blocks,
-   and each one before it has a failure.
-4. Nothing is kept per request, so late, doubled and unknown entries cost nothing but a count.
-5. What a final entry says of replicas is told to the other workers of the machine, who take it as
-   their own: a row of failures is the machine's, however the requests were spread.
+1. Only entries of this picker's current run count: tickets carry its tag. Others are only counted.
+2. The end of a stream settles a ticket; an entry never does: entries come up to a second later, in
+   batches, and may be lost. A final entry judges replicas. An intermediate one moves the charge of
+   a running request to the replica that serves it, and is a sign of life. Both are samples of the
+   replica's response time.
+3. For a retried request, the replica that served is credited with the response and the prompt's
+   blocks, and each replica before it is charged with a failure.
+4. Nothing is kept per request, so late, duplicate and unknown entries only increment a counter.
+5. Verdicts of final entries are published to the machine's other workers, which apply them as their
+   own: consecutive failures are counted per machine, however the requests were distributed.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import EndpointKey
 
 MAX_DIGITS: Final = 18
-"""Of a ticket's number."""
+"""Maximum digits of a ticket's number."""
 FOREIGN: Final = "foreign"
-"""Of another picker, or of an earlier life of this one."""
+"""The entry belongs to another picker, or to an earlier run of this one."""
 UNKNOWN: Final = "unknown"
-"""Its replica is not in the pool (any more)."""
+"""The entry's replica is not (or no longer) in the pool."""
 EARLY: Final = "early"
-"""Of a request that still runs."""
+"""The entry's request is still running."""
 
 
 class Feedback:
-    """Takes entries.
+    """Applies log entries.
 
     Args:
-        router: Whose charges move and whose conditions change.
+        router: Router whose charges move and whose conditions change.
         picker: This picker's id.
-        life: What the tickets of this life begin with.
-        on_judged: Hears what own entries say of replicas.
+        life: Prefix of this run's tickets.
+        on_judged: Receives the verdicts of this picker's own entries.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Feedback:
         self._picker = picker
         self._life = life
         self.outcomes: Counter[str] = Counter()
-        """Entries by verdict, or by why they were none of ours."""
+        """Entries by verdict, or by the reason why they were ignored."""
         self.retried = 0
-        """Requests that another replica than the pick served."""
+        """Requests served by a replica other than the pick."""
         self.moved = 0
-        """Charges moved while their requests ran."""
+        """Charges moved while their requests were running."""
 
     def state(self) -> dict[str, object]:
-        """Return what was counted, ready for JSON."""
+        """Return the counters, ready for JSON."""
         return {
             "entries": {str(outcome): count for outcome, count in self.outcomes.items()},
             "retried": self.retried,
@@ -87,7 +87,7 @@ class Feedback:
         }
 
     def take(self, entry: Entry, now: float) -> str:
-        """Fold one entry and return its outcome.
+        """Apply one entry and return its outcome.
 
         Args:
             entry: The entry.
@@ -151,7 +151,7 @@ class Feedback:
             self._on_judged(judged)
 
     def follow(self, judged: Judged, now: float) -> None:
-        """Take what an entry says of a replica, be it our own or another worker's."""
+        """Apply a verdict on a replica, from this worker or another one."""
         conditions = self._router.conditions
         pool, key, verdict, first_byte_s, answer_s, bytes_per_s, began, times = judged
         if verdict is GOOD:

@@ -1,4 +1,4 @@
-"""Metrics of the feedback; ``ext_proc.observability.counts`` has the rules of labels."""
+"""Metrics of the feedback; ``ext_proc.observability.counts`` states the rules of labels."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _LAGS: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 
 
 class FeedbackMetrics(Collector):
-    """Counts entries, their lag, ejections and conditions.
+    """Metrics of entries, their lag, ejections and conditions.
 
     Args:
-        registry: Where they are registered.
-        feedback: Counts the entries.
-        conditions: Knows ejections and conditions.
+        registry: Registry of the metrics.
+        feedback: Source of the entry counters.
+        conditions: Source of ejections and conditions.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class FeedbackMetrics(Collector):
         self._feedback = feedback
         self._conditions = conditions
         self.streams = 0
-        """Open log streams."""
+        """Number of open log streams."""
         Gauge(
             "tidegate_picker_feedback_streams", "Open log streams of the proxy.", registry=registry
         ).set_function(lambda: self.streams)
@@ -51,25 +51,25 @@ class FeedbackMetrics(Collector):
         self._observe = self._lag.spread.observe
         self._dropped = Counts(
             "tidegate_picker_feedback_dropped",
-            "Log messages that could not be taken.",
+            "Log messages that were dropped.",
             ["reason"],
             registry,
         )
         registry.register(self)
 
     def lag(self, seconds: float) -> None:
-        """Observe how late a final entry came."""
+        """Observe the delay of a final entry in seconds."""
         self._observe("final", seconds if seconds > 0.0 else 0.0)  # noqa: FURB136 - half the time
 
     def dropped(self, reason: str) -> None:
-        """Count a message that was not taken."""
+        """Count a dropped message."""
         self._dropped.add((reason,))
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Yield what is read where it is kept, as Prometheus' client asks for it."""
+        """Yield the values kept elsewhere, when Prometheus scrapes."""
         entries = CounterMetricFamily(
             "tidegate_picker_feedback_entries",
-            "Log entries by what they say of the replica.",
+            "Log entries by their verdict on the replica.",
             labels=["outcome"],
         )
         for outcome, count in sorted(self._feedback.outcomes.items()):
@@ -77,7 +77,7 @@ class FeedbackMetrics(Collector):
         yield entries
         yield CounterMetricFamily(
             "tidegate_picker_feedback_retried",
-            "Requests that another replica than the pick served.",
+            "Requests served by a replica other than the pick.",
             value=self._feedback.retried,
         )
         ejections = CounterMetricFamily(

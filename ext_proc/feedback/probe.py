@@ -1,17 +1,16 @@
-"""Asks replicas over HTTP whether they are ready to serve their variant, at a slow rate.
+"""Probes replicas over HTTP for readiness to serve their variant, at a slow rate.
 
-Where a pool wants it, their repository index is asked as well: it says of each model whether it is
-READY, and if not, why.
+If a pool enables it, replicas' repository indexes are probed as well: an index states for each
+model whether it is READY, and if not, why.
 
-Laws:
+Rules:
 
-* Each replica is asked by a task of its own, at the pool's interval; one that said no is asked at
-  least once a second, so that it comes back soon.
-* A probe of readiness costs at most ``TIMEOUT_S`` and never reads a body. Only a status of 200 is a
-  yes.
-* An index is read up to ``MAX_BYTES``. One that is larger, does not come or makes no sense says
-  nothing: whether the replica is there, readiness tells.
-* A replica that left while its probe was on the way is not reported.
+1. Each target is probed by its own task, at the pool's interval; a target that is not ready is
+   probed at least once a second, so that its recovery is seen soon.
+2. A readiness probe costs at most ``TIMEOUT_S`` and never reads a body. Only status 200 is ready.
+3. An index is read up to ``MAX_BYTES``. One that is larger, missing or invalid changes nothing:
+   readiness shows whether the replica is available.
+4. A replica that is removed during its probe is not reported.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 1.0
 AGAIN_S: Final = 1.0
-"""Longest time to the next probe of a replica that is not ready."""
+"""Maximum seconds to the next probe of a replica that is not ready."""
 MAX_CONNECTIONS: Final = 64
-"""At one time; further probes wait for their turn within their own timeout."""
+"""Maximum open at one time; further probes wait within their own timeout."""
 INDEX_PATH: Final = "/v2/repository/index"
 _OK: Final = 200
 _JITTER: Final = 0.2
 
 
 class Target(NamedTuple):
-    """One question."""
+    """One URL to probe."""
 
     pool: str
     key: EndpointKey
     url: str
     interval_s: float
     models: frozenset[str] = frozenset()
-    """If any, the question is about the state of these models."""
+    """If not empty, the probe is about the state of these models."""
     version: str | None = None
 
 
 def targets_of(pools: Mapping[str, Pool]) -> set[Target]:
-    """Return whom to ask what: each replica of a pool that speaks HTTP and has a path to ask."""
+    """Return the probes of all pools: each HTTP replica with a path to probe."""
     found = set()
     for pool in pools.values():
         variants = {variant.name: variant for variant in pool.variants}
@@ -75,8 +74,8 @@ class Prober:
 
     Args:
         on_result: Called with pool, replica and whether it is ready, after each probe.
-        on_index: Called with pool, replica and what its index says is wrong, ``None`` = nothing.
-        jitter: A number in [0, 1), which spreads the probes by a fifth of the interval.
+        on_index: Called with pool, replica and the fault in its index, ``None`` = no fault.
+        jitter: Returns a number in [0, 1), which spreads probes by a fifth of the interval.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Prober:
         self._session: aiohttp.ClientSession | None = None
 
     def set_targets(self, targets: set[Target]) -> None:
-        """Probe exactly these from now on."""
+        """Probe exactly these targets from now on."""
         for gone in self._targets - targets:
             task = self._tasks.pop(gone, None)
             if task is not None:
@@ -122,16 +121,16 @@ class Prober:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def ask(self, session: aiohttp.ClientSession, url: str) -> bool:
-        """Probe once."""
+    async def probe(self, session: aiohttp.ClientSession, url: str) -> bool:
+        """Probe readiness once."""
         try:
             async with session.get(url, allow_redirects=False) as answer:
                 return answer.status == _OK
         except (aiohttp.ClientError, OSError, ValueError):  # a timeout is an OSError
             return False
 
-    async def ask_index(self, session: aiohttp.ClientSession, target: Target) -> bool:
-        """Ask for the state of models once; return whether all is well, as far as is known."""
+    async def probe_index(self, session: aiohttp.ClientSession, target: Target) -> bool:
+        """Probe an index once; return whether all models are ready, as far as known."""
         try:
             async with session.post(target.url, data=b"{}", allow_redirects=False) as answer:
                 if answer.status != _OK:
@@ -158,9 +157,9 @@ class Prober:
         await asyncio.sleep(min(target.interval_s, AGAIN_S) * self._jitter())
         while True:
             if target.models:
-                ready = await self.ask_index(session, target)
+                ready = await self.probe_index(session, target)
             else:
-                ready = await self.ask(session, target.url)
+                ready = await self.probe(session, target.url)
                 self._on_result(target.pool, target.key, ready)
             pause = target.interval_s if ready else min(target.interval_s, AGAIN_S)
             await asyncio.sleep(pause * (1 + _JITTER * (self._jitter() - 0.5)))

@@ -1,8 +1,8 @@
-"""What Triton's repository index says of a pool's models. Pure.
+"""Reads the state of a pool's models from Triton's repository index. Pure.
 
 Source: Triton's model repository extension, ``POST /v2/repository/index``: a list of
-``{name, version, state, reason}``, one for each version that the server knows, and one without
-version and state for a model that was never loaded.
+``{name, version, state, reason}``, one per version that the server knows, and one without version
+and state for a model that was never loaded.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ _ABSENT: Final = "not loaded"
 
 
 class IndexUnreadableError(ValueError):
-    """The answer is no repository index."""
+    """The response is not a repository index."""
 
 
 def unavailable(data: bytes, models: Iterable[str], version: str | None) -> str | None:
-    """Say which of the models cannot be served, and why.
+    """Return which of the models cannot be served, and why.
 
     Args:
-        data: The answer's body.
-        models: Those that the replica is to serve. One that the index does not list says nothing:
-            it may be served by other means.
-        version: The version that it is to serve; ``None`` = any.
+        data: Body of the response.
+        models: Models that the replica should serve. A model that the index does not list is
+            ignored: it may be served by other means.
+        version: Version that the replica should serve; ``None`` = any.
 
     Returns:
-        One line for the first such model; ``None`` = each listed one is READY.
+        One line for the first such model; ``None`` if each listed one is READY.
 
     Raises:
-        IndexUnreadableError: The body is no repository index.
+        IndexUnreadableError: The body is not a repository index.
     """
     states = _states(data)
     for model in sorted(models):
         listed = [each for each in states if each["name"] == model]
-        asked = [each for each in listed if version is None or _text(each, "version") == version]
-        if listed and not any(_text(each, "state") == _READY for each in asked):
-            return f"{model}: {_why(asked)}"[:MAX_TEXT]
+        matching = [each for each in listed if version is None or _text(each, "version") == version]
+        if listed and not any(_text(each, "state") == _READY for each in matching):
+            return f"{model}: {_why(matching)}"[:MAX_TEXT]
     return None
 
 

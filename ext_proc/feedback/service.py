@@ -1,11 +1,11 @@
-"""Takes Envoy's access-log streams on the picker's own port.
+"""Receives Envoy's access-log streams on the picker's own port.
 
-Law:
+Rules:
 
-1. Nothing that a stream brings reaches the router unread: bytes that are no message, or more than
-   `MAX_BYTES` of them, end the stream or are dropped, and are counted.
-2. A stream waits for nobody: entries are folded as they come, in their order.
-3. After `SLICE` entries of a message whatever else is due has its turn: Envoy sends some 24 at
+1. Invalid messages end their stream, and messages of more than `MAX_BYTES` are dropped; both are
+   counted, and neither reaches the router.
+2. Entries are applied as they arrive, in order; a stream waits for nothing else.
+3. After `SLICE` entries of a message the service yields to other tasks: Envoy sends about 24 at
    once, and decisions must not wait for all of them.
 """
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ext_proc.feedback.metrics import FeedbackMetrics
 
 MAX_BYTES: Final = 256 * 1024
-"""Of one message; Envoy sends what it has collected at 16 KiB."""
+"""Maximum bytes of one message; Envoy sends its buffer when it reaches 16 KiB."""
 SLICE: Final = 8
-"""Entries in one turn of the loop: some 60 µs."""
+"""Entries processed per iteration of the loop: about 60 µs."""
 
 _log = structlog.stdlib.get_logger("ext_proc.feedback")
 
@@ -39,8 +39,8 @@ class LogService:
     """``envoy.service.accesslog.v3.AccessLogService``.
 
     Args:
-        feedback: Where entries go.
-        metrics: What to count on.
+        feedback: Applies the entries.
+        metrics: Counters to increment.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -59,12 +59,12 @@ class LogService:
         self._wall_clock = wall_clock
 
     def handler(self) -> Any:
-        """Return what a gRPC server is given."""
+        """Return the handler for a gRPC server."""
         stream: Any = grpc.stream_unary_rpc_method_handler(self.stream)
         return grpc.method_handlers_generic_handler(SERVICE, {METHOD: stream})
 
     async def stream(self, messages: Any, _: Any) -> bytes:
-        """Take one stream to its end (gRPC)."""
+        """Read one stream until it ends (gRPC)."""
         self._metrics.streams += 1
         try:
             async for data in messages:
@@ -77,10 +77,10 @@ class LogService:
         return reply()
 
     async def take(self, data: bytes) -> None:
-        """Fold one message, a slice in each turn of the loop.
+        """Apply one message, a slice per iteration of the loop.
 
         Raises:
-            DecodeError: These are not the bytes of a message.
+            DecodeError: The bytes are not a message.
         """
         if len(data) > MAX_BYTES:
             self._metrics.dropped("too-large")
@@ -91,7 +91,7 @@ class LogService:
         for entry in entries_of(data):
             if not left:
                 await asyncio.sleep(0)
-                # Time goes on, and what is kept by age must not be told of the past.
+                # Time has passed, and state that is kept by age must not get outdated times.
                 now, unix_now = self._clock(), self._wall_clock()
                 left = SLICE
             left -= 1

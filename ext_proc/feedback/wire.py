@@ -1,14 +1,14 @@
-"""Log messages of Envoy as entries: the one module that names its messages.
+"""Converts Envoy's log messages to entries; the only module that names its messages.
 
 Source: ``envoy/service/accesslog/v3/als.proto``. Messages are parsed with a schema of our own
-(``accesslog.proto``) that has what is used of Envoy's, under the same field numbers. Parsing costs
-about 1 µs an entry, each step into a nested message 0.2 µs and each field 0.05 µs, as upb makes
-Python objects of them. So each nested message is entered once, and messages of which few different
-ones come (addresses, statuses) are compared as bytes with those that are known.
+(``accesslog.proto``) that contains the used fields of Envoy's, under the same numbers. Parsing
+costs about 1 µs per entry, each access to a nested message 0.2 µs and each field 0.05 µs, because
+upb creates Python objects for them. So each nested message is accessed once, and messages with few
+distinct values (addresses, statuses) are looked up by their bytes in a cache.
 
-Limits of what is checked: malformed bytes are a `DecodeError` where they are in a part that is
-read; parts that are skipped are not looked into. Where a message that is compared as bytes comes
-twice in one entry, which Envoy never writes, the last one counts instead of both merged.
+Limits of validation: malformed bytes raise `DecodeError` if they are in a part that is read;
+skipped parts are not checked. If a message that is looked up by its bytes occurs twice in one
+entry, which Envoy never writes, the last one counts instead of both merged.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SERVICE: Final = "envoy.service.accesslog.v3.AccessLogService"
 METHOD: Final = "StreamAccessLogs"
 
 MAX_KNOWN: Final = 4096
-"""Addresses, and statuses, that are remembered; then all are forgotten."""
+"""Maximum addresses, and statuses, that are cached; when full, the cache is cleared."""
 MAX_KNOWN_BYTES: Final = 128
-"""Longer ones are not remembered."""
+"""Longer messages are not cached."""
 
 _PERIODIC: Final = accesslog_pb2.DownstreamPeriodic
 _GRPC_STATUS: Final = "grpc-status"
 _MAX_STATUS_DIGITS: Final = 3
 _NO_FLAGS: Final = (False, False, False)
 _new: Final = tuple.__new__
-"""Makes an ``Entry`` without the call that a named tuple's own constructor is."""
+"""Creates an ``Entry`` without the overhead of a named tuple's own constructor."""
 _parse: Final[Any] = pb.Log.FromString
 _known_addresses: Final[dict[bytes, str | None]] = {}
 _known_statuses: Final[dict[bytes, tuple[str, int | None]]] = {}
@@ -47,20 +47,20 @@ def entries_of(data: bytes) -> Iterator[Entry]:
     """Yield the entries of one message.
 
     Raises:
-        DecodeError: These are not the bytes of such a message.
+        DecodeError: The bytes are not such a message.
     """
     for logged in _parse(data).http_logs.log_entry:
         yield _entry(logged)
 
 
 def reply() -> bytes:
-    """Return the answer to a stream that ended: an empty message."""
+    """Return the response to a stream that ended: an empty message."""
     return b""
 
 
 def _entry(logged: Any) -> Entry:
     common, response = logged.common_properties, logged.response
-    # An absent key of a map reads as an empty value. It is added by that, to what is ours alone.
+    # Reading an absent map key yields an empty value and adds it, here only to our own copy.
     spaces = common.metadata.filter_metadata
     ours = spaces[TIDEGATE_NAMESPACE].fields
     spent, start = common.duration, common.start_time
@@ -68,7 +68,7 @@ def _entry(logged: Any) -> Entry:
     first_byte_s = first_at_s = last_at_s = None
     moment = common.time_to_first_upstream_rx_byte
     first = moment.seconds + moment.nanos * 1e-9
-    # Whether a field is there is asked only where it reads as 0.
+    # Presence is checked only where a field reads as 0.
     if first or common.HasField("time_to_first_upstream_rx_byte"):
         first_at_s = first
         moment = common.time_to_first_upstream_tx_byte
@@ -157,7 +157,7 @@ def _grpc_status(response: Any) -> int | None:
 
 
 def _status_in(*sources: Any) -> int | None:
-    """Return the status of the first source that names one; in a map the last entry counts."""
+    """Return the status from the first source that has one; in a map the last entry counts."""
     for source in sources:
         if source:
             for raw in reversed(source):
@@ -177,8 +177,8 @@ def _header(raw: bytes) -> tuple[str, int | None]:
     return made
 
 
-def _remember(known: dict[bytes, Any], raw: bytes, said: Any) -> None:
+def _remember(known: dict[bytes, Any], raw: bytes, value: Any) -> None:
     if len(raw) <= MAX_KNOWN_BYTES:
         if len(known) >= MAX_KNOWN:
             known.clear()
-        known[raw] = said
+        known[raw] = value

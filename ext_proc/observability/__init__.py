@@ -1,1 +1,1 @@
-"""What the picker counts, traces and shows."""
+"""Metrics, traces and debug pages of the picker."""

@@ -1,6 +1,6 @@
-"""Counters and timings of an event loop's hot path, read by Prometheus when it asks.
+"""Counters and histograms for the event loop's hot path, collected when Prometheus scrapes.
 
-What is added to lies in ``series``, as prometheus-client's own children take a mutex each time,
+The values are kept in ``series``, because prometheus-client's own children take a mutex each time,
 about 0.7 µs.
 """
 
@@ -27,11 +27,11 @@ class Counts(Collector):
     """A counter with labels.
 
     Args:
-        name: Its name, without ``_total``.
-        about: One sentence.
-        labels: Names of its labels.
-        registry: Where it is registered.
-        known: Label sets that are shown from the start.
+        name: Name of the metric, without ``_total``.
+        about: Help text, one sentence.
+        labels: Names of the labels.
+        registry: Registry of the metric.
+        known: Label sets that exist from the start.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Counts(Collector):
         self._about = about
         self._labels = tuple(labels)
         self.series = Series(len(self._labels), known)
-        """What is added to."""
+        """The values."""
         registry.register(self)
 
     def add(self, labels: tuple[str, ...], by: float = 1) -> None:
@@ -55,7 +55,7 @@ class Counts(Collector):
         self.series.add(labels, by)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield the present values, as Prometheus' client asks for them."""
+        """Yield the current values, when Prometheus scrapes."""
         family = CounterMetricFamily(self._name, self._about, labels=self._labels)
         for labels, value in self.series.values.items():
             family.add_metric(labels, value)
@@ -66,12 +66,12 @@ class Timings(Collector):
     """A histogram of seconds with one label.
 
     Args:
-        name: Its name.
-        about: One sentence.
+        name: Name of the metric.
+        about: Help text, one sentence.
         label: Name of the label.
-        parts: Its values; there are no others.
-        bounds: Upper bounds of the buckets, rising; the last bucket has none.
-        registry: Where it is registered.
+        parts: All values of the label.
+        bounds: Upper bounds of the buckets, ascending; the last bucket is unbounded.
+        registry: Registry of the metric.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Timings(Collector):
         self._about = about
         self._label = label
         self.spread = Spread(parts, bounds)
-        """What is added to."""
+        """The values."""
         registry.register(self)
 
     def observe(self, part: str, seconds: float) -> None:
@@ -95,7 +95,7 @@ class Timings(Collector):
         self.spread.observe(part, seconds)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Yield the present values, as Prometheus' client asks for them."""
+        """Yield the current values, when Prometheus scrapes."""
         family = HistogramMetricFamily(self._name, self._about, labels=[self._label])
         names = [*map(floatToGoString, self.spread.bounds), "+Inf"]
         for part, counts in self.spread.counts.items():

@@ -1,8 +1,8 @@
-"""A page of metrics, written in slices.
+"""Writes a page of metrics in slices.
 
-Law: between two slices whatever else is due has its turn. A fleet of a thousand replicas has some
-9,000 samples; written at once they hold the loop for tens of milliseconds, each time Prometheus
-asks. So a page is no snapshot: what it says first may be older than what it says last.
+Rule: the writer yields to other tasks between two slices. A fleet of a thousand replicas has about
+9,000 samples; written at once they block the loop for tens of milliseconds at each scrape. So a
+page is not a snapshot: its beginning may be older than its end.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 SLICE: Final = 100
-"""Samples in one turn of the loop: some 0.3 ms."""
+"""Samples per iteration of the loop: about 0.3 ms."""
 
 _FLAT: Final = frozenset({"counter", "gauge"})
-"""Types whose samples stand one below the other: they can be cut anywhere."""
+"""Types whose samples are independent lines, which can be split anywhere."""
 _HEAD_LINES: Final = 2
 """``# HELP`` and ``# TYPE``."""
 
@@ -39,7 +39,7 @@ class _One(Collector):
 
 
 async def page_of(registry: CollectorRegistry) -> bytes:
-    """Return what ``generate_latest`` returns, in the text format of Prometheus."""
+    """Return the registry in Prometheus' text format, as ``generate_latest`` does."""
     parts: list[bytes] = []
     due = SLICE
     for family in registry.collect():
@@ -54,7 +54,7 @@ async def page_of(registry: CollectorRegistry) -> bytes:
 
 
 def _pieces(family: Metric) -> Iterator[tuple[Metric, bool]]:
-    """Yield a family in pieces, and whether its head is to be written."""
+    """Yield a family in pieces, each with whether its head is to be written."""
     samples = family.samples
     if len(samples) <= SLICE or family.type not in _FLAT:
         yield family, True

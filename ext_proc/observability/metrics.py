@@ -1,8 +1,11 @@
-"""What the picker shows of itself: Prometheus metrics and the debug page.
+"""Prometheus metrics and the debug pages of the picker.
 
-Law: no label is the caller's text; the pools, variants and endpoints of the fleet are bounded
-by `MAX_SERIES` per metric, and what is above counts under ``other``. The registry is injected;
-nothing is global. On the hot path a metric is a dictionary look-up and an addition.
+Rules:
+
+1. No label value is taken from a caller's text. Pools, variants and endpoints of the fleet are
+   bounded by `MAX_SERIES` per metric; further ones count under ``other``.
+2. The registry is injected; nothing is global.
+3. On the hot path a metric costs a dictionary lookup and an addition.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ _SECONDS: Final = (
 
 
 class _InFlight(Collector):
-    """Reads the ledger when it is asked, so that the hot path pays nothing."""
+    """Reads the ledger at a scrape, so that the hot path pays nothing."""
 
     def __init__(self, in_flight: Callable[[], Mapping[str, int]]) -> None:
         self._in_flight = in_flight
@@ -52,7 +55,7 @@ class _InFlight(Collector):
 
 
 class _Reused(Collector):
-    """A counter per endpoint, read when asked."""
+    """A counter per endpoint, read at a scrape."""
 
     def __init__(self, reused: Callable[[], Mapping[str, float]]) -> None:
         self._reused = reused
@@ -60,7 +63,7 @@ class _Reused(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         family = CounterMetricFamily(
             "tidegate_picker_prefix_observed_tokens",
-            "Prompt tokens that the endpoint says it took from its cache, for all its clients.",
+            "Prompt tokens that the endpoint reports as served from its cache, for all clients.",
             labels=["endpoint"],
         )
         for endpoint, tokens in sorted(self._reused().items())[:MAX_SERIES]:
@@ -72,11 +75,11 @@ class Metrics:
     """The picker's metrics.
 
     Args:
-        registry: Where they are registered.
-        in_flight: Requests in flight by endpoint id.
-        pools: How many pools are known.
-        index_blocks: How many blocks the prefix index holds.
-        reused: Tokens that endpoints say they took from their caches.
+        registry: Registry of the metrics.
+        in_flight: Returns the requests in flight by endpoint id.
+        pools: Returns the number of known pools.
+        index_blocks: Returns the number of blocks in the prefix index.
+        reused: Returns the tokens that endpoints report as served from their caches.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class Metrics:
         )
         self._errors = Counts(
             "tidegate_picker_errors",
-            "Streams that went wrong; the proxy goes on by itself.",
+            "Streams that failed; the proxy continues by itself.",
             ["kind"],
             registry,
         )
@@ -137,7 +140,7 @@ class Metrics:
         )
         blocks = Counts(
             "tidegate_picker_prompt_blocks",
-            "Prompt blocks of picked requests: all, and those the choice was predicted to hold.",
+            "Prompt blocks of picked requests: all, and those predicted to be cached.",
             ["part"],
             registry,
             known=[ALL, MATCHED],
@@ -157,7 +160,7 @@ class Metrics:
             predicted.series,
         )
         self.streams = 0
-        """Open streams of the proxy."""
+        """Number of open streams of the proxy."""
         Gauge(
             "tidegate_picker_open_streams", "Open streams of the proxy.", registry=registry
         ).set_function(lambda: self.streams)
@@ -170,7 +173,7 @@ class Metrics:
         )
         self._moved = Counts(
             "tidegate_picker_served_elsewhere",
-            "Requests that another replica than the pick served, as far as the proxy tells.",
+            "Requests served by a replica other than the pick, as far as the proxy reports it.",
             [],
             registry,
             known=[()],
@@ -180,7 +183,7 @@ class Metrics:
             "1 while the control server's stream is open.",
             registry=registry,
         )
-        Gauge("tidegate_picker_pools", "Pools known.", registry=registry).set_function(pools)
+        Gauge("tidegate_picker_pools", "Known pools.", registry=registry).set_function(pools)
         Gauge(
             "tidegate_picker_index_blocks", "Blocks in the prefix index.", registry=registry
         ).set_function(index_blocks)
@@ -202,11 +205,11 @@ class Metrics:
         self._unreadable.add(())
 
     def moved(self) -> None:
-        """Count a request that another replica than the pick served."""
+        """Count a request served by a replica other than the pick."""
         self._moved.add(())
 
     def failed(self, kind: str) -> None:
-        """Count a stream that went wrong."""
+        """Count a stream that failed."""
         self._errors.add((kind,))
 
     def took(self, thinking_s: float, waiting_s: float | None) -> None:
@@ -224,14 +227,14 @@ def debug_app(
 ) -> web.Application:
     """Return the application behind ``--metrics``.
 
-    Its pages: ``/metrics``, ``/debug/state``, ``/debug/explain`` (sampled decisions, the newest
-    first; ``?pool=`` of one pool only) and ``/healthz``.
+    Its pages: ``/metrics``, ``/debug/state``, ``/debug/explain`` (sampled decisions, newest first;
+    ``?pool=`` limits them to one pool) and ``/healthz``.
 
     Args:
-        metrics: The metrics to print.
-        state: Returns the dump, made of what JSON can hold.
-        ready: Tells whether pools are known and the picker is not stopping.
-        recent: Returns the sampled decisions, the oldest first.
+        metrics: The metrics to serve.
+        state: Returns the state; its values must be JSON serializable.
+        ready: Returns whether pools are known and the picker is not stopping.
+        recent: Returns the sampled decisions, oldest first.
     """
 
     async def print_metrics(_: web.Request) -> web.Response:

@@ -1,8 +1,7 @@
-"""Spans to an OpenTelemetry collector: OTLP over HTTP, in its JSON form.
+"""Exports spans to an OpenTelemetry collector: OTLP over HTTP, in its JSON form.
 
-OpenTelemetry's own exporters need the package ``opentelemetry-proto``. ``xds-protos`` brings an
-older copy of the same modules, and which of the two is there depends on what was installed last;
-JSON needs neither.
+OpenTelemetry's own exporters need the package ``opentelemetry-proto``. ``xds-protos`` contains an
+older copy of the same modules, and the copy installed last wins; JSON needs neither.
 
 Source: https://opentelemetry.io/docs/specs/otlp/#otlphttp (identifiers in hexadecimal, integers of
 64 bits as text, enumerations as numbers).
@@ -34,7 +33,7 @@ class JsonExporter(SpanExporter):
 
     Args:
         collector: ``host:port``.
-        timeout_s: Longest time that one step of an export may take.
+        timeout_s: Maximum seconds of one step of an export.
     """
 
     def __init__(self, collector: str, timeout_s: float) -> None:
@@ -44,7 +43,7 @@ class JsonExporter(SpanExporter):
         self._failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send spans; that a collector does not take them, or does again, is logged once."""
+        """Send spans; log once when the collector starts to fail, and once when it recovers."""
         trouble = (
             "the exporter is closed" if self._closed else self._post(orjson.dumps(body(spans)))
         )
@@ -59,11 +58,11 @@ class JsonExporter(SpanExporter):
         return SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
-        """Send nothing any more."""
+        """Stop sending."""
         self._closed = True
 
     def _post(self, data: bytes) -> str | None:
-        """Return why the collector did not take it, ``None`` where it did."""
+        """Send a request; return the error, ``None`` on success."""
         connection = http.client.HTTPConnection(self._collector, timeout=self._timeout_s)
         with contextlib.closing(connection):
             try:

@@ -1,7 +1,7 @@
-"""What is believed of each replica, read by Prometheus when it asks: the hot path pays nothing.
+"""Metrics of each replica's estimated state, computed at a scrape: the hot path pays nothing.
 
-Law: a number that is not known has no sample, and is never 0. At most ``MAX_SERIES`` replicas are
-shown; beyond that the extremes of ``/debug/state`` tell more than a page would.
+Rule: an unknown number has no sample, and is never 0. At most ``MAX_SERIES`` replicas are shown;
+for larger fleets the extremes in ``/debug/state`` are more useful than a page.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class ReplicaMetrics(Collector):
-    """Queue, age of readings, and speed of answers, by endpoint.
+    """Queue, age of readings, and response speed, by endpoint.
 
     Args:
-        registry: Where they are registered.
-        replicas: Returns what is known of each.
+        registry: Registry of the metrics.
+        replicas: Returns the state of each replica.
         clock: Monotonic seconds.
     """
 
@@ -43,7 +43,7 @@ class ReplicaMetrics(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the present values."""
+        """Yield the current values."""
         queue = GaugeMetricFamily(
             "tidegate_picker_replica_queue",
             "Requests in the replica: this picker's in flight, and others' that wait there.",
@@ -56,12 +56,12 @@ class ReplicaMetrics(Collector):
         )
         first = GaugeMetricFamily(
             "tidegate_picker_replica_first_byte_seconds",
-            "Usual time from a request's dispatch to the first byte of its answer.",
+            "Usual time from a request's dispatch to the first byte of its response.",
             labels=["endpoint", "pool"],
         )
         speed = GaugeMetricFamily(
             "tidegate_picker_replica_bytes_per_second",
-            "Usual speed of an answer from its first byte to its last.",
+            "Usual speed of a response from its first byte to its last.",
             labels=["endpoint", "pool"],
         )
         # One family after the other, so that a page can be written in slices.

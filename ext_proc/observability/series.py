@@ -1,7 +1,7 @@
-"""Sums and distributions that the hot path adds to; `counts` shows them to Prometheus. Pure.
+"""Sums and histograms updated on the hot path; `counts` exposes them to Prometheus. Pure.
 
-Law: one thread adds and reads, so there are no locks; adding is a dictionary look-up and an
-addition. A counter holds at most `MAX_SERIES` label sets; what is above counts under ``other``.
+Rule: one thread writes and reads, so there are no locks; an update is a dictionary lookup and an
+addition. A counter holds at most `MAX_SERIES` label sets; further ones count under ``other``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ext_proc.exchange import Pick
 
 MAX_SERIES: Final = 1_000
-"""Most label sets of one metric."""
+"""Maximum label sets of one metric."""
 ALL: Final = ("all",)
 MATCHED: Final = ("matched",)
 
@@ -24,8 +24,8 @@ class Series:
     """Sums by label values.
 
     Args:
-        labels: How many labels there are.
-        known: Label sets that are there from the start.
+        labels: Number of labels.
+        known: Label sets that exist from the start.
     """
 
     __slots__ = ("_other", "values")
@@ -47,11 +47,11 @@ class Series:
 
 
 class Spread:
-    """How often which durations came, by part.
+    """A histogram of durations per part.
 
     Args:
-        parts: The parts; there are no others.
-        bounds: Upper bounds of the buckets, rising; the last bucket has none.
+        parts: All parts.
+        bounds: Upper bounds of the buckets, ascending; the last bucket is unbounded.
     """
 
     __slots__ = ("bounds", "counts", "sums")
@@ -68,14 +68,14 @@ class Spread:
 
 
 class Picks:
-    """What is counted of each pick.
+    """The counters of picks.
 
     Args:
-        picks: By pool, variant and reason.
+        picks: Picks by pool, variant and reason.
         tokens: Estimated prompt tokens, `ALL` and `MATCHED`.
-        blocks: Prompt blocks, likewise.
+        blocks: Prompt blocks, `ALL` and `MATCHED`.
         prompts: Estimated prompt tokens by endpoint.
-        predicted: Those of them that the endpoint was predicted to have cached.
+        predicted: The part of them that the endpoint was predicted to have cached.
     """
 
     __slots__ = ("_blocks", "_picks", "_predicted", "_prompts", "_tokens")

@@ -1,14 +1,14 @@
 """Spans of decisions, for requests whose caller traces them (OpenTelemetry, W3C trace context).
 
-Laws:
+Rules:
 
-1. A decision has a span exactly where the request carries a ``traceparent`` whose sampled flag is
-   set: who asks decides, and a caller that does not trace costs one look-up. ``tracestate`` is
+1. A decision has a span if, and only if, the request carries a ``traceparent`` whose sampled flag
+   is set: the caller decides, and a request without tracing costs one lookup. ``tracestate`` is
    kept.
-2. The span's id goes on with the request in ``traceparent``, so that a replica's span is its child.
-   The mutation travels in the reply that carries the pick anyway.
-3. Ended spans wait in a bounded queue that a thread of its own empties. What does not fit is
-   dropped; a collector that is slow, wrong or gone costs requests nothing.
+2. The span's id is forwarded with the request in ``traceparent``, so that a replica's span becomes
+   its child. The mutation is part of the reply with the pick.
+3. Ended spans wait in a bounded queue that a separate thread empties. Spans that do not fit are
+   dropped; a slow, faulty or missing collector costs requests nothing.
 
 Source: W3C Trace Context, https://www.w3.org/TR/trace-context/.
 """
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 TRACEPARENT: Final = "traceparent"
 MAX_QUEUE: Final = 2048
-"""Ended spans that may wait for the collector."""
+"""Maximum ended spans that wait for the collector."""
 MAX_BATCH: Final = 512
 EVERY_MS: Final = 1000
 EXPORT_S: Final = 5
-"""Longest time that one step of an export may take."""
+"""Maximum seconds of one step of an export."""
 CLOSE_S: Final = 2.0
 _FLAGS_AT: Final = 53
 _LENGTH: Final = 55
@@ -50,12 +50,12 @@ _SAMPLED: Final = frozenset("13579bdf")
 
 
 class Tracing:
-    """Makes spans.
+    """Creates spans.
 
     Args:
-        processor: Where ended spans go.
+        processor: Receives ended spans.
         picker: This picker's id.
-        give_up: Ends exports that wait for a collector.
+        give_up: Aborts exports that wait for a collector.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Tracing:
         return cls(queue, picker, exporter.shutdown)
 
     def begin(self, headers: Mapping[str, str]) -> Span | None:
-        """Begin the span of a request's decision, ``None`` where its caller does not trace it."""
+        """Begin the span of a request's decision, ``None`` if its caller does not trace it."""
         parent = headers.get(TRACEPARENT)
         if parent is None or len(parent) < _LENGTH or parent[_FLAGS_AT + 1] not in _SAMPLED:
             return None
@@ -94,7 +94,7 @@ class Tracing:
         return span if span.is_recording() else None
 
     def picked(self, span: Span, pick: Pick) -> None:
-        """Describe a pick, and hand the span's id on with the request."""
+        """Describe a pick, and forward the span's id with the request."""
         decision = pick.decision
         span.set_attributes(
             {
@@ -120,8 +120,8 @@ class Tracing:
         Args:
             span: The span.
             answer: The pick or the refusal, if there is one.
-            passed: Why the request was left to the proxy, if it was.
-            waited_s: How long the decision waited for the body, if it did.
+            passed: Reason for leaving the request to the proxy, if it was left.
+            waited_s: Seconds that the decision waited for the body, if it did.
         """
         if isinstance(answer, Refuse):
             span.set_attribute("tidegate.refused", answer.reason)
@@ -134,7 +134,7 @@ class Tracing:
         span.end()
 
     def close(self) -> None:
-        """Send what waits, for at most ``CLOSE_S``."""
+        """Send pending spans, for at most ``CLOSE_S``."""
         timer = threading.Timer(CLOSE_S, self._give_up)
         timer.start()
         self._provider.shutdown()

@@ -89,11 +89,11 @@ class ExchangeStream:
     """
 
     __slots__ = (
-        "_asked_at",
+        "_body_requested_at",
+        "_decision_s",
         "_exchange",
         "_handing_over",
         "_span",
-        "_thinking_s",
         "_tools",
         "hold",
     )
@@ -103,9 +103,9 @@ class ExchangeStream:
         self._exchange = Exchange(tools.router, tools.tokenizers)
         self._handing_over = False
         """The decision is made and its reply has not been written yet."""
-        self._asked_at: float | None = None
+        self._body_requested_at: float | None = None
         """Time at which the picker requested the body."""
-        self._thinking_s = 0.0
+        self._decision_s = 0.0
         self._span: Span | None = None
         """Span of the decision, until the decision is made."""
         self.hold: tuple[tuple[str, str], float] | None = None
@@ -156,15 +156,15 @@ class ExchangeStream:
         """Count the outcome of a message that could lead to a decision."""
         exchange, tools = self._exchange, self._tools
         metrics, now = tools.metrics, tools.clock()
-        self._thinking_s += now - begin
+        self._decision_s += now - begin
         state = exchange.state
         if state is WAITING:
-            if self._asked_at is None:
-                self._asked_at = now
+            if self._body_requested_at is None:
+                self._body_requested_at = now
             return
         self._handing_over = state is DECIDED
-        waited = None if self._asked_at is None else begin - self._asked_at
-        metrics.took(self._thinking_s, waited)
+        waited = None if self._body_requested_at is None else begin - self._body_requested_at
+        metrics.took(self._decision_s, waited)
         if exchange.unreadable is not None:
             metrics.unreadable()
         action = actions[0]

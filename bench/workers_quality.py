@@ -32,7 +32,7 @@ from bench.simulate.schedulers.several_pickers import SeveralPickers
 from bench.simulate.traces import read_trace
 from bench.simulate.workload import arrivals
 from ext_proc.workers.account import Account
-from ext_proc.workers.bus import LOOK_S, SOON_S
+from ext_proc.workers.bus import READ_AGAIN_S, SOON_S
 
 if TYPE_CHECKING:
     from bench.simulate.schedulers.base import SimulatedChoice
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ext_proc.workers.account import Deed
     from ext_proc.workers.records import Word
 
-LATE_S = SOON_S + LOOK_S
+LATE_S = SOON_S + READ_AGAIN_S
 """How long a deed may take to be known where it counts."""
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ext_proc.observability.tracing import Tracing
     from ext_proc.routing.values.pool import Pool
     from ext_proc.settings import PickerSettings
-    from ext_proc.workers.account import Deed
+    from ext_proc.workers.account import LocalEvent
     from ext_proc.workers.bus import WorkerPlace
 
 SWEEP_S: Final = 1.0
@@ -162,9 +162,9 @@ class Picker:
 
     # --- Replication between peer workers ---------------------------------------------------------
 
-    def _publish(self, event: Deed) -> None:
+    def _publish(self, event: LocalEvent) -> None:
         if self._bus is not None:
-            self._bus.tell(event)
+            self._bus.publish(event)
 
     def _catch_up(self) -> None:
         if self._bus is not None:
@@ -207,7 +207,7 @@ class Picker:
             self._bus = Bus(
                 self._place,
                 self._router.peers,
-                on_news=self._telemetry.take,
+                on_telemetry=self._telemetry.take,
                 on_judged=self._feedback.follow,
                 on_lead=self._lead,
             )
@@ -329,7 +329,7 @@ class Picker:
     async def _announce(self, fleet: FleetClient) -> None:
         await fleet.ready.wait()
         if self._bus is not None:
-            await self._bus.meet()
+            await self._bus.join()
         self._announced = True
         self._server.set_ready(ready=True)
 

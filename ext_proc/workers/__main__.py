@@ -1,6 +1,6 @@
-"""``python -m ext_proc.workers``: one worker, started by the parent and by nobody else.
+"""``python -m ext_proc.workers``: one worker, started only by the parent.
 
-Its arguments are the folder of the workers, its number, their count, and its settings as JSON.
+Its arguments are the workers' folder, its number, the number of workers, and its settings as JSON.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""What a worker does, in as few words as its peer workers need. Pure.
+"""Condenses a worker's events to the messages that its peer workers need. Pure.
 
 Rules:
 
-1. Of charges and settles they hear sums: what is in flight on a replica for a pool, once for each
-   batch in which it changed (``Share``). They need no ticket.
-2. Of good answers that are told in one batch they hear one for each replica and pool: how many
-   there were, and what they took on average. What counts against a replica is told one by one, in
-   its place among the good ones.
-3. Of what a request teaches they hear all while little is known, and then each fourth: learners
-   take no more of it themselves (``pace.YOUNG``).
-4. All else is told as it is, but what peer workers learn by themselves: who leaves, whose cache is
-   purged, what engines tell of their caches.
-5. Nothing is kept for longer than a request runs and its replica is a member.
+1. Charges and settles are sent as sums: a ``Share`` is a replica's in-flight load for a pool, sent
+   once per batch in which it changed. Peers need no tickets.
+2. Good answers of one batch are sent as one message per replica and pool: their number and their
+   means. Verdicts against a replica are sent one by one, in order with the good ones.
+3. Of latency samples all are sent while few are known, and then every fourth: the learners
+   themselves use no more (``pace.YOUNG``).
+4. All other events are sent unchanged, except those that peers observe by themselves: removed
+   endpoints, purged caches, and engines' cache events.
+5. State is kept only while a request runs and its replica is a member.
 """
 
 from __future__ import annotations
@@ -36,31 +35,31 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.routing.values.ticket import Ticket
     from ext_proc.telemetry.news import TelemetryUpdate
-    from ext_proc.workers.records import Word
+    from ext_proc.workers.records import Message
 
-    Deed: TypeAlias = (
+    LocalEvent: TypeAlias = (
         LedgerEvent | IndexEvent | LeaseEvent | TelemetryUpdate | Judged | Probed | Indexed
     )
-    """What may be told."""
+    """An event of this worker that may be replicated."""
     Place = tuple[str, EndpointKey]
-    """A pool's replica."""
+    """Pool and replica."""
 
-LESSONS: Final = 256
-"""Of each pool's, told one by one."""
-THEN_EACH: Final = 4
+ALL_SAMPLES: Final = 256
+"""Latency samples of each pool that are all sent; afterwards every ``THEN_EVERY``-th."""
+THEN_EVERY: Final = 4
 _GOOD: Final = Verdict.GOOD
-_AS_IT_IS: Final = (
+_UNCHANGED: Final = (
     *(Inserted, Leased, Released),
     *(ReadingsUpdate, ScrapeFailed, Restarted, PushEnded),
     *(Probed, Indexed),
 )
-FOLDED: Final = frozenset({Charged, Settled, Judged, EndpointRemoved, *_AS_IT_IS})
-"""What makes a difference to peer workers."""
-_NOTHING: Final[tuple[Word, ...]] = ()
+FOLDED: Final = frozenset({Charged, Settled, Judged, EndpointRemoved, *_UNCHANGED})
+"""Events that are relevant to peer workers."""
+_NOTHING: Final[tuple[Message, ...]] = ()
 
 
 class _Sum:
-    """What is in flight on a pool's replica."""
+    """In-flight load of a pool's replica."""
 
     __slots__ = ("changed", "charges", "in_flight", "place", "prefilled", "work")
 
@@ -73,13 +72,13 @@ class _Sum:
         self.prefilled = 0.0
 
     def share(self) -> Share:
-        """Return it as peer workers hear it."""
+        """Return the load as the message for peer workers."""
         pool, endpoint = self.place
         return Share(pool, endpoint, self.in_flight, self.work, self.charges, self.prefilled)
 
 
 class _Good:
-    """Good answers of a pool's replica that are not told yet."""
+    """Good answers of a pool's replica that have not been sent yet."""
 
     __slots__ = ("answers", "answers_s", "bytes_per_s", "count", "firsts", "firsts_s", "rates")
 
@@ -89,7 +88,7 @@ class _Good:
         self.firsts_s = self.answers_s = self.bytes_per_s = 0.0
 
     def add(self, judged: Judged) -> None:
-        """Take an answer."""
+        """Add an answer."""
         _, _, _, first_byte_s, answer_s, bytes_per_s, _, times = judged
         self.count += times
         if first_byte_s is not None:
@@ -103,7 +102,7 @@ class _Good:
             self.bytes_per_s += bytes_per_s
 
     def judged(self, place: Place) -> Judged:
-        """Return them as one."""
+        """Return the answers as one message."""
         pool, endpoint = place
         return Judged(
             pool,
@@ -117,48 +116,48 @@ class _Good:
 
 
 class Account:
-    """Folds the deeds of one worker."""
+    """Condenses the events of one worker."""
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[Ticket, _Sum]] = {}
         self._sums: dict[Place, _Sum] = {}
         self._changed: list[_Sum] = []
         self._good: dict[Place, _Good] = {}
-        self._lessons: dict[str, int] = {}
-        self._folds: dict[type, Callable[[Any, float], tuple[Word, ...]]] = {
+        self._samples: dict[str, int] = {}
+        self._folds: dict[type, Callable[[Any, float], tuple[Message, ...]]] = {
             Charged: self._charged,
             Settled: self._settled,
             Judged: self._judged,
             EndpointRemoved: self._removed,
-            **dict.fromkeys(_AS_IT_IS, _as_it_is),
+            **dict.fromkeys(_UNCHANGED, _unchanged),
         }
 
-    def take(self, event: Deed, now: float) -> tuple[Word, ...]:
-        """Fold what happened now; return what is to be told in its place.
+    def take(self, event: LocalEvent, now: float) -> tuple[Message, ...]:
+        """Process an event; return the messages to send in its place.
 
         Args:
-            event: A router's event, or what else peer workers may need.
+            event: A router's event, or another event that peer workers may need.
             now: Monotonic seconds.
         """
         fold = self._folds.get(type(event))
         return _NOTHING if fold is None else fold(event, now)
 
-    def sums(self) -> list[Word]:
-        """Return the sums that are to be told now; the next ones are those of the next batch."""
-        words: list[Word] = []
+    def sums(self) -> list[Message]:
+        """Return the sums to send now, and start those of the next batch."""
+        messages: list[Message] = []
         for each in self._changed:
             each.changed = False
-            words.append(each.share())
-        words += [good.judged(place) for place, good in self._good.items()]
+            messages.append(each.share())
+        messages += [good.judged(place) for place, good in self._good.items()]
         self._changed.clear()
         self._good.clear()
-        return words
+        return messages
 
     def standing(self) -> Iterator[Share]:
-        """Yield what is in flight, for one that begins to listen."""
+        """Yield the current in-flight load, for a new reader."""
         return (each.share() for each in self._sums.values() if each.in_flight)
 
-    def _charged(self, event: Charged, _: float) -> tuple[Word, ...]:
+    def _charged(self, event: Charged, _: float) -> tuple[Message, ...]:
         ticket = event.ticket
         number, endpoint, pool, work, _, prompted, drain_s, _ = ticket
         place = pool, endpoint
@@ -176,7 +175,7 @@ class Account:
             self._changed.append(known)
         return _NOTHING
 
-    def _settled(self, event: Settled, now: float) -> tuple[Word, ...]:
+    def _settled(self, event: Settled, now: float) -> tuple[Message, ...]:
         number, outcome = event
         found = self._open.pop(number, None)
         if found is None:
@@ -189,13 +188,15 @@ class Account:
             self._changed.append(known)
         if outcome is not DONE or ticket.drain_s is None:
             return _NOTHING
-        lesson = self._lessons.get(ticket.pool, 0)
-        self._lessons[ticket.pool] = lesson + 1
+        samples = self._samples.get(ticket.pool, 0)
+        self._samples[ticket.pool] = samples + 1
         return (
-            _NOTHING if lesson >= LESSONS and lesson % THEN_EACH else (LatencySample(ticket, now),)
+            _NOTHING
+            if samples >= ALL_SAMPLES and samples % THEN_EVERY
+            else (LatencySample(ticket, now),)
         )
 
-    def _judged(self, event: Judged, _: float) -> tuple[Word, ...]:
+    def _judged(self, event: Judged, _: float) -> tuple[Message, ...]:
         place = event.pool, event.endpoint
         if event.verdict is not _GOOD:
             before = self._good.pop(place, None)
@@ -206,7 +207,7 @@ class Account:
         good.add(event)
         return _NOTHING
 
-    def _removed(self, event: EndpointRemoved, _: float) -> tuple[Word, ...]:
+    def _removed(self, event: EndpointRemoved, _: float) -> tuple[Message, ...]:
         for place in [each for each in self._sums if each[1] == event.key]:
             known = self._sums.pop(place)
             if known.changed:
@@ -216,5 +217,5 @@ class Account:
         return _NOTHING
 
 
-def _as_it_is(event: Word, _: float) -> tuple[Word, ...]:
+def _unchanged(event: Message, _: float) -> tuple[Message, ...]:
     return (event,)

@@ -1,24 +1,24 @@
-"""One worker among its peer workers: tells them what it does, follows what they do, and may lead.
+"""Connects one worker with its peers: replicates its events, follows theirs, elects the leader.
 
-Laws:
+Rules:
 
-1. What is in flight goes out as sums (``account``): after a charge at once where nothing has for
-   ``SOON_S``, else with the first event after that; everything goes out within ``LATER_S``. A
-   lease, new or renewed, goes out before the decision returns. Until then events are only kept:
-   folded together they cost much less than one by one, between other work.
-2. Before a request of a sequence is decided, all that peer workers have sent is read. The next
-   request of a sequence comes after the answer to the one before, and so after its lease. Before
-   any other decision it is read where the last look is ``LOOK_S`` old, and each ``TICK_S`` without
-   one: what peer workers send wakes nobody, as waking up costs many times what is read. Their end
-   does.
-3. What a peer worker has in flight counts as long as its connection lasts. One that says nothing
-   for ``SILENT_S`` is as good as gone.
-4. The live worker with the lowest number leads: it alone reads pages and probes replicas, and all
-   hear what it found. A worker that has just begun waits ``GRACE_S`` for those before it.
-5. Peer workers are dialled once pools are known: what is said of replicas that are not known is
-   lost. A worker is ready when it has heard all that stood when it dialled.
-6. A worker that begins asks the first peer worker it meets for the prefix index, so that a restart
-   costs no affinity.
+1. In-flight load is sent as sums (``account``): after a charge at once if nothing was sent for
+   ``SOON_S``, else with the first event after that; everything is sent within ``LATER_S``. A lease,
+   new or renewed, is sent before the decision returns. Until then events are only collected:
+   processing them together costs much less than one by one between other work.
+2. Before a request of a sequence is decided, everything that peer workers have sent is read. The
+   next request of a sequence comes after the answer to the one before, and so after its lease.
+   Before any other decision the sockets are read if the last read is ``READ_AGAIN_S`` old, and
+   every ``TICK_S`` without decisions. Peers' messages do not wake the process, because a wake-up
+   costs many times more than the messages; the end of a peer does.
+3. A peer worker's in-flight load counts as long as its connection lasts. A peer that sends nothing
+   for ``SILENT_S`` is treated as gone.
+4. The live worker with the lowest number leads: it alone reads pages and probes replicas, and
+   publishes the results. A worker that has just started waits ``GRACE_S`` for those before it.
+5. Peer workers are dialled once pools are known, because events of unknown replicas are dropped. A
+   worker is ready when it has read the snapshots of the peers that it dialled.
+6. A worker that starts requests the prefix index from the first peer that it reaches, so that a
+   restart costs no affinity.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, Scrape
 from ext_proc.workers.account import FOLDED, Account
 from ext_proc.workers.encode import Encoder
 from ext_proc.workers.links import Inlet, Outlet, heartbeat, path_of
-from ext_proc.workers.news import Begun, Indexed, Probed
+from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
 from ext_proc.workers.records import framed
 
 if TYPE_CHECKING:
@@ -51,35 +51,35 @@ if TYPE_CHECKING:
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.routing.state.leases import Lease, LeaseKey
     from ext_proc.telemetry.news import TelemetryUpdate
-    from ext_proc.workers.account import Deed
-    from ext_proc.workers.records import Word
+    from ext_proc.workers.account import LocalEvent
+    from ext_proc.workers.records import Message
 
 SOON_S: Final = 0.01
 LATER_S: Final = 0.05
-LOOK_S: Final = 0.005
+READ_AGAIN_S: Final = 0.005
 TICK_S: Final = 0.25
 SILENT_S: Final = 2.0
 GRACE_S: Final = 1.0
 MANY: Final = 1024
-"""So many events go out at once."""
+"""Maximum events that are collected before they are sent."""
 FULL_BYTES: Final = 2**16
-"""A frame of this size is full."""
+"""Frames are sent when they reach this size."""
 PART_BYTES: Final = 2**16
 """Size of one part of a snapshot of the index."""
 
 
-_DEEDS: Final = (Share, Inserted, LatencySample, Leased, Released)
-"""What routers follow."""
+_REPLICATION_EVENTS: Final = (Share, Inserted, LatencySample, Leased, Released)
+"""Messages that routers follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """Where a worker stands among its peer workers."""
+    """A worker's place among its peers."""
 
     folder: Path
-    """Private to the workers of one picker."""
+    """Folder of the workers' sockets, private to the workers of one picker."""
     number: int
-    """From 0."""
+    """Number of the worker, from 0."""
     count: int
 
 
@@ -88,19 +88,19 @@ class Replicated(Protocol):
 
     @property
     def has_members(self) -> bool:
-        """Whether there is a replica of which peer workers' state can be kept."""
+        """Whether there is a replica for which peers' state can be kept."""
         ...
 
     @property
     def conditions(self) -> Conditions:
-        """Which replicas must not get new work."""
+        """The conditions of replicas."""
         ...
 
     def follow(self, peer_worker: int, event: ReplicationEvent, now: float) -> None:
-        """Apply what a peer worker did."""
+        """Apply an event of a peer worker."""
 
     def lost(self, peer_worker: int) -> int:
-        """Drop what a peer worker had in flight; return the number of requests."""
+        """Drop a peer worker's in-flight load; return the number of requests."""
         ...
 
     def open_by(self) -> dict[int, int]:
@@ -112,18 +112,18 @@ class Replicated(Protocol):
         ...
 
     def index_uses(self) -> Iterable[Inserted]:
-        """Return the prefix index as inserts that make an empty one the same."""
+        """Return the prefix index as inserts that reproduce it from an empty one."""
         ...
 
 
 class Bus:
-    """Connects one worker with its peer workers; make it within the loop that runs it.
+    """Connects one worker with its peers; create it within the loop that runs it.
 
     Args:
-        place: Which of them it is.
-        shared: What this worker shares with the others.
-        on_news: Takes what another one's collectors found.
-        on_judged: Takes what another one's log entries said.
+        place: The worker's place among its peers.
+        shared: State that this worker shares with its peers.
+        on_telemetry: Receives telemetry that a peer has collected.
+        on_judged: Receives verdicts of a peer's log entries.
         on_lead: Called with whether this worker leads, at the start and at each change.
         clock: Monotonic seconds.
     """
@@ -133,20 +133,20 @@ class Bus:
         place: WorkerPlace,
         shared: Replicated,
         *,
-        on_news: Callable[[TelemetryUpdate], None],
+        on_telemetry: Callable[[TelemetryUpdate], None],
         on_judged: Callable[[Judged, float], None],
         on_lead: Callable[[bool], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._place = place
         self._shared = shared
-        self._on_news = on_news
+        self._on_telemetry = on_telemetry
         self._on_judged = on_judged
         self._on_lead = on_lead
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._deeds: list[tuple[Deed, float]] = []
-        """Not told yet, each with its time."""
+        self._events: list[tuple[LocalEvent, float]] = []
+        """Events not sent yet, each with its time."""
         self._account = Account()
         self._encoder = Encoder()
         self._outlet = Outlet(path_of(place.folder, place.number), self._begin, self._index)
@@ -160,32 +160,32 @@ class Bus:
             if number != place.number
         }
         self._pushes: dict[int, set[str]] = {number: set() for number in self._inlets}
-        """Endpoints that push to a peer worker."""
-        self._met: set[int] = set()
-        """Peer workers that have said all that stood when they were dialled."""
+        """Endpoints that push to each peer worker."""
+        self._joined: set[int] = set()
+        """Peer workers whose snapshot has been read completely."""
         self._changed = asyncio.Event()
-        """Somebody was met or lost."""
+        """Set when a peer's snapshot is complete or a peer is lost."""
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
-        """The batch goes out in this turn of the loop."""
+        """The batch is sent in this iteration of the loop."""
         self._charged = False
-        """The batch has a charge."""
-        self._looked_at = float("-inf")
+        """The batch contains a charge."""
+        self._read_at = float("-inf")
         self._sent_at = float("-inf")
         self._began = clock()
-        self._fresh = True
-        """The index was asked of nobody yet."""
+        self._needs_index = True
+        """The index has not been requested from a peer yet."""
         self._open = False
         self.leading = False
-        self.told = 0
-        """Events told."""
+        self.published = 0
+        """Number of events sent."""
         self.followed = 0
-        """Events followed."""
+        """Number of messages followed."""
 
-    # --- Life -----------------------------------------------------------------------------------
+    # --- Life cycle -----------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Listen, dial and find out who leads.
+        """Listen, dial the peers and elect the leader.
 
         Raises:
             OSError: The folder cannot be used.
@@ -196,7 +196,7 @@ class Bus:
         self.tick()
 
     def close(self) -> None:
-        """Leave the others; it does not lead any more, but nobody here is told."""
+        """Disconnect; the worker stops leading, but ``on_lead`` is not called."""
         self._open = False
         if self._timer is not None:
             self._timer.cancel()
@@ -205,32 +205,38 @@ class Bus:
         self._outlet.close()
 
     async def run(self) -> None:
-        """Keep the connections until cancelled."""
+        """Maintain the connections until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             self.tick()
-            if self._loop.time() - self._looked_at >= TICK_S:
+            if self._loop.time() - self._read_at >= TICK_S:
                 self.catch_up()
 
-    async def meet(self) -> None:
-        """Dial all peer workers and wait for what they say first, at most ``GRACE_S``."""
+    async def join(self) -> None:
+        """Dial all peer workers and wait for their snapshots, at most ``GRACE_S``."""
         self.tick()
         with suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
-                while any(up.up and number not in self._met for number, up in self._inlets.items()):
+                while any(
+                    up.up and number not in self._joined for number, up in self._inlets.items()
+                ):
                     self._changed.clear()
                     await self._changed.wait()
 
     def tick(self) -> None:
-        """Dial who is gone, give up who is silent, and say that we live."""
+        """Dial disconnected peers, disconnect silent ones, and send a heartbeat."""
         now = self._loop.time()
         for inlet in self._inlets.values():
-            if inlet.up and now - inlet.heard_at > SILENT_S:
-                inlet.read()  # it may be we who were busy
-                if now - inlet.heard_at > SILENT_S:
+            if inlet.up and now - inlet.received_at > SILENT_S:
+                inlet.read()  # this worker may have been busy
+                if now - inlet.received_at > SILENT_S:
                     inlet.close()
-            elif not inlet.up and self._shared.has_members and inlet.dial(everything=self._fresh):
-                self._fresh = False
+            elif (
+                not inlet.up
+                and self._shared.has_members
+                and inlet.dial(with_index=self._needs_index)
+            ):
+                self._needs_index = False
         if self._encoder.full:
             self._outlet.renew()
             self._encoder = Encoder()
@@ -247,25 +253,25 @@ class Bus:
             self.leading = leading
             self._on_lead(leading)
 
-    # --- Telling --------------------------------------------------------------------------------
+    # --- Sending --------------------------------------------------------------------------------
 
-    def tell(self, event: Deed) -> None:
-        """Tell all peer workers of an event here."""
+    def publish(self, event: LocalEvent) -> None:
+        """Replicate an event of this worker to all peers."""
         kind = type(event)
         if kind not in FOLDED:
             return
-        self._deeds.append((event, self._clock()))
+        self._events.append((event, self._clock()))
         if kind is Charged:
             self._charged = True
         elif kind is Leased or kind is Released:
-            # Renewals, too: one that is told after another worker's release brings the lease back.
+            # Renewals too: one sent after another worker's release would restore the lease.
             self.flush()
             return
-        if len(self._deeds) >= MANY:
+        if len(self._events) >= MANY:
             self.flush()
         elif self._charged and not self._soon and self._loop.time() - self._sent_at >= SOON_S:
             self._soon = True
-            self._loop.call_soon(self.flush)  # with what else this decision tells
+            self._loop.call_soon(self.flush)  # together with the decision's other events
         elif self._timer is None:
             self._timer = self._loop.call_later(LATER_S, self._late)
 
@@ -274,18 +280,18 @@ class Bus:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is due now."""
+        """Send everything that is due."""
         self._soon = self._charged = False
         account, encoder = self._account, self._encoder
-        deeds, self._deeds = self._deeds, []
-        self.told += len(deeds)
-        for event, when in deeds:
-            for word in account.take(event, when):
-                encoder.put(word)
+        events, self._events = self._events, []
+        self.published += len(events)
+        for event, when in events:
+            for message in account.take(event, when):
+                encoder.put(message)
                 if len(encoder.batch) >= FULL_BYTES:
                     self._send()
-        for word in account.sums():
-            encoder.put(word)
+        for message in account.sums():
+            encoder.put(message)
             if len(encoder.batch) >= FULL_BYTES:
                 self._send()
         if encoder.batch:
@@ -299,14 +305,14 @@ class Bus:
         self._outlet.send(frame)
 
     def _begin(self) -> bytes:
-        """Return what a new reader must know: names, open tickets, leases."""
-        self.flush()  # to those who read already; the new one gets it all from the snapshot
+        """Return the beginning of a connection: names, in-flight load and leases."""
+        self.flush()  # to existing readers; the new one gets this from the snapshot
         encoder, out = self._encoder, bytearray()
-        for event in (*self._snapshot(), Begun()):
+        for event in (*self._snapshot(), SnapshotEnd()):
             part = bytearray()
             encoder.put(event, part)
             out += framed(part)
-        self.flush()  # the names that are new; the new one gets them first of all
+        self.flush()  # new names, to existing readers; the new one gets all names first
         return encoder.names() + bytes(out)
 
     def _snapshot(self) -> Iterator[ReplicationEvent]:
@@ -320,7 +326,7 @@ class Bus:
         for use in self._shared.index_uses():
             self._encoder.put(use, part)
             if len(part) >= PART_BYTES:
-                self.flush()  # names first
+                self.flush()  # names must precede their use
                 yield framed(part)
                 part.clear()
         self.flush()
@@ -329,47 +335,47 @@ class Bus:
     # --- Following ------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Read what peer workers have sent, where that was not done just now."""
-        if self._loop.time() - self._looked_at >= LOOK_S:
+        """Read what peer workers have sent, unless that was done within ``READ_AGAIN_S``."""
+        if self._loop.time() - self._read_at >= READ_AGAIN_S:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Read all that peer workers have sent."""
-        self._looked_at = self._loop.time()
+        """Read everything that peer workers have sent."""
+        self._read_at = self._loop.time()
         for inlet in self._inlets.values():
             inlet.read()
 
-    def _follow(self, peer_worker: int, word: Word) -> None:
+    def _follow(self, peer_worker: int, message: Message) -> None:
         self.followed += 1
-        if isinstance(word, _DEEDS):
-            self._shared.follow(peer_worker, word, self._clock())
-        elif isinstance(word, Judged):
-            self._on_judged(word, self._clock())
-        elif isinstance(word, Begun):
-            self._met.add(peer_worker)
+        if isinstance(message, _REPLICATION_EVENTS):
+            self._shared.follow(peer_worker, message, self._clock())
+        elif isinstance(message, Judged):
+            self._on_judged(message, self._clock())
+        elif isinstance(message, SnapshotEnd):
+            self._joined.add(peer_worker)
             self._changed.set()
             self._inlets[peer_worker].rest()
-        elif isinstance(word, (Probed, Indexed)):
-            word.take(self._shared.conditions)
-        elif isinstance(word, (ReadingsUpdate, ScrapeFailed, Restarted, PushEnded)):
-            self._on_news(word)
-            if isinstance(word, ReadingsUpdate) and word.source == PUSH:
-                self._pushes[peer_worker].add(word.endpoint)
+        elif isinstance(message, (Probed, Indexed)):
+            message.take(self._shared.conditions)
+        elif isinstance(message, (ReadingsUpdate, ScrapeFailed, Restarted, PushEnded)):
+            self._on_telemetry(message)
+            if isinstance(message, ReadingsUpdate) and message.source == PUSH:
+                self._pushes[peer_worker].add(message.endpoint)
 
     def _lost(self, peer_worker: int) -> None:
-        """Forget what a peer worker had under way."""
-        self._met.discard(peer_worker)
+        """Drop the state of a disconnected peer worker."""
+        self._joined.discard(peer_worker)
         self._changed.set()
         self._shared.lost(peer_worker)
         for endpoint in self._pushes[peer_worker]:
-            self._on_news(PushEnded(endpoint))
+            self._on_telemetry(PushEnded(endpoint))
         self._pushes[peer_worker].clear()
         self._elect()
 
-    # --- Showing --------------------------------------------------------------------------------
+    # --- State ----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return who is there, ready for JSON."""
+        """Return the connections, ready for JSON."""
         open_by = self._shared.open_by()
         return {
             "worker": self._place.number,
@@ -377,7 +383,7 @@ class Bus:
             "leading": self.leading,
             "readers": len(self._outlet.readers),
             "readers_dropped": self._outlet.dropped,
-            "events_told": self.told,
+            "events_told": self.published,
             "events_followed": self.followed,
             "siblings": {
                 str(number): {

@@ -1,4 +1,4 @@
-"""Records to events; the format is in ``records``. Pure."""
+"""Decodes records to messages; ``records`` states the format. Pure."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
 from ext_proc.routing.values.ticket import Ticket
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
-from ext_proc.workers.news import Begun, Indexed, Probed
+from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
 from ext_proc.workers.records import (
     BLOCK_BYTES,
     INSERTED,
     JSON,
     JUDGED,
     LENGTH,
-    LESSON,
     MAX_BLOCKS,
     MAX_FRAME,
     MAX_JSON,
     MAX_NAMES,
+    SAMPLE,
     SHARE,
     TAG_INSERTED,
     TAG_JSON,
     TAG_JUDGED,
-    TAG_LESSON,
     TAG_NAME,
+    TAG_SAMPLE,
     TAG_SHARE,
     VERDICTS,
     GarbledError,
@@ -45,10 +45,10 @@ from ext_proc.workers.records import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ext_proc.workers.records import Word
+    from ext_proc.workers.records import Message
 
-    _Read = tuple[int, Word | None]
-    """Where the next record begins, and what this one says."""
+    _Read = tuple[int, Message | None]
+    """Offset of the next record, and the message of this one if it has one."""
 
 _SCALARS: Final = (int, float, str, type(None))
 _FAULTS: Final = (
@@ -59,11 +59,11 @@ _FAULTS: Final = (
     TypeError,
     ValueError,
 )
-"""What reading a record may raise; ``GarbledError`` is one of them."""
+"""Exceptions that reading a record may raise; ``GarbledError`` is one of them."""
 
 
 class Decoder:
-    """Reads one stream."""
+    """Decodes one stream."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -71,17 +71,17 @@ class Decoder:
         self._readers: dict[int, Callable[[bytes, int], _Read]] = {
             TAG_NAME: self._name,
             TAG_SHARE: self._share,
-            TAG_LESSON: self._lesson,
+            TAG_SAMPLE: self._sample,
             TAG_INSERTED: self._inserted,
-            TAG_JSON: self._worded,
+            TAG_JSON: self._json,
             TAG_JUDGED: self._judged,
         }
 
-    def feed(self, data: bytes) -> Iterator[Word]:
-        """Take bytes as they come and yield the events that are whole.
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Add received bytes and yield the messages that they complete.
 
         Raises:
-            GarbledError: The stream is useless from here on.
+            GarbledError: The stream is invalid; the decoder must not be used again.
         """
         rest = self._rest
         rest += data
@@ -90,7 +90,7 @@ class Decoder:
             while len(rest) - at >= LENGTH.size:
                 (length,) = LENGTH.unpack_from(rest, at)
                 if length > MAX_FRAME:
-                    raise GarbledError(f"a frame of {length} bytes; at most {MAX_FRAME}")
+                    raise GarbledError(f"frame of {length} bytes; at most {MAX_FRAME} are allowed")
                 end = at + LENGTH.size + length
                 if end > len(rest):
                     break
@@ -100,15 +100,15 @@ class Decoder:
         finally:
             del rest[:at]
 
-    def _frame(self, frame: bytes) -> Iterator[Word]:
+    def _frame(self, frame: bytes) -> Iterator[Message]:
         at, size, readers = 0, len(frame), self._readers
         while at < size:
             try:
-                at, word = readers[frame[at]](frame, at)
+                at, message = readers[frame[at]](frame, at)
             except _FAULTS as error:
-                raise GarbledError(f"a record cannot be read: {error!r}") from error
-            if word is not None:
-                yield word
+                raise GarbledError(f"unreadable record: {error!r}") from error
+            if message is not None:
+                yield message
 
     def _name(self, frame: bytes, at: int) -> _Read:
         value, end = _value(frame, at)
@@ -131,8 +131,8 @@ class Decoder:
         )
         return at + SHARE.size, share
 
-    def _lesson(self, frame: bytes, at: int) -> _Read:
-        _, pool, endpoint, work, began, ended, drain, ahead, prompted = LESSON.unpack_from(
+    def _sample(self, frame: bytes, at: int) -> _Read:
+        _, pool, endpoint, work, began, ended, drain, ahead, prompted = SAMPLE.unpack_from(
             frame, at
         )
         ticket = Ticket(
@@ -145,14 +145,14 @@ class Decoder:
             _known(drain),
             ahead,
         )
-        return at + LESSON.size, LatencySample(ticket, _finite(ended))
+        return at + SAMPLE.size, LatencySample(ticket, _finite(ended))
 
     def _inserted(self, frame: bytes, at: int) -> _Read:
         _, number, when, count = INSERTED.unpack_from(frame, at)
         at += INSERTED.size
         end = at + count * BLOCK_BYTES
         if count > MAX_BLOCKS or end > len(frame):
-            raise GarbledError(f"an insert of {count} blocks")
+            raise GarbledError(f"invalid insert of {count} blocks")
         blocks = tuple(array("q", frame[at:end]))
         return end, Inserted(self._endpoint(number), blocks, _finite(when))
 
@@ -172,20 +172,20 @@ class Decoder:
         )
         return at + JUDGED.size, judged
 
-    def _worded(self, frame: bytes, at: int) -> _Read:
+    def _json(self, frame: bytes, at: int) -> _Read:
         (kind, *fields), end = _value(frame, at)
-        return end, _WORDS[kind](*fields)
+        return end, _JSON_MESSAGES[kind](*fields)
 
     def _pool(self, number: int) -> str:
         name = self._names[number]
         if not isinstance(name, str):
-            raise GarbledError(f"number {number} is no pool")
+            raise GarbledError(f"name {number} is not a pool")
         return name
 
     def _endpoint(self, number: int) -> EndpointKey:
         name = self._names[number]
         if isinstance(name, str):
-            raise GarbledError(f"number {number} is no endpoint")
+            raise GarbledError(f"name {number} is not an endpoint")
         return name
 
 
@@ -193,19 +193,19 @@ def _value(frame: bytes, at: int) -> tuple[Any, int]:
     _, length = JSON.unpack_from(frame, at)
     at += JSON.size
     if length > min(MAX_JSON, len(frame) - at):
-        raise GarbledError(f"a record of {length} bytes")
+        raise GarbledError(f"record of {length} bytes exceeds its frame or {MAX_JSON} bytes")
     return orjson.loads(frame[at : at + length]), at + length
 
 
 def _finite(value: float) -> float:
     if not isfinite(value):
-        raise GarbledError(f"{value} where a time stands")
+        raise GarbledError(f"expected a time, got {value}")
     return value
 
 
 def _amount(value: float) -> float:
     if not 0.0 <= value < inf:
-        raise GarbledError(f"{value} where work stands")
+        raise GarbledError(f"expected an amount of work, got {value}")
     return value
 
 
@@ -213,7 +213,7 @@ def _known(value: float) -> float | None:
     if isnan(value):
         return None
     if not 0.0 <= value < inf:
-        raise GarbledError(f"{value} where a duration or a rate stands")
+        raise GarbledError(f"expected a duration or a rate, got {value}")
     return value
 
 
@@ -224,33 +224,33 @@ def _key(value: Any) -> EndpointKey:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise GarbledError(f"{value!r:.80} where a text stands")
+        raise GarbledError(f"expected a text, got {value!r:.80}")
     return value
 
 
 def _number(value: Any) -> float:
     if not isinstance(value, (int, float)):
-        raise GarbledError(f"{value!r:.80} where a number stands")
+        raise GarbledError(f"expected a number, got {value!r:.80}")
     return float(value)
 
 
 def _sequence(value: Any) -> SequenceKey:
     model, version, name = value
     if not isinstance(name, (int, str)):
-        raise GarbledError(f"{name!r:.80} where a sequence stands")
+        raise GarbledError(f"expected a sequence, got {name!r:.80}")
     return SequenceKey(_text(model), _text(version), name)
 
 
-def _lease(pool: Any, sequence: Any, endpoint: Any, variant: Any, expires: Any) -> Word:
+def _lease(pool: Any, sequence: Any, endpoint: Any, variant: Any, expires: Any) -> Message:
     lease = Lease(_key(endpoint), _text(variant), _number(expires))
     return Leased(LeaseKey(_text(pool), _sequence(sequence)), lease)
 
 
-def _release(pool: Any, sequence: Any) -> Word:
+def _release(pool: Any, sequence: Any) -> Message:
     return Released(LeaseKey(_text(pool), _sequence(sequence)))
 
 
-def _heard(endpoint: Any, source: Any, at: Any, readings: Any) -> Word:
+def _readings_update(endpoint: Any, source: Any, at: Any, readings: Any) -> Message:
     return ReadingsUpdate(
         _text(endpoint), _text(source), tuple([_reading(each) for each in readings]), _number(at)
     )
@@ -258,27 +258,27 @@ def _heard(endpoint: Any, source: Any, at: Any, readings: Any) -> Word:
 
 def _reading(value: Any) -> Reading:
     if not all(isinstance(value[name], _SCALARS) for name in value if name != "failures_per_s"):
-        raise GarbledError("a reading has a field that is no scalar")
+        raise GarbledError("a reading has a field that is not a scalar")
     failures = tuple([(_text(why), _number(rate)) for why, rate in value["failures_per_s"]])
     return Reading(**{**value, "failures_per_s": failures})
 
 
-def _probed(pool: Any, endpoint: Any, ready: Any) -> Word:
+def _probed(pool: Any, endpoint: Any, ready: Any) -> Message:
     return Probed(_text(pool), _key(endpoint), bool(ready))
 
 
-def _indexed(pool: Any, endpoint: Any, why: Any) -> Word:
+def _indexed(pool: Any, endpoint: Any, why: Any) -> Message:
     return Indexed(_text(pool), _key(endpoint), None if why is None else _text(why))
 
 
-_WORDS: Final[dict[str, Callable[..., Word]]] = {
+_JSON_MESSAGES: Final[dict[str, Callable[..., Message]]] = {
     "lease": _lease,
     "release": _release,
-    "heard": _heard,
+    "heard": _readings_update,
     "restarted": lambda endpoint: Restarted(_text(endpoint)),
     "failed": lambda endpoint, failures: ScrapeFailed(_text(endpoint), int(failures)),
     "push-ended": lambda endpoint: PushEnded(_text(endpoint)),
     "probed": _probed,
     "indexed": _indexed,
-    "begun": Begun,
+    "begun": SnapshotEnd,
 }

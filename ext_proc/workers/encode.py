@@ -1,4 +1,4 @@
-"""Events to records; the format is in ``records``. Pure."""
+"""Encodes messages to records; ``records`` states the format. Pure."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
-from ext_proc.workers.news import Begun, Indexed, Probed
+from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
 from ext_proc.workers.records import (
     INSERTED,
     JSON,
     JUDGED,
-    LESSON,
     MAX_BLOCKS,
     MAX_FRAME,
     MAX_JSON,
     MAX_NAMES,
+    SAMPLE,
     SHARE,
     TAG_INSERTED,
     TAG_JSON,
     TAG_JUDGED,
-    TAG_LESSON,
     TAG_NAME,
+    TAG_SAMPLE,
     TAG_SHARE,
     VERDICT_NUMBERS,
     framed,
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ext_proc.routing.values.pool import EndpointKey
-    from ext_proc.workers.records import Word
+    from ext_proc.workers.records import Message
 
 
 class Encoder:
-    """Writes the records of one worker; all its streams share the names.
+    """Encodes the messages of one worker; all its streams share the names.
 
     Attributes:
-        batch: Records not sent yet. Whoever takes them empties it.
+        batch: Records not sent yet. The code that sends them clears it.
     """
 
     def __init__(self) -> None:
@@ -54,36 +54,36 @@ class Encoder:
         self._names = bytearray()
         self._writers: dict[type, Callable[[Any, bytearray], None]] = {
             Share: self._share,
-            LatencySample: self._lesson,
+            LatencySample: self._sample,
             Inserted: self._inserted,
             Leased: self._leased,
             Released: self._released,
-            ReadingsUpdate: self._heard,
+            ReadingsUpdate: self._readings_update,
             Restarted: self._restarted,
             ScrapeFailed: self._failed,
             PushEnded: self._push_ended,
             Judged: self._judged,
             Probed: self._probed,
             Indexed: self._probed,
-            Begun: self._begun,
+            SnapshotEnd: self._snapshot_end,
         }
 
     @property
     def full(self) -> bool:
-        """Tell whether there is no room for further names: begin anew with all streams."""
+        """Return whether the name table is full: all streams must be restarted."""
         return len(self._numbers) >= MAX_NAMES - 2
 
-    def put(self, event: Word, into: bytearray | None = None) -> None:
-        """Append an event.
+    def put(self, event: Message, into: bytearray | None = None) -> None:
+        """Append a message.
 
         Args:
-            event: The event.
-            into: Where to, in place of ``batch``; new names go to ``batch`` even so.
+            event: The message.
+            into: Buffer used instead of ``batch``; new names go to ``batch`` in any case.
         """
         self._writers[type(event)](event, self.batch if into is None else into)
 
     def names(self) -> bytes:
-        """Return all names told so far, as frames: the beginning of a stream."""
+        """Return all names sent so far, as frames: the beginning of a stream."""
         records = self._names
         frames = bytearray()
         start = at = 0
@@ -112,10 +112,10 @@ class Encoder:
             TAG_SHARE, self._number(pool), number, in_flight, charges, work, prefilled
         )
 
-    def _lesson(self, event: LatencySample, into: bytearray) -> None:
+    def _sample(self, event: LatencySample, into: bytearray) -> None:
         (_, endpoint, pool, work, at, prompted, drain, ahead), ended = event
-        into += LESSON.pack(
-            TAG_LESSON,
+        into += SAMPLE.pack(
+            TAG_SAMPLE,
             self._number(pool),
             self._number(endpoint),
             work,
@@ -140,7 +140,7 @@ class Encoder:
     def _released(self, event: Released, into: bytearray) -> None:
         _json(into, ["release", event.key.pool, list(event.key.sequence)])
 
-    def _heard(self, event: ReadingsUpdate, into: bytearray) -> None:
+    def _readings_update(self, event: ReadingsUpdate, into: bytearray) -> None:
         _json(into, ["heard", event.endpoint, event.source, event.at, list(event.readings)])
 
     def _restarted(self, event: Restarted, into: bytearray) -> None:
@@ -166,7 +166,7 @@ class Encoder:
             times,
         )
 
-    def _begun(self, _: Begun, into: bytearray) -> None:
+    def _snapshot_end(self, _: SnapshotEnd, into: bytearray) -> None:
         _json(into, ["begun"])
 
     def _probed(self, event: Probed | Indexed, into: bytearray) -> None:

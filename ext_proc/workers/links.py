@@ -1,19 +1,17 @@
 """The sockets between the workers of one machine.
 
-Laws:
+Rules:
 
-1. Each worker listens on a socket of its own in a private folder, and dials those of all others.
-   What it does goes out on the connections that it accepted; what others do comes in on those that
-   it dialled.
-2. A connection is one life: it begins with names and a snapshot, then come all events in order,
-   each once. Where it ends, whoever read it forgets what the other had in flight, and dials again
-   for a new snapshot.
-3. Nobody waits for anybody. What a socket does not take at once is kept, up to ``MAX_BACKLOG``; a
-   reader that is further behind is dropped.
-4. What is sent is in the reader's socket when ``send`` returns, unless that is full. So whoever
-   reads it before deciding knows all that was sent before.
-5. What cannot be read or followed ends the connection: half an event would be worse than a new
-   snapshot.
+1. Each worker listens on its own socket in a private folder, and dials those of all others. It
+   sends its messages on accepted connections and receives its peers' on dialled ones.
+2. A connection begins with names and a snapshot; then all messages follow in order, each once. When
+   it ends, the reader discards the sender's in-flight load, and dials again for a new snapshot.
+3. No worker blocks on another. Bytes that a socket does not accept at once are buffered, up to
+   ``MAX_BACKLOG``; a reader that is further behind is disconnected.
+4. When ``send`` returns, the bytes are in the reader's socket, unless that is full. So a reader
+   that reads its socket before a decision knows everything that was sent before.
+5. A message that cannot be decoded or applied ends the connection: a partial message would be worse
+   than a new snapshot.
 """
 
 from __future__ import annotations
@@ -33,37 +31,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ext_proc.workers.records import Word
+    from ext_proc.workers.records import Message
 
 MAX_BACKLOG: Final = 32 * 2**20
-"""Bytes kept for one reader."""
+"""Maximum bytes buffered for one reader."""
 MAX_READERS: Final = 256
 READ_BYTES: Final = 2**18
 READS: Final = 8
-"""Most reads in one go."""
-LITTLE: Final = 2**18
-"""A reader with less than this before it gets the next part of what it asked for."""
+"""Maximum reads in one call."""
+LOW_BYTES: Final = 2**18
+"""A reader with fewer buffered bytes gets the next part of the index."""
 HELLO: Final = b"tidegate %d " % VERSION
 _GREETING: Final = len(HELLO) + 1
-EVERYTHING: Final = b"*"
-"""The reader wants the prefix index too."""
-NEWS_ONLY: Final = b"-"
+WITH_INDEX: Final = b"*"
+"""The reader requests the prefix index too."""
+EVENTS_ONLY: Final = b"-"
 
 _log = structlog.stdlib.get_logger("ext_proc.workers")
 
 
 def path_of(folder: Path, worker: int) -> Path:
-    """Return where a worker listens."""
+    """Return the path of a worker's socket."""
     return folder / f"{worker}.sock"
 
 
 class Outlet:
-    """What this worker does, for all that dial.
+    """The sending side: messages of this worker, for all peers that dial.
 
     Args:
-        path: Where to listen.
+        path: Path of the socket to listen on.
         begin: Returns the bytes with which a new connection begins, whole frames.
-        rest: Yields further frames for one that asked for everything, small ones.
+        rest: Yields further small frames for a reader that requested the index.
     """
 
     def __init__(
@@ -76,15 +74,15 @@ class Outlet:
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._greeting: dict[socket.socket, bytes] = {}
         self.readers: dict[socket.socket, _Reader] = {}
-        """Who reads now, by connection."""
+        """Current readers by connection."""
         self.dropped = 0
-        """Readers that fell too far behind."""
+        """Number of readers disconnected because they were too far behind."""
 
     def open(self) -> None:
         """Listen.
 
         Raises:
-            OSError: The path cannot be listened on.
+            OSError: The path cannot be bound.
         """
         self._path.unlink(missing_ok=True)
         self._server.setblocking(False)
@@ -93,7 +91,7 @@ class Outlet:
         self._loop.add_reader(self._server, self._accept)
 
     def close(self) -> None:
-        """End all connections and listen no more; calling it again does nothing."""
+        """Close all connections and stop listening; further calls do nothing."""
         if self._server.fileno() < 0:
             return
         self._loop.remove_reader(self._server)
@@ -109,7 +107,7 @@ class Outlet:
                 self._drop(sock)
 
     def renew(self) -> None:
-        """End all connections; whoever read them dials again."""
+        """Close all connections; their readers dial again."""
         for sock in list(self.readers):
             self._drop(sock)
 
@@ -124,30 +122,30 @@ class Outlet:
             self._loop.add_reader(sock, self._listen, sock)
 
     def _listen(self, sock: socket.socket) -> None:
-        """Take a greeting; after it a reader says nothing but that it is gone."""
+        """Read a greeting; after it a reader sends nothing, and reading only detects its end."""
         try:
-            said = sock.recv(_GREETING)
+            data = sock.recv(_GREETING)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
+            data = b""
         greeting = self._greeting.get(sock)
-        if not said or greeting is None:
+        if not data or greeting is None:
             self._drop(sock)
             return
-        greeting = self._greeting[sock] = greeting + said
+        greeting = self._greeting[sock] = greeting + data
         if len(greeting) < _GREETING:
             return
         if greeting[:-1] != HELLO:
             self._drop(sock)
             return
         del self._greeting[sock]
-        more = self._rest() if greeting[-1:] == EVERYTHING else iter(())
+        more = self._rest() if greeting[-1:] == WITH_INDEX else iter(())
         begin = self._begin()
         reader = self.readers[sock] = _Reader(sock, self._loop, more)
         if not reader.send(begin):
             self._drop(sock)
-        reader.go_on()
+        reader.send_more()
 
     def _drop(self, sock: socket.socket) -> None:
         self._greeting.pop(sock, None)
@@ -167,107 +165,107 @@ class _Reader:
         self._sock = sock
         self._loop = loop
         self._more = more
-        self._kept = bytearray()
+        self._unsent = bytearray()
         self._later: asyncio.Handle | None = None
 
     def send(self, frame: bytes) -> bool:
-        """Send or keep a frame; tell whether the reader is still worth it."""
-        if not self._kept:
+        """Send or buffer a frame; return whether the reader is within ``MAX_BACKLOG``."""
+        if not self._unsent:
             try:
                 sent = self._sock.send(frame)
             except BlockingIOError:
                 sent = 0
             except OSError:
-                return True  # its end is heard of by reading
+                return True  # reading detects its end
             if sent == len(frame):
                 return True
             frame = frame[sent:]
             self._loop.add_writer(self._sock, self._flush)
-        self._kept += frame
-        return len(self._kept) <= MAX_BACKLOG
+        self._unsent += frame
+        return len(self._unsent) <= MAX_BACKLOG
 
-    def go_on(self) -> None:
-        """Send the next part of what was asked for, one in each turn of the loop."""
+    def send_more(self) -> None:
+        """Send the next part of the requested index, one per iteration of the loop."""
         self._later = None
-        if len(self._kept) < LITTLE:
+        if len(self._unsent) < LOW_BYTES:
             frame = next(self._more, None)
             if frame is None:
                 return
             self.send(frame)
-        self._later = self._loop.call_later(0.001, self.go_on)
+        self._later = self._loop.call_later(0.001, self.send_more)
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._loop.remove_writer(self._sock)
         if self._later is not None:
             self._later.cancel()
 
     def _flush(self) -> None:
         try:
-            sent = self._sock.send(self._kept)
+            sent = self._sock.send(self._unsent)
         except BlockingIOError:
             return
         except OSError:
-            sent = len(self._kept)
-        del self._kept[:sent]
-        if not self._kept:
+            sent = len(self._unsent)
+        del self._unsent[:sent]
+        if not self._unsent:
             self._loop.remove_writer(self._sock)
 
 
 class Inlet:
-    """What one peer worker does.
+    """The receiving side: messages of one peer worker.
 
-    It is read as it comes, until ``rest``; from then on only its end wakes us.
+    It is read as messages arrive, until ``rest`` is called; then only the peer's end wakes us.
 
     Args:
-        path: Where it listens.
-        on_word: Called with each event.
+        path: Path of the peer's socket.
+        on_message: Called with each message.
         on_lost: Called when the connection has ended.
     """
 
     def __init__(
         self,
         path: Path,
-        on_word: Callable[[Word], None],
+        on_message: Callable[[Message], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._path = path
-        self._on_word = on_word
+        self._on_message = on_message
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._sock: socket.socket | None = None
         self._end: select.epoll | None = None
         """Readable when the peer worker has gone."""
         self._decoder = Decoder()
-        self.heard_at = float("-inf")
-        """Loop time of the last bytes."""
+        self.received_at = float("-inf")
+        """Loop time of the last received bytes."""
         self.failed = 0
-        """Connections given up for what they said."""
+        """Number of connections closed because of an invalid message."""
 
     @property
     def up(self) -> bool:
-        """Tell whether the peer worker is connected."""
+        """Return whether the peer worker is connected."""
         return self._sock is not None
 
-    def dial(self, *, everything: bool) -> bool:
-        """Connect, where not connected; tell whether that went well."""
+    def dial(self, *, with_index: bool) -> bool:
+        """Connect unless connected; return whether the peer is connected."""
         if self._sock is not None:
             return True
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
             sock.connect(str(self._path))
-            sock.send(HELLO + (EVERYTHING if everything else NEWS_ONLY))
+            sock.send(HELLO + (WITH_INDEX if with_index else EVENTS_ONLY))
         except OSError:
             sock.close()
             return False
         self._sock, self._decoder = sock, Decoder()
-        self.heard_at = self._loop.time()
+        self.received_at = self._loop.time()
         self._loop.add_reader(sock, self.read)
         return True
 
     def rest(self) -> None:
-        """Let what comes wake nobody any more: from now on it is read when somebody asks."""
+        """Stop waking up for messages: from now on they are read on ``read`` only."""
         if self._sock is not None and self._end is None:
             self._loop.remove_reader(self._sock)
             self._end = select.epoll()
@@ -275,7 +273,7 @@ class Inlet:
             self._loop.add_reader(self._end.fileno(), self.read)
 
     def read(self) -> None:
-        """Take what is there, without waiting."""
+        """Process the bytes that have arrived, without waiting."""
         for _ in range(READS):
             sock = self._sock
             if sock is None:
@@ -289,11 +287,11 @@ class Inlet:
             if not data:
                 self.close()
                 return
-            self.heard_at = self._loop.time()
+            self.received_at = self._loop.time()
             try:
-                for word in self._decoder.feed(data):
-                    self._on_word(word)
-            except Exception:  # noqa: BLE001 - law 5
+                for message in self._decoder.feed(data):
+                    self._on_message(message)
+            except Exception:  # noqa: BLE001 - rule 5
                 self.failed += 1
                 _log.exception("sibling_not_understood", path=str(self._path))
                 self.close()
@@ -302,7 +300,7 @@ class Inlet:
                 return
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         sock, self._sock = self._sock, None
         end, self._end = self._end, None
         if end is not None:
@@ -315,5 +313,5 @@ class Inlet:
 
 
 def heartbeat() -> bytes:
-    """Return a frame that says nothing but that its sender lives."""
+    """Return an empty frame, which only shows that the sender is alive."""
     return framed(b"")

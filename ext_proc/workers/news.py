@@ -1,6 +1,6 @@
-"""What workers tell each other beside the router's events. Pure.
+"""Messages between workers besides the router's events. Pure.
 
-What the one that leads found by asking replicas.
+They carry the probe results of the worker that leads.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import EndpointKey
 
 
-class Begun(NamedTuple):
-    """All that stood at the beginning of a connection has been told."""
+class SnapshotEnd(NamedTuple):
+    """The snapshot at the beginning of a connection is complete."""
 
 
 class Probed(NamedTuple):
-    """A replica was asked whether it is ready for a pool."""
+    """Result of a readiness probe of a replica for a pool."""
 
     pool: str
     endpoint: EndpointKey
     ready: bool
 
     def take(self, conditions: Conditions) -> None:
-        """Fold it into the conditions."""
+        """Apply the result to the conditions."""
         conditions.probed(self.pool, self.endpoint, ready=self.ready)
 
 
 class Indexed(NamedTuple):
-    """A replica's repository index was read for a pool."""
+    """Result of reading a replica's repository index for a pool."""
 
     pool: str
     endpoint: EndpointKey
     why: str | None
-    """What is wrong with the pool's models, ``None`` = nothing."""
+    """The fault in the pool's models, ``None`` = no fault."""
 
     def take(self, conditions: Conditions) -> None:
-        """Fold it into the conditions."""
+        """Apply the result to the conditions."""
         conditions.indexed(self.pool, self.endpoint, self.why)

@@ -1,14 +1,14 @@
-"""The parent of a picker's workers: starts them, starts them again, and stops them.
+"""The parent process of a picker's workers: starts, restarts and stops them.
 
-Laws:
+Rules:
 
-1. Each worker is a process of its own. One that ends unasked is started again, later each time it
-   ends soon after its start; the others go on.
-2. A worker that ends with a usage error before it ever lived for ``LIVED_S`` ends them all with
-   that code: an address that cannot be used would not be usable the next time either.
-3. SIGTERM and SIGINT are passed on once. Workers that are not done ``SPARE_S`` after their drain
-   are killed. The exit code is 0 only where all ended as asked.
-4. Workers notice the parent's death by the end of their standard input, and drain.
+1. Each worker is a process of its own. One that ends by itself is restarted, after a longer delay
+   each time it ends soon after its start; the others continue.
+2. A worker that ends with a usage error before it ever lived for ``LIVED_S`` ends all workers with
+   that exit code: an address that cannot be bound would fail again.
+3. SIGTERM and SIGINT are forwarded once. Workers that have not ended ``SPARE_S`` after their drain
+   are killed. The exit code is 0 only if all workers ended as requested.
+4. Workers detect the parent's death by the end of their standard input, and drain.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ async def run_workers(settings: PickerSettings, plans: Sequence[PickerSettings])
     """Run workers until SIGTERM or SIGINT.
 
     Args:
-        settings: Of the whole picker.
-        plans: Those of each worker.
+        settings: Settings of the whole picker.
+        plans: Settings of each worker.
 
     Returns:
-        0 after a stop that was asked for, 1 where a worker did not stop as it should, 2 where one
-        could not use an address.
+        0 after a requested stop, 1 if a worker did not stop properly, 2 if a worker could not
+        bind an address.
     """
     logs.configure(settings.log_format, settings.log_level)
     with tempfile.TemporaryDirectory(prefix="tidegate-workers-") as folder:
-        return await Crew(folder, plans, grace_s=settings.drain + SPARE_S).run()
+        return await Supervisor(folder, plans, grace_s=settings.drain + SPARE_S).run()
 
 
-class Crew:
+class Supervisor:
     """The workers of one picker.
 
     Args:
-        folder: Private to them; their sockets are in it.
-        plans: The settings of each.
+        folder: Private folder that contains their sockets.
+        plans: Settings of each worker.
         grace_s: Seconds from SIGTERM to SIGKILL.
     """
 
@@ -72,7 +72,7 @@ class Crew:
         self._code = 0
 
     async def run(self) -> int:
-        """Keep them until a signal; return the exit code."""
+        """Keep the workers running until a signal; return the exit code."""
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, self._stop.set)
@@ -122,7 +122,7 @@ class Crew:
         self._stop.set()
 
     async def _live(self, number: int) -> int:
-        """Run a worker until it ends; return its exit code, negative for a signal's."""
+        """Run a worker until it ends; return its exit code, negative for a signal."""
         process = await asyncio.create_subprocess_exec(
             *module_command("ext_proc.workers", self._folder, str(number), str(len(self._plans))),
             self._plans[number].model_dump_json(),

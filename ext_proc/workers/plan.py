@@ -1,4 +1,4 @@
-"""From the settings of a picker to those of each of its workers. Pure."""
+"""Derives each worker's settings from the picker's. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ MAX_PORT: Final = 65_535
 
 
 class PlanError(ValueError):
-    """The workers cannot be given addresses; the text names the option and says what to do."""
+    """The workers cannot be assigned addresses; the message names the option and the remedy."""
 
 
 def plan(settings: PickerSettings) -> list[PickerSettings]:
-    """Return the settings of each worker; those of a picker of one process as they are.
+    """Return the settings of each worker; those of a single-process picker are unchanged.
 
-    Where several addresses are listed, each worker has one of them. Where one is given, the first
-    worker has it, and the others the ports after it.
+    If several addresses are listed, each worker gets one of them. If one is given, the first worker
+    gets it, and the others get the ports after it.
 
     Raises:
-        PlanError: The addresses do not suffice or meet.
+        PlanError: The addresses do not suffice or overlap.
     """
     count = settings.workers
     listen = _spread("listen", settings.listen, count)
@@ -67,7 +67,7 @@ def _spread(option: str, given: str, count: int) -> list[str]:
     first = int(port)
     if first == 0 or first + count - 1 > MAX_PORT:
         raise PlanError(
-            f"--{option} {given}: {count} workers need {count} ports from a fixed one on;"
+            f"--{option} {given}: {count} workers need {count} consecutive, fixed ports;"
             f" choose a port from 1 to {MAX_PORT + 1 - count}"
         )
     return [f"{host}:{first + number}" for number in range(count)]

@@ -1,12 +1,13 @@
-"""Events as bytes, between the workers of one machine. Pure.
+"""The binary format of messages between the workers of one machine. Pure.
 
 Rules:
 
-1. A stream is frames: a length of 4 bytes, then whole records. All numbers are little-endian.
-2. Endpoints and pools are sent by number. A number is told before its first use, and stands for
-   the same name as long as the stream lasts.
-3. What requests make is packed, the rest is JSON.
-4. What does not fit the format or its bounds is ``GarbledError``: the reader gives up the stream.
+1. A stream consists of frames: a length of 4 bytes, then whole records. All numbers are
+   little-endian.
+2. Endpoints and pools are sent by number. A number is defined before its first use, and denotes the
+   same name as long as the stream lasts.
+3. Messages caused by requests are packed; the others are JSON.
+4. Bytes that violate the format or its bounds raise ``GarbledError``: the reader closes the stream.
 5. Times are those of the machine's monotonic clock, which all its processes share.
 """
 
@@ -20,31 +21,33 @@ from ext_proc.feedback.entries import Judged, Verdict
 if TYPE_CHECKING:
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.telemetry.news import TelemetryUpdate
-    from ext_proc.workers.news import Begun, Indexed, Probed
+    from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
 
-    Word: TypeAlias = ReplicationEvent | TelemetryUpdate | Judged | Probed | Indexed | Begun
-    """What a record says."""
+    Message: TypeAlias = (
+        ReplicationEvent | TelemetryUpdate | Judged | Probed | Indexed | SnapshotEnd
+    )
+    """Content of a record."""
 
 VERSION: Final = 2
 MAX_FRAME: Final = 2**20
-"""Bytes of a frame."""
+"""Maximum bytes of a frame."""
 MAX_NAMES: Final = 2**16
-"""Names that one stream may tell."""
+"""Maximum names of one stream."""
 MAX_BLOCKS: Final = 2**16
-"""Blocks of one insert; more are left out from the leaf's end."""
+"""Maximum blocks of one insert; further ones are dropped from the leaf's end."""
 MAX_JSON: Final = 2**18
-"""Bytes of one record of JSON."""
+"""Maximum bytes of one JSON record."""
 
 LENGTH: Final = struct.Struct("<I")
 SHARE: Final = struct.Struct("<BIIIQdd")
-LESSON: Final = struct.Struct("<BIIddddIB")
+SAMPLE: Final = struct.Struct("<BIIddddIB")
 INSERTED: Final = struct.Struct("<BIdI")
 JUDGED: Final = struct.Struct("<BIIBdddBI")
 JSON: Final = struct.Struct("<BI")
 BLOCK_BYTES: Final = 8
 TAG_NAME: Final = 1
 TAG_SHARE: Final = 2
-TAG_LESSON: Final = 3
+TAG_SAMPLE: Final = 3
 TAG_INSERTED: Final = 4
 TAG_JSON: Final = 5
 TAG_JUDGED: Final = 6
@@ -53,9 +56,9 @@ VERDICT_NUMBERS: Final = {verdict: number for number, verdict in enumerate(VERDI
 
 
 class GarbledError(ValueError):
-    """These bytes are not of this format."""
+    """The bytes are not valid in this format."""
 
 
 def framed(records: bytes | bytearray) -> bytes:
-    """Return a frame of whole records; at most ``MAX_FRAME`` bytes of them."""
+    """Return a frame of whole records of at most ``MAX_FRAME`` bytes in all."""
     return LENGTH.pack(len(records)) + records

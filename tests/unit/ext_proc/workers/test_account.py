@@ -13,7 +13,7 @@ from ext_proc.routing.state.leases import LeaseKey, Released
 from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Settled
 from ext_proc.routing.values.request import SequenceKey
 from ext_proc.routing.values.ticket import Outcome, Ticket
-from ext_proc.workers.account import LESSONS, THEN_EACH, Account
+from ext_proc.workers.account import ALL_SAMPLES, THEN_EVERY, Account
 from support.crew import POOL, key, loads, router
 
 
@@ -59,12 +59,12 @@ def test_an_unknown_settle_tells_nothing():
 
 def test_early_requests_teach_one_by_one_and_later_ones_each_fourth():
     """Peer workers hear enough to learn from, and not what would change little."""
-    account, lessons = Account(), []
-    for number in range(LESSONS + 10 * THEN_EACH):
+    account, samples = Account(), []
+    for number in range(ALL_SAMPLES + 10 * THEN_EVERY):
         account.take(Charged(ticket(number)), 1.0)
-        lessons += account.take(Settled(number, Outcome.DONE), 2.0)
-    assert len(lessons) == LESSONS + 10
-    assert lessons[0] == LatencySample(ticket(0), 2.0)
+        samples += account.take(Settled(number, Outcome.DONE), 2.0)
+    assert len(samples) == ALL_SAMPLES + 10
+    assert samples[0] == LatencySample(ticket(0), 2.0)
 
 
 @pytest.mark.parametrize(("outcome", "drain_s"), [(Outcome.ABORTED, 0.0), (Outcome.DONE, None)])

@@ -38,20 +38,20 @@ class Worker:
         self.bus = Bus(
             WorkerPlace(folder, number, count),
             self.router.peers,
-            on_news=self.news.append,
+            on_telemetry=self.news.append,
             on_judged=lambda judged, _: self.judged.append(judged),
             on_lead=self.leads.append,
             clock=clock,
         )
 
     def tell(self, event) -> None:
-        self.bus.tell(event)
+        self.bus.publish(event)
 
     def catch_up(self) -> None:
         self.bus.catch_up()
 
 
-class Crew:
+class WorkerGroup:
     """Some workers; their clock is the test's."""
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -80,37 +80,37 @@ class Crew:
 
 @asynccontextmanager
 async def crew_of(folder: Path, count: int):
-    crew = Crew(folder, count)
+    group = WorkerGroup(folder, count)
     for number in range(count):
-        crew.start(number)
+        group.start(number)
     try:
-        await crew.settle()
-        yield crew
+        await group.settle()
+        yield group
     finally:
-        for worker in crew.workers.values():
+        for worker in group.workers.values():
             worker.bus.close()
 
 
 async def test_charges_and_settles_reach_the_others(tmp_path):
     """A request in flight at one worker counts at all of them, and at none once it has ended."""
-    async with crew_of(tmp_path, 3) as crew:
-        first, *others = crew.workers.values()
+    async with crew_of(tmp_path, 3) as group:
+        first, *others = group.workers.values()
         made = decide(first.router, 100.0, (1, 2, 3))
-        await crew.settle()
+        await group.settle()
         for other in others:
             assert loads(other.router) == loads(first.router)
             assert sum(other.router.registry.in_flight().values()) == 0
             assert other.router.index.matched((1, 2, 3), made.ticket.endpoint) == 3
         first.router.settle(made.ticket, Outcome.DONE, 101.0)
-        await crew.settle()
+        await group.settle()
         for other in others:
             assert set(loads(other.router).values()) == {(0, 0.0)}
 
 
 async def test_events_go_out_by_themselves(tmp_path):
     """Nobody needs to flush: a charge is known within a few milliseconds."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, other = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, other = group.workers.values()
         decide(first.router, 100.0)
         async with asyncio.timeout(60):
             while not len(other.router.peers):
@@ -120,26 +120,26 @@ async def test_events_go_out_by_themselves(tmp_path):
 
 async def test_what_siblings_send_is_read_when_asked_for(tmp_path, monkeypatch):
     """It wakes nobody; asked for, it is read where the last look is old enough."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, other = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, other = group.workers.values()
         decide(first.router, 100.0)
         for _ in range(20):
             await asyncio.sleep(0)
         first.bus.flush()
         await asyncio.sleep(0)
         assert len(other.router.peers) == 0
-        monkeypatch.setattr(module, "LOOK_S", 60.0)
+        monkeypatch.setattr(module, "READ_AGAIN_S", 60.0)
         other.bus.refresh()
         assert len(other.router.peers) == 0
-        monkeypatch.setattr(module, "LOOK_S", 0.0)
+        monkeypatch.setattr(module, "READ_AGAIN_S", 0.0)
         other.bus.refresh()
         assert len(other.router.peers) == 1
 
 
 async def test_charges_go_out_at_once_and_then_together(tmp_path, monkeypatch):
     """The first after a pause in its own turn of the loop; what follows soon waits for company."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, _ = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, _ = group.workers.values()
         sent = []
         monkeypatch.setattr(first.bus._outlet, "send", sent.append)
         monkeypatch.setattr(module, "SOON_S", 0.0)
@@ -159,10 +159,10 @@ async def test_charges_go_out_at_once_and_then_together(tmp_path, monkeypatch):
 
 async def test_a_dead_worker_leaves_no_charges(tmp_path):
     """When its connection ends, the others forget at once what it had in flight."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, other = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, other = group.workers.values()
         decide(first.router, 100.0)
-        await crew.settle()
+        await group.settle()
         assert len(other.router.peers) == 1
         first.bus.close()
         other.bus.catch_up()
@@ -172,8 +172,8 @@ async def test_a_dead_worker_leaves_no_charges(tmp_path):
 
 async def test_the_end_of_a_sibling_wakes_the_others(tmp_path):
     """What it sends does not, but that it is gone is known without a look."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, other = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, other = group.workers.values()
         decide(first.router, 100.0)
         first.bus.flush()
         for _ in range(20):
@@ -188,38 +188,38 @@ async def test_the_end_of_a_sibling_wakes_the_others(tmp_path):
 
 async def test_who_begins_later_learns_what_is_open(tmp_path):
     """Tickets, leases and the prefix index come with the first connection; nothing twice."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, _ = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, _ = group.workers.values()
         made = decide(first.router, 100.0, (1, 2, 3))
         leased = decide(first.router, 100.0, sequence_id=7)
-        await crew.settle()
-        crew.workers[1].bus.close()
-        again = crew.start(1)
-        await crew.settle()
+        await group.settle()
+        group.workers[1].bus.close()
+        again = group.start(1)
+        await group.settle()
         assert loads(again.router) == loads(first.router)
         assert again.router.index.matched((1, 2, 3), made.ticket.endpoint) == 3
         assert decide(again.router, 101.0, sequence_id=7).addresses == leased.addresses[:1]
         first.router.settle(made.ticket, Outcome.DONE, 101.0)
         first.router.settle(leased.ticket, Outcome.DONE, 101.0)
-        await crew.settle()
+        await group.settle()
         assert len(again.router.peers) == 0
 
 
 async def test_nobody_is_dialled_before_pools_are_known(tmp_path):
     """A worker dials its peer workers only once it has pools: before, it could keep no state."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, other = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, other = group.workers.values()
         decide(first.router, 100.0)
         leased = decide(first.router, 100.0, sequence_id=7)
         other.bus.close()
-        again = Worker(tmp_path, 1, 2, lambda: crew.now)
+        again = Worker(tmp_path, 1, 2, lambda: group.now)
         again.router.set_pools({}, 0.0)
-        crew.workers[1] = again
+        group.workers[1] = again
         again.bus.open()
-        await crew.settle()
+        await group.settle()
         assert not again.bus.state()["siblings"]["0"]["connected"]
         again.router.set_pools({POOL: pool(4)}, 1.0)
-        await again.bus.meet()
+        await again.bus.join()
         assert len(again.router.peers) == 2
         assert decide(again.router, 101.0, sequence_id=7).addresses == leased.addresses
 
@@ -227,27 +227,27 @@ async def test_nobody_is_dialled_before_pools_are_known(tmp_path):
 async def test_an_index_of_many_parts_arrives_whole(tmp_path, monkeypatch):
     """Parts follow one another while new events go out between them."""
     monkeypatch.setattr(module, "PART_BYTES", 256)
-    async with crew_of(tmp_path, 2) as crew:
-        first, _ = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, _ = group.workers.values()
         for number in range(60):
             made = decide(first.router, 100.0, tuple(range(number * 100, number * 100 + 20)))
             first.router.settle(made.ticket, Outcome.DONE, 100.0)
-        await crew.settle()
-        crew.workers[1].bus.close()
-        again = crew.start(1)
+        await group.settle()
+        group.workers[1].bus.close()
+        again = group.start(1)
         async with asyncio.timeout(60):
             while again.router.index.blocks < 1200:
                 decide(first.router, 100.0, (1, 2, 3))
                 await asyncio.sleep(0.001)
                 again.bus.refresh()
-        await crew.settle()
+        await group.settle()
         assert again.router.index.blocks == first.router.index.blocks
 
 
 async def test_a_lease_is_known_before_the_next_request(tmp_path):
     """Without a turn of the loop between them, the other worker keeps the sequence's place."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, other = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, other = group.workers.values()
         for sequence in range(1, 30):
             began = decide(first.router, 100.0, sequence_id=sequence, sequence_start=True)
             went_on = decide(other.router, 100.0, sequence_id=sequence)
@@ -260,8 +260,8 @@ async def test_a_lease_is_known_before_the_next_request(tmp_path):
 
 async def test_a_renewal_does_not_outlive_the_release(tmp_path):
     """Told after another worker's release it would bring the sequence's lease back."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, other = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, other = group.workers.values()
         decide(first.router, 100.0, sequence_id=1, sequence_start=True)
         decide(other.router, 100.0, sequence_id=1)
         decide(first.router, 100.0, sequence_id=1, sequence_end=True)
@@ -274,27 +274,27 @@ async def test_a_renewal_does_not_outlive_the_release(tmp_path):
 
 async def test_the_lowest_live_worker_leads(tmp_path):
     """One leads; when it dies the next one does at once, and gives way when it is back."""
-    async with crew_of(tmp_path, 3) as crew:
-        crew.now += module.GRACE_S
-        await crew.settle()
-        assert [w.bus.leading for w in crew.workers.values()] == [True, False, False]
-        crew.workers[0].bus.close()
-        for worker in crew.workers.values():
+    async with crew_of(tmp_path, 3) as group:
+        group.now += module.GRACE_S
+        await group.settle()
+        assert [w.bus.leading for w in group.workers.values()] == [True, False, False]
+        group.workers[0].bus.close()
+        for worker in group.workers.values():
             worker.bus.catch_up()
-        assert [w.bus.leading for n, w in crew.workers.items() if n] == [True, False]
-        crew.start(0)
-        await crew.settle()
-        assert [w.bus.leading for w in crew.workers.values()] == [True, False, False]
-        assert crew.workers[1].leads == [False, True, False]
+        assert [w.bus.leading for n, w in group.workers.items() if n] == [True, False]
+        group.start(0)
+        await group.settle()
+        assert [w.bus.leading for w in group.workers.values()] == [True, False, False]
+        assert group.workers[1].leads == [False, True, False]
 
 
 async def test_a_worker_that_begins_waits_for_those_before_it(tmp_path):
     """Alone, the second one leads only after it has given the first one time to come."""
-    crew = Crew(tmp_path, 2)
-    late = crew.start(1)
+    group = WorkerGroup(tmp_path, 2)
+    late = group.start(1)
     try:
         assert not late.bus.leading
-        crew.now += module.GRACE_S
+        group.now += module.GRACE_S
         late.bus.tick()
         assert late.bus.leading
     finally:
@@ -303,15 +303,15 @@ async def test_a_worker_that_begins_waits_for_those_before_it(tmp_path):
 
 async def test_what_the_leader_finds_reaches_all(tmp_path):
     """Readings, probes and verdicts are the same for all workers."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, other = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, other = group.workers.values()
         heard = ReadingsUpdate("r0", "page", (Reading(at=99.0, queued=3.0),), 99.0)
         judged = Judged(POOL, key(0), Verdict.BROKEN)
-        first.bus.tell(heard)
-        first.bus.tell(judged)
+        first.bus.publish(heard)
+        first.bus.publish(judged)
         for _ in range(2):
-            first.bus.tell(Probed(POOL, key(1), ready=False))
-        await crew.settle()
+            first.bus.publish(Probed(POOL, key(1), ready=False))
+        await group.settle()
         assert other.news == [heard]
         assert other.judged == [judged]
         assert other.router.conditions.of(POOL, key(1)) == ["not-ready"]
@@ -319,10 +319,10 @@ async def test_what_the_leader_finds_reaches_all(tmp_path):
 
 async def test_a_push_ends_with_the_worker_that_had_it(tmp_path):
     """What only a dead worker heard is nobody's word any more."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, other = crew.workers.values()
-        first.bus.tell(ReadingsUpdate("r0", "push", (), 99.0))
-        await crew.settle()
+    async with crew_of(tmp_path, 2) as group:
+        first, other = group.workers.values()
+        first.bus.publish(ReadingsUpdate("r0", "push", (), 99.0))
+        await group.settle()
         first.bus.close()
         other.bus.catch_up()
         assert other.news[-1] == PushEnded("r0")
@@ -330,27 +330,27 @@ async def test_a_push_ends_with_the_worker_that_had_it(tmp_path):
 
 async def test_a_silent_sibling_is_given_up(tmp_path, monkeypatch):
     """A worker that hangs keeps its socket open; its charges do not stay for that."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, other = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, other = group.workers.values()
         decide(first.router, 100.0)
-        await crew.settle()
+        await group.settle()
         monkeypatch.setattr(module, "SILENT_S", -1.0)
         other.bus.tick()
         assert len(other.router.peers) == 0
         monkeypatch.undo()
-        await crew.settle()
+        await group.settle()
         assert len(other.router.peers) == 1
 
 
 async def test_a_reader_that_does_not_read_is_dropped(tmp_path, monkeypatch):
     """What is kept for it is bounded; the others go on."""
     monkeypatch.setattr(links, "MAX_BACKLOG", 1000)
-    async with crew_of(tmp_path, 2) as crew:
-        first, other = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, other = group.workers.values()
         with socket.socket(socket.AF_UNIX) as idle:
             idle.connect(str(links.path_of(tmp_path, 0)))
-            idle.send(links.HELLO + links.NEWS_ONLY)
-            await crew.settle()
+            idle.send(links.HELLO + links.EVENTS_ONLY)
+            await group.settle()
             assert first.bus.state()["readers"] == 2
             for number in range(400):
                 decide(first.router, 100.0, tuple(range(number * 1000, number * 1000 + 500)))
@@ -363,43 +363,43 @@ async def test_a_reader_that_does_not_read_is_dropped(tmp_path, monkeypatch):
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"tidegate 9 *" * 3])
 async def test_strangers_are_not_served(tmp_path, said):
     """Who does not greet as a worker of this version is sent away."""
-    async with crew_of(tmp_path, 1) as crew:
+    async with crew_of(tmp_path, 1) as group:
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(str(links.path_of(tmp_path, 0)))
             stranger.send(said)
             if not said:
                 stranger.shutdown(socket.SHUT_WR)
             stranger.setblocking(False)
-            await crew.settle()
+            await group.settle()
             with suppress(ConnectionResetError):
                 assert stranger.recv(10) == b""
-        assert crew.workers[0].bus.state()["readers"] == 0
+        assert group.workers[0].bus.state()["readers"] == 0
 
 
 async def test_nonsense_ends_a_connection_only(tmp_path):
     """A peer worker that sends garbage is dialled again; its charges are dropped meanwhile."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, other = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, other = group.workers.values()
         decide(first.router, 100.0)
-        await crew.settle()
+        await group.settle()
         first.bus._outlet.send(b"\x01\x00\x00\x00\x63")
         other.bus.catch_up()
         assert len(other.router.peers) == 0
-        await crew.settle()
+        await group.settle()
         assert len(other.router.peers) == 1
         assert other.bus.state()["siblings"]["0"]["connections_failed"] == 1
 
 
 async def test_names_begin_anew_before_they_run_out(tmp_path, monkeypatch):
     """A worker that has told as many names as it may starts new connections with new ones."""
-    async with crew_of(tmp_path, 2) as crew:
-        first, other = crew.workers.values()
+    async with crew_of(tmp_path, 2) as group:
+        first, other = group.workers.values()
         decide(first.router, 100.0)
-        await crew.settle()
+        await group.settle()
         monkeypatch.setattr(type(first.bus._encoder), "full", property(lambda self: self._numbers))
         first.bus.tick()
         monkeypatch.undo()
-        await crew.settle()
+        await group.settle()
         decide(first.router, 100.0)
-        await crew.settle()
+        await group.settle()
         assert loads(other.router) == loads(first.router)

@@ -43,7 +43,7 @@ def test_addresses_may_be_listed():
     [
         ({"workers": 3, "listen": "a:1,b:2"}, "--listen a:1,b:2: 2 addresses for 3 workers"),
         ({"listen": "a:1,b:2"}, "2 addresses for 1 workers"),
-        ({"workers": 2, "listen": "a:0"}, "need 2 ports from a fixed one on"),
+        ({"workers": 2, "listen": "a:0"}, "need 2 consecutive, fixed ports"),
         ({"workers": 2, "metrics": "a:65535"}, "choose a port from 1 to 65534"),
         ({"workers": 3, "listen": "a:80", "metrics": "a:82"}, "a:82 would be used twice"),
         ({"workers": 2, "listen": "a:80,a:80"}, "a:80 would be used twice"),

@@ -22,19 +22,19 @@ from ext_proc.routing.values.ticket import Ticket
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.decode import Decoder
 from ext_proc.workers.encode import Encoder
-from ext_proc.workers.news import Begun, Indexed, Probed
+from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
 from ext_proc.workers.records import (
     INSERTED,
     JSON,
     LENGTH,
-    LESSON,
     MAX_BLOCKS,
     MAX_FRAME,
+    SAMPLE,
     SHARE,
     TAG_INSERTED,
     TAG_JSON,
-    TAG_LESSON,
     TAG_NAME,
+    TAG_SAMPLE,
     TAG_SHARE,
     GarbledError,
     framed,
@@ -91,7 +91,7 @@ events = st.one_of(
     st.builds(Restarted, texts),
     st.builds(ScrapeFailed, texts, st.integers(0, 1000)),
     st.builds(PushEnded, texts),
-    st.just(Begun()),
+    st.just(SnapshotEnd()),
     st.builds(Probed, texts, keys, st.booleans()),
     st.builds(Indexed, texts, keys, st.none() | texts),
     st.builds(
@@ -185,7 +185,7 @@ NAMES = name(b'"pool"') + name(b'["a", 1]')
         NAMES + SHARE.pack(TAG_SHARE, 0, 1, 1, 1, 1.0, float("nan")),
         NAMES + SHARE.pack(TAG_SHARE, 0, 1, 1, 1, 1.0, 1.0)[:-1],  # cut
         NAMES + SHARE.pack(TAG_SHARE, 1, 0, 1, 1, 1.0, 1.0),  # a pool for an endpoint
-        NAMES + LESSON.pack(TAG_LESSON, 0, 1, 1.0, 1.0, float("inf"), 0.0, 0, 1),
+        NAMES + SAMPLE.pack(TAG_SAMPLE, 0, 1, 1.0, 1.0, float("inf"), 0.0, 0, 1),
         INSERTED.pack(TAG_INSERTED, 0, 0.0, 0),  # a number without a name
         name(b'"pool"') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0),  # a pool for an endpoint
         name(b'["a", 1]') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 2) + array("q", [1]).tobytes(),

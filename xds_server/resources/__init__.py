@@ -1,1 +1,1 @@
-"""Pure: a fleet becomes the resources that Envoy and the pickers are sent."""
+"""Conversion of a fleet to the resources for Envoys and pickers. Pure."""

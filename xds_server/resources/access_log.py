@@ -1,9 +1,10 @@
-"""Envoy's access log to the pickers: each entry goes to the picker that made the pick.
+"""Envoy's access log service: each entry goes to the picker that made the pick.
 
-Source: ``envoy/extensions/access_loggers/grpc/v3/als.proto``. One log sink for each picker, with a
-filter on the metadata that each pick writes; entries without a pick go nowhere. A single picker
-gets them over the pickers' own cluster and by the mere presence of the metadata, so it need not
-know its address.
+There is one log sink per picker, with a filter on the metadata that each pick writes; entries
+without a pick are not sent. A single picker gets its entries over the pickers' own cluster, and the
+filter only tests for the presence of the metadata, so that the picker need not know its address.
+
+Source: ``envoy/extensions/access_loggers/grpc/v3/als.proto``.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import Pickers
 
 FLUSH: Final = timedelta(seconds=0.2)
-"""How long Envoy may hold an entry back; it flushes at 16 KiB as well."""
+"""Longest time for which Envoy buffers an entry; it also flushes at 16 KiB."""
 
 RUNNING: Final = timedelta(seconds=1)
-"""How often a request that runs writes an intermediate entry."""
+"""Interval of the intermediate entries of a running request."""
 
 _GRPC_STATUS: Final = "grpc-status"
 
 
 def log_clusters(pickers: Pickers) -> Mapping[str, str]:
-    """Return the further clusters that log sinks need: name to the picker's address."""
+    """Return the additional clusters that log sinks need: name -> the picker's address."""
     if len(pickers.addresses) == 1:
         return {}
     return {LOG_CLUSTER_PREFIX + address: address for address in pickers.addresses}
@@ -69,7 +70,7 @@ def _sink(cluster: str, value: ValueMatcher) -> AccessLog:
         common_config=CommonGrpcAccessLogConfig(
             log_name="tidegate",
             transport_api_version=ApiVersion.V3,
-            # Else it is the cluster's name, whose slash is no part of an authority.
+            # The default authority is the cluster's name, whose slash is invalid there.
             grpc_service=GrpcService(
                 envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=cluster, authority=PICKER_CLUSTER)
             ),

@@ -1,8 +1,8 @@
-"""A pool's variants as Envoy clusters (CDS).
+"""Envoy clusters of a pool's variants and of the pickers (CDS).
 
-Source: ``envoy/config/cluster/v3/cluster.proto``. Written with ``envoy-data-plane``, whose
-messages are typed and know ``OverrideHost.selected_host_key``; clusters change rarely, so its
-slower encoding does not matter here.
+Source: ``envoy/config/cluster/v3/cluster.proto``. Written with ``envoy-data-plane``, whose messages
+are typed and contain ``OverrideHost.selected_host_key``. Its encoding is slower, which does not
+matter here: clusters change rarely.
 """
 
 from __future__ import annotations
@@ -65,16 +65,17 @@ if TYPE_CHECKING:
 
 _UPSTREAM_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _EDS_FETCH_TIMEOUT = timedelta(seconds=2)
-"""Caps how long a changed cluster may wait for its endpoints (Envoy's default is 15 s); the
-server pushes them right behind, so this is only a safety net."""
+"""Longest time for which a changed cluster waits for its endpoints (Envoy's default is 15 s). The
+server sends them directly after the cluster, so this is only a safeguard."""
 
 _PICKER_MAX_STREAMS = 100_000
-"""Each HTTP request in flight holds one stream to a picker; Envoy's default bound is 1,024."""
+"""Most streams to the pickers. Each HTTP request in flight uses one; Envoy's default is 1,024."""
 
 
 _DEFAULT_LIMITS = CircuitBreaker()
 _DEFAULT_RAMP = SlowStartSpec()
-"""What has a runtime key is constant here; the values in force come over RTDS (``runtime``)."""
+"""Constants for all settings that have a runtime key; their current values are sent over RTDS
+(``runtime``)."""
 
 
 def _metadata_key(field: str) -> MetadataKey:
@@ -97,10 +98,10 @@ def _least_request(pool: PoolSpec) -> LeastRequest:
 
 
 def _load_balancing(pool: PoolSpec) -> LoadBalancingPolicy:
-    """The picker's choice first; without one, Envoy's own least request with slow start."""
+    """Return the policy: the picker's choice; without one, least request with slow start."""
     fallback = extension("envoy.load_balancing_policies.least_request", _least_request(pool))
     override = OverrideHost(
-        # Metadata, not the header: a client can send the header.
+        # Metadata rather than the header, because clients can send the header.
         override_host_sources=[
             OverrideHostOverrideHostSource(metadata=_metadata_key(DESTINATION_HEADER))
         ],
@@ -121,10 +122,10 @@ def _load_balancing(pool: PoolSpec) -> LoadBalancingPolicy:
 
 
 def probe_path(pool: PoolSpec, variant: VariantSpec) -> str:
-    """Return the HTTP path whose 200 means: this replica serves what the variant promises.
+    """Return the HTTP path that answers 200 if a replica serves the variant's model.
 
-    The readiness of the model, not of the server: a Triton that loads *any* model answers 400
-    to ``/v2/health/ready`` for the whole load.
+    This is the readiness of the model, not of the server: while Triton loads *any* model, it
+    answers 400 to ``/v2/health/ready``.
     """
     if pool.health.path is not None:
         return pool.health.path
@@ -135,7 +136,7 @@ def probe_path(pool: PoolSpec, variant: VariantSpec) -> str:
 
 
 def probes_http(pool: PoolSpec) -> bool:
-    """Tell whether every replica can be probed over HTTP; otherwise gRPC health is used."""
+    """Return whether all replicas can be probed over HTTP; otherwise gRPC health is used."""
     return all(endpoint.http for endpoint in pool.endpoints)
 
 
@@ -143,7 +144,7 @@ def _health_check(health: HealthSpec, path: str | None) -> HealthCheck:
     check = HealthCheck(
         timeout=timedelta(seconds=health.timeout),
         interval=timedelta(seconds=health.interval),
-        # Without traffic Envoy would probe only once a minute.
+        # By default Envoy probes only once a minute without traffic.
         no_traffic_interval=timedelta(seconds=health.interval),
         unhealthy_threshold=health.unhealthy_after,
         healthy_threshold=health.healthy_after,
@@ -165,7 +166,7 @@ def _protocol_options(protocol: str) -> dict[str, PackedAny]:
     )
     options = UpstreamProtocolOptions(
         explicit_http_config=explicit,
-        # Triton counts idle connections when it shuts down, so they must not live for ever.
+        # Triton waits for idle connections when it shuts down, so they need a timeout.
         common_http_protocol_options=HttpProtocolOptions(idle_timeout=timedelta(seconds=60)),
     )
     return {_UPSTREAM_OPTIONS: PackedAny.pack(options)}
@@ -174,7 +175,7 @@ def _protocol_options(protocol: str) -> dict[str, PackedAny]:
 def variant_cluster(pool: PoolSpec, variant: VariantSpec, ref: ClusterRef) -> bytes:
     """Return the serialized ``Cluster`` of one variant and protocol."""
     per_host, tls = pool.circuit_breaker.max_connections_per_endpoint, pool.upstream_tls
-    # Who is in an HTTP cluster speaks HTTP, and Envoy refuses gRPC checks without HTTP/2.
+    # Replicas of an HTTP cluster speak HTTP, and Envoy rejects gRPC checks without HTTP/2.
     http = ref.protocol == "http" or probes_http(pool)
     path = probe_path(pool, variant) if http else None
     cluster = Cluster(
@@ -185,16 +186,16 @@ def variant_cluster(pool: PoolSpec, variant: VariantSpec, ref: ClusterRef) -> by
         ),
         connect_timeout=timedelta(seconds=0.5),
         common_lb_config=ClusterCommonLbConfig(
-            # Never spread over replicas that are known to be dead.
+            # No panic mode: never send requests to replicas that are known to be unhealthy.
             healthy_panic_threshold=Percent(value=0),
-            # Weight and health changes reach the workers at once, not after a second.
+            # Apply weight and health changes in the workers at once; the default merges for 1 s.
             update_merge_window=timedelta(0),
             ignore_new_hosts_until_first_hc=True,
         ),
         ignore_health_on_host_removal=True,
         health_checks=[_health_check(pool.health, path)],
-        # 5xx alone is no proof against a replica: Triton answers a client's malformed JSON
-        # with 500. Gateway errors and failed connections are.
+        # A 5xx alone does not show that a replica fails: Triton answers a client's malformed JSON
+        # with 500. Gateway errors and failed connections do.
         outlier_detection=OutlierDetection(
             consecutive_gateway_failure=pool.outlier.consecutive_failures,
             enforcing_consecutive_gateway_failure=100,
@@ -232,10 +233,10 @@ def variant_cluster(pool: PoolSpec, variant: VariantSpec, ref: ClusterRef) -> by
 
 
 def picker_cluster(name: str = PICKER_CLUSTER) -> bytes:
-    """Return the serialized ``Cluster`` of the pickers, or of one of them under another name.
+    """Return the serialized ``Cluster`` of the pickers, or of one picker under another name.
 
-    Its health check makes a dead or hung picker cost nothing but smartness: Envoy sees no
-    healthy host and goes on at once instead of waiting out its timeout on every request.
+    With its health check a dead or hung picker costs routing quality only: Envoy finds no healthy
+    host and continues at once, instead of waiting for the timeout on every request.
     """
     cluster = Cluster(
         name=name,
@@ -251,13 +252,13 @@ def picker_cluster(name: str = PICKER_CLUSTER) -> bytes:
             HealthCheck(
                 timeout=timedelta(seconds=1),
                 interval=timedelta(seconds=1),
-                # A picker that starts or returns is found soon, also where no request waits.
+                # Detect a picker that starts or recovers soon, also without traffic.
                 no_traffic_interval=timedelta(milliseconds=250),
                 unhealthy_interval=timedelta(milliseconds=250),
                 unhealthy_threshold=2,
                 healthy_threshold=1,
-                # Else it is the cluster's name: that of a log cluster has a slash, which is no part
-                # of an authority.
+                # The default authority is the cluster's name; that of a log cluster contains a
+                # slash, which is invalid there.
                 grpc_health_check=HealthCheckGrpcHealthCheck(authority=PICKER_CLUSTER),
             )
         ],

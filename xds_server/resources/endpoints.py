@@ -1,7 +1,7 @@
-"""Replicas as Envoy endpoints (EDS).
+"""Envoy endpoints of the replicas and pickers (EDS).
 
-Source: ``envoy/config/endpoint/v3/endpoint.proto``. Written with ``xds-protos``: assignments
-are the resources that change most and grow with the fleet.
+Source: ``envoy/config/endpoint/v3/endpoint.proto``. Written with ``xds-protos``, whose encoding is
+fast: assignments change most often and grow with the fleet.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
 
 _BRAKE = "tidegate"
-"""Category of refused requests in Envoy's statistics."""
+"""Category of dropped requests in Envoy's statistics."""
 
 _WEIGHT_SCALE = 100
-"""A capacity of 1.0 becomes this Envoy weight (an integer, at least 1)."""
+"""Envoy weight of capacity 1.0; weights are integers of at least 1."""
 
 
 def _set_address(message: Any, address: str) -> None:
@@ -36,12 +36,12 @@ def _set_address(message: Any, address: str) -> None:
 
 
 def assignment(pool: PoolSpec, ref: ClusterRef, sick: Collection[str] = ()) -> bytes:
-    """Return the serialized ``ClusterLoadAssignment`` of a variant; it may have no endpoints.
+    """Return the serialized ``ClusterLoadAssignment`` of a variant, possibly without endpoints.
 
     Args:
         pool: The pool.
         ref: The variant's cluster.
-        sick: Ids of replicas that are marked unhealthy; a draining one stays that.
+        sick: Ids of replicas to mark as unhealthy; a draining replica stays marked as draining.
     """
     message = endpoint_pb2.ClusterLoadAssignment(cluster_name=str(ref))
     localities: dict[str, Any] = {}
@@ -59,18 +59,18 @@ def assignment(pool: PoolSpec, ref: ClusterRef, sick: Collection[str] = ()) -> b
         host = locality.lb_endpoints.add()
         _set_address(host.endpoint.address, address)
         if probe_http and endpoint.http is not None and endpoint.http != address:
-            # Probes speak HTTP also for the gRPC cluster: only there is a model's readiness a
+            # The gRPC cluster is probed over HTTP too: only HTTP reports a model's readiness as a
             # status code.
             _set_address(host.endpoint.health_check_config.address, endpoint.http)
             host.endpoint.health_check_config.port_value = split_host_port(endpoint.http)[1]
         host.health_status = _health(endpoint, sick)
         if pool.drop_overload:
-            # Envoy's workers learn of another drop share only together with changed hosts
-            # (1.40: main thread alone takes it otherwise), so each host carries it as well.
+            # Envoy's workers apply a changed drop share only together with changed hosts (1.40:
+            # otherwise only the main thread applies it), so each host's metadata contains it too.
             host.metadata.filter_metadata[TIDEGATE_NAMESPACE]["drop_overload"] = pool.drop_overload
         host.load_balancing_weight.value = max(1, round(endpoint.capacity * _WEIGHT_SCALE))
     if pool.drop_overload:
-        drop = message.policy.drop_overloads.add(category=_BRAKE)  # Envoy takes one at most
+        drop = message.policy.drop_overloads.add(category=_BRAKE)  # Envoy allows one at most
         drop.drop_percentage.CopyFrom(fraction(pool.drop_overload))
     return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
 
@@ -82,7 +82,7 @@ def _health(endpoint: EndpointSpec, sick: Collection[str]) -> Any:
 
 
 def _priorities(pool: PoolSpec, ref: ClusterRef) -> dict[str, int]:
-    """Return each zone's Envoy priority: 0 is preferred, and none may be left out."""
+    """Return each zone's Envoy priority: 0 is preferred; priorities must have no gaps."""
     held = {
         endpoint.zone
         for endpoint in pool.endpoints

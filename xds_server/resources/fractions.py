@@ -1,4 +1,4 @@
-"""Percentages as Envoy writes them."""
+"""Conversion of percentages to Envoy's ``FractionalPercent``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PER_PERCENT = 10_000
 
 
 def fraction(percent: float) -> percent_pb2.FractionalPercent:
-    """Return a share with a resolution of one in a million."""
+    """Return a percentage (0 to 100) with a resolution of one in a million."""
     return percent_pb2.FractionalPercent(
         numerator=round(percent * _PER_PERCENT),
         denominator=percent_pb2.FractionalPercent.MILLION,

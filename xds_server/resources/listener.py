@@ -1,4 +1,4 @@
-"""The front door (LDS): one listener for HTTP/1.1, h2c and gRPC.
+"""Envoy's listener (LDS): one port for HTTP/1.1, h2c and gRPC.
 
 Source: ``envoy/config/listener/v3/listener.proto`` and the HTTP connection manager's protos.
 """
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import Fleet, Pickers
 
 _H2_STREAM_WINDOW = 65_535
-"""The smallest window that HTTP/2 starts with; a larger one would let more in than
-`listener.buffer_bytes`."""
+"""Initial stream window: the smallest that HTTP/2 allows at the start. A larger one would let Envoy
+receive more than `listener.buffer_bytes`."""
 
 _FORWARDED_HEADERS = (
     ":method",
@@ -81,11 +81,12 @@ _FORWARDED_HEADERS = (
     "x-request-id",
     "traceparent",
     "tracestate",
-    # Of answers, and only where a pool asks for them.
+    # On responses, for pools that request load reports.
     LOAD_HEADER,
     LOAD_BIN_HEADER,
 )
-"""What the picker may see, beside `tidegate-*`, session and variant headers: never credentials."""
+"""Headers sent to the picker, beside `tidegate-*`, session and variant headers. Credentials are
+never sent."""
 
 
 def listener(fleet: Fleet) -> bytes:
@@ -100,7 +101,7 @@ def listener(fleet: Fleet) -> bytes:
             initial_stream_window_size=_H2_STREAM_WINDOW,
             initial_connection_window_size=1024 * 1024,
         ),
-        # The bound on idle streams belongs to the routes; this is the outermost one.
+        # Upper limit; the routes set the timeout of idle streams.
         stream_idle_timeout=timedelta(hours=1),
         request_headers_timeout=timedelta(seconds=fleet.listener.headers_timeout),
         early_header_mutation_extensions=[
@@ -154,14 +155,14 @@ def _external_processor(pickers: Pickers, headers: list[str]) -> ExternalProcess
             response_header_mode=ProcessingModeHeaderSendMode.SKIP,
             request_body_mode=ProcessingModeBodySendMode.NONE,
         ),
-        # The picker asks for the first part of a body only where it needs it.
+        # The picker requests the first part of a body only if it needs it (body-mode override).
         allow_mode_override=True,
-        # Cleared only when the picker chose pool or variant; always clearing would draw the
-        # canary again.
+        # Cleared only if the picker has chosen pool or variant; clearing it always would draw the
+        # variant again.
         route_cache_action=ExternalProcessorRouteCacheAction.DEFAULT,
         request_attributes=[CLUSTER_ATTRIBUTE, ROUTE_ATTRIBUTE],
         forward_rules=HeaderForwardingRules(allowed_headers=ListStringMatcher(patterns=allowed)),
-        # A sequence must not be retried on another replica: x-envoy-max-retries.
+        # Requests of a sequence must not be retried on another replica: x-envoy-max-retries.
         mutation_rules=HeaderMutationRules(allow_envoy=True),
         metadata_options=MetadataOptions(
             forwarding_namespaces=MetadataOptionsMetadataNamespaces(

@@ -1,8 +1,8 @@
-"""Load reports in answers' headers (ORCA), where a pool asks for them.
+"""Load reports in response headers (ORCA), for pools that request them.
 
-The request says so to the replica, and the route makes Envoy show the answer's headers to the
-picker. On an *unnamed* route the pool is not known yet when Envoy decides what it shows, so there
-headers are shown as soon as any pool asks.
+A request header asks the replica for the report, and the route makes Envoy send the response
+headers to the picker. On an *unnamed* route the pool is not known when Envoy selects what it sends,
+so there the headers are sent if any pool requests load reports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEND = processing_mode_pb2.ProcessingMode.SEND
 
 
 def ask_for_loads(routes: Iterable[Any], fleet: Fleet) -> None:
-    """Change the routes of pools that ask for load reports."""
+    """Change the routes of pools that request load reports, in place."""
     asking = {pool.name for pool in fleet.pools if pool.telemetry.orca}
     if not asking:
         return
@@ -34,7 +34,7 @@ def ask_for_loads(routes: Iterable[Any], fleet: Fleet) -> None:
         ref = parse_cluster(route.route.cluster or clusters[0].name)
         if ref is not None and ref.pool in asking:
             header = route.request_headers_to_add.add().header
-            # Triton writes "=" in its text form, which not every reader takes.
+            # JSON, because Triton's text format contains "=", which not every parser accepts.
             header.key, header.value = LOAD_FORMAT_HEADER, "JSON"
         elif not route.name.startswith(UNNAMED_ROUTE_PREFIX):
             continue

@@ -1,4 +1,4 @@
-"""What a request must carry to match a route: header and cookie matchers."""
+"""Header and cookie matchers of routes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def header_in(name: str, values: Sequence[str]) -> Any:
 
 
 def cookie_is(name: str, value: str) -> Any:
-    """Return a matcher of a cookie with exactly this value, wherever it stands in the header.
+    """Return a matcher of a cookie with exactly this value, at any position in the header.
 
-    Envoy joins HTTP/2's split cookies with ``; `` before it matches (RFC 9113, 8.2.3).
+    Envoy joins HTTP/2's split cookies with ``; `` before matching (RFC 9113, 8.2.3).
     """
     regex = rf"(.*;\s*)?{re.escape(name)}={re.escape(value)}(\s*;.*)?"
     return route_components_pb2.HeaderMatcher(
@@ -38,7 +38,7 @@ def cookie_is(name: str, value: str) -> Any:
 
 
 def pins_of(match: VariantMatch) -> list[Any]:
-    """Return the matchers that together pin a request to a variant."""
+    """Return the matchers that all must match to pin a request to a variant."""
     return [
         *(header_is(*item) for item in sorted(match.headers.items())),
         *(cookie_is(*item) for item in sorted(match.cookies.items())),

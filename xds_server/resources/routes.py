@@ -1,16 +1,16 @@
-"""The fleet as Envoy routes (RDS).
+"""Envoy routes of the fleet (RDS).
 
-Source: ``envoy/config/route/v3/route_components.proto``, written with ``xds-protos``.
-The first match wins, in this order:
+Source: ``envoy/config/route/v3/route_components.proto``. Written with ``xds-protos``, whose
+encoding is fast: routes contain the canary weights and change often. The first match wins:
 
-1. *picked*: the picker has named pool and variant; its headers lead straight to the cluster.
-2. *own*: what Envoy answers or forwards without a picker (health, server metadata, refusals of
-   calls that address one replica).
-3. *named*: path or a documented header names the pool. A version in the path, then a pinned
-   variant's headers, then the weighted draw of the variant.
-4. *unnamed*: only the body names the model; the picker draws pool and variant and Envoy matches
-   again. Without a picker the form's default pool takes the request.
-5. *nobody*: 404.
+1. *picked*: the picker has chosen pool and variant; its headers select the cluster.
+2. *own*: calls that Envoy answers or forwards without a picker (health, server metadata, rejections
+   of calls that address a single replica).
+3. *named*: the path or a documented header names the pool. Routes by a version in the path come
+   first, then routes by a pinned variant's headers, then the weighted draw of the variant.
+4. *unnamed*: only the body names the model. The picker chooses pool and variant, and Envoy matches
+   again. Without a picker the default pool takes the request.
+5. *nobody*: no pool matches; 404.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _UNARY_INFER = _GRPC_SERVICE + "ModelInfer"
 _STREAM_INFER = _GRPC_SERVICE + "ModelStreamInfer"
 _EXT_PROC = "envoy.filters.http.ext_proc"
 _RETRY_BODY_LIMIT = 1024 * 1024
-"""Bytes of a request that Envoy keeps for a retry where the picker reads no body."""
+"""Bytes of a request that Envoy keeps for a retry if the picker reads no body."""
 
 _ONE_REPLICA_HTTP = (
     "/v2/repository",
@@ -75,13 +75,15 @@ _SERVER_CALLS_GRPC = (
 _ONE_REPLICA = (
     '{"error":"this call addresses one replica and is not balanced; send it to the replica itself"}'
 )
-_NOBODY = '{"error":"no pool of this gateway serves this path or model"}'
+_NO_POOL = '{"error":"no pool of this gateway serves this path or model"}'
 
 
 def route_configuration(fleet: Fleet, retiring: Fleet | None = None) -> bytes:
     """Return the serialized ``RouteConfiguration`` of the whole fleet.
 
-    The clusters of ``retiring`` can still be picked, though no draw leads to them any more.
+    Args:
+        fleet: The fleet.
+        retiring: The previous fleet. Its clusters can still be picked, but are no longer drawn.
     """
     config = route_pb2.RouteConfiguration(name=ROUTE_CONFIG_NAME)
     host = config.virtual_hosts.add(name="all", domains=["*"])
@@ -95,7 +97,7 @@ def route_configuration(fleet: Fleet, retiring: Fleet | None = None) -> bytes:
     for pool in fleet.pools:
         host.routes.extend(_named(pool))
     host.routes.extend(_unnamed(fleet))
-    host.routes.append(_answer("nobody", {"prefix": "/"}, 404, _NOBODY))
+    host.routes.append(_answer("nobody", {"prefix": "/"}, 404, _NO_POOL))
     ask_for_loads(host.routes, fleet)
     if fleet.listener.debug_headers:
         header = config.response_headers_to_add.add()
@@ -105,7 +107,7 @@ def route_configuration(fleet: Fleet, retiring: Fleet | None = None) -> bytes:
 
 
 def session_headers(fleet: Fleet) -> list[str]:
-    """Return every header of requests that routes or pickers of this fleet read, sorted."""
+    """Return the names of all session and variant headers of the fleet, sorted."""
     names = {pool.routing.session_header for pool in fleet.pools}
     for pool in fleet.pools:
         for variant in pool.variants:
@@ -113,7 +115,7 @@ def session_headers(fleet: Fleet) -> list[str]:
     return sorted(names)
 
 
-# --- the five kinds -----------------------------------------------------------------------------
+# --- the five kinds of routes -------------------------------------------------------------------
 
 
 def _picked(pool: PoolSpec, ref: ClusterRef) -> Iterator[Any]:
@@ -179,8 +181,8 @@ def _unnamed(fleet: Fleet) -> Iterator[Any]:
     grpc = default_for_grpc(fleet)
     if grpc is not None:
         pool = pools[grpc]
-        # Where a stream's body is not read before it is routed, one without a header that names
-        # the pool belongs to the default pool.
+        # Unless a stream is routed by its first message, a stream without a header that names its
+        # pool belongs to the default pool.
         duplex = pool.routing.first_message == "duplex"
         name = UNNAMED_ROUTE_PREFIX + "grpc-stream" if duplex else f"{grpc}/grpc-stream/default"
         yield from _drawn(name, {"path": _STREAM_INFER}, [], pool, "grpc", streaming=True)
@@ -200,8 +202,8 @@ def _unnamed(fleet: Fleet) -> Iterator[Any]:
             continue
         pool = pools[default]
         name = UNNAMED_ROUTE_PREFIX + path.lstrip("/")
-        # OpenAI's own client writes the model behind the messages. Where it decides between pools,
-        # a first part that ends before it would not do.
+        # OpenAI's own client writes the model after the messages. If the model selects one of
+        # several pools, the first part of the body may end before it, so the whole body is needed.
         shared = sum(path in pool.match.paths for pool in fleet.pools) > 1
         body = "full" if shared else _at_least_peek(pool.routing.body)
         for route in _drawn(name, {"path": path}, [], pool, "http", streaming=False):
@@ -209,7 +211,7 @@ def _unnamed(fleet: Fleet) -> Iterator[Any]:
             yield route
 
 
-# --- the draw of a variant ----------------------------------------------------------------------
+# --- selection of a variant ---------------------------------------------------------------------
 
 
 def _drawn(
@@ -221,7 +223,7 @@ def _drawn(
     *,
     streaming: bool,
 ) -> Iterator[Any]:
-    """Yield a route per pinned variant, then the weighted one."""
+    """Yield one route per pinned variant, then the weighted route."""
     for variant in pool.variants:
         if variant.match:
             pins = pins_of(variant.match)
@@ -250,9 +252,9 @@ def _weighted(
         for variant in weighted:
             entry = route.route.weighted_clusters.clusters.add()
             entry.name = str(ClusterRef(pool.name, variant.name, protocol))
-            # All weights are 0 only for variants that share a pinned version: equal shares.
+            # All weights can be 0 only for variants that share a pinned version: equal shares.
             entry.weight.value = variant.weight or 1
-        # One session draws one variant; the picker does the same arithmetic where it draws.
+        # All requests of a session draw the same variant; the picker uses the same formula.
         route.route.weighted_clusters.use_hash_policy.value = True
         route.route.hash_policy.add().header.header_name = pool.routing.session_header
     _forwarding(route, pool, streaming=streaming)
@@ -263,7 +265,7 @@ def _weighted(
 
 
 def _paths_of(protocol: Protocol) -> tuple[tuple[str, dict[str, Any], bool], ...]:
-    """Return (name suffix, path match, streaming) of the calls a protocol has."""
+    """Return (name suffix, path match, streaming) of a protocol's calls."""
     if protocol == "http":
         return (("", {"prefix": "/"}, False),)
     return (
@@ -275,7 +277,7 @@ def _paths_of(protocol: Protocol) -> tuple[tuple[str, dict[str, Any], bool], ...
 def _route(name: str, path: dict[str, Any], headers: list[Any]) -> Any:
     match = route_components_pb2.RouteMatch(headers=headers, **path)
     if path.get("prefix") == "/" and headers:
-        # An HTTP cluster must not be handed gRPC calls.
+        # gRPC calls must not go to an HTTP cluster.
         match.headers.append(
             route_components_pb2.HeaderMatcher(
                 name=":path", string_match={"prefix": "/inference."}, invert_match=True
@@ -289,9 +291,9 @@ def _forwarding(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
     action.timeout.FromNanoseconds(round(pool.timeouts.request * 1e9))
     action.idle_timeout.FromNanoseconds(round(pool.timeouts.idle * 1e9))
     retry = action.retry_policy
-    # `reset` covers a replica that dies after it read the request; Envoy never retries once an
-    # answer has begun. A stream may carry sequences that the picker cannot see: it is repeated
-    # only where the replica cannot have read it.
+    # `reset` covers a replica that dies after it has read the request; Envoy never retries once a
+    # response has begun. A stream may contain sequences that the picker does not see, so it is
+    # retried only if the replica cannot have read it.
     retry.retry_on = (
         "connect-failure,refused-stream"
         if streaming
@@ -315,10 +317,10 @@ def _forwarding(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
 
 
 def _mirrored(action: Any, shadow: Shadow, pool: PoolSpec) -> None:
-    """Copy requests, but never those that go to the shadow itself.
+    """Mirror requests to the shadow variant, except those that go to this variant itself.
 
-    Envoy sends copies past its filters: no picker is asked, no ledger charged, and Envoy's own
-    balancing takes a replica.
+    Copies bypass Envoy's filters: no picker is involved, no ledger is charged, and Envoy's own load
+    balancing chooses the replica.
     """
     cluster: str = action.cluster or action.weighted_clusters.clusters[0].name
     _, _, protocol = cluster.rpartition("/")
@@ -329,17 +331,17 @@ def _mirrored(action: Any, shadow: Shadow, pool: PoolSpec) -> None:
 
 
 def _processing(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]) -> None:
-    """Say what the picker is sent, and how much of a request Envoy keeps.
+    """Set what the picker is sent, and how much of a request Envoy keeps for retries.
 
-    One limit bounds both what Envoy collects for the picker and what it keeps for a retry: a
-    larger request is sent once (in ``full`` it is refused with 413).
+    One limit bounds both what Envoy buffers for the picker and what it keeps for a retry. A larger
+    request is sent only once (in ``full`` it is rejected with 413).
 
-    In ``peek`` the picker itself asks for the first part (``mode_override``): as a mode of the
-    route, BUFFERED_PARTIAL would turn HTTP requests into chunked ones. Response trailers keep
-    the picker's stream open to the end of the exchange wherever its reply to the headers is its
-    last; after a body reply Envoy does so by itself.
+    In ``peek`` the picker itself requests the first part (``mode_override``): as a mode of the
+    route, BUFFERED_PARTIAL would turn HTTP requests into chunked ones. Sending response trailers
+    keeps the picker's stream open until the end of the exchange if its last reply is that to the
+    headers; after a reply to a body Envoy keeps it open anyway.
 
-    In ``duplex`` every message goes through the picker, which needs the request's trailers too.
+    In ``duplex`` every message goes through the picker, which also needs the request's trailers.
     """
     mode = processing_mode_pb2.ProcessingMode
     settings = ext_proc_pb2.ExtProcPerRoute()
@@ -369,13 +371,13 @@ def _at_least_peek(body: BodyMode) -> BodyMode:
 
 
 def _server_pool(fleet: Fleet, protocol: Protocol) -> PoolSpec | None:
-    """Return the pool that answers for the server as a whole: a default one, else the first."""
+    """Return the pool for calls about the server as a whole: a default pool, else the first."""
     able = [pool for pool in fleet.pools if speaks(pool, protocol)]
     return next((pool for pool in able if pool.default), able[0] if able else None)
 
 
 def _unpicked(name: str, path: dict[str, Any], pool: PoolSpec, protocol: Protocol) -> Any:
-    """Forward without asking the picker: any healthy replica will do."""
+    """Return a route that forwards to any healthy replica without the picker."""
     (route,) = _weighted(name, path, [], pool, protocol, pool.variants, streaming=False)
     _without_picker(route)
     del route.route.request_mirror_policies[:]

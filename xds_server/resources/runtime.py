@@ -1,12 +1,12 @@
-"""Limits and ramps that Envoy can change without touching a cluster (RTDS).
+"""Envoy's runtime layer: limits and slow-start settings that change without a new cluster (RTDS).
 
-A changed cluster is a new one for Envoy: it warms, its connection pools and host statistics start
-again. So what has a runtime key never changes in a cluster: there stand constants (the defaults
-of the fleet's model), and the layer made here always carries the values in force, in full. Envoy
-takes the layer before its first cluster and keeps it when the control server is gone; an Envoy
-that could never have it runs with the defaults, which is protected, not unlimited.
+For Envoy a changed cluster is a new one: it is warmed again, and its connection pools and host
+statistics start empty. Settings with a runtime key are therefore constant in the cluster (the
+defaults of the fleet's model), and this layer always contains all current values. Envoy gets the
+layer before its first cluster and keeps it while the control server is unreachable. An Envoy that
+never got it uses the defaults, so it is limited, not unlimited.
 
-Keys are flat text, so the ``/`` in a cluster's name stands in them like any other character.
+Keys are flat text: the ``/`` in a cluster's name has no special meaning in them.
 
 Source: ``envoy/service/runtime/v3/rtds.proto``; "Runtime configuration" of Envoy's cluster
 manager documentation for the keys of circuit breakers.
@@ -34,9 +34,9 @@ def runtime(fleet: Fleet, also: Fleet | None = None) -> bytes:
     """Return the serialized ``Runtime``.
 
     Args:
-        fleet: Whose values are in force.
-        also: A fleet whose pools and clusters exist as well; where both have a key, ``fleet``
-            wins.
+        fleet: The fleet whose values are in force.
+        also: A fleet whose pools and clusters exist too; for common keys ``fleet`` takes
+            precedence.
     """
     values: dict[str, float] = {}
     for pool in also.pools if also is not None else ():

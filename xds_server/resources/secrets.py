@@ -1,8 +1,8 @@
-"""Certificates and keys by file (SDS).
+"""Secrets: certificates and keys by file name (SDS).
 
-A secret names files that each Envoy reads by itself, and again whenever something is moved into
-their folder (that is how Kubernetes and certbot replace them): keys never travel, and a renewed
-certificate changes no listener and no cluster.
+A secret names files that each Envoy reads itself, and reads again whenever a file is moved into
+their folder, which is how Kubernetes and certbot replace them. Keys are thus never sent over the
+network, and a renewed certificate changes no listener and no cluster.
 
 Source: ``envoy/extensions/transport_sockets/tls/v3/{secret,common,tls}.proto``.
 """
@@ -45,8 +45,8 @@ def secrets(fleet: Fleet, also: Fleet | None = None) -> dict[str, bytes]:
     """Return every serialized ``Secret`` by name.
 
     Args:
-        fleet: Whose files are in force.
-        also: A fleet whose secrets are in use as well; where both name one, ``fleet`` wins.
+        fleet: The fleet whose files are in force.
+        also: A fleet whose secrets are in use too; for common names ``fleet`` takes precedence.
     """
     found = dict(_secrets(also)) if also is not None else {}
     found.update(_secrets(fleet))
@@ -54,7 +54,7 @@ def secrets(fleet: Fleet, also: Fleet | None = None) -> dict[str, bytes]:
 
 
 def downstream(tls: ListenerTls) -> TransportSocket:
-    """Return the socket of a listener that accepts TLS only."""
+    """Return the transport socket of a listener that accepts only TLS."""
     common = CommonTlsContext(
         tls_certificate_sds_secret_configs=[_by_name(_LISTENER)], alpn_protocols=["h2", "http/1.1"]
     )
@@ -68,7 +68,7 @@ def downstream(tls: ListenerTls) -> TransportSocket:
 
 
 def upstream(pool: str, tls: UpstreamTls, protocol: Protocol) -> TransportSocket:
-    """Return the socket of a cluster that speaks TLS to its replicas."""
+    """Return the transport socket of a cluster that uses TLS to its replicas."""
     common = CommonTlsContext(alpn_protocols=["h2"] if protocol == "grpc" else ["http/1.1"])
     if tls.certificate is not None:
         common.tls_certificate_sds_secret_configs = [_by_name(_client(pool))]

@@ -1,4 +1,4 @@
-"""Where Envoy gets a resource from, and how an extension is wrapped."""
+"""Config source for ADS, and packing of extension configurations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def ads_source(fetch_timeout: timedelta | None = None) -> ConfigSource:
-    """Return the config source that means: over the ADS stream."""
+    """Return the config source for resources over the ADS stream."""
     return ConfigSource(
         ads=AggregatedConfigSource(),
         resource_api_version=ApiVersion.V3,
@@ -28,5 +28,5 @@ def ads_source(fetch_timeout: timedelta | None = None) -> ConfigSource:
 
 
 def extension(name: str, config: betterproto2.Message) -> TypedExtensionConfig:
-    """Wrap an extension's configuration."""
+    """Return an extension's configuration, packed."""
     return TypedExtensionConfig(name=name, typed_config=PackedAny.pack(config))

@@ -1,1 +1,1 @@
-"""Whole resource snapshots: built, checked, and ordered into the stages of a change."""
+"""Snapshots: building, checking, and ordering into the stages of a change."""

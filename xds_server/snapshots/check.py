@@ -1,19 +1,18 @@
-"""The last look at a snapshot before it is published: do its parts fit together?
+"""Consistency check of a snapshot before it is published.
 
-``xds_server.fleet.rules`` reports what an operator can get wrong; a fault found here is one of
-Tidegate itself. Envoy would take some of these without a word and answer requests with 503 (a route
-to a missing cluster), and wait 15 s for others (a cluster without endpoints), so nothing of such a
+``xds_server.fleet.rules`` reports errors of operators; a fault found here is an error in Tidegate
+itself. Envoy would accept some of these faults silently and answer requests with 503 (a route to a
+missing cluster), and wait 15 s for others (a cluster without endpoints), so nothing of such a
 snapshot is sent.
 
 Rules (X33 and X62 of the xDS checklist):
 
-1. A resource carries the name under which it is sent, and routes have names of their own.
+1. A resource contains the name under which it is sent, and route names are unique.
 2. Every cluster has its assignment, and every assignment its cluster.
 3. Every cluster that a route, a mirror or the listener names exists; so does every secret and every
    route configuration.
-4. Weights of a split add up to 1..2^32-1.
-5. An assignment has one drop category at most, weights of at least 1, and no gap in its
-   priorities.
+4. The weights of a split add up to 1..2^32-1.
+5. An assignment has at most one drop category, weights of at least 1, and no gap in its priorities.
 """
 
 from __future__ import annotations
@@ -50,37 +49,38 @@ if TYPE_CHECKING:
     from xds_server.protocol.snapshot import Resource, Snapshot
 
 _REMEMBERED = 8192
-"""Resources whose facts are kept; they change seldom and are looked at in every plan."""
+"""Resources whose facts are cached; they change rarely and are checked in every plan."""
 
-_MOST_TOLD = 5
+_MAX_REPORTED = 5
+"""Most faults in an error message."""
 
 
 class Inconsistent(Exception):  # noqa: N818 - reads as the sentence it is
-    """The resources of a change do not fit together; nothing of it was published."""
+    """The resources of a change are inconsistent; nothing of it was published."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What one resource says of itself and of others."""
+    """A resource's name, its faults and its references."""
 
     name: str
     faults: tuple[str, ...] = ()
     needs: frozenset[tuple[str, str]] = field(default_factory=frozenset)
-    """Type URL and name of each resource that must be there with it."""
+    """Type URL and name of each resource to which it refers."""
 
 
 def hold(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot of an Envoy if its parts fit together.
+    """Return the snapshot, for Envoys, if it is consistent.
 
     Raises:
-        Inconsistent: They do not.
+        Inconsistent: It is not; the message names the faults.
     """
     found = list(_faults(snapshot))
     if found:
-        more = f"; and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
+        more = f"; and {len(found) - _MAX_REPORTED} more" if len(found) > _MAX_REPORTED else ""
         raise Inconsistent(
-            "internal error, nothing was published: the resources of this fleet do not fit "
-            f"together: {'; '.join(found[:_MOST_TOLD])}{more}"
+            "internal error, nothing was published: the resources of this fleet are "
+            f"inconsistent: {'; '.join(found[:_MAX_REPORTED])}{more}"
         )
     return snapshot
 
@@ -90,7 +90,7 @@ def _faults(snapshot: Snapshot) -> Iterator[str]:
         for name, resource in snapshot.resources(type_url).items():
             facts = _facts_of(read, resource)
             if facts.name != name:
-                yield f"'{name}' calls itself '{facts.name}'"
+                yield f"'{name}' contains the name '{facts.name}'"
             for fault in facts.faults:
                 yield f"{name}: {fault}"
             for needed_type, needed in sorted(facts.needs):
@@ -122,7 +122,7 @@ def _assignment(data: bytes) -> _Facts:
         faults.append("more than one drop category")
     priorities = {group.priority for group in message.endpoints}
     if priorities != set(range(len(priorities))):
-        faults.append(f"priorities {sorted(priorities)} leave one out")
+        faults.append(f"priorities {sorted(priorities)} have a gap")
     faults += [
         "an endpoint of weight 0"
         for group in message.endpoints

@@ -1,14 +1,14 @@
-"""Resources that were built before and are the same again.
+"""Memo: cache of built resources.
 
-Building a cluster costs milliseconds, comparing what it is made from microseconds; and a change
-touches little of a fleet. So the costly builders are asked only for what really changed.
+Building a cluster takes milliseconds, comparing its inputs microseconds, and a change affects a
+small part of a fleet. So the expensive builders run only for resources that have really changed.
 
 Rules:
 
-1. What is remembered is compared by value with all that its builder is given: a builder gets
-   nothing else, so it cannot depend on what was not compared.
+1. A cached resource is found by comparing the builder's whole input by value. A builder gets no
+   other input, so it cannot depend on anything that was not compared.
 2. Per key the last ``KEPT`` results are kept (a plan builds two versions of a pool, and the next
-   plan meets one of them again), for at most ``MAX_KEYS`` keys; the oldest keys go first.
+   plan uses one of them again), for at most ``MAX_KEYS`` keys; the oldest keys are dropped first.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 KEPT: Final = 3
 MAX_KEYS: Final = 65_536
-_SOMEWHERE: Final = "127.0.0.1:1"
+_PLACEHOLDER: Final = "127.0.0.1:1"
 
 
 class Memo:
-    """Remembers built resources; see the module's rules. It lives as long as its owner."""
+    """Cache of built resources; see the module's rules."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, list[tuple[Any, bytes]]] = {}
@@ -53,10 +53,10 @@ class Memo:
         return found[0][1]
 
     def cluster(self, pool: PoolSpec, variant: VariantSpec, ref: ClusterRef) -> bytes:
-        """Return ``variant_cluster``, which knows neither weights nor, mostly, endpoints.
+        """Return ``variant_cluster``, which does not depend on weights and rarely on endpoints.
 
-        Nor what travels over other channels: limits with a runtime key, the ramp's aggression,
-        copies, zones and the brake.
+        Nor does it depend on settings of other resources: limits with a runtime key, the slow
+        start's aggression, shadows, zones and ``drop_overload``.
         """
         per_host = pool.circuit_breaker.max_connections_per_endpoint
         bare = pool.model_copy(
@@ -85,24 +85,24 @@ class Memo:
         return self.recall(("assignment", ref), (bare, sick), lambda: assignment(bare, ref, sick))
 
     def listener(self, fleet: Fleet) -> bytes:
-        """Return ``listener``, which knows no endpoints."""
-        bare = _sketched(fleet)
+        """Return ``listener``, which does not depend on endpoints."""
+        bare = _stripped(fleet)
         return self.recall("listener", bare, lambda: listener(bare))
 
     def routes(self, fleet: Fleet, retiring: Fleet | None) -> bytes:
-        """Return ``route_configuration``, which knows of endpoints only what they speak."""
-        bare, named = _sketched(fleet), None if retiring is None else _sketched(retiring)
+        """Return ``route_configuration``, which depends only on the endpoints' protocols."""
+        bare, named = _stripped(fleet), None if retiring is None else _stripped(retiring)
         return self.recall("routes", (bare, named), lambda: route_configuration(bare, named))
 
 
-def _sketched(fleet: Fleet) -> Fleet:
-    """Return the fleet with one nameless endpoint for each set of protocols that a pool has."""
+def _stripped(fleet: Fleet) -> Fleet:
+    """Return the fleet with one placeholder endpoint per set of protocols in each pool."""
     pools = (
         pool.model_copy(
             update={
                 "endpoints": tuple(
                     EndpointSpec.model_construct(
-                        http=_SOMEWHERE if http else None, grpc=_SOMEWHERE if grpc else None
+                        http=_PLACEHOLDER if http else None, grpc=_PLACEHOLDER if grpc else None
                     )
                     for http, grpc in sorted({(bool(e.http), bool(e.grpc)) for e in pool.endpoints})
                 )

@@ -1,7 +1,7 @@
-"""How far a change has come: what clients use now, and what the next change has to start from.
+"""The state that clients have reached, from which the next change starts.
 
-Between two fleets the parts move one after the other, so a change that is replaced halfway, or
-refused, leaves Envoys and pickers with parts of different fleets. ``Reached`` names these parts.
+Between two fleets the parts change one after the other. A change that is superseded or rejected
+therefore leaves Envoys and pickers with parts of different fleets. ``Reached`` names these parts.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What clients have; see the module."""
+    """State of all clients, possibly between two fleets."""
 
     view: View
-    """Every cluster and endpoint that any client may still use."""
+    """All clusters and endpoints that any client may still use."""
     front: Fleet
-    """Whose listener, routes and limits the Envoys have."""
+    """The fleet whose listener, routes and limits the Envoys have."""
     draws: Fleet
-    """Whose matches and weights the pickers draw by."""
+    """The fleet whose matches and weights the pickers use."""
     named: Fleet
-    """Whose variants the pickers may still name."""
+    """The fleet whose variants the pickers may still name."""
     force: Snapshot | None = None
-    """What Envoys should hold at this moment; ``None`` = exactly what the fleets say."""
+    """Current snapshot of the Envoys; ``None`` = exactly that of the fleets above."""
 
     @classmethod
     def settled(cls, view: View) -> Reached:
-        """Return the end of a change: everybody has all of ``view`` and nothing else."""
+        """Return the state after a completed change: all clients have exactly ``view``."""
         return cls(view, view.fleet, view.fleet, view.fleet)

@@ -1,16 +1,17 @@
-"""From one fleet to the next without a failed request: make before break, across all clients.
+"""Stages from one fleet to the next without a failed request: make-before-break for all clients.
 
-The order (five stages; one that changes nothing passes at once):
+The five stages, in order (a stage that changes nothing passes at once):
 
-1. Envoys *add*: every cluster and endpoint of both fleets; routes stay.
-2. Pickers *use*: endpoints of both fleets; draws stay as they were.
-3. Envoys *switch*: new listener, routes and limits; ways to retiring variants remain.
-4. Pickers *stop*: the new fleet only. Then the replicas that began to drain finish their work.
-5. Envoys *remove*: the new fleet only, drained replicas marked so.
+1. Envoys *add*: all clusters and endpoints of both fleets; routes do not change.
+2. Pickers *use*: endpoints of both fleets; matches and weights do not change.
+3. Envoys *switch*: new listener, routes and limits; routes to retiring variants remain.
+4. Pickers *stop*: the new fleet only. Then the replicas that began to drain finish their requests.
+5. Envoys *remove*: the new fleet only, with drained replicas marked as draining.
 
-So a picker never names what an Envoy does not know yet, and an Envoy never forgets what a picker
-may still name. Before a variant is withdrawn there is a moment's pause, as an Envoy acknowledges
-before its workers have followed and while requests that it routed are still with a picker.
+So a picker never names a cluster or endpoint that an Envoy does not have yet, and an Envoy never
+removes one that a picker may still name. Before a variant is withdrawn there is a short pause: an
+Envoy acknowledges before its workers apply the change, and pickers may still hold requests that it
+routed before.
 """
 
 from __future__ import annotations
@@ -33,22 +34,23 @@ if TYPE_CHECKING:
 
 
 WORKERS_S: Final = 0.05
-"""How long an Envoy's workers may lag behind what it acknowledged."""
+"""Longest delay between an Envoy's acknowledgement and its workers, in seconds."""
 
-MAX_ASKING_S: Final = 0.2
+MAX_PICKER_CALL_S: Final = 0.2
+"""Longest time for which a withdrawal waits for requests that pickers still hold, in seconds."""
 
 
 def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tuple[Stage, ...]:
     """Return the stages that lead to ``new``.
 
     Args:
-        old: What clients have: all of a view, what an unfinished change has reached, or ``None``
-            where nothing was published.
-        new: What they should have.
-        memo: Resources built before.
+        old: The state that clients have: a view, the state reached by an unfinished change, or
+            ``None`` if nothing was published.
+        new: The state that they should have.
+        memo: Cache of built resources.
 
     Raises:
-        Inconsistent: The resources of a stage do not fit together.
+        Inconsistent: The resources of a stage are inconsistent.
     """
     memo = memo or Memo()
     target = hold(
@@ -68,7 +70,7 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     front = front_resources(have.front, coming=wide, memo=memo)
     added = Snapshot.of({**reachable, **front}, previous=target)
     if have.force is not None:
-        # Halfway, what Envoys are asked by is not what any one fleet says.
+        # In an unfinished change the Envoys' listener and routes may be those of no single fleet.
         added = added.with_types(have.force, (LISTENER_TYPE, ROUTE_TYPE))
     switched = front_resources(new.fleet, retiring=have.named, coming=wide, memo=memo)
     withdrawn = reachable[CLUSTER_TYPE].keys() - target.resources(CLUSTER_TYPE).keys()
@@ -84,14 +86,14 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
             "envoy",
             target,
             wait_for_drained=newly_draining(have.view.fleet, new.fleet),
-            grace_s=WORKERS_S + _asking_s(new.fleet) if withdrawn else 0.0,
+            grace_s=WORKERS_S + _picker_call_s(new.fleet) if withdrawn else 0.0,
         ),
     )
 
 
-def _asking_s(fleet: Fleet) -> float:
-    """Return how long a request that was routed before may still be with a picker."""
-    return min(fleet.pickers.timeout, MAX_ASKING_S)
+def _picker_call_s(fleet: Fleet) -> float:
+    """Return how long, in seconds, a picker may still hold a request that was routed before."""
+    return min(fleet.pickers.timeout, MAX_PICKER_CALL_S)
 
 
 def widened(old: Fleet, new: Fleet) -> Fleet:
@@ -102,11 +104,11 @@ def widened(old: Fleet, new: Fleet) -> Fleet:
 
 
 def draws_of(fleet: Fleet, old: Fleet) -> Fleet:
-    """Return the widened ``fleet`` as pickers first see it.
+    """Return the widened ``fleet`` for the pickers' stage *use*.
 
-    Matches and weights are those of ``old``: what the fleet adds draws nothing yet. A replica
-    that moves to another address stays, for pickers, where it was; one that moves to another
-    variant is in both, the old one last: there its sequences are.
+    Matches and weights are those of ``old``: added pools and variants get no requests yet. For
+    pickers a replica that moves to another address keeps its old one. A replica that moves to
+    another variant is in both variants, in the old one last, because its sequences are there.
     """
     before = {pool.name: pool for pool in old.pools}
     return fleet.model_copy(
@@ -115,7 +117,7 @@ def draws_of(fleet: Fleet, old: Fleet) -> Fleet:
 
 
 def newly_draining(old: Fleet, new: Fleet) -> frozenset[str]:
-    """Return the ids of endpoints that drain in ``new`` and did not in ``old``."""
+    """Return the ids of endpoints that drain in ``new`` but not in ``old``."""
     active = {e.id for pool in old.pools for e in pool.endpoints if not e.draining}
     return frozenset(
         e.id for pool in new.pools for e in pool.endpoints if e.draining and e.id in active
@@ -127,7 +129,7 @@ def _widened_pool(old: PoolSpec | None, new: PoolSpec) -> PoolSpec:
         return new
     names = {variant.name for variant in new.variants}
     retired = tuple(variant for variant in old.variants if variant.name not in names)
-    # The same replica with another address or variant is, for Envoy, another host.
+    # For Envoy the same replica with another address or variant is another host.
     hosts = {_host(old, endpoint): endpoint for endpoint in old.endpoints}
     endpoints = []
     for endpoint in new.endpoints:
@@ -148,19 +150,19 @@ def _host(pool: PoolSpec, endpoint: EndpointSpec) -> tuple[str, str, str | None,
 
 def _old_draws(pool: PoolSpec, old: PoolSpec | None) -> PoolSpec:
     if old is None:
-        silent = tuple(_silent(variant) for variant in pool.variants)
-        return pool.model_copy(update={"match": Match(), "default": False, "variants": silent})
+        undrawn = tuple(_without_draw(variant) for variant in pool.variants)
+        return pool.model_copy(update={"match": Match(), "default": False, "variants": undrawn})
     before = {variant.name: variant for variant in old.variants}
-    # Old variants first and in their order: the order is part of a session's draw.
-    added = (_silent(variant) for variant in pool.variants if variant.name not in before)
+    # Old variants first and in their order, because a session's draw depends on the order.
+    added = (_without_draw(variant) for variant in pool.variants if variant.name not in before)
     was = {_host(old, endpoint) for endpoint in old.endpoints}
-    seats: dict[tuple[str, str], EndpointSpec] = {}
+    hosts: dict[tuple[str, str], EndpointSpec] = {}
     for endpoint in sorted(pool.endpoints, key=lambda e: _host(pool, e) in was):
-        # The first one is what is new; of two addresses the old one counts.
-        seats[endpoint.id, pool.variant_of(endpoint)] = endpoint
+        # New hosts come first; an old one of the same id and variant replaces them.
+        hosts[endpoint.id, pool.variant_of(endpoint)] = endpoint
     addresses = {e.id: (e.http, e.grpc) for e in old.endpoints}
     endpoints = (
-        e for e in seats.values() if addresses.get(e.id, (e.http, e.grpc)) == (e.http, e.grpc)
+        e for e in hosts.values() if addresses.get(e.id, (e.http, e.grpc)) == (e.http, e.grpc)
     )
     return pool.model_copy(
         update={
@@ -172,5 +174,5 @@ def _old_draws(pool: PoolSpec, old: PoolSpec | None) -> PoolSpec:
     )
 
 
-def _silent(variant: VariantSpec) -> VariantSpec:
+def _without_draw(variant: VariantSpec) -> VariantSpec:
     return variant.model_copy(update={"weight": 0, "match": VariantMatch()})

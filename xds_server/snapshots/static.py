@@ -1,8 +1,8 @@
-"""A fleet as one bootstrap that stands alone, for Envoy's own opinion (``--mode validate``).
+"""A fleet as a self-contained bootstrap, for validation by Envoy itself (``--mode validate``).
 
-It holds what the control server would send, with every reference by discovery replaced by the thing
-itself: assignments in their clusters, routes in the listener, limits in a static runtime layer, and
-secrets by name among the static ones, so that Envoy reads the files they name.
+It contains the resources that the control server would send, with each reference by discovery
+replaced by the resource itself: assignments in their clusters, routes in the listener, limits in a
+static runtime layer, and secrets as static secrets, so that Envoy reads the files that they name.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def _with_routes(config: Any, routes: Mapping[str, bytes]) -> None:
         manager.route_config.CopyFrom(
             route_pb2.RouteConfiguration.FromString(routes[ROUTE_CONFIG_NAME])
         )
-        # Only here can Envoy look whether the clusters that routes name exist.
+        # Only with static clusters can Envoy check that the clusters named by routes exist.
         manager.route_config.validate_clusters.value = True
         config.Pack(manager, deterministic=True)
 
 
 def _stand_alone(socket: Any) -> None:
-    """Make a TLS socket find its secrets among the static ones."""
+    """Make a TLS socket refer to static secrets."""
     for context in (tls_pb2.UpstreamTlsContext(), tls_pb2.DownstreamTlsContext()):
         if not socket.typed_config.Unpack(context):
             continue

@@ -1,4 +1,4 @@
-"""Log sinks: each entry finds the picker that made the pick."""
+"""Log sinks: each entry goes to the picker that made the pick."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xds_server.snapshots.build import upstream_resources
 
 
 def manager(*addresses: str) -> http_connection_manager_pb2.HttpConnectionManager:
-    """Return the front door of a fleet with these pickers."""
+    """Return the listener of a fleet with these pickers."""
     message = listener_pb2.Listener.FromString(listener(fleet(pickers={"addresses": addresses})))
     found = http_connection_manager_pb2.HttpConnectionManager()
     message.filter_chains[0].filters[0].typed_config.Unpack(found)
@@ -40,13 +40,13 @@ def sinks(*addresses: str) -> list[tuple[str, str, bool]]:
 
 
 def test_a_single_picker_needs_no_name() -> None:
-    """Its entries are those with a pick, over the cluster that is there anyway."""
+    """It gets all entries with a pick, over the pickers' own cluster."""
     assert sinks("127.0.0.1:1") == [(PICKER_CLUSTER, "", True)]
     assert sinks() == []
 
 
 def test_each_of_several_pickers_has_a_sink_and_a_cluster_of_its_own() -> None:
-    """The pick's own metadata says whose it is, so no picker hears of another's."""
+    """The pick's metadata names its picker, so no picker gets another picker's entries."""
     addresses = ("127.0.0.1:1", "127.0.0.1:2")
     wanted = [(f"tidegate-picker-log/{address}", address, False) for address in addresses]
     assert sinks(*addresses) == wanted
@@ -60,5 +60,5 @@ def test_each_of_several_pickers_has_a_sink_and_a_cluster_of_its_own() -> None:
 
 
 def test_long_requests_write_entries_while_they_run() -> None:
-    """A request that was retried is counted where it runs before it ends."""
+    """A retried request is counted on its current replica before it ends."""
     assert manager("127.0.0.1:1").access_log_options.access_log_flush_interval.seconds == 1

@@ -1,4 +1,4 @@
-"""Routes of pools that ask for load reports."""
+"""Routes of pools that request load reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODE = processing_mode_pb2.ProcessingMode
 
 
 def shown(*pools: dict[str, Any]) -> dict[str, tuple[bool, bool]]:
-    """Return by route: whether answers' headers are shown, and whether the report is asked for."""
+    """Return by route: whether response headers are sent, and whether the report is requested."""
     made = route_pb2.RouteConfiguration.FromString(route_configuration(fleet(*pools)))
     found = {}
     for route in made.virtual_hosts[0].routes:
@@ -29,12 +29,12 @@ def shown(*pools: dict[str, Any]) -> dict[str, tuple[bool, bool]]:
 
 
 def test_by_default_nothing_is_asked() -> None:
-    """One more message for each request is a cost."""
+    """Each report costs one more message per request."""
     assert set(shown().values()) == {(False, False)}
 
 
-def test_only_the_pools_that_ask() -> None:
-    """Headers of routes whose pool only the body names are shown as soon as any pool asks."""
+def test_only_pools_that_request_reports() -> None:
+    """On unnamed routes response headers are sent if any pool requests reports."""
     path = "/v1/completions"
     asks = pool("a", match={"models": ["a"], "paths": [path]}, telemetry={"orca": True})
     other = pool(

@@ -25,12 +25,12 @@ from xds_server.resources.pins import cookie_is, header_in, pins_of
     ],
 )
 def test_a_cookie_is_found_wherever_it_stands(header: str, matched: bool) -> None:
-    """It has this name and this value, whole, among others or alone."""
+    """Name and value must match exactly, alone or among other cookies."""
     regex = cookie_is("ab", "b").string_match.safe_regex.regex
     assert (re.fullmatch(regex, header) is not None) == matched
 
 
-def test_special_characters_mean_themselves() -> None:
+def test_special_characters_are_literal() -> None:
     """Values are text, not patterns."""
     regex = cookie_is("a.b", "x+y").string_match.safe_regex.regex
     assert re.fullmatch(regex, "a.b=x+y")
@@ -38,7 +38,7 @@ def test_special_characters_mean_themselves() -> None:
     assert header_in("m", ["a.b", "c"]).string_match.safe_regex.regex == r"a\.b|c"
 
 
-def test_all_pins_must_hold() -> None:
-    """Envoy asks for every matcher of a route; their order is fixed."""
+def test_all_pins_must_match() -> None:
+    """Envoy requires every matcher of a route; their order is fixed."""
     match = VariantMatch(headers={"x-b": "2", "x-a": "1"}, cookies={"ab": "b"})
     assert [pin.name for pin in pins_of(match)] == ["x-a", "x-b", "cookie"]

@@ -1,4 +1,4 @@
-"""Routes: the order in which they match, and what each does."""
+"""Routes: the order in which they match, and their actions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def matches(route, path: str, headers: dict[str, str]) -> bool:
 
 
 def first(data: bytes, path: str, **headers: str) -> str:
-    """Return the name of the route that takes a request."""
+    """Return the name of the route that a request matches."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return next(name for name, route in parse(data).items() if matches(route, path, named))
 
@@ -61,7 +61,7 @@ GRPC = "/inference.GRPCInferenceService/"
 
 
 def test_every_route_has_a_name_of_its_own() -> None:
-    """Names tell routes apart in logs and in the picker."""
+    """Names identify routes in logs and in the picker."""
     data = route_configuration(fleet(pool("a", default=True), pool("b", endpoints=[endpoint(4)])))
     config = route_pb2.RouteConfiguration.FromString(data)
     names = [route.name for route in config.virtual_hosts[0].routes]
@@ -98,7 +98,7 @@ def test_a_dot_in_a_model_name_is_no_wildcard() -> None:
 
 
 def test_a_pinned_variant_comes_before_the_weights() -> None:
-    """The headers of an A/B match lead to their variant."""
+    """The headers of an A/B match select their variant."""
     variants = [
         {"name": "stable", "weight": 1},
         {"name": "canary", "weight": 1, "match": {"headers": {"x-ab": "b"}}},
@@ -131,8 +131,8 @@ def test_only_the_body_names_the_pool_of_a_grpc_call() -> None:
     assert [entry.name for entry in clusters] == ["b/stable/grpc", "b/canary/grpc"]
 
 
-def test_what_the_picker_chose_comes_first() -> None:
-    """The picker's headers lead straight to the cluster, for each protocol its own."""
+def test_the_pickers_choice_comes_first() -> None:
+    """The picker's headers select the cluster, one per protocol."""
     data = route_configuration(fleet())
     chosen = {"x_tidegate_pool": "llm", "x_tidegate_variant": "canary"}
     name = first(data, GRPC + "ModelInfer", **chosen)
@@ -142,7 +142,7 @@ def test_what_the_picker_chose_comes_first() -> None:
 
 
 def test_retiring_variants_stay_pickable() -> None:
-    """A picker that has not heard yet may still name what the new fleet dropped."""
+    """A picker with the previous fleet may still name variants that the new one removed."""
     one = pool(variants=[{"name": "stable"}], endpoints=[endpoint(1), endpoint(2)])
     data = route_configuration(fleet(one), retiring=fleet())
     chosen = {"x_tidegate_pool": "llm", "x_tidegate_variant": "canary"}
@@ -151,20 +151,20 @@ def test_retiring_variants_stay_pickable() -> None:
 
 
 def test_calls_to_one_replica_are_refused() -> None:
-    """Loading a model through a balancer would load it somewhere."""
+    """Through a load balancer a model would be loaded on an arbitrary replica."""
     data = route_configuration(fleet())
     for path in ("/v2/repository/models/m/load", "/v2/logging", GRPC + "RepositoryModelLoad"):
         assert parse(data)[first(data, path)].direct_response.status == 403
 
 
-def test_an_unknown_path_is_nobodys() -> None:
-    """What no pool serves is answered with 404 by Envoy itself."""
+def test_an_unknown_path_is_not_found() -> None:
+    """Envoy itself answers 404 for paths that no pool serves."""
     data = route_configuration(fleet())
     assert parse(data)[first(data, "/v2/models/other/infer")].direct_response.status == 404
 
 
 def test_a_pool_may_read_the_first_message_of_streams() -> None:
-    """``first_message: duplex``: the picker draws the pool, and every message goes through it."""
+    """``first_message: duplex``: the picker chooses the pool, and every message goes through it."""
     data = route_configuration(
         fleet(
             pool("a", default=True, routing={"first_message": "duplex"}),
@@ -208,7 +208,7 @@ def test_an_unnamed_route_reads_the_body_even_of_a_pool_that_reads_none() -> Non
 
 
 def test_a_path_of_several_pools_is_read_in_full() -> None:
-    """The model that decides between them may stand at the end of the body."""
+    """The model that selects the pool may be at the end of the body."""
     match = {"models": ["m"], "paths": ["/v1/completions"]}
     one = pool("a", match=match, default=True)
     two = pool("b", endpoints=[endpoint(4)], match={**match, "models": ["n"]})
@@ -227,8 +227,8 @@ def test_every_picked_route_keeps_the_stream_open_to_the_end() -> None:
             assert settings.overrides.processing_mode.response_trailer_mode == MODE.SEND
 
 
-def test_retries_walk_the_list() -> None:
-    """As many retries as fallbacks, never to a host that was tried."""
+def test_retries_follow_the_list() -> None:
+    """As many retries as fallbacks, never to a host that was tried before."""
     data = route_configuration(fleet(pool(routing={"fallbacks": 3})))
     retry = parse(data)["llm/http"].route.retry_policy
     assert retry.num_retries.value == 3
@@ -245,8 +245,8 @@ def test_a_pool_without_http_has_no_http_routes() -> None:
     assert "server/v2" not in parse(data)
 
 
-def test_the_served_replica_is_shown_only_on_demand() -> None:
-    """Addresses of replicas are not told to clients by default."""
+def test_the_served_replica_is_shown_only_if_enabled() -> None:
+    """By default clients do not see addresses of replicas."""
     quiet = route_pb2.RouteConfiguration.FromString(route_configuration(fleet()))
     loud = route_pb2.RouteConfiguration.FromString(
         route_configuration(fleet(listener={"debug_headers": True}))
@@ -263,7 +263,7 @@ SHADOWED = pool(
 
 
 def mirrors(route) -> dict[str, int]:
-    """Return where a route sends copies, and how many in a million."""
+    """Return the cluster to which a route sends copies, and how many in a million."""
     return {
         policy.cluster: policy.runtime_fraction.default_value.numerator
         for policy in route.route.request_mirror_policies
@@ -278,8 +278,8 @@ def test_a_shadow_is_sent_copies() -> None:
     assert mirrors(routes["picked/llm/stable/grpc"]) == {"llm/canary/grpc": 125_000}
 
 
-def test_what_must_not_be_copied_is_not() -> None:
-    """Streams, calls about the server, and what goes to the shadow itself."""
+def test_some_requests_are_never_copied() -> None:
+    """Streams, calls about the server, and requests to the shadow variant itself."""
     data = route_configuration(fleet(SHADOWED))
     routes = parse(data)
     assert mirrors(routes[first(data, GRPC + "ModelStreamInfer", tidegate_model="llm-model")]) == {}
@@ -289,7 +289,7 @@ def test_what_must_not_be_copied_is_not() -> None:
 
 
 def test_a_cookie_pins_a_variant() -> None:
-    """Beside headers, and whatever the weights."""
+    """Together with headers, and whatever the weights."""
     variants = [
         {"name": "stable"},
         {"name": "canary", "weight": 0, "match": {"cookies": {"ab": "b"}}},
@@ -302,7 +302,7 @@ def test_a_cookie_pins_a_variant() -> None:
 
 
 def test_weights_may_be_basis_points() -> None:
-    """Weights that add up to 10,000 reach Envoy as they are, with nothing rounded."""
+    """Weights that add up to 10,000 are sent to Envoy without rounding."""
     variants = [{"name": "stable", "weight": 9975}, {"name": "canary", "weight": 25}]
     data = route_configuration(fleet(pool(variants=variants)))
     route = parse(data)[first(data, MODELS + "/infer")]

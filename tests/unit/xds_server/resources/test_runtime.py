@@ -1,4 +1,4 @@
-"""Limits and ramps over RTDS."""
+"""Limits and slow-start settings over RTDS."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def values(data: bytes) -> dict[str, float]:
 
 
 def tight(requests: int = 7) -> Fleet:
-    """Return a fleet whose pool has limits and a ramp of its own."""
+    """Return a fleet whose pool has limits and a slow start of its own."""
     return fleet(
         pool(
             circuit_breaker={
@@ -36,7 +36,7 @@ def tight(requests: int = 7) -> Fleet:
 
 
 def test_each_cluster_has_its_limits() -> None:
-    """Every limit with a runtime key is in the layer, and the pool's ramp."""
+    """The layer contains every limit with a runtime key, and the pool's aggression."""
     layer = values(runtime(tight()))
     prefix = "circuit_breakers.llm/canary/grpc.default."
     assert {k.removeprefix(prefix): v for k, v in layer.items() if k.startswith(prefix)} == {
@@ -50,12 +50,12 @@ def test_each_cluster_has_its_limits() -> None:
 
 
 def test_limits_and_ramps_leave_the_clusters_as_they_are() -> None:
-    """A changed cluster would warm and lose its connections."""
+    """A changed cluster would be warmed again and lose its connections."""
     assert upstream_resources(tight()) == upstream_resources(fleet(pool()))
 
 
 def test_the_ramp_reads_the_key_that_the_layer_sets() -> None:
-    """Envoy and the layer must mean the same key."""
+    """Cluster and layer must use the same key."""
     data = upstream_resources(fleet())[CLUSTER_TYPE]["llm/stable/http"]
     policy = cluster_pb2.Cluster.FromString(data).load_balancing_policy.policies[0]
     assert b"tidegate.slow_start.llm.aggression" in policy.typed_extension_config.typed_config.value
@@ -77,7 +77,7 @@ def test_only_the_switch_carries_a_limit() -> None:
 
 
 def test_while_two_fleets_live_both_have_their_limits() -> None:
-    """New clusters start with theirs, retiring ones keep theirs; the fleet in force wins."""
+    """New clusters start with their limits, retiring ones keep theirs."""
     old = tight(5)
     new = fleet(pool("b", endpoints=[endpoint(5), endpoint(6, variant="canary")]), pool())
     both = values(runtime(old, also=new))

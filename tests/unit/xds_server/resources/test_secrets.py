@@ -1,4 +1,4 @@
-"""Certificates and keys by file."""
+"""Certificates and keys by file name."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def parsed(of: Fleet, also: Fleet | None = None):
     return {name: secret_pb2.Secret.FromString(data) for name, data in secrets(of, also).items()}
 
 
-def test_secrets_name_files_and_hold_none() -> None:
-    """Keys never travel; each Envoy watches the folder."""
+def test_secrets_contain_file_names_only() -> None:
+    """Keys are never sent; each Envoy watches the folder."""
     found = parsed(secure())
     assert sorted(found) == [
         "listener/certificate",
@@ -46,12 +46,12 @@ def test_secrets_name_files_and_hold_none() -> None:
 
 
 def test_without_tls_there_are_no_secrets() -> None:
-    """Nothing is sent that nobody uses."""
+    """Unused secrets are not sent."""
     assert secrets(fleet()) == {}
 
 
 def test_both_fleets_of_a_change_have_their_secrets() -> None:
-    """What a retiring cluster uses stays; where both name one, the fleet in force wins."""
+    """Secrets of retiring clusters stay; for common names the fleet in force takes precedence."""
     other = fleet(pool(upstream_tls={"ca": "/other/ca.crt"}))
     found = parsed(other, also=secure())
     assert found["pool/llm/ca"].validation_context.trusted_ca.filename == "/other/ca.crt"

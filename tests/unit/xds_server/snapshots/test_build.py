@@ -37,13 +37,13 @@ def clusters(of: Fleet):
 
 
 def test_each_cluster_has_its_assignment() -> None:
-    """An EDS cluster without an assignment would hold up every later change."""
+    """An EDS cluster without an assignment would delay every later change."""
     resources = upstream_resources(fleet())
     assert set(resources[CLUSTER_TYPE]) == set(resources[ENDPOINT_TYPE])
 
 
 def test_a_variant_without_replicas_still_has_an_assignment() -> None:
-    """X32: an empty assignment completes warming, silence does not."""
+    """X32: an empty assignment completes warming, a missing one does not."""
     resources = upstream_resources(fleet(pool(endpoints=[endpoint(1)])))
     empty = endpoint_pb2.ClusterLoadAssignment.FromString(
         resources[ENDPOINT_TYPE]["llm/canary/http"]
@@ -53,20 +53,20 @@ def test_a_variant_without_replicas_still_has_an_assignment() -> None:
 
 
 def test_readiness_is_probed_per_model_and_version() -> None:
-    """A server that loads another model is not ready, but this model still is."""
+    """A server that loads another model is not ready, but this model is."""
     check = clusters(fleet())["llm/canary/grpc"].health_checks[0]
     assert check.http_health_check.path == "/v2/models/llm-model/versions/2/ready"
 
 
 def test_replicas_without_http_are_probed_over_grpc() -> None:
-    """GRPC health is what remains when there is no HTTP port."""
+    """Without an HTTP port gRPC health is used."""
     only = [{"id": "g", "grpc": "127.0.0.1:8001"}]
     check = clusters(fleet(pool(endpoints=only)))["llm/stable/grpc"].health_checks[0]
     assert check.WhichOneof("health_checker") == "grpc_health_check"
 
 
 def test_an_http_cluster_is_probed_over_http() -> None:
-    """Also where another replica of the pool has no HTTP port; Envoy refuses anything else."""
+    """Also if another replica of the pool has no HTTP port; Envoy rejects anything else."""
     mixed = [endpoint(1), {"id": "g", "grpc": "127.0.0.1:9001"}]
     made = clusters(fleet(pool(endpoints=mixed)))
     kinds = [
@@ -86,7 +86,7 @@ def test_the_health_check_of_a_grpc_cluster_goes_to_the_http_port() -> None:
 
 
 def test_a_draining_replica_stays_but_is_marked() -> None:
-    """Envoy's own balancing passes it by, while leases may go on."""
+    """Envoy's own load balancing skips it; leases of sequences continue."""
     one = pool(endpoints=[endpoint(1, draining=True), endpoint(2)])
     data = assignment(fleet(one).pools[0], ClusterRef("llm", "stable", "http"))
     hosts = endpoint_pb2.ClusterLoadAssignment.FromString(data).endpoints[0].lb_endpoints
@@ -113,7 +113,7 @@ def test_zones_are_localities() -> None:
     assert {g.locality.zone: len(g.lb_endpoints) for g in groups} == {"a": 2, "b": 1}
 
 
-def test_client_errors_eject_nobody() -> None:
+def test_client_errors_eject_no_replica() -> None:
     """Triton answers 500 to malformed JSON, so 5xx alone must not eject a replica."""
     outlier = clusters(fleet())["llm/stable/http"].outlier_detection
     assert outlier.enforcing_consecutive_5xx.value == 0
@@ -143,7 +143,7 @@ def test_control_headers_of_clients_are_removed_early() -> None:
 
 
 def test_credentials_never_reach_the_picker() -> None:
-    """Only a list of harmless headers is forwarded, and with it what the fleet matches on."""
+    """Only a list of harmless headers and the fleet's match headers are forwarded."""
     variants = [{"name": "s", "match": {"headers": {"x-ab": "b"}}}]
     of = fleet(pool(variants=variants, endpoints=[endpoint(1)], routing={"session_header": "x-me"}))
     _, _, processor = _processor(of)
@@ -154,7 +154,7 @@ def test_credentials_never_reach_the_picker() -> None:
 
 
 def test_the_pick_is_received_and_its_failure_allowed() -> None:
-    """Metadata of the picker is accepted only in its namespaces; without a picker Envoy goes on."""
+    """Metadata of the picker is accepted only in its namespaces; its failure is allowed."""
     message, _, processor = _processor(fleet(pickers={"addresses": ["127.0.0.1:9"]}))
     assert list(processor.metadata_options.receiving_namespaces.untyped) == ["envoy.lb", "tidegate"]
     assert processor.failure_mode_allow
@@ -162,7 +162,7 @@ def test_the_pick_is_received_and_its_failure_allowed() -> None:
     assert message.per_connection_buffer_limit_bytes.value == 65_536
 
 
-def test_pickers_learn_the_whole_pool() -> None:
+def test_pickers_get_the_whole_pool() -> None:
     """The Pool resource carries identity, addresses, weights and defaults."""
     of = fleet(pool(match={"models": ["m"], "paths": ["/v1/completions"]}))
     view = View(of, {"r2": (7, 1234)})
@@ -181,8 +181,8 @@ def test_pickers_learn_the_whole_pool() -> None:
     assert message.slow_start.min_weight == pytest.approx(0.1)
 
 
-def test_pickers_learn_when_to_leave_a_replica_alone_and_what_to_probe() -> None:
-    """The same numbers as Envoy's; a probe speaks plain HTTP, so none where replicas speak TLS."""
+def test_pickers_get_outlier_and_probe_settings() -> None:
+    """The same numbers as Envoy's; probes use plain HTTP, so there are none for TLS replicas."""
     for tls, path in ((None, "/v2/models/llm-model/versions/1/ready"), ({}, "")):
         of = fleet(pool(outlier={"frozen_after": "7s"}, upstream_tls=tls))
         (data,) = picker_resources(View(of))["type.googleapis.com/tidegate.fleet.v1.Pool"].values()
@@ -194,8 +194,8 @@ def test_pickers_learn_when_to_leave_a_replica_alone_and_what_to_probe() -> None
         assert message.probe_interval_seconds == of.pools[0].health.interval
 
 
-def test_a_pin_with_a_cookie_is_none_for_pickers() -> None:
-    """They see no cookies, and the header alone is not the pin."""
+def test_pickers_get_no_pin_with_a_cookie() -> None:
+    """They get no cookies, and the header alone is not the pin."""
     pins = {"headers": {"x-ab": "b"}, "cookies": {"ab": "b"}}
     variants = [{"name": "stable"}, {"name": "canary", "match": pins}]
     message = pool_pb2.Pool.FromString(
@@ -207,7 +207,7 @@ def test_a_pin_with_a_cookie_is_none_for_pickers() -> None:
 
 
 def test_zones_in_order_are_priorities() -> None:
-    """The first listed zone is preferred; what is not listed comes last; no number is left out."""
+    """The first listed zone is preferred, unlisted zones come last, and there are no gaps."""
     replicas = [
         endpoint(1, zone="c"),
         endpoint(2, zone="b"),
@@ -223,7 +223,7 @@ def test_zones_in_order_are_priorities() -> None:
 
 
 def test_the_brake_is_one_category() -> None:
-    """Envoy refuses an assignment with two."""
+    """Envoy rejects an assignment with two."""
     for share, expected in ((0, []), (12.5, [125_000])):
         one = pool(drop_overload=share)
         data = assignment(fleet(one).pools[0], ClusterRef("llm", "stable", "http"))
@@ -232,7 +232,7 @@ def test_the_brake_is_one_category() -> None:
 
 
 def test_the_brake_changes_every_host() -> None:
-    """Envoy's workers take another drop share over only together with changed hosts."""
+    """Envoy's workers apply a changed drop share only together with changed hosts."""
     seen = set()
     for share in (0, 5, 12.5):
         data = assignment(
@@ -245,7 +245,7 @@ def test_the_brake_changes_every_host() -> None:
 
 
 def test_connections_to_one_replica_can_be_limited() -> None:
-    """Envoy has this limit per host, and no other."""
+    """This is Envoy's only limit per host."""
     of = fleet(pool(circuit_breaker={"max_connections_per_endpoint": 7}))
     breakers = clusters(of)["llm/stable/http"].circuit_breakers
     assert [limit.max_connections.value for limit in breakers.per_host_thresholds] == [7]
@@ -260,7 +260,7 @@ def test_the_listeners_buffer_can_be_set() -> None:
 
 
 def test_headers_that_stall_are_bounded() -> None:
-    """A client that never finishes its headers holds no stream for ever; 0 switches it off."""
+    """The time in which a client must send its headers is bounded; 0 = no limit."""
     for seconds in (10, 0):
         _, manager, _ = _processor(fleet(listener={"headers_timeout": seconds}))
         assert manager.request_headers_timeout.seconds == seconds
@@ -273,8 +273,8 @@ def test_headers_that_stall_are_bounded() -> None:
         ({"block_tokens": 16, "tokenizer": "/models/llm.json"}, (16, "/models/llm.json")),
     ],
 )
-def test_pickers_learn_how_to_cut_tokens(routing: dict, sent: tuple[int, str]) -> None:
-    """A pool's tokenizer and the size of its token blocks reach the pickers."""
+def test_pickers_get_the_token_settings(routing: dict, sent: tuple[int, str]) -> None:
+    """A pool's tokenizer and the size of its token blocks are sent to the pickers."""
     of = fleet(pool(routing=routing))
     (data,) = picker_resources(View(of))["type.googleapis.com/tidegate.fleet.v1.Pool"].values()
     message = pool_pb2.Pool.FromString(data)

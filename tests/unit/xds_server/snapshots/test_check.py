@@ -1,4 +1,4 @@
-"""A snapshot whose parts do not fit together is not published."""
+"""A snapshot with inconsistent resources is not published."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def contents() -> Contents:
 def changed(
     type_url: str, name: str, message: Any, change: Callable[[Any], object]
 ) -> Callable[[Contents], None]:
-    """Return what changes one resource."""
+    """Return a function that changes one resource."""
 
     def step(of: Contents) -> None:
         message.ParseFromString(of[type_url][name])
@@ -61,7 +61,7 @@ def changed(
 
 
 def routes(change: Callable[[Any], object]) -> Callable[[Contents], None]:
-    """Return what changes the routes of the only host."""
+    """Return a function that changes the routes of the only host."""
     return changed(
         ROUTE_TYPE,
         ROUTE_CONFIG_NAME,
@@ -71,7 +71,7 @@ def routes(change: Callable[[Any], object]) -> Callable[[Contents], None]:
 
 
 def endpoints(change: Callable[[Any], object]) -> Callable[[Contents], None]:
-    """Return what changes an assignment."""
+    """Return a function that changes an assignment."""
     return changed(ENDPOINT_TYPE, CLUSTER, endpoint_pb2.ClusterLoadAssignment(), change)
 
 
@@ -81,14 +81,14 @@ def _split(routes: Any, *weights: int) -> None:
         route.route.weighted_clusters.clusters.add(name=CLUSTER).weight.value = weight
 
 
-def test_what_tidegate_builds_fits_together() -> None:
-    """X62: every resource that another one names is there."""
+def test_built_resources_are_consistent() -> None:
+    """X62: every resource that another one names exists."""
     snapshot = Snapshot.of(contents())
     assert hold(snapshot) is snapshot
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "expected"),
     [
         (lambda of: of[ENDPOINT_TYPE].pop(CLUSTER), f"needs ClusterLoadAssignment '{CLUSTER}'"),
         (lambda of: of[CLUSTER_TYPE].pop(CLUSTER), f"needs Cluster '{CLUSTER}'"),
@@ -97,10 +97,13 @@ def test_what_tidegate_builds_fits_together() -> None:
         (lambda of: of[SECRET_TYPE].pop("pool/llm/ca"), "needs Secret 'pool/llm/ca'"),
         (lambda of: of[SECRET_TYPE].pop("pool/llm/certificate"), "needs Secret"),
         (lambda of: of[SECRET_TYPE].pop("listener/client-ca"), "needs Secret"),
-        (lambda of: of[LISTENER_TYPE].update(x=of[LISTENER_TYPE].popitem()[1]), "calls itself"),
+        (
+            lambda of: of[LISTENER_TYPE].update(x=of[LISTENER_TYPE].popitem()[1]),
+            "contains the name",
+        ),
         (
             changed(CLUSTER_TYPE, CLUSTER, cluster_pb2.Cluster(), lambda c: c.ClearField("name")),
-            f"'{CLUSTER}' calls itself ''",
+            f"'{CLUSTER}' contains the name ''",
         ),
         (lambda of: of[ENDPOINT_TYPE].update(x=b"\n\x01x"), "assignment 'x' has no cluster"),
         (routes(lambda all_: all_.add(name="nobody")), "two routes are named 'nobody'"),
@@ -109,7 +112,7 @@ def test_what_tidegate_builds_fits_together() -> None:
         (endpoints(lambda one: one.policy.drop_overloads.add()), "more than one drop category"),
         (
             endpoints(lambda one: setattr(one.endpoints[0], "priority", 4)),
-            "leave one out",
+            "have a gap",
         ),
         (
             endpoints(
@@ -121,25 +124,27 @@ def test_what_tidegate_builds_fits_together() -> None:
         ),
     ],
 )
-def test_what_does_not_is_told(step: Callable[[Contents], None], told: str) -> None:
-    """X33: the place is named, and that nothing was published."""
+def test_inconsistent_resources_are_reported(
+    step: Callable[[Contents], None], expected: str
+) -> None:
+    """X33: the error names the place and states that nothing was published."""
     broken = contents()
     step(broken)
     with pytest.raises(Inconsistent, match="nothing was published") as error:
         hold(Snapshot.of(broken))
-    assert told in str(error.value)
+    assert expected in str(error.value)
 
 
-def test_a_long_list_of_faults_is_cut() -> None:
-    """One sentence, whatever is wrong."""
+def test_a_long_list_of_faults_is_truncated() -> None:
+    """The error names a bounded number of faults."""
     broken = contents()
     broken[CLUSTER_TYPE].clear()
     with pytest.raises(Inconsistent, match=r"and \d+ more$"):
         hold(Snapshot.of(broken))
 
 
-def test_a_plan_with_a_fault_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check stands in the way of every stage for Envoys."""
+def test_a_plan_with_a_fault_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stage for Envoys is checked."""
     monkeypatch.setattr(stages, "upstream_resources", lambda *_: {CLUSTER_TYPE: {}})
     with pytest.raises(Inconsistent):
         stages.plan(None, View(fleet()))

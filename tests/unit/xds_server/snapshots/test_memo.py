@@ -1,4 +1,4 @@
-"""Resources that were built before."""
+"""The cache of built resources."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def one(**change) -> Fleet:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_remembered_resources_are_what_would_be_built(change: dict) -> None:
-    """Rule 1: whatever was built before, the result is that of the builder."""
+def test_cached_resources_equal_built_ones(change: dict) -> None:
+    """Rule 1: whatever is cached, the result is that of the builder."""
     memo = Memo()
     for found in (one(), one(**change), one()):
         (made,) = found.pools
@@ -70,8 +70,8 @@ def test_a_change_of_weights_and_endpoints_builds_no_cluster(
     assert built == [ref]
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rule 2: so many results per key, so many keys."""
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 2: results per key and keys are bounded."""
     memo, built = Memo(), []
     for subject in range(KEPT + 1):
         memo.recall("key", subject, lambda: built.append(1) or b"")
@@ -85,8 +85,8 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(memo._known) == ["b", "c"]
 
 
-def test_what_a_cluster_does_not_know_is_rightly_left_out() -> None:
-    """Remembered or built afresh, from a pool that uses every setting: the same bytes."""
+def test_a_cluster_does_not_depend_on_ignored_settings() -> None:
+    """For a pool that uses every setting, the cached and the built bytes are equal."""
     full = fleet(
         pool(
             default=True,
@@ -108,7 +108,7 @@ def test_what_a_cluster_does_not_know_is_rightly_left_out() -> None:
 
 
 def test_a_limit_builds_no_cluster_again() -> None:
-    """Its channel is RTDS; building would cost milliseconds for nothing."""
+    """The limit is sent over RTDS; the cluster does not change."""
     memo, seen = Memo(), set()
     for limit in (5, 6):
         of = fleet(pool(circuit_breaker={"max_requests": limit}, drop_overload=limit))

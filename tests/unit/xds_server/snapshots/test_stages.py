@@ -1,4 +1,4 @@
-"""Stages: at every moment of a change, each client can use what the other ones may name."""
+"""Stages: at every moment of a change, each client can use what other clients may name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def names(snapshot: Snapshot, type_url: str) -> set[str]:
 
 
 class Envoy(NamedTuple):
-    """What an Envoy that has this snapshot can do."""
+    """The clusters and routes of an Envoy with this snapshot."""
 
     clusters: set[str]
     hosts: dict[str, set[int]]
@@ -73,7 +73,7 @@ def pools(snapshot: Snapshot) -> list[pool_pb2.Pool]:
 
 
 def assert_can_use(proxy: Envoy, picker: list[pool_pb2.Pool]) -> None:
-    """Hold what must be true between any Envoy and any picker at one moment."""
+    """Check the invariants between any Envoy and any picker at one moment."""
     assert proxy.routed <= proxy.clusters
     assert set(proxy.hosts) == proxy.clusters
     for known in picker:
@@ -92,7 +92,7 @@ VARIANTS = ("stable", "canary", "blue")
 
 @st.composite
 def fleets(draw) -> Fleet:
-    """Draw a valid fleet out of a small world, so that two of them overlap."""
+    """Draw a valid fleet from a small set of names, so that two fleets overlap."""
     drawn = []
     for name in draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True)):
         base = 10 * ord(name)
@@ -117,7 +117,7 @@ def fleets(draw) -> Fleet:
 @settings(max_examples=30)
 @given(old=fleets(), new=fleets())
 def test_no_moment_of_a_change_breaks_a_request(old: Fleet, new: Fleet) -> None:
-    """Between any two stages, whatever a picker may name is known to every Envoy."""
+    """Between any two stages every Envoy knows all that a picker may name."""
     first = plan(None, View(old))
     proxy = [envoy(stage.snapshot) for stage in first if stage.audience == "envoy"][-1]
     picker = [pools(stage.snapshot) for stage in first if stage.audience == "picker"][-1]
@@ -139,7 +139,7 @@ def test_no_moment_of_a_change_breaks_a_request(old: Fleet, new: Fleet) -> None:
 def test_a_change_ends_where_a_fresh_start_would(
     old: Fleet, new: Fleet, sick: set[int], well: set[int]
 ) -> None:
-    """Nothing of the way remains: the last stages are the new fleet's own resources."""
+    """The last stages are exactly the resources of the new fleet."""
 
     def published(fleet: Fleet, numbers: set[int]) -> dict[str, dict[str, tuple[str, ...]]]:
         return {pool.name: {f"r{n}": ("ejected",) for n in numbers} for pool in fleet.pools}
@@ -159,7 +159,7 @@ def test_no_change_is_no_message(old: Fleet) -> None:
 
 
 def test_a_weight_changes_only_routes_and_pools() -> None:
-    """Canary weights travel the cheap way: no cluster is touched."""
+    """Changed canary weights change no cluster."""
     old = fleet()
     variants = [
         {"name": "stable", "weight": 50, "model_version": "1"},
@@ -173,8 +173,8 @@ def test_a_weight_changes_only_routes_and_pools() -> None:
                 assert stage.snapshot.version(type_url) == force["envoy"].version(type_url)
 
 
-def test_a_drain_tells_pickers_before_envoys() -> None:
-    """Endpoints are marked only in the last stage, which waits for their work."""
+def test_a_drain_is_sent_to_pickers_before_envoys() -> None:
+    """Envoy's endpoints are marked only in the last stage, which waits for their requests."""
     old, new = (
         fleet(),
         fleet(
@@ -193,14 +193,14 @@ def test_a_drain_tells_pickers_before_envoys() -> None:
 
 
 def test_only_new_drains_are_waited_for() -> None:
-    """A replica that already drained does not hold up later changes."""
+    """A replica that drained already does not delay later changes."""
     drained = fleet(pool(endpoints=[endpoint(1, draining=True), endpoint(2)]))
     both = fleet(pool(endpoints=[endpoint(1, draining=True), endpoint(2, draining=True)]))
     assert newly_draining(drained, both) == {"r2"}
 
 
 def test_a_replica_that_moves_is_two_hosts_for_a_while() -> None:
-    """The same id at another address: Envoy knows both until no picker names the old one."""
+    """The same id at another address: Envoy has both until no picker names the old one."""
     moved = {**endpoint(1), "http": "127.0.0.1:9999"}
     old = fleet(pool(endpoints=[endpoint(1)]))
     new = fleet(pool(endpoints=[moved]))
@@ -210,7 +210,7 @@ def test_a_replica_that_moves_is_two_hosts_for_a_while() -> None:
     assert [one.http_address for one in known.endpoints] == ["127.0.0.1:8010"]
 
 
-def test_a_replica_that_changes_sides_is_on_both_for_a_while() -> None:
+def test_a_replica_that_changes_its_variant_is_in_both_for_a_while() -> None:
     """A renamed variant has replicas for pickers before any Envoy routes to it."""
     variants = [{"name": "stable"}, {"name": "new"}]
     old = fleet(pool(endpoints=[endpoint(1), endpoint(2)]))
@@ -221,7 +221,7 @@ def test_a_replica_that_changes_sides_is_on_both_for_a_while() -> None:
 
 
 def test_a_variant_is_withdrawn_after_a_pause() -> None:
-    """Envoys' workers follow, and requests that were routed to it come back from pickers."""
+    """The pause covers Envoys' workers and requests that pickers still hold."""
     old = fleet(pool())
     new = fleet(pool(variants=[{"name": "stable"}], endpoints=[endpoint(1)]))
     grace = {stage.label: stage.grace_s for stage in plan(View(old), View(new))}
@@ -229,8 +229,8 @@ def test_a_variant_is_withdrawn_after_a_pause() -> None:
     assert not any(stage.grace_s for stage in plan(View(new), View(old)))
 
 
-def test_sick_replicas_are_reported_by_one_push_each() -> None:
-    """Envoys see the host unhealthy, pickers see why; nothing else is sent."""
+def test_sick_replicas_are_published_by_one_push_each() -> None:
+    """Envoys get an unhealthy host, pickers the conditions; nothing else is sent."""
     well = View(fleet())
     sick = View(fleet(), sick={"llm": {"r2": ("ejected", "frozen")}})
     before = {stage.audience: stage.snapshot for stage in plan(None, well)}
@@ -251,7 +251,7 @@ def test_sick_replicas_are_reported_by_one_push_each() -> None:
 
 
 def test_a_draining_replica_is_draining_also_when_it_is_sick() -> None:
-    """What an operator wished is shown before what pickers found."""
+    """The operator's drain takes precedence over the pickers' findings."""
     one = pool(endpoints=[endpoint(1, draining=True), endpoint(2)])
     snapshots = plan(None, View(fleet(one), sick={"llm": {"r1": ("ejected",)}}))
     data = body(snapshots[0].snapshot, ENDPOINT_TYPE, "llm/stable/http")

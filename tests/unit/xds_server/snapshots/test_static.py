@@ -1,4 +1,4 @@
-"""A fleet as one bootstrap that stands alone."""
+"""A fleet as a self-contained bootstrap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECURE = fleet(
 
 
 def test_nothing_is_left_to_discovery() -> None:
-    """Endpoints, routes, limits and secrets are all inside."""
+    """The bootstrap contains endpoints, routes, limits and secrets."""
     message = bootstrap_pb2.Bootstrap.FromString(static_bootstrap(SECURE))
     static = message.static_resources
     assert {one.type for one in static.clusters} == {cluster_pb2.Cluster.STATIC}
@@ -35,7 +35,7 @@ def test_nothing_is_left_to_discovery() -> None:
 
 
 def test_secrets_are_found_by_name_alone() -> None:
-    """No TLS socket asks a server for them."""
+    """No TLS socket refers to a config source."""
     static = bootstrap_pb2.Bootstrap.FromString(static_bootstrap(SECURE)).static_resources
     assert {one.name for one in static.secrets} == {
         "listener/certificate",

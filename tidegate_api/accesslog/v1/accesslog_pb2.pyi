@@ -20,12 +20,12 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Log(_message.Message):
-    """What the picker reads of Envoy's access log: the messages of
-    `envoy/service/accesslog/v3/als.proto` and `envoy/data/accesslog/v3/accesslog.proto` with the same
-    field numbers, and only the fields that are used; parsers skip the others. A oneof stands where
-    Envoy has one, with all its members, so that the last of them on the wire counts here as well.
+    """The part of Envoy's access log that the picker reads: the messages of
+    `envoy/service/accesslog/v3/als.proto` and `envoy/data/accesslog/v3/accesslog.proto` with their
+    field numbers, but only the fields that are used; parsers skip the others. Each oneof of Envoy is
+    a oneof here, with all its members, so that the last member on the wire takes precedence as well.
 
-    Some messages are `bytes` here: few different ones come, so the picker remembers what they say.
+    Some messages are `bytes` here: few different values occur, so the picker caches their content.
 
     envoy.service.accesslog.v3.StreamAccessLogsMessage
     """
@@ -128,7 +128,7 @@ class Common(_message.Message):
     """envoy.data.accesslog.v3.AccessLogType"""
     @_builtins.property
     def start_time(self) -> Global___Duration:
-        """google.protobuf.Timestamp; the wire is a Duration's."""
+        """google.protobuf.Timestamp, whose encoding is that of a Duration."""
 
     @_builtins.property
     def time_to_first_upstream_tx_byte(self) -> Global___Duration: ...
@@ -181,7 +181,7 @@ class Response(_message.Message):
 
     @_builtins.property
     def response_headers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Maps, as the entries that they are on the wire: each a Header."""
+        """Maps, as their entries on the wire; each entry is a Header."""
 
     @_builtins.property
     def response_trailers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...

@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ChangeOptions(_message.Message):
-    """ChangeOptions go with every change."""
+    """ChangeOptions are the options of every change."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -32,11 +32,11 @@ class ChangeOptions(_message.Message):
     author: _builtins.str
     reason: _builtins.str
     dry_run: _builtins.bool
-    """Validate and show the difference; change nothing."""
+    """Validate and return the differences; change nothing."""
     wait: _builtins.bool
-    """Answer when every client has acknowledged (or left the gate), else at once."""
+    """Answer when every client has acknowledged, rejected or missed its deadline; otherwise at once."""
     timeout_seconds: _builtins.float
-    """How long to wait, seconds; 0 = the server's default (30)."""
+    """Longest wait, in seconds; 0 = the server's default (30)."""
     def __init__(
         self,
         *,
@@ -64,7 +64,7 @@ class ApplyRequest(_message.Message):
     fleet: _builtins.str
     """The fleet file's text (YAML or JSON)."""
     source: _builtins.str
-    """Name to use in error messages, e.g. the file's path."""
+    """Name of the text in error messages, e.g. the file's path."""
     @_builtins.property
     def options(self) -> Global___ChangeOptions: ...
     def __init__(
@@ -112,7 +112,7 @@ class SetWeightsRequest(_message.Message):
     pool: _builtins.str
     @_builtins.property
     def weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Variant to weight; variants not named keep theirs."""
+        """Variant -> weight; variants that are not named keep theirs."""
 
     @_builtins.property
     def options(self) -> Global___ChangeOptions: ...
@@ -139,7 +139,7 @@ class SetDrainingRequest(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     endpoint: _builtins.str
-    """Endpoint id."""
+    """Endpoint id, or "pool/id" for one pool only."""
     draining: _builtins.bool
     @_builtins.property
     def options(self) -> Global___ChangeOptions: ...
@@ -235,8 +235,8 @@ Global___SetBreakerRequest: _TypeAlias = SetBreakerRequest  # noqa: Y015
 
 @_typing.final
 class SetSlowStartRequest(_message.Message):
-    """SetSlowStartRequest sets a pool's ramp; fields that are not set keep their values. Names and
-    ranges are those of `slow_start` in the fleet file.
+    """SetSlowStartRequest sets a pool's slow start; fields that are not set keep their values. Names
+    and ranges are those of `slow_start` in the fleet file.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -248,7 +248,7 @@ class SetSlowStartRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     window: _builtins.float
-    """Seconds; 0 = no ramp."""
+    """Seconds; 0 = no slow start."""
     aggression: _builtins.float
     min_weight_percent: _builtins.float
     @_builtins.property
@@ -283,7 +283,7 @@ Global___SetSlowStartRequest: _TypeAlias = SetSlowStartRequest  # noqa: Y015
 
 @_typing.final
 class SetDropOverloadRequest(_message.Message):
-    """SetDropOverloadRequest is the emergency brake."""
+    """SetDropOverloadRequest sets the share of a pool's requests that Envoy rejects in an emergency."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -292,7 +292,7 @@ class SetDropOverloadRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     percent: _builtins.float
-    """Percentage of the pool's requests that Envoy refuses; 0 = none."""
+    """Percentage of the pool's requests that Envoy rejects; 0 = none."""
     @_builtins.property
     def options(self) -> Global___ChangeOptions: ...
     def __init__(
@@ -317,6 +317,7 @@ class DiffRequest(_message.Message):
     OLD_REVISION_FIELD_NUMBER: _builtins.int
     NEW_REVISION_FIELD_NUMBER: _builtins.int
     old_revision: _builtins.int
+    """0 = the fleet in force."""
     new_revision: _builtins.int
     """0 = the fleet in force."""
     def __init__(
@@ -362,7 +363,7 @@ class RollbackRequest(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
-    """Revision whose fleet is to be in force again (as a new revision)."""
+    """Revision whose fleet comes into force again, as a new revision."""
     @_builtins.property
     def options(self) -> Global___ChangeOptions: ...
     def __init__(
@@ -394,12 +395,15 @@ class ChangeResult(_message.Message):
     revision: _builtins.int
     """The new revision, or the current one if nothing changed."""
     clients: _builtins.int
+    """Number of connected clients."""
     acked: _builtins.int
+    """Number of clients that have acknowledged the change."""
     elapsed_ms: _builtins.float
-    """From the call to the last acknowledgement, milliseconds; unset when not waited for."""
+    """Milliseconds from the call to the last acknowledgement; unset if the call did not wait."""
     outcome: _builtins.str
-    """How it went, where it was waited for: "done", "waiting" (still under way), or "abandoned":
-    clients refused it (see problems) and are led back to the last good revision.
+    """Outcome, if the call waited: "done", "waiting" (still running), "superseded" by a newer
+    revision, or "abandoned": clients rejected the change (see problems), and a new revision falls
+    back to the last good one.
     """
     @_builtins.property
     def changes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -407,7 +411,7 @@ class ChangeResult(_message.Message):
 
     @_builtins.property
     def channels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Channels used, out of CDS EDS LDS RDS RTDS SDS POOL."""
+        """Short names of the types that were sent: CDS, EDS, LDS, RDS, RTDS, SDS, POOL."""
 
     @_builtins.property
     def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientProblem]: ...
@@ -446,7 +450,7 @@ class ClientProblem(_message.Message):
     """"NACKED" or "STALLED"."""
     type: _builtins.str
     message: _builtins.str
-    """The client's own words, or what it has not answered."""
+    """The client's error message, or which type it has not acknowledged."""
     def __init__(
         self,
         *,
@@ -510,7 +514,7 @@ class GetFleetResponse(_message.Message):
     """The fleet in force as JSON, in the fleet file's schema."""
     @_builtins.property
     def in_flight(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """endpoint id -> requests in flight, summed over the pickers that report."""
+        """Endpoint id -> requests in flight, summed over the reporting pickers."""
 
     def __init__(
         self,
@@ -554,16 +558,16 @@ class GetStatusResponse(_message.Message):
     SICK_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     settled: _builtins.bool
-    """True when no transaction is under way."""
+    """No publication is running."""
     file_error: _builtins.str
     """Why the fleet file on disk is not in force; empty when it is."""
     refusal: _builtins.str
-    """Which revision clients refused last, and why; empty once a later one is in force."""
+    """Which revision clients rejected last, and why; empty once a later one is in force."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]: ...
     @_builtins.property
     def sick(self) -> _containers.RepeatedCompositeFieldContainer[Global___SickReplica]:
-        """Replicas that pickers find sick, in pools with `health.share`."""
+        """Replicas that pickers report as sick, in pools with `health.share`."""
 
     def __init__(
         self,
@@ -595,9 +599,9 @@ class SickReplica(_message.Message):
     pool: _builtins.str
     endpoint: _builtins.str
     pickers: _builtins.int
-    """How many pickers say so."""
+    """Number of pickers that report it."""
     told: _builtins.bool
-    """All pickers and Envoys leave it alone."""
+    """It is published as sick, so that all pickers and Envoys avoid it."""
     @_builtins.property
     def conditions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -672,9 +676,11 @@ class TypeStatus(_message.Message):
     state: _builtins.str
     """SYNCED, STALE, NACKED or NOT_SENT."""
     message: _builtins.str
-    """The client's message when NACKED."""
+    """The client's error message when NACKED."""
     pending_seconds: _builtins.float
+    """Seconds in a state other than SYNCED."""
     resources: _builtins.int
+    """Number of resources that the client is known to hold."""
     def __init__(
         self,
         *,
@@ -700,7 +706,7 @@ class ListRevisionsRequest(_message.Message):
 
     LIMIT_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
-    """Newest first; 0 = 20."""
+    """Most revisions, newest first; 0 = 20."""
     def __init__(
         self,
         *,
@@ -750,7 +756,7 @@ class Revision(_message.Message):
     author: _builtins.str
     reason: _builtins.str
     outcome: _builtins.str
-    """What became of it, in one sentence; empty while that is open."""
+    """Outcome of its publication, in one sentence; empty until it has ended."""
     @_builtins.property
     def changes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(

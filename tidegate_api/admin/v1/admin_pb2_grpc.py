@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Admin is what operators may ask of the control server. Every change becomes one revision of
-    the whole fleet, validated as a whole. Bad input is INVALID_ARGUMENT with one sentence that
-    names the place; an unknown name is NOT_FOUND; a lost race is ABORTED.
+    """Admin is the control server's service for operators. Every change makes one revision of the
+    whole fleet, which is validated as a whole. Invalid input is INVALID_ARGUMENT with a message that
+    names the location; an unknown name is NOT_FOUND; too many waiting changes are ABORTED.
     """
 
     def __init__(self, channel):
@@ -95,9 +95,9 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Admin is what operators may ask of the control server. Every change becomes one revision of
-    the whole fleet, validated as a whole. Bad input is INVALID_ARGUMENT with one sentence that
-    names the place; an unknown name is NOT_FOUND; a lost race is ABORTED.
+    """Admin is the control server's service for operators. Every change makes one revision of the
+    whole fleet, which is validated as a whole. Invalid input is INVALID_ARGUMENT with a message that
+    names the location; an unknown name is NOT_FOUND; too many waiting changes are ABORTED.
     """
 
     def Apply(self, request, context):
@@ -233,9 +233,9 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Admin is what operators may ask of the control server. Every change becomes one revision of
-    the whole fleet, validated as a whole. Bad input is INVALID_ARGUMENT with one sentence that
-    names the place; an unknown name is NOT_FOUND; a lost race is ABORTED.
+    """Admin is the control server's service for operators. Every change makes one revision of the
+    whole fleet, which is validated as a whole. Invalid input is INVALID_ARGUMENT with a message that
+    names the location; an unknown name is NOT_FOUND; too many waiting changes are ABORTED.
     """
 
     @staticmethod

@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminStub:
-    """Admin is what operators may ask of the control server. Every change becomes one revision of
-    the whole fleet, validated as a whole. Bad input is INVALID_ARGUMENT with one sentence that
-    names the place; an unknown name is NOT_FOUND; a lost race is ABORTED.
+    """Admin is the control server's service for operators. Every change makes one revision of the
+    whole fleet, which is validated as a whole. Invalid input is INVALID_ARGUMENT with a message that
+    names the location; an unknown name is NOT_FOUND; too many waiting changes are ABORTED.
     """
 
     @_typing.overload
@@ -50,9 +50,9 @@ class AdminStub:
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
-    """Admin is what operators may ask of the control server. Every change becomes one revision of
-    the whole fleet, validated as a whole. Bad input is INVALID_ARGUMENT with one sentence that
-    names the place; an unknown name is NOT_FOUND; a lost race is ABORTED.
+    """Admin is the control server's service for operators. Every change makes one revision of the
+    whole fleet, which is validated as a whole. Invalid input is INVALID_ARGUMENT with a message that
+    names the location; an unknown name is NOT_FOUND; too many waiting changes are ABORTED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -69,9 +69,9 @@ class AdminAsyncStub(AdminStub):
     ListRevisions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRevisionsRequest, _admin_pb2.ListRevisionsResponse]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
-    """Admin is what operators may ask of the control server. Every change becomes one revision of
-    the whole fleet, validated as a whole. Bad input is INVALID_ARGUMENT with one sentence that
-    names the place; an unknown name is NOT_FOUND; a lost race is ABORTED.
+    """Admin is the control server's service for operators. Every change makes one revision of the
+    whole fleet, which is validated as a whole. Invalid input is INVALID_ARGUMENT with a message that
+    names the location; an unknown name is NOT_FOUND; too many waiting changes are ABORTED.
     """
 
     @_abc_1.abstractmethod

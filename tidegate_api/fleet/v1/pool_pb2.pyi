@@ -49,7 +49,7 @@ class _AdaptersEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Adapters.Val
     ADAPTERS_REQUIRE: _Adapters.ValueType  # 3
 
 class Adapters(_Adapters, metaclass=_AdaptersEnumTypeWrapper):
-    """How much it counts that a replica has a request's LoRA adapter loaded."""
+    """Adapters sets whether replicas with a request's LoRA adapter are preferred or required."""
 
 ADAPTERS_UNSPECIFIED: Adapters.ValueType  # 0
 """prefer"""
@@ -85,13 +85,13 @@ Global___BodyMode: _TypeAlias = BodyMode  # noqa: Y015
 
 @_typing.final
 class Pool(_message.Message):
-    """Pool is what a picker must know about one pool of replicas. The control server
-    serves it over ADS as its own resource type, named by `name`:
+    """Pool describes one pool of replicas for pickers. The control server serves it over ADS as a
+    resource type of its own, named by `name`:
 
       type.googleapis.com/tidegate.fleet.v1.Pool
 
-    A picker subscribes with the legacy wildcard (an empty list of names). Envoy never asks
-    for this type, so it never sees it.
+    A picker subscribes with the legacy wildcard (an empty list of names). Envoys never request
+    this type.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -116,28 +116,28 @@ class Pool(_message.Message):
     per_endpoint_in_flight: _builtins.int
     """Most requests in flight on one endpoint; 0 = no limit."""
     probe_interval_seconds: _builtins.float
-    """Time between two probes of a replica's readiness, seconds; 0 = the picker's default."""
+    """Seconds between two probes of a replica's readiness; 0 = the picker's default."""
     orca: _builtins.bool
-    """Ask replicas for load reports (ORCA) in their answers' headers."""
+    """Request load reports (ORCA) from replicas in response headers."""
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models that this pool serves. A model belongs to at most one pool."""
 
     @_builtins.property
     def paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """HTTP paths whose body names the model (OpenAI). Several pools may share a path."""
+        """HTTP paths on which the body names the model (OpenAI). Several pools may share a path."""
 
     @_builtins.property
     def default_for(self) -> _containers.RepeatedScalarFieldContainer[Global___Form.ValueType]:
-        """Forms (see Form) for which Envoy's own route falls to this pool when nobody names one."""
+        """Forms (see Form) for which Envoy routes requests that name no pool to this pool."""
 
     @_builtins.property
     def default_for_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Paths out of `paths` for which the same holds."""
+        """Paths out of `paths` for which Envoy does the same."""
 
     @_builtins.property
     def variants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Variant]:
-        """In the order in which the weights are laid end to end for a draw."""
+        """A draw adds up the weights in this order."""
 
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]: ...
@@ -149,13 +149,13 @@ class Pool(_message.Message):
     def outlier(self) -> Global___Outlier: ...
     @_builtins.property
     def custom_metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___CustomMetric]:
-        """Series of the replicas' pages that no dialect knows; at most 32."""
+        """Series of the replicas' metrics pages that no built-in dialect contains; at most 32."""
 
     @_builtins.property
     def deep_health(self) -> Global___DeepHealth: ...
     @_builtins.property
     def model_needs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelNeeds]:
-        """What single models need of a replica."""
+        """Requirements of single models on a replica."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ Global___Pool: _TypeAlias = Pool  # noqa: Y015
 
 @_typing.final
 class Outlier(_message.Message):
-    """When the picker leaves a failing replica alone. Absent = its defaults."""
+    """Outlier sets when the picker ejects a failing replica. Absent = the picker's defaults."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -202,13 +202,13 @@ class Outlier(_message.Message):
     interval_seconds: _builtins.float
     base_ejection_seconds: _builtins.float
     max_ejection_percent: _builtins.int
-    """Most replicas of a variant out at one time."""
+    """Largest share of a variant's replicas that may be ejected at one time."""
     failure_percent: _builtins.float
-    """Share of failures; 0 = off."""
+    """Percentage of failed requests for an ejection; 0 = off."""
     latency_factor: _builtins.float
-    """First bytes so many times later than those of its peers; 0 = off."""
+    """Ratio of a replica's time to first byte to that of its peers for an ejection; 0 = off."""
     frozen_after_seconds: _builtins.float
-    """Work in flight and no sign of life for so long, seconds; 0 = off."""
+    """Seconds with requests in flight and without any activity for an ejection; 0 = off."""
     def __init__(
         self,
         *,
@@ -230,7 +230,7 @@ Global___Outlier: _TypeAlias = Outlier  # noqa: Y015
 
 @_typing.final
 class DeepHealth(_message.Message):
-    """What pickers look at beside readiness and outcomes. Absent = nothing."""
+    """DeepHealth lists health checks beside readiness and outcomes. Absent = none."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -238,11 +238,11 @@ class DeepHealth(_message.Message):
     GPU_MEMORY_FREE_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     repository: _builtins.bool
-    """Ask Triton's repository index for the state of the pool's models."""
+    """Query Triton's repository index for the state of the pool's models."""
     gpu_memory_free: _builtins.float
     """Least free share of a replica's GPU memory, 0..1; 0 = off."""
     share: _builtins.bool
-    """Report what is found to the control server."""
+    """Report findings to the control server."""
     def __init__(
         self,
         *,
@@ -291,14 +291,14 @@ class Variant(_message.Message):
     PROBE_PATH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     weight: _builtins.int
-    """Relative share of requests that nothing pins; 0 = none."""
+    """Relative share of the requests that are not pinned; 0 = none."""
     model_version: _builtins.str
     """Version that the replicas serve; empty = unspecified. Requests are never rewritten."""
     probe_path: _builtins.str
-    """HTTP path whose 200 says that a replica serves this variant; empty = do not probe."""
+    """HTTP path that answers 200 if a replica serves this variant; empty = do not probe."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Request headers (lower case name to exact value) that pin a request to this variant."""
+        """Request headers (lower-case name -> exact value) that pin a request to this variant."""
 
     def __init__(
         self,
@@ -319,8 +319,8 @@ Global___Variant: _TypeAlias = Variant  # noqa: Y015
 
 @_typing.final
 class Endpoint(_message.Message):
-    """Endpoint is one replica. Its identity is `id` together with `incarnation`: a replica that
-    left and came back, or was restarted, has a new incarnation and an empty cache.
+    """Endpoint is one replica. Its identity is `id` together with `incarnation`: a replica that was
+    removed and added again has a new incarnation and an empty cache.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -367,21 +367,21 @@ class Endpoint(_message.Message):
     incarnation: _builtins.int
     variant: _builtins.str
     http_address: _builtins.str
-    """"ip:port" (IPv6 in brackets); empty where the replica does not speak it."""
+    """"ip:port" (IPv6 in brackets); empty if the replica does not speak the protocol."""
     grpc_address: _builtins.str
     metrics_url: _builtins.str
     """URL of the Prometheus page; empty = nothing to scrape."""
     capacity: _builtins.float
-    """Relative strength; 1.0 = the fleet's usual replica."""
+    """Relative capacity; 1.0 = the fleet's usual replica."""
     zone: _builtins.str
     draining: _builtins.bool
-    """Takes no new work; sequences that live here may go on."""
+    """Takes no new work; its existing sequences may continue."""
     joined_unix_ms: _builtins.int
-    """When the replica joined the pool, Unix time in milliseconds; the ramp starts here. 0 = warm."""
+    """When the replica joined the pool, Unix time in milliseconds; slow start begins then. 0 = warm."""
     gpu_metrics_url: _builtins.str
     """Page of NVIDIA's DCGM exporter on its host; empty = none."""
     device: _builtins.str
-    """What it computes on, e.g. "a100"; empty = unsaid."""
+    """Type of its device, e.g. "a100"; empty = unknown."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -390,15 +390,15 @@ class Endpoint(_message.Message):
 
     @_builtins.property
     def told(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Conditions that pickers found and the control server tells to all; empty = none."""
+        """Conditions that pickers found and the control server publishes to all; empty = none."""
 
     @_builtins.property
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """LoRA adapters that are loaded on it, as requests name them; empty = unsaid."""
+        """LoRA adapters that are loaded on it, as requests name them; empty = unknown."""
 
     @_builtins.property
     def kv_events(self) -> Global___KvEvents:
-        """Where its engines publish KV events; absent = they do not."""
+        """Addresses at which its engines publish KV events; absent = they do not."""
 
     def __init__(
         self,
@@ -431,7 +431,7 @@ Global___Endpoint: _TypeAlias = Endpoint  # noqa: Y015
 
 @_typing.final
 class KvEvents(_message.Message):
-    """Where vLLM engines publish what their caches hold (ZMQ)."""
+    """KvEvents describes where vLLM engines publish the content of their KV caches (ZMQ)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -441,12 +441,13 @@ class KvEvents(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     address: _builtins.str
-    """"tcp://ip:port" of the first engine; the next ones listen on the next ports."""
+    """"tcp://ip:port" of the first engine; the next engines use the next ports."""
     replay: _builtins.str
-    """The same of its replay socket; empty = none."""
+    """Address of the first engine's replay socket, in the same way; empty = none."""
     engines: _builtins.int
-    """How many engines; 0 = 1."""
+    """Number of engines; 0 = 1."""
     topic: _builtins.str
+    """Prefix of the topics to read; empty = all."""
     model: _builtins.str
     """The model that they serve, as requests name it."""
     def __init__(
@@ -468,7 +469,7 @@ Global___KvEvents: _TypeAlias = KvEvents  # noqa: Y015
 
 @_typing.final
 class CustomMetric(_message.Message):
-    """A series that says something that a reading has."""
+    """CustomMetric maps a series of the replicas' metrics pages to a reading."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -499,11 +500,12 @@ class CustomMetric(_message.Message):
     reading: _builtins.str
     """E.g. "queued", "running", "kv_used"."""
     metric: _builtins.str
+    """Name of the series."""
     scale: _builtins.float
-    """The value is multiplied by it; 0 = 1."""
+    """Factor by which the value is multiplied; 0 = 1."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """It must have these labels; it may have others."""
+        """Labels that the series must have; it may have others."""
 
     def __init__(
         self,
@@ -548,47 +550,47 @@ class Routing(_message.Message):
     """Name of the policy, e.g. "auto"."""
     body: Global___BodyMode.ValueType
     fallbacks: _builtins.int
-    """How many further endpoints follow the pick, for Envoy's retries."""
+    """Number of further endpoints after the pick, for Envoy's retries."""
     session_header: _builtins.str
     """Lower-case header that names the session."""
     block_chars: _builtins.int
     """Characters of prompt text in one prefix block."""
     index_blocks_per_endpoint: _builtins.int
-    """Bound of the prefix index, blocks per endpoint."""
+    """Most blocks per endpoint in the prefix index."""
     index_ttl_seconds: _builtins.float
-    """A prefix block unused for so long is forgotten, seconds."""
+    """A prefix block that is unused for this time, in seconds, is removed."""
     sequence_idle_seconds: _builtins.float
-    """Lease of a sequence since its last request, seconds."""
+    """A sequence's lease ends this time, in seconds, after its last request."""
     load_factor: _builtins.float
     """The cached endpoint is chosen while its in-flight load is at most this factor above the
     mean of the candidates (bounded load; Mirrokni et al., arXiv 1608.01350).
     """
     max_body_bytes: _builtins.int
-    """Bytes of body that a picker may collect in mode FULL."""
+    """Most bytes of a body that a picker collects in mode FULL."""
     block_tokens: _builtins.int
     """Tokens in one prefix block, where token ids are known; 0 = the picker's default."""
     tokenizer: _builtins.str
     """Path of the model's tokenizer.json on the picker's machine; empty = none."""
     co_batch_hold_seconds: _builtins.float
-    """Longest time for which "co-batch" lets a request wait for companions; 0 = none waits."""
+    """Longest time, in seconds, for which "co-batch" delays a request to batch it; 0 = no delay."""
     adapters: Global___Adapters.ValueType
     prefer_zone: _builtins.bool
     """Replicas of the picker's own zone are preferred."""
     spill_factor: _builtins.float
-    """A preferred replica (zone, adapter, device) is kept to while its requests in flight are at
-    most this factor above the mean; 0 = the picker's default.
+    """A preferred replica (zone, adapter, device) is used while its requests in flight are at most
+    this factor above the mean; 0 = the picker's default.
     """
     @_builtins.property
     def allow_override(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Policies that a request may ask for with the header "tidegate-policy"."""
+        """Policies that a request may select with the header "tidegate-policy"."""
 
     @_builtins.property
     def gpu_weights(self) -> Global___GpuWeights:
-        """Of the policy "gpu-composite"; absent = the picker's defaults."""
+        """Weights of the policy "gpu-composite"; absent = the picker's defaults."""
 
     @_builtins.property
     def learned(self) -> Global___Learned:
-        """Of the policy "learned"; absent = the picker's defaults."""
+        """Settings of the policy "learned"; absent = the picker's defaults."""
 
     def __init__(
         self,
@@ -623,7 +625,7 @@ Global___Routing: _TypeAlias = Routing  # noqa: Y015
 
 @_typing.final
 class GpuWeights(_message.Message):
-    """Weights of a composite price; only their ratios count."""
+    """Weights of the policy "gpu-composite"; only their ratios count."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -653,16 +655,16 @@ Global___GpuWeights: _TypeAlias = GpuWeights  # noqa: Y015
 
 @_typing.final
 class Learned(_message.Message):
-    """When the policy "learned" may act, and how much it tries out."""
+    """Learned holds the evaluation and exploration settings of the policy "learned"."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MIN_DECISIONS_FIELD_NUMBER: _builtins.int
     EXPLORE_FIELD_NUMBER: _builtins.int
     min_decisions: _builtins.int
-    """Finished requests between two judgements; 0 = the picker's default."""
+    """Finished requests between two evaluations; 0 = the picker's default."""
     explore: _builtins.float
-    """Share of requests on which it tries an alternative, 0..0.02."""
+    """Share of requests for which it explores an alternative, 0..0.02."""
     def __init__(
         self,
         *,
@@ -679,7 +681,7 @@ Global___Learned: _TypeAlias = Learned  # noqa: Y015
 
 @_typing.final
 class ModelNeeds(_message.Message):
-    """What a model needs of a replica."""
+    """ModelNeeds lists a model's requirements on a replica."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -689,11 +691,11 @@ class ModelNeeds(_message.Message):
     DEVICE_REQUIRED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     memory_bytes: _builtins.int
-    """GPU memory that must be free on a replica that has not loaded it; 0 = not looked at."""
+    """Bytes of GPU memory that must be free on a replica without the model; 0 = not checked."""
     device: _builtins.str
-    """The device that it wants; empty = any."""
+    """Preferred device; empty = any."""
     device_required: _builtins.bool
-    """Other devices are never used."""
+    """Never use other devices."""
     def __init__(
         self,
         *,
@@ -712,7 +714,8 @@ Global___ModelNeeds: _TypeAlias = ModelNeeds  # noqa: Y015
 
 @_typing.final
 class SlowStart(_message.Message):
-    """Envoy's slow-start formula, which override_host bypasses and the picker therefore applies:
+    """SlowStart holds the settings of Envoy's slow-start formula. The policy override_host bypasses
+    Envoy's slow start, so the picker applies the formula:
     factor = max(min_weight, (age / window) ^ (1 / aggression)).
     """
 

@@ -30,20 +30,20 @@ class PickerReport(_message.Message):
     picker_id: _builtins.str
     """The node id that the picker uses on ADS."""
     group: _builtins.str
-    """Pickers of one group find as one: the workers of one picker share what they hear. Empty =
-    `picker_id`.
+    """Group of the picker. Findings of one group count as one, because the workers of a picker share
+    their observations. Empty = `picker_id`.
     """
     taken: _builtins.str
-    """Nonce of the last ADS response that the picker had taken when it counted; empty = none yet. Only
-    a report that names the response by which a replica drains tells that all picks before are in it.
+    """Nonce of the last ADS response that the picker had applied when it counted; empty = none yet. A
+    report includes all picks made before a drain only if it names the response with this drain.
     """
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndpointLoad]:
-        """Every endpoint with requests in flight; an absent endpoint has none."""
+        """All endpoints with requests in flight; an absent endpoint has none."""
 
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
-        """Every replica that this picker itself finds sick, in pools that share such findings."""
+        """All replicas that this picker itself finds sick, in pools that share such findings."""
 
     def __init__(
         self,

@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class PickerReportsStub:
-    """PickerReports is served by the control server beside ADS. A drain waits for the in-flight
-    counts that pickers report here; findings of sick replicas are told to all (`health.share`).
+    """PickerReports is served by the control server beside ADS. Drains wait for the in-flight counts
+    that pickers report here. Findings of sick replicas are published to all clients
+    (`health.share`).
     """
 
     def __init__(self, channel):
@@ -44,13 +45,14 @@ class PickerReportsStub:
 
 
 class PickerReportsServicer:
-    """PickerReports is served by the control server beside ADS. A drain waits for the in-flight
-    counts that pickers report here; findings of sick replicas are told to all (`health.share`).
+    """PickerReports is served by the control server beside ADS. Drains wait for the in-flight counts
+    that pickers report here. Findings of sick replicas are published to all clients
+    (`health.share`).
     """
 
     def Report(self, request_iterator, context):
-        """One stream per picker. The picker sends a full report at the start and whenever what it would
-        say has changed, at most once every 100 ms.
+        """One stream per picker. The picker sends a full report at the start and whenever the report's
+        content has changed, at most once every 100 ms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,8 +75,9 @@ def add_PickerReportsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PickerReports:
-    """PickerReports is served by the control server beside ADS. A drain waits for the in-flight
-    counts that pickers report here; findings of sick replicas are told to all (`health.share`).
+    """PickerReports is served by the control server beside ADS. Drains wait for the in-flight counts
+    that pickers report here. Findings of sick replicas are published to all clients
+    (`health.share`).
     """
 
     @staticmethod

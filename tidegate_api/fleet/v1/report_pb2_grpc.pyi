@@ -27,8 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PickerReportsStub:
-    """PickerReports is served by the control server beside ADS. A drain waits for the in-flight
-    counts that pickers report here; findings of sick replicas are told to all (`health.share`).
+    """PickerReports is served by the control server beside ADS. Drains wait for the in-flight counts
+    that pickers report here. Findings of sick replicas are published to all clients
+    (`health.share`).
     """
 
     @_typing.overload
@@ -36,25 +37,27 @@ class PickerReportsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PickerReportsAsyncStub: ...
     Report: _grpc.StreamUnaryMultiCallable[_report_pb2.PickerReport, _report_pb2.ReportSummary]
-    """One stream per picker. The picker sends a full report at the start and whenever what it would
-    say has changed, at most once every 100 ms.
+    """One stream per picker. The picker sends a full report at the start and whenever the report's
+    content has changed, at most once every 100 ms.
     """
 
 @_typing.type_check_only
 class PickerReportsAsyncStub(PickerReportsStub):
-    """PickerReports is served by the control server beside ADS. A drain waits for the in-flight
-    counts that pickers report here; findings of sick replicas are told to all (`health.share`).
+    """PickerReports is served by the control server beside ADS. Drains wait for the in-flight counts
+    that pickers report here. Findings of sick replicas are published to all clients
+    (`health.share`).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Report: _aio.StreamUnaryMultiCallable[_report_pb2.PickerReport, _report_pb2.ReportSummary]  # type: ignore[assignment]
-    """One stream per picker. The picker sends a full report at the start and whenever what it would
-    say has changed, at most once every 100 ms.
+    """One stream per picker. The picker sends a full report at the start and whenever the report's
+    content has changed, at most once every 100 ms.
     """
 
 class PickerReportsServicer(metaclass=_abc_1.ABCMeta):
-    """PickerReports is served by the control server beside ADS. A drain waits for the in-flight
-    counts that pickers report here; findings of sick replicas are told to all (`health.share`).
+    """PickerReports is served by the control server beside ADS. Drains wait for the in-flight counts
+    that pickers report here. Findings of sick replicas are published to all clients
+    (`health.share`).
     """
 
     @_abc_1.abstractmethod
@@ -63,8 +66,8 @@ class PickerReportsServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_report_pb2.PickerReport],
         context: _ServicerContext,
     ) -> _typing.Union[_report_pb2.ReportSummary, _abc.Awaitable[_report_pb2.ReportSummary]]:
-        """One stream per picker. The picker sends a full report at the start and whenever what it would
-        say has changed, at most once every 100 ms.
+        """One stream per picker. The picker sends a full report at the start and whenever the report's
+        content has changed, at most once every 100 ms.
         """
 
 def add_PickerReportsServicer_to_server(servicer: PickerReportsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

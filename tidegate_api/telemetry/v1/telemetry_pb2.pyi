@@ -32,10 +32,10 @@ class EndpointReport(_message.Message):
     endpoint: _builtins.str
     """Id of the endpoint in the fleet file; the same in all reports of a stream."""
     age_seconds: _builtins.float
-    """Age of the readings when this was sent, 0 to 60 s; a reporter that samples says how long ago."""
+    """Age of the readings when the report was sent, 0 to 60 s; for reporters that sample."""
     restarts: _builtins.int
-    """Restarts of the replica since the reporter began; its cache and sequences are gone when
-    this rises within a stream.
+    """Restarts of the replica since the reporter started. An increase within a stream means that the
+    replica's cache and sequences are lost.
     """
     @_builtins.property
     def readings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reading]:
@@ -43,7 +43,7 @@ class EndpointReport(_message.Message):
 
     @_builtins.property
     def gone(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
-        """Models that are served no more."""
+        """Models that are no longer served."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ Global___Model: _TypeAlias = Model  # noqa: Y015
 
 @_typing.final
 class Reading(_message.Message):
-    """What an engine says about one model, or about the whole endpoint where `model` is not set.
-    A field that is not set is unknown.
+    """Reading holds the readings of one model, or of the whole endpoint if `model` is not set. A field
+    that is not set is unknown.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -111,34 +111,34 @@ class Reading(_message.Message):
     model: _builtins.str
     version: _builtins.str
     queued: _builtins.float
-    """requests that wait inside the replica"""
+    """requests that wait in the replica's queue"""
     running: _builtins.float
-    """requests"""
+    """requests that run"""
     saturated: _builtins.bool
     """it runs as many requests as it can"""
     kv_used: _builtins.float
-    """share of the KV cache, 0..1"""
+    """used share of the KV cache, 0..1"""
     kv_block_tokens: _builtins.int
-    """tokens in a block of it"""
+    """tokens per block of the KV cache"""
     kv_blocks: _builtins.int
-    """blocks that it has in all"""
+    """blocks in the KV cache"""
     reused_blocks: _builtins.float
-    """counter"""
+    """blocks reused from the KV cache, a counter"""
     gpu_used: _builtins.float
-    """0..1"""
+    """share of time in which the GPUs are busy, 0..1"""
     gpu_memory_used: _builtins.float
-    """0..1"""
+    """used share of GPU memory, 0..1"""
     gpu_xid: _builtins.int
     """last XID, 0 = no error"""
     queue_seconds: _builtins.float
-    """mean wait of the requests that ended last"""
+    """mean queueing time of the requests that ended last"""
     compute_seconds: _builtins.float
-    """mean time that they took from then on"""
+    """mean time of these requests after the queue"""
     gpu_memory_free: _builtins.float
-    """bytes, of its GPUs together"""
+    """bytes, sum over its GPUs"""
     @_builtins.property
     def adapters(self) -> Global___Adapters:
-        """LoRA adapters that run or wait there; set and empty = none"""
+        """LoRA adapters that run or wait; set but empty = none"""
 
     def __init__(
         self,

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class TelemetryStub:
-    """Telemetry is served by a picker beside ext_proc, on the same port. A worker, or a reporter that
-    runs beside it, says here what its replica does, at its own rate.
+    """Telemetry is served by a picker beside ext_proc, on the same port. A replica, or a reporter that
+    runs beside it, reports the replica's readings here, at a rate of its own choice.
     """
 
     def __init__(self, channel):
@@ -44,14 +44,14 @@ class TelemetryStub:
 
 
 class TelemetryServicer:
-    """Telemetry is served by a picker beside ext_proc, on the same port. A worker, or a reporter that
-    runs beside it, says here what its replica does, at its own rate.
+    """Telemetry is served by a picker beside ext_proc, on the same port. A replica, or a reporter that
+    runs beside it, reports the replica's readings here, at a rate of its own choice.
     """
 
     def Report(self, request_iterator, context):
-        """One stream per replica. The first report has all readings; a later one has those that changed
-        and confirms the others. At the end of the stream what it said is forgotten. Of two streams of
-        one replica the newer counts. Reports that come more often than every 10 ms wait.
+        """One stream per replica. The first report contains all readings; a later one contains those that
+        have changed and confirms the others. The readings are dropped when the stream ends. If a
+        replica has two streams, the newer one counts. Reports are read at most once every 10 ms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,8 +74,8 @@ def add_TelemetryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Telemetry:
-    """Telemetry is served by a picker beside ext_proc, on the same port. A worker, or a reporter that
-    runs beside it, says here what its replica does, at its own rate.
+    """Telemetry is served by a picker beside ext_proc, on the same port. A replica, or a reporter that
+    runs beside it, reports the replica's readings here, at a rate of its own choice.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TelemetryStub:
-    """Telemetry is served by a picker beside ext_proc, on the same port. A worker, or a reporter that
-    runs beside it, says here what its replica does, at its own rate.
+    """Telemetry is served by a picker beside ext_proc, on the same port. A replica, or a reporter that
+    runs beside it, reports the replica's readings here, at a rate of its own choice.
     """
 
     @_typing.overload
@@ -36,27 +36,27 @@ class TelemetryStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TelemetryAsyncStub: ...
     Report: _grpc.StreamUnaryMultiCallable[_telemetry_pb2.EndpointReport, _telemetry_pb2.Summary]
-    """One stream per replica. The first report has all readings; a later one has those that changed
-    and confirms the others. At the end of the stream what it said is forgotten. Of two streams of
-    one replica the newer counts. Reports that come more often than every 10 ms wait.
+    """One stream per replica. The first report contains all readings; a later one contains those that
+    have changed and confirms the others. The readings are dropped when the stream ends. If a
+    replica has two streams, the newer one counts. Reports are read at most once every 10 ms.
     """
 
 @_typing.type_check_only
 class TelemetryAsyncStub(TelemetryStub):
-    """Telemetry is served by a picker beside ext_proc, on the same port. A worker, or a reporter that
-    runs beside it, says here what its replica does, at its own rate.
+    """Telemetry is served by a picker beside ext_proc, on the same port. A replica, or a reporter that
+    runs beside it, reports the replica's readings here, at a rate of its own choice.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Report: _aio.StreamUnaryMultiCallable[_telemetry_pb2.EndpointReport, _telemetry_pb2.Summary]  # type: ignore[assignment]
-    """One stream per replica. The first report has all readings; a later one has those that changed
-    and confirms the others. At the end of the stream what it said is forgotten. Of two streams of
-    one replica the newer counts. Reports that come more often than every 10 ms wait.
+    """One stream per replica. The first report contains all readings; a later one contains those that
+    have changed and confirms the others. The readings are dropped when the stream ends. If a
+    replica has two streams, the newer one counts. Reports are read at most once every 10 ms.
     """
 
 class TelemetryServicer(metaclass=_abc_1.ABCMeta):
-    """Telemetry is served by a picker beside ext_proc, on the same port. A worker, or a reporter that
-    runs beside it, says here what its replica does, at its own rate.
+    """Telemetry is served by a picker beside ext_proc, on the same port. A replica, or a reporter that
+    runs beside it, reports the replica's readings here, at a rate of its own choice.
     """
 
     @_abc_1.abstractmethod
@@ -65,9 +65,9 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_telemetry_pb2.EndpointReport],
         context: _ServicerContext,
     ) -> _typing.Union[_telemetry_pb2.Summary, _abc.Awaitable[_telemetry_pb2.Summary]]:
-        """One stream per replica. The first report has all readings; a later one has those that changed
-        and confirms the others. At the end of the stream what it said is forgotten. Of two streams of
-        one replica the newer counts. Reports that come more often than every 10 ms wait.
+        """One stream per replica. The first report contains all readings; a later one contains those that
+        have changed and confirms the others. The readings are dropped when the stream ends. If a
+        replica has two streams, the newer one counts. Reports are read at most once every 10 ms.
         """
 
 def add_TelemetryServicer_to_server(servicer: TelemetryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

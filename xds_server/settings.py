@@ -17,7 +17,7 @@ def _listen_address(address: str) -> str:
         host, port = split_host_port(f"{address[:-1]}1" if free else address)
     except ValueError:
         raise ValueError(
-            f"'{address}' is not an address; write ip:port, for example 127.0.0.1:18000"
+            f"'{address}' is no address; write ip:port, for example 127.0.0.1:18000"
         ) from None
     return join_host_port(host, 0 if free else port)
 

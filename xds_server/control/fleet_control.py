@@ -386,7 +386,7 @@ class Control:
         state = fallback_state(good, here, fleet, FALLBACK_AUTHOR, reason, self._unix_ms())
         await self._keep(state)
         refused.answered = True
-        self.refusal = f"{why}; revision {state.revision.number} restores the last accepted fleet"
+        self.refusal = f"{why}; revision {state.revision.number} leads back"
         if here.file != good.file:
             self.file_error = self.refusal
         self._publish(state)

@@ -64,4 +64,4 @@ def test_a_wrong_option_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--fleet", "f.yaml", "--ads", "localhost"])
     assert caught.value.code == EXIT_CANNOT_START
-    assert "argument --ads: 'localhost' is not an address" in capsys.readouterr().err
+    assert "argument --ads: 'localhost' is no address" in capsys.readouterr().err

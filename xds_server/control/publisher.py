@@ -17,10 +17,10 @@ class PublicationHandle(Protocol):
 
     @property
     def outcome(self) -> PublicationOutcome:
-        """How it stands now, or how it ended."""
+        """Its outcome, current or final."""
 
     async def wait(self, timeout_s: float) -> PublicationOutcome:
-        """Return the outcome, at the latest after ``timeout_s``."""
+        """Wait for the end, at most ``timeout_s`` seconds, and return the outcome."""
 
 
 class SnapshotPublisher(Protocol):
@@ -32,7 +32,7 @@ class SnapshotPublisher(Protocol):
         """Publish the stages; a publication under way is superseded."""
 
     def in_force(self, audience: Audience) -> Snapshot | None:
-        """Return what the audience should hold now; ``None`` = nothing was published yet."""
+        """Return the audience's current snapshot; ``None`` = nothing was published yet."""
 
 
 class ClientDirectory(Protocol):
@@ -46,4 +46,4 @@ class ClientDirectory(Protocol):
 
     @property
     def settled(self) -> bool:
-        """True when no publication is under way."""
+        """No publication is running."""

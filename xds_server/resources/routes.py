@@ -4,8 +4,7 @@ Source: ``envoy/config/route/v3/route_components.proto``. Written with ``xds-pro
 encoding is fast: routes contain the canary weights and change often. The first match wins:
 
 1. *picked*: the picker has chosen pool and variant; its headers select the cluster.
-2. *own*: calls that Envoy answers or forwards without a picker (health, server metadata, rejections
-   of calls that address a single replica).
+2. *own*: Envoy answers or forwards without a picker: health, metadata, calls to single replicas.
 3. *named*: the path or a documented header names the pool. Routes by a version in the path come
    first, then routes by a pinned variant's headers, then the weighted draw of the variant.
 4. *unnamed*: only the body names the model. The picker chooses pool and variant, and Envoy matches

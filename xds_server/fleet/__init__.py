@@ -1,1 +1,1 @@
-"""The desired state: its model, its rules, its changes and its revisions."""
+"""The desired state: model, rules, changes and revisions of the fleet."""

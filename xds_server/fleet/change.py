@@ -1,7 +1,7 @@
-"""Changes to a fleet at run time, and how they meet an edited fleet file.
+"""Changes to a fleet at run time, and their merge with an edited fleet file. Pure.
 
-Every function returns a new fleet and leaves its arguments alone. None of them judges the
-result: ``xds_server.fleet.rules.fleet`` does.
+Every function returns a new fleet. None of them validates the result;
+``xds_server.fleet.rules.fleet`` does.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 Section = Literal["circuit_breaker", "slow_start"]
 SECTIONS: Final[tuple[Section, ...]] = ("circuit_breaker", "slow_start")
-"""Parts of a pool that operators set at run time field by field."""
+"""Sections of a pool whose fields operators can set at run time."""
 
 
 class UnknownName(ValueError):  # noqa: N818 - reads as the sentence it is: raise UnknownName(...)
-    """Something was named that the fleet does not have."""
+    """A name does not exist in the fleet; the message suggests existing ones."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = list(known)
@@ -40,11 +40,11 @@ class UnknownName(ValueError):  # noqa: N818 - reads as the sentence it is: rais
 
 
 class BadChange(ValueError):  # noqa: N818 - as above
-    """A change that cannot be made, whatever the fleet is."""
+    """A change that is invalid for any fleet."""
 
 
 def set_weights(fleet: Fleet, pool: str, weights: Mapping[str, int]) -> Fleet:
-    """Return the fleet with other weights; variants not named keep theirs.
+    """Return the fleet with these weights; variants that are not named keep theirs.
 
     Raises:
         UnknownName: No such pool or variant.
@@ -64,12 +64,12 @@ def set_weights(fleet: Fleet, pool: str, weights: Mapping[str, int]) -> Fleet:
 
 
 def set_draining(fleet: Fleet, endpoint: str, draining: bool) -> Fleet:
-    """Return the fleet with one replica draining, or no longer.
+    """Return the fleet with one replica draining, or no longer draining.
 
     Args:
-        fleet: The fleet to start from.
-        endpoint: An endpoint id, meant in every pool that holds it, or ``pool/id``.
-        draining: Whether it takes no new work.
+        fleet: The fleet to change.
+        endpoint: An endpoint id, which applies to every pool with this endpoint, or ``pool/id``.
+        draining: The replica takes no new work.
 
     Raises:
         UnknownName: No such endpoint or pool.
@@ -88,7 +88,7 @@ def set_draining(fleet: Fleet, endpoint: str, draining: bool) -> Fleet:
 
 
 def set_section(fleet: Fleet, pool: str, section: Section, values: Mapping[str, float]) -> Fleet:
-    """Return the fleet with other limits or another ramp; fields not named keep theirs.
+    """Return the fleet with these limits or slow start; fields that are not named keep theirs.
 
     Raises:
         UnknownName: No such pool.
@@ -114,7 +114,7 @@ def set_section(fleet: Fleet, pool: str, section: Section, values: Mapping[str, 
 
 
 def set_drop_overload(fleet: Fleet, pool: str, percent: float) -> Fleet:
-    """Return the fleet whose pool refuses this percentage of its requests.
+    """Return the fleet in which Envoy rejects this percentage of the pool's requests.
 
     Raises:
         UnknownName: No such pool.
@@ -130,14 +130,14 @@ def set_drop_overload(fleet: Fleet, pool: str, percent: float) -> Fleet:
 
 
 def merge(last_file: Fleet | None, new_file: Fleet, live: Fleet) -> Fleet:
-    """Return what an edited fleet file makes of the live fleet.
+    """Return the live fleet merged with an edited fleet file.
 
-    The file wins, except where operators changed something at run time that the edit did not
-    touch: a pool's weights (as a whole, since one weight means nothing without the others), its
-    limits and its ramp (each as a whole), and whether an endpoint drains.
+    The file takes precedence, except for values that operators changed at run time and the edit did
+    not: a pool's weights (as a whole, because a single weight has no meaning), its limits and its
+    slow start (each as a whole), and whether an endpoint drains.
 
     Args:
-        last_file: The file as it was when last taken over; ``None`` if it never was.
+        last_file: The file as it was last applied; ``None`` if it never was.
         new_file: The file as it is now.
         live: The fleet in force.
     """

@@ -1,4 +1,4 @@
-"""What differs between two fleets, one line each, for people and the revision history."""
+"""Differences between two fleets as readable lines, for operators and the revision history."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
 
 MAX_LINES = 200
-"""Lines kept of one difference; the rest is counted in a last line."""
+"""Most lines of a difference; the last line then counts the omitted ones."""
 
 
 def diff(old: Fleet | None, new: Fleet) -> tuple[str, ...]:
-    """Return the differences, in the order of the new fleet; empty = there are none.
+    """Return the differences in the order of the new fleet; empty if the fleets are equal.
 
     Args:
         old: The fleet before; ``None`` if there was none.

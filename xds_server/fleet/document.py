@@ -1,13 +1,13 @@
-"""Reads YAML (and so JSON) into plain values that remember their lines.
+"""Parser of YAML (and therefore JSON) into plain values with their line numbers.
 
-Laws:
+Rules:
 
-1. Only plain data: mappings with text keys, lists, text, numbers, booleans and null. Tags are
-   refused, so no document can name a Python object.
+1. Only plain data is accepted: mappings with text keys, lists, text, numbers, booleans and null.
+   Tags are rejected, so no document can name a Python object.
 2. Scalars follow the YAML 1.2 core schema: ``on``, ``no`` and ``12:30`` are text.
-3. A key appears once in a mapping; ``<<`` merges as usual.
-4. Size, depth and the number of values after aliases are bounded; at a bound the document is
-   refused, never cut.
+3. A key may appear only once in a mapping; ``<<`` merges as usual.
+4. Size, depth and the number of values after expanding aliases are bounded. A document above a
+   bound is rejected, never truncated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
 MAX_VALUES = 400_000
-"""Values in a document, each alias counted as often as it is used."""
+"""Most values in a document; an alias counts each time it is used."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where the wheel has it
 
@@ -39,11 +39,11 @@ Scalar = str | int | float | bool | None
 
 
 class DocumentError(ValueError):
-    """The text is no usable document.
+    """The text is not a valid document.
 
     Attributes:
-        line: Line of the fault, from 1; ``None`` where it concerns the whole text.
-        reason: What is wrong and what to write.
+        line: Line of the fault, from 1; ``None`` if it concerns the whole text.
+        reason: What is wrong and how to correct it.
     """
 
     def __init__(self, line: int | None, reason: str) -> None:
@@ -54,15 +54,15 @@ class DocumentError(ValueError):
 
 @dataclass(slots=True, eq=False)
 class YamlNode:
-    """A value and the line where it starts."""
+    """A value and the line at which it starts."""
 
     line: int
     value: Scalar | list[YamlNode] | dict[str, YamlNode]
     size: int = 1
-    """Values in it, itself included."""
+    """Number of values in it, including itself."""
 
     def plain(self) -> Any:
-        """Return the value without its lines."""
+        """Return the value without line numbers."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -70,7 +70,7 @@ class YamlNode:
         return self.value
 
     def closest(self, location: Sequence[str | int]) -> YamlNode:
-        """Return the node at ``location``, or the deepest one on the way there."""
+        """Return the node at ``location``, or its deepest existing ancestor."""
         node = self
         for part in location:
             child = node.child(part)
@@ -80,7 +80,7 @@ class YamlNode:
         return node
 
     def child(self, part: str | int) -> YamlNode | None:
-        """Return what stands at a key or position, ``None`` where nothing does."""
+        """Return the node at a key or position; ``None`` if there is none."""
         if isinstance(self.value, dict) and isinstance(part, str):
             return self.value.get(part)
         if isinstance(self.value, list) and isinstance(part, int) and part < len(self.value):
@@ -88,16 +88,16 @@ class YamlNode:
         return None
 
     def holds(self, location: Sequence[str | int]) -> bool:
-        """Tell whether something was written at ``location``."""
+        """Return whether the document contains a value at ``location``."""
         parent = self.closest(location[:-1])
         return parent is not self.closest(location)
 
 
 def read(text: str) -> YamlNode:
-    """Read one document.
+    """Parse one document.
 
     Raises:
-        DocumentError: It is none, or it is above a bound.
+        DocumentError: The text is not a valid document, or exceeds a bound.
     """
     if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
         raise DocumentError(None, f"the text is larger than {MAX_BYTES // 2**20} MiB; split it")
@@ -111,12 +111,12 @@ def read(text: str) -> YamlNode:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        # libyaml places what is missing at the end on the line after the last.
+        # libyaml reports an unexpected end of the text on the line after the last.
         line = min(mark.line + 1, max(1, len(text.splitlines()))) if mark else None
-        raise DocumentError(line, f"this is no YAML: {what}") from None
+        raise DocumentError(line, f"this is not YAML: {what}") from None
     except yaml.YAMLError as error:
         first_line = str(error).partition("\n")[0]
-        raise DocumentError(None, f"this is no YAML: {first_line}") from None
+        raise DocumentError(None, f"this is not YAML: {first_line}") from None
     if builder.root is None:
         raise DocumentError(None, "the text is empty; write at least `pools:`")
     return builder.root
@@ -124,7 +124,7 @@ def read(text: str) -> YamlNode:
 
 @dataclass(slots=True)
 class _Open:
-    """A mapping or list whose end has not come yet."""
+    """A mapping or list whose end has not been parsed yet."""
 
     node: YamlNode
     anchor: str | None
@@ -134,7 +134,7 @@ class _Open:
 
 
 class _Builder:
-    """Turns parser events into nodes without recursion."""
+    """Builds nodes from parser events, without recursion."""
 
     def __init__(self) -> None:
         self.root: YamlNode | None = None
@@ -143,7 +143,7 @@ class _Builder:
         self._total = 0
 
     def take(self, event: Any) -> None:
-        """Follow one event of PyYAML's parser."""
+        """Process one event of PyYAML's parser."""
         line = event.start_mark.line + 1
         if isinstance(event, yaml.DocumentStartEvent):
             if self.root is not None:

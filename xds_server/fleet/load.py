@@ -1,4 +1,4 @@
-"""Fleet files: text to a valid ``Fleet``, or every fault with its line and its fix."""
+"""Loading of fleet files: text to a valid ``Fleet``, or all faults with line and correction."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from xds_server.fleet.rules.problem import Location
 
 MAX_FAULTS = 20
-"""Faults listed of one file; further ones are counted."""
+"""Most faults that are listed for one file; further ones are counted."""
 
 _SHOWN_CHARS = 60
 
 
 class Fault(NamedTuple):
-    """One thing wrong with a fleet."""
+    """One fault of a fleet."""
 
     source: str
     line: int | None
@@ -42,11 +42,11 @@ class Fault(NamedTuple):
 
 
 class FleetError(ValueError):
-    """A fleet that cannot be used; its text has one line per fault.
+    """An invalid fleet; the message has one line per fault.
 
     Attributes:
-        faults: At most ``MAX_FAULTS`` of them.
-        omitted: How many more there are.
+        faults: At most ``MAX_FAULTS`` faults.
+        omitted: Number of further faults.
     """
 
     def __init__(self, faults: Iterable[Fault]) -> None:
@@ -60,14 +60,14 @@ class FleetError(ValueError):
 
 
 def load_text(text: str, source: str = "fleet") -> Fleet:
-    """Read a fleet file.
+    """Load a fleet file.
 
     Args:
         text: YAML or JSON.
         source: Name of the text in error messages.
 
     Raises:
-        FleetError: It is no valid fleet; every fault is told at once.
+        FleetError: The text is not a valid fleet; the error lists all faults.
     """
     try:
         root = document.read(text)
@@ -86,15 +86,15 @@ def load_text(text: str, source: str = "fleet") -> Fleet:
 
 
 def check(fleet: Fleet, source: str = "fleet", root: document.YamlNode | None = None) -> None:
-    """Hold a fleet to the rules.
+    """Check a fleet against the rules.
 
     Args:
-        fleet: What to judge.
+        fleet: The fleet to check.
         source: Its name in error messages.
-        root: The document it was read from, for line numbers.
+        root: The document from which it was read, for line numbers.
 
     Raises:
-        FleetError: It breaks rules; all are told at once.
+        FleetError: The fleet breaks rules; the error lists all of them.
     """
     problems = rules.problems(fleet)
     if problems:
@@ -114,15 +114,15 @@ def _field_faults(
             at = at[:-1]
         follows = at[-1:] == ("id",) and not root.holds(at)
         if follows and any(d["loc"][:4] == at[:4] and d["loc"] != at for d in details):
-            continue  # an omitted id is the address, whose own fault is told
+            continue  # an omitted id is the address, whose own fault is reported
         if detail["type"] == "too_short" and detail["input"]:
-            continue  # its entries are faulty, which is told of each
+            continue  # its entries are faulty, and each fault is reported
         faults.append((at, _reason(detail, at)))
     return faults
 
 
-_OWN_WORDS = frozenset({"duration", "host_port", "reserved_header", "no_address"})
-"""Error types whose message the model itself wrote."""
+_OWN_MESSAGES = frozenset({"duration", "host_port", "reserved_header", "no_address"})
+"""Error types whose message comes from the model itself."""
 
 _SHAPES = {
     "model_type": "{value} stands where a mapping belongs; write `key: value` lines",
@@ -136,7 +136,7 @@ _SHAPES = {
 
 def _reason(detail: ErrorDetails, at: Location) -> str:
     kind, context, value = detail["type"], detail.get("ctx", {}), _shown(detail["input"])
-    if kind in _OWN_WORDS:
+    if kind in _OWN_MESSAGES:
         return detail["msg"]
     if kind in _SHAPES:
         return _SHAPES[kind].format(
@@ -147,7 +147,7 @@ def _reason(detail: ErrorDetails, at: Location) -> str:
     if kind == "string_pattern_mismatch":
         return f"{value} does not fit; write {PATTERN_MEANINGS[context['pattern']]}"
     if kind == "string_type" and isinstance(detail["input"], bool | int | float):
-        return f'{value} without quotes is no text; write "{value}" in quotes'
+        return f'{value} without quotes is not text; write "{value}" in quotes'
     message = detail["msg"]
     return f"{value}: {message[:1].lower()}{message[1:]}"
 

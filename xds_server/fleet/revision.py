@@ -1,12 +1,13 @@
-"""Revisions: the numbered states of a fleet, and when each replica became what it is.
+"""Revisions: the numbered states of a fleet, and the incarnations of its replicas.
 
-Laws:
+Rules:
 
-1. Revision numbers start at 1 and rise by one; a revision never changes.
-2. A replica's incarnation is the number of the revision that brought it in: so no two lives of
-   one id share a number, and nothing about departed replicas has to be remembered.
-3. A replica that another address answers for is another one.
-4. The replicas of the first revision were there before: they joined at 0, which is *warm*.
+1. Revision numbers start at 1 and increase by one; a revision never changes.
+2. A replica's incarnation is the number of the revision that added it. So two incarnations of one
+   id never have the same number, and nothing about removed replicas must be stored.
+3. A replica whose address changes gets a new incarnation.
+4. The replicas of the first revision are assumed to have run before: their time of joining is 0,
+   which means *warm*.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import Fleet
 
 Incarnations = dict[str, tuple[int, int]]
-"""Endpoint id to (incarnation, Unix milliseconds of joining; 0 = warm)."""
+"""Endpoint id -> (incarnation, Unix milliseconds of joining; 0 = warm)."""
 
 MAX_AUTHOR_CHARS = 128
 MAX_REASON_CHARS = 1024
@@ -30,21 +31,21 @@ MAX_OUTCOME_CHARS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One state of the fleet, and who wanted it why."""
+    """Number, time, author, reason, differences and outcome of one state of the fleet."""
 
     number: int
     at_unix_ms: int
     author: str
     reason: str
     changes: tuple[str, ...]
-    """What differs from the revision before, one line each."""
+    """Differences from the previous revision, one line each."""
     outcome: str = ""
-    """What became of it, in one sentence; empty while that is open."""
+    """Outcome of its publication, in one sentence; empty until it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """The fleet file as it was last taken over."""
+    """The fleet file as it was last applied."""
 
     text_hash: str
     fleet: Fleet
@@ -52,7 +53,7 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """Everything that outlives a restart, as of the newest revision."""
+    """The state that survives a restart, as of the newest revision."""
 
     revision: Revision
     fleet: Fleet
@@ -62,7 +63,7 @@ class FleetState:
 
 
 def text_hash(text: str) -> str:
-    """Return what tells two file contents apart."""
+    """Return a hash that identifies a file's content."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
@@ -79,8 +80,8 @@ def next_incarnations(
         old: The fleet before; ``None`` for the first.
         known: Incarnations of ``old``.
         new: The fleet after.
-        number: Number of the revision that makes the step.
-        now_unix_ms: Time of the step, Unix milliseconds.
+        number: Number of the revision with the new fleet.
+        now_unix_ms: Time of this revision, Unix milliseconds.
     """
     addresses = {} if old is None else _addresses(old)
     joined = 0 if old is None else now_unix_ms
@@ -98,13 +99,13 @@ def following(
     revision: Revision,
     file: FileState | None,
 ) -> FleetState:
-    """Return the state that a revision makes of the one before it.
+    """Return the state after a revision.
 
     Args:
         state: The state before; ``None`` for the first.
         fleet: The fleet of the revision.
-        revision: The revision; its author and reason are cut to their bounds.
-        file: The file that it came from; ``None`` = the one taken over last stays.
+        revision: The revision; its author and reason are truncated to their bounds.
+        file: The file from which it comes; ``None`` = the file applied last stays.
     """
     number, now = revision.number, revision.at_unix_ms
     return FleetState(

@@ -1,15 +1,15 @@
-"""Keeps revisions in SQLite.
+"""Revision store in SQLite.
 
-Laws:
+Rules:
 
 1. A revision, its replicas' incarnations and the state of the fleet file are written in one
-   transaction, flushed to disk before ``append`` returns.
-2. One process owns the database; a second one is refused.
-3. History is bounded: the newest ``MAX_REVISIONS``, and of these no more than
-   ``MAX_HISTORY_BYTES``; the newest revision is always kept.
-4. Whatever is wrong with the database is one ``StoreError`` that names the file and the fix.
+   transaction, which is flushed to disk before ``append`` returns.
+2. One process owns the database; a second process gets an error.
+3. The history is bounded to the newest ``MAX_REVISIONS`` and, of these, to ``MAX_HISTORY_BYTES``.
+   The newest revision is always kept.
+4. Any database error is raised as one ``StoreError`` that names the file and the remedy.
 
-Calls block: asynchronous code makes them in a worker thread. They may come from any thread.
+Calls block, so asynchronous code must make them in a worker thread. Any thread may call.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CREATE TABLE IF NOT EXISTS latest (key TEXT PRIMARY KEY, value TEXT NOT NULL) ST
 PRAGMA user_version = {_VERSION};
 """
 _FROM_1 = "ALTER TABLE revisions ADD COLUMN outcome TEXT NOT NULL DEFAULT '';"
-"""Format 1 kept no outcomes."""
+"""Upgrade from format 1, which stored no outcomes."""
 
 _PRUNE = """
 DELETE FROM revisions WHERE number IN (
@@ -69,19 +69,19 @@ class StoreError(RuntimeError):
 
 
 class UnknownRevision(LookupError):  # noqa: N818 - reads as the sentence it is
-    """There is no such revision, or no longer."""
+    """The revision does not exist (any more)."""
 
 
 class RevisionStore:
-    """Revisions on disk, or in memory.
+    """Revisions on disk or in memory; see the module's rules.
 
     Args:
-        folder: Where the database is; made if missing. ``None`` = in memory only.
-        max_revisions: Bound of the history.
-        max_bytes: The same in bytes of fleets.
+        folder: Folder of the database; created if missing. ``None`` = in memory only.
+        max_revisions: Most revisions in the history.
+        max_bytes: Most bytes of serialized fleets in the history.
 
     Raises:
-        StoreError: The database is damaged, in use, or cannot be made.
+        StoreError: The database is damaged, in use, or cannot be created.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RevisionStore:
                 raise
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        # EXCLUSIVE before WAL: one owner, and no shared-memory file beside the database.
+        # EXCLUSIVE before WAL: a single owner, and no shared-memory file beside the database.
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
@@ -126,7 +126,7 @@ class RevisionStore:
             raise sqlite3.DatabaseError(verdict)
 
     def close(self) -> None:
-        """Close the database; closing twice is fine."""
+        """Close the database; may be called twice."""
         with self._lock:
             if self._db is not None:
                 self._db.close()
@@ -136,7 +136,7 @@ class RevisionStore:
         """Return the newest state; ``None`` if nothing was ever stored.
 
         Raises:
-            StoreError: It cannot be read.
+            StoreError: The state cannot be read.
         """
         with self._lock, self._explained():
             rows = self._rows("SELECT * FROM revisions ORDER BY number DESC LIMIT 1")
@@ -159,7 +159,7 @@ class RevisionStore:
         """Store a new revision.
 
         Raises:
-            StoreError: It was not stored; nothing has changed.
+            StoreError: The revision was not stored; nothing has changed.
         """
         revision, file = state.revision, state.file
         fleet = state.fleet.model_dump_json()
@@ -183,19 +183,19 @@ class RevisionStore:
             db.execute(_PRUNE, self._bounds)
 
     def note(self, number: int, outcome: str) -> None:
-        """Store what became of a revision; one that is kept no longer is passed over.
+        """Store the outcome of a revision; no effect if the revision is no longer stored.
 
         Raises:
-            StoreError: It was not stored.
+            StoreError: The outcome was not stored.
         """
         with self._lock, self._explained(), self._transaction() as db:
             db.execute("UPDATE revisions SET outcome = ? WHERE number = ?", (outcome, number))
 
     def remember_file(self, file: FileState) -> None:
-        """Store that the fleet file was taken over without changing the fleet.
+        """Store that the fleet file was applied without changing the fleet.
 
         Raises:
-            StoreError: It was not stored.
+            StoreError: This was not stored.
         """
         with self._lock, self._explained(), self._transaction() as db:
             self._put_file(db, file)
@@ -214,11 +214,11 @@ class RevisionStore:
         """Return the fleet of a revision.
 
         Raises:
-            UnknownRevision: There is none of that number, or no longer.
+            UnknownRevision: The revision does not exist (any more).
             StoreError: It cannot be read.
         """
         with self._lock, self._explained():
-            # SQLite's integers are signed 64-bit; beyond that there is surely no revision.
+            # SQLite's integers are signed 64-bit; no revision has a number beyond that.
             rows = self._rows("SELECT fleet FROM revisions WHERE number = ?", min(number, 2**62))
             if not rows:
                 bounds = self._rows("SELECT min(number), max(number) FROM revisions")[0]
@@ -266,14 +266,14 @@ class RevisionStore:
             return Fleet.model_validate_json(text)
         except ValidationError as error:
             raise StoreError(
-                f"revision {number} in {self._name} is no valid fleet for this Tidegate "
-                f"({error.error_count()} errors); apply a newer revision, or start with another "
-                "--state folder"
+                f"revision {number} in {self._name} is not a valid fleet for this version of "
+                f"Tidegate ({error.error_count()} errors); apply a newer revision, or start with "
+                "another --state folder"
             ) from None
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn whatever the database raises into one sentence."""
+        """Convert errors of the database to ``StoreError``."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -283,7 +283,8 @@ class RevisionStore:
                     "or use another --state folder"
                 ) from None
             raise StoreError(
-                f"{self._name} cannot be used: {error}; check the folder's rights and free space"
+                f"{self._name} cannot be used: {error}; check the folder's permissions and free "
+                "space"
             ) from None
         except (sqlite3.DatabaseError, KeyError, json.JSONDecodeError) as error:
             raise StoreError(
@@ -291,7 +292,7 @@ class RevisionStore:
                 "the fleet file becomes revision 1"
             ) from None
         except OSError as error:
-            raise StoreError(f"{self._name} cannot be made: {error.strerror}") from None
+            raise StoreError(f"{self._name} cannot be created: {error.strerror}") from None
 
 
 def _revision(row: Any) -> Revision:

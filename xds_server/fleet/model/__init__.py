@@ -1,1 +1,1 @@
-"""The fleet as pydantic models, and its JSON Schema."""
+"""Pydantic models of the fleet, and their JSON Schema."""

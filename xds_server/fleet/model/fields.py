@@ -1,6 +1,6 @@
-"""What single fields of a fleet may hold: durations, addresses, names, paths.
+"""Types of single fields of a fleet: durations, addresses, names, paths.
 
-A value that does not fit is told in words that say what to write (``PATTERN_MEANINGS``).
+Errors state what to write instead (``PATTERN_MEANINGS``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _parse_duration(value: Any) -> Any:
 
 
 def _to_nanoseconds(seconds: float) -> float:
-    # What is printed must read back as the same number, or an unchanged fleet would look changed.
+    # A printed duration must parse to the same number, or an unchanged fleet would look changed.
     return round(seconds, 9)
 
 
@@ -64,7 +64,7 @@ Duration = Annotated[
 
 
 def split_host_port(address: str) -> tuple[str, int]:
-    """Split ``ip:port`` or ``[ipv6]:port``; raise ``ValueError`` where it is neither."""
+    """Split ``ip:port`` or ``[ipv6]:port``; raise ``ValueError`` if it is neither."""
     host, colon, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:  # noqa: PLR2004 - TCP
@@ -76,7 +76,7 @@ def split_host_port(address: str) -> tuple[str, int]:
 
 
 def join_host_port(host: str, port: int) -> str:
-    """Write an address as Envoy compares it: ``ip:port``, IPv6 in brackets."""
+    """Return an address in the format that Envoy compares: ``ip:port``, IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -92,7 +92,7 @@ def _check_host_port(address: str) -> str:
 
 
 HostPort = Annotated[str, AfterValidator(_check_host_port)]
-"""``ip:port``, IPv6 in brackets, in its canonical spelling."""
+"""``ip:port``, IPv6 in brackets, in canonical form."""
 
 
 def _check_tcp(address: str) -> str:
@@ -112,7 +112,7 @@ def _check_tcp(address: str) -> str:
 
 
 TcpAddress = Annotated[str, AfterValidator(_check_tcp)]
-"""``tcp://ip:port``, as ZMQ writes addresses."""
+"""``tcp://ip:port``, the address format of ZMQ."""
 
 _NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 _ENDPOINT_ID = r"^[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,126}$"
@@ -144,20 +144,20 @@ PATTERN_MEANINGS = {
     METRIC_NAME: "a metric's name, such as my_queue_length",
     _METRICS_URL: "an http URL, such as http://127.0.0.1:8002/metrics",
 }
-"""What each pattern asks for, in words for error messages."""
+"""Description of each pattern, for error messages."""
 
 Name = Annotated[str, Field(pattern=_NAME)]
 """Lower-case letters, digits, ``.``, ``_`` and ``-``; at most 63 characters."""
 
 EndpointId = Annotated[str, Field(pattern=_ENDPOINT_ID)]
 HeaderName = Annotated[str, Field(pattern=_HEADER_NAME)]
-"""A header name in lower case, as HTTP/2 writes it."""
+"""A header name in lower case, as in HTTP/2."""
 
 HeaderValue = Annotated[str, Field(pattern=_HEADER_VALUE)]
 CookieName = Annotated[str, Field(pattern=_COOKIE_NAME)]
 CookieValue = Annotated[str, Field(pattern=_COOKIE_VALUE)]
 FilePath = Annotated[str, Field(pattern=_FILE_PATH, max_length=4096)]
-"""An absolute path, as the Envoys see it: the files are theirs."""
+"""An absolute path on the Envoys' machines."""
 
 ServerName = Annotated[str, Field(pattern=_SERVER_NAME)]
 Percentage = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
@@ -167,10 +167,10 @@ ModelName = Annotated[str, Field(pattern=_MODEL_NAME)]
 HttpPath = Annotated[str, Field(pattern=_HTTP_PATH, max_length=256)]
 Label = Annotated[str, Field(max_length=128)]
 RESERVED_HEADER_PREFIXES = ("x-tidegate-", "x-gateway-", "x-envoy-")
-"""Envoy strips these from client requests, so nothing may depend on them."""
+"""Prefixes that Envoy strips from client requests; no setting may depend on such headers."""
 
 
 class Strict(BaseModel):
-    """Immutable, and refuses fields it does not know."""
+    """Base of all models: immutable, rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

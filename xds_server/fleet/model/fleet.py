@@ -1,8 +1,8 @@
-"""The fleet: everything an operator may declare, as one immutable value.
+"""The fleet: all settings that an operator can declare, as one immutable value.
 
-The same model reads the fleet file, answers the admin API and is published as JSON Schema
-(``tidegate validate --schema``). Field errors come from the types in ``fields``; what needs more
-than one field is checked in ``xds_server.fleet.rules.fleet``.
+The same model parses the fleet file, serves the admin API and is published as JSON Schema
+(``tidegate validate --schema``). Errors of single fields come from the types in ``fields``; rules
+over several fields are checked in ``xds_server.fleet.rules.fleet``.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class VariantMatch(Strict):
         return self
 
     def __bool__(self) -> bool:
-        """Tell whether it pins anything."""
+        """Return whether it contains any condition."""
         return bool(self.headers or self.cookies)
 
     def includes(self, other: VariantMatch) -> bool:
-        """Tell whether every request that this takes, ``other`` would take as well."""
+        """Return whether ``other`` matches every request that this matches."""
         return (
             other.headers.items() <= self.headers.items()
             and other.cookies.items() <= self.cookies.items()

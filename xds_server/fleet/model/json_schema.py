@@ -1,6 +1,6 @@
 """The fleet file's JSON Schema (draft 2020-12), for editors and other tools.
 
-It states what single fields allow; rules over several fields are in ``xds_server.fleet.rules``.
+It covers single fields; rules over several fields are in ``xds_server.fleet.rules``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where pickers learn what replicas do, beyond the dialects that they know by themselves."""
+"""Telemetry settings: sources of replica metrics beyond the built-in dialects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PORTS = 65_536
 
 
 class CustomMetricSpec(Strict):
-    """A series of the replicas' metrics pages that no dialect knows."""
+    """A series of the replicas' metrics pages that no built-in dialect contains."""
 
     reading: Literal[
         "queued",
@@ -45,7 +45,7 @@ class CustomMetricSpec(Strict):
 
 
 class PoolTelemetry(Strict):
-    """How the pool's replicas tell their numbers."""
+    """Telemetry of the pool's replicas."""
 
     custom: Annotated[tuple[CustomMetricSpec, ...], Field(max_length=MAX_CUSTOM)] = ()
     """Declared series; they win over what the known dialects find."""
@@ -55,7 +55,7 @@ class PoolTelemetry(Strict):
 
 
 class KvEventsSpec(Strict):
-    """Where a replica's vLLM engines publish what their KV caches hold."""
+    """Addresses at which a replica's vLLM engines publish the content of their KV caches."""
 
     address: TcpAddress
     """Of the first engine (vLLM's `endpoint`); the next ones publish on the next ports."""
@@ -94,7 +94,7 @@ class KvEventsSpec(Strict):
 
 
 class EndpointTelemetry(Strict):
-    """Further sources of one replica's numbers."""
+    """Further sources of one replica's metrics."""
 
     gpu_metrics: MetricsUrl | None = None
     """Page of NVIDIA's DCGM exporter on its host."""

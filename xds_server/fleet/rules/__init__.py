@@ -1,1 +1,1 @@
-"""The rules that hold between the fields of a fleet."""
+"""Rules over several fields of a fleet."""

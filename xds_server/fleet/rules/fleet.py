@@ -1,12 +1,12 @@
-"""What must hold between the fields of a fleet.
+"""Validation of a fleet by rules over several fields.
 
-Laws:
+Rules:
 
-1. ``problems`` is the only judge: a fleet for which it returns nothing can be published.
-2. Every problem names its place and what to write instead; all are reported at once.
-3. A pool serves a *form* whose pool only the body names - gRPC, or one of its extra paths - if
-   it has a replica that speaks the protocol. Of the pools that share a form exactly one is its
-   default; a pool alone is the default without saying so.
+1. ``problems`` checks all rules: a fleet for which it returns nothing can be published.
+2. Every problem names its location and a correction; all problems are reported at once.
+3. In some request *forms* (gRPC, and the pools' extra paths) only the body names the pool. A pool
+   serves a form if it has a replica that speaks its protocol. Of the pools that share a form,
+   exactly one must be marked as its default; a single pool is the default without the mark.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
 
 _OWN_PREFIXES = ("/v2/", "/inference.GRPCInferenceService/")
-_RESERVED_POOL_NAMES = frozenset({"unnamed"})  # would read like a route whose pool nobody names
+_RESERVED_POOL_NAMES = frozenset({"unnamed"})  # prefix of routes on which only the body names it
 
 
 def problems(fleet: Fleet) -> list[Problem]:
-    """Return every broken rule, in the order of the file; empty = the fleet can be published."""
+    """Return all broken rules, in the order of the file; empty = the fleet can be published."""
     found = [
         *_names(fleet),
         *(
@@ -51,12 +51,12 @@ def problems(fleet: Fleet) -> list[Problem]:
 
 
 def default_for_grpc(fleet: Fleet) -> str | None:
-    """Return the pool of gRPC requests that nobody names; ``None`` where no pool speaks gRPC."""
+    """Return the default pool of gRPC requests; ``None`` if no pool speaks gRPC."""
     return _default([pool for pool in fleet.pools if _speaks(pool, "grpc")])
 
 
 def default_for_path(fleet: Fleet, path: str) -> str | None:
-    """Return the pool of requests to ``path`` that nobody names; ``None`` where none serves it."""
+    """Return the default pool of requests to ``path``; ``None`` if no pool serves it."""
     return _default([pool for pool in fleet.pools if _serves_path(pool, path)])
 
 
@@ -93,7 +93,8 @@ def _pool(at: Location, pool: PoolSpec) -> Iterator[Problem]:
     if not match.models and not match.paths:
         yield Problem(
             (*at, "match"),
-            f"pool '{pool.name}' matches nothing; name its models, for example models: [my-model]",
+            f"pool '{pool.name}' matches no request; name its models, for example "
+            "models: [my-model]",
         )
     yield from repeated(match.models, (*at, "match", "models"), None, "model")
     yield from repeated(match.paths, (*at, "match", "paths"), None, "path")
@@ -180,7 +181,7 @@ def _endpoints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
 def _not_connectable(address: str) -> str | None:
     ip = ipaddress.ip_address(split_host_port(address)[0])
     if ip.is_unspecified or ip.is_multicast:
-        return f"nobody can connect to {address}; write the address of one host"
+        return f"it is impossible to connect to {address}; write the address of one host"
     return None
 
 
@@ -195,7 +196,7 @@ def _identities(fleet: Fleet) -> Iterator[Problem]:
     for at, endpoint in _all_endpoints(fleet):
         known_at, known = first.setdefault(endpoint.id, (at, endpoint))
         if known_at[:2] == at[:2]:
-            continue  # itself, or a repetition within one pool, which has its own message
+            continue  # itself, or a repetition within one pool, which has a message of its own
         for field in ("http", "grpc", "metrics", "telemetry", "device"):
             here, there = getattr(endpoint, field), getattr(known, field)
             if here != there:
@@ -286,7 +287,7 @@ def _front(fleet: Fleet) -> Iterator[Problem]:
         if _collides(fleet.listener.address, address):
             yield Problem(
                 (*at, position),
-                f"{address} is where Envoy itself listens (listener.address); use another port",
+                f"{address} is Envoy's own address (listener.address); use another port",
             )
     picker_addresses = frozenset(pickers.addresses)
     for where, endpoint in _all_endpoints(fleet):
@@ -297,8 +298,8 @@ def _front(fleet: Fleet) -> Iterator[Problem]:
             if _collides(fleet.listener.address, address):
                 yield Problem(
                     (*where, field),
-                    f"{address} is where Envoy itself listens (listener.address), "
-                    "so requests would go in circles; use another port",
+                    f"{address} is Envoy's own address (listener.address), so requests would loop; "
+                    "use another port",
                 )
             if address in picker_addresses:
                 yield Problem(
@@ -308,7 +309,7 @@ def _front(fleet: Fleet) -> Iterator[Problem]:
 
 
 def _collides(listener: str, other: str) -> bool:
-    """Tell whether ``other`` reaches the listener, as far as that can be known from here."""
+    """Return whether ``other`` is an address of the listener, as far as the fleet shows it."""
     if listener == other:
         return True
     host, port = split_host_port(listener)

@@ -1,4 +1,4 @@
-"""What must hold between replicas that publish KV events and the pools that they are in."""
+"""Rules for replicas that publish KV events and for their pools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def model_of(pool: PoolSpec, endpoint: EndpointSpec) -> str:
-    """Return the model whose caches an endpoint's events tell of; empty where none is known."""
+    """Return the model whose caches an endpoint's events describe; empty if it is unknown."""
     events = endpoint.telemetry.kv_events
     if events is None:
         return ""
@@ -21,7 +21,7 @@ def model_of(pool: PoolSpec, endpoint: EndpointSpec) -> str:
 
 
 def kv_events(fleet: Fleet) -> Iterator[Problem]:
-    """Yield every broken rule: the model is known and served, and no address is told twice."""
+    """Yield all broken rules: the model must be known and served, and each address unique."""
     owner: dict[str, tuple[Location, str]] = {}
     home: dict[str, str] = {}
     for i, pool in enumerate(fleet.pools):
@@ -34,26 +34,27 @@ def kv_events(fleet: Fleet) -> Iterator[Problem]:
             if not model_of(pool, endpoint):
                 yield Problem(
                     (*at, "model"),
-                    f"pool '{pool.name}' names no model; write whose cache the events of "
-                    f"endpoint '{endpoint.id}' are about",
+                    f"pool '{pool.name}' names no model; write the model whose cache the events "
+                    f"of endpoint '{endpoint.id}' describe",
                 )
             elif events.model is not None and events.model not in served:
                 yield Problem(
                     (*at, "model"),
-                    f"no pool serves model '{events.model}'; write one out of a pool's "
+                    f"no pool serves model '{events.model}'; write a model of a pool's "
                     "match.models",
                 )
             first = home.setdefault(endpoint.id, pool.name)
             if first != pool.name and events.model is None:
                 yield Problem(
                     (*at, "model"),
-                    f"endpoint '{endpoint.id}' is in pool '{first}' too; write which model its "
-                    "events are about",
+                    f"endpoint '{endpoint.id}' is in pool '{first}' too; write the model that "
+                    "its events describe",
                 )
             known_at, known = owner.setdefault(events.address, ((*at, "address"), endpoint.id))
             if known != endpoint.id:
                 yield Problem(
                     (*at, "address"),
                     f"{events.address} already belongs to endpoint '{known}' "
-                    f"({spell(known_at)}); write where endpoint '{endpoint.id}' publishes",
+                    f"({spell(known_at)}); write the address at which endpoint '{endpoint.id}' "
+                    "publishes",
                 )

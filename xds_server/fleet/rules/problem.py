@@ -1,4 +1,4 @@
-"""A broken rule, and the words that rules share."""
+"""Problem: a broken rule with its location, and helpers of the rules."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 Location = tuple[str | int, ...]
-"""Field names and list positions from the fleet downwards, as pydantic writes them."""
+"""Field names and list positions, starting at the fleet, in pydantic's format."""
 
 
 def spell(location: Location) -> str:
-    """Write a location for people: ``pools[0].endpoints[2].grpc``."""
+    """Return a location as text: ``pools[0].endpoints[2].grpc``."""
     text = ""
     for part in location:
         if isinstance(part, int):
@@ -29,25 +29,25 @@ class Problem:
 
     location: Location
     message: str
-    """What is wrong and what to write."""
+    """What is wrong and how to correct it."""
 
     @property
     def path(self) -> str:
-        """The place, for people."""
+        """The location as text."""
         return spell(self.location)
 
 
 def repeated(
     values: Sequence[str], at: Location, field: str | None, what: str
 ) -> Iterator[Problem]:
-    """Yield a problem for each value that stands in the list at ``at`` a second time."""
+    """Yield a problem for each repeated value of the list at ``at``."""
     first: dict[str, int] = {}
     for position, value in enumerate(values):
         if value in first:
             where = (*at, position) if field is None else (*at, position, field)
             yield Problem(
                 where,
-                f"{what} '{value}' is already that of {spell((*at, first[value]))}; "
+                f"{what} '{value}' is already used by {spell((*at, first[value]))}; "
                 "write each only once",
             )
         first.setdefault(value, position)

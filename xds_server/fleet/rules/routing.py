@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def constraints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
-    """Yield what does not hold between a pool's constraints and its replicas."""
+    """Yield the conflicts between a pool's constraints and its replicas."""
     needs = pool.model_needs
     yield from repeated([each.model for each in needs], (*at, "model_needs"), "model", "model")
     devices = {endpoint.device for endpoint in pool.endpoints}
@@ -28,24 +28,24 @@ def constraints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
         if each.device_required and not each.device:
             yield Problem(
                 (*here, "device_required"),
-                f"which device '{each.model}' requires is not said; give `device`",
+                f"the device that '{each.model}' requires is missing; write `device`",
             )
         elif each.device_required and pool.endpoints and each.device not in devices:
             yield Problem(
                 (*here, "device"),
                 f"'{each.model}' requires the device '{each.device}', but no replica of pool "
-                f"'{pool.name}' has it; give one `device: {each.device}`",
+                f"'{pool.name}' has it; write `device: {each.device}` for one",
             )
     endpoints = pool.endpoints
     declared = any(endpoint.adapters for endpoint in endpoints)
     if pool.routing.adapters == "require" and endpoints and not declared:
         yield Problem(
             (*at, "routing", "adapters"),
-            f"no replica of pool '{pool.name}' declares `adapters`, so each request for one would "
-            "be refused; declare them or write `prefer`",
+            f"no replica of pool '{pool.name}' declares `adapters`, so every request for an "
+            "adapter would be rejected; declare them or write `prefer`",
         )
     if pool.routing.prefer_zone and endpoints and not any(each.zone for each in endpoints):
         yield Problem(
             (*at, "routing", "prefer_zone"),
-            f"no replica of pool '{pool.name}' has a `zone`; give them zones or remove this",
+            f"no replica of pool '{pool.name}' has a `zone`; write zones or remove this",
         )

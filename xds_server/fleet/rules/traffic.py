@@ -1,4 +1,4 @@
-"""Rules of what operators may do with a pool's traffic: shadows, zones, TLS."""
+"""Rules for a pool's shadow, zones and TLS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def traffic(fleet: Fleet) -> Iterator[Problem]:
-    """Yield what is wrong with the fleet's shadows, zones and TLS."""
+    """Yield the problems of the fleet's shadows, zones and TLS."""
     for position, pool in enumerate(fleet.pools):
         at: Location = ("pools", position)
         yield from repeated(pool.zones, (*at, "zones"), None, "zone")

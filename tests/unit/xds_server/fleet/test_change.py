@@ -1,4 +1,4 @@
-"""Changes at run time, and how they meet an edited file."""
+"""Changes at run time, and their merge with an edited file."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def two_pools() -> Fleet:
     )
 
 
-def test_weights_not_named_stay() -> None:
-    """Only what is named changes, and the argument stays as it was."""
+def test_other_weights_stay() -> None:
+    """Only named weights change, and the argument is not modified."""
     before = fleet()
     assert weights(set_weights(before, "llm", {"canary": 50})) == {"stable": 90, "canary": 50}
     assert weights(before) == {"stable": 90, "canary": 10}
 
 
 def test_an_unknown_pool_has_a_suggestion() -> None:
-    """The nearest name is offered."""
+    """The error suggests the closest name."""
     with pytest.raises(UnknownName, match="no pool 'lm'; did you mean 'llm'"):
         set_weights(fleet(), "lm", {"stable": 1})
 
@@ -62,33 +62,33 @@ def test_an_unknown_variant_has_a_suggestion() -> None:
         set_weights(fleet(), "llm", {"stabel": 1})
 
 
-def test_without_a_near_name_those_that_exist_are_listed() -> None:
-    """Someone far off sees what there is."""
+def test_without_a_close_name_the_existing_names_are_listed() -> None:
+    """The error lists the existing names."""
     with pytest.raises(UnknownName, match="there are canary, stable"):
         set_weights(fleet(), "llm", {"zzz": 1})
 
 
 def test_an_empty_fleet_has_no_endpoint_to_suggest() -> None:
-    """The sentence still ends well."""
+    """The error states that there are none."""
     with pytest.raises(UnknownName, match="there are none"):
         set_draining(fleet(pool(endpoints=[])), "r1", draining=True)
 
 
 @pytest.mark.parametrize("weight", [-1, MAX_WEIGHT_SUM + 1])
 def test_weights_are_in_range(weight: int) -> None:
-    """What Envoy could not take is refused."""
+    """A weight that Envoy would reject is an error."""
     with pytest.raises(BadChange, match="not between"):
         set_weights(fleet(), "llm", {"stable": weight})
 
 
 def test_no_weights_are_no_change() -> None:
-    """A command without weights is a slip."""
+    """A command without weights is an error."""
     with pytest.raises(BadChange, match="write for example"):
         set_weights(fleet(), "llm", {})
 
 
 def test_a_drain_means_the_replica_in_every_pool() -> None:
-    """One replica leaves as a whole."""
+    """It applies to every pool with the replica."""
     assert drained(set_draining(two_pools(), "r1", draining=True)) == ["llm/r1", "b/r1"]
 
 
@@ -97,8 +97,8 @@ def test_a_drain_may_mean_one_pool() -> None:
     assert drained(set_draining(two_pools(), "b/r1", draining=True)) == ["b/r1"]
 
 
-def test_a_drain_can_be_taken_back() -> None:
-    """Undraining ends where one began."""
+def test_a_drain_can_be_ended() -> None:
+    """Ending a drain restores the fleet before it."""
     both = two_pools()
     assert set_draining(set_draining(both, "r1", draining=True), "r1", draining=False) == both
 
@@ -111,14 +111,14 @@ def test_a_drain_can_be_taken_back() -> None:
         ("c/r1", "no pool 'c'"),
     ],
 )
-def test_an_unknown_endpoint_is_told(name: str, words: str) -> None:
-    """Pool and endpoint are told apart."""
+def test_an_unknown_endpoint_is_reported(name: str, words: str) -> None:
+    """The error distinguishes pool and endpoint."""
     with pytest.raises(UnknownName, match=words):
         set_draining(two_pools(), name, draining=True)
 
 
-def test_the_first_file_wins() -> None:
-    """Without an earlier file every line of it is new."""
+def test_the_first_file_takes_precedence() -> None:
+    """Without an earlier file all its values are new."""
     assert merge(None, split(50, 50), split(1, 2)) == split(50, 50)
 
 
@@ -130,34 +130,34 @@ def test_untouched_weights_survive_an_edit() -> None:
     assert merged.pools[0].routing.fallbacks == 1
 
 
-def test_an_edited_weight_takes_the_whole_pool_back() -> None:
-    """One weight means nothing without the others, so the file's set wins as a whole."""
+def test_an_edited_weight_restores_all_weights_of_the_pool() -> None:
+    """A single weight has no meaning, so all weights of the file take precedence."""
     merged = merge(split(90, 10), split(95, 10), split(80, 20))
     assert weights(merged) == {"stable": 95, "canary": 10}
 
 
-def test_a_new_variant_brings_the_files_weights() -> None:
-    """Live weights that lack a variant are no split of the new pool."""
+def test_a_new_variant_restores_the_files_weights() -> None:
+    """Live weights without the new variant are no valid split."""
     new = fleet(pool(variants=[{"name": "stable", "weight": 5}, {"name": "canary", "weight": 6}]))
     old = fleet(pool(variants=[{"name": "stable", "weight": 5}], endpoints=[endpoint(1)]))
     assert weights(merge(old, new, old)) == {"stable": 5, "canary": 6}
 
 
 def test_an_untouched_drain_survives_an_edit() -> None:
-    """A replica taken out by hand stays out."""
+    """A replica that an operator drained stays drained."""
     live = set_draining(fleet(), "r1", draining=True)
     assert drained(merge(fleet(), fleet(pool(default=False)), live)) == ["llm/r1"]
 
 
-def test_an_edited_drain_wins() -> None:
-    """What the edit touched is the file's."""
+def test_an_edited_drain_takes_precedence() -> None:
+    """A value that the edit changed comes from the file."""
     out = set_draining(fleet(), "r1", draining=True)
     assert drained(merge(out, fleet(), out)) == []
     assert drained(merge(fleet(), out, fleet())) == ["llm/r1"]
 
 
 def test_new_pools_and_endpoints_are_the_files() -> None:
-    """Nothing live is known of them."""
+    """They have no live values."""
     new = fleet(
         pool(default=True), pool("b", variants=[{"name": "stable"}], endpoints=[endpoint(1)])
     )
@@ -169,25 +169,25 @@ WEIGHTS = st.tuples(st.integers(0, 3), st.integers(0, 3))
 
 @given(WEIGHTS, WEIGHTS)
 def test_a_file_that_did_not_change_changes_nothing(filed, live) -> None:
-    """Merging the same file again leaves the live fleet alone."""
+    """Merging the same file again does not change the live fleet."""
     assert merge(split(*filed), split(*filed), split(*live)) == split(*live)
 
 
 @given(WEIGHTS, WEIGHTS)
 def test_without_operators_the_file_is_the_fleet(old, new) -> None:
-    """If nobody changed anything at run time, the edited file is what results."""
+    """Without changes at run time the result is the edited file."""
     assert merge(split(*old), split(*new), split(*old)) == split(*new)
 
 
-def test_limits_not_named_stay() -> None:
-    """A field is set by itself, the others keep their values."""
+def test_other_limits_stay() -> None:
+    """Only the given field changes."""
     before = fleet(pool(circuit_breaker={"max_pending": 5}))
     (after,) = set_section(before, "llm", "circuit_breaker", {"max_requests": 9}).pools
     assert (after.circuit_breaker.max_pending, after.circuit_breaker.max_requests) == (5, 9)
 
 
-def test_a_ramp_can_be_set() -> None:
-    """Seconds are seconds."""
+def test_slow_start_can_be_set() -> None:
+    """The window is in seconds."""
     (after,) = set_section(fleet(), "llm", "slow_start", {"window": 2.5}).pools
     assert after.slow_start.window == 2.5
 
@@ -201,14 +201,14 @@ def test_a_ramp_can_be_set() -> None:
         ({"max_requests": 1.5}, "circuit_breaker.max_requests"),
     ],
 )
-def test_bad_limits_are_refused(values, words: str) -> None:
+def test_bad_limits_are_rejected(values, words: str) -> None:
     """The message names the field."""
     with pytest.raises(BadChange, match=words):
         set_section(fleet(), "llm", "circuit_breaker", values)
 
 
 def test_limits_set_at_run_time_survive_an_edit_elsewhere() -> None:
-    """The file takes them over only where the edit touched them."""
+    """The file replaces them only if the edit changed them."""
     file = fleet(pool(circuit_breaker={"max_pending": 5}))
     live = set_section(file, "llm", "circuit_breaker", {"max_requests": 9})
     (kept,) = merge(file, fleet(pool(zones=["a"], circuit_breaker={"max_pending": 5})), live).pools

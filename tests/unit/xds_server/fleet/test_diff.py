@@ -1,4 +1,4 @@
-"""What differs between two fleets, in words."""
+"""Differences between two fleets as text."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ def test_equal_fleets_do_not_differ() -> None:
     assert diff(fleet(), fleet()) == ()
 
 
-def test_the_first_fleet_is_its_pools() -> None:
-    """There was nothing before."""
+def test_the_first_fleet_lists_its_pools() -> None:
+    """There is no earlier fleet."""
     assert diff(None, fleet()) == ("pool llm added (3 endpoints)",)
 
 
-def test_a_weight_is_told_with_both_values() -> None:
-    """What was and what is."""
+def test_a_weight_is_reported_with_both_values() -> None:
+    """The old and the new value."""
     after = set_weights(fleet(), "llm", {"canary": 25})
     assert diff(fleet(), after) == ("pool llm: variant canary weight 10 -> 25",)
 
 
-def test_a_drain_is_told() -> None:
+def test_a_drain_is_reported() -> None:
     """Booleans are written as in the file."""
     after = set_draining(fleet(), "r1", draining=True)
     assert diff(fleet(), after) == ("pool llm: endpoint r1 draining false -> true",)
 
 
-def test_endpoints_come_and_go() -> None:
-    """An added one is told with its address and variant."""
+def test_endpoints_are_added_and_removed() -> None:
+    """An added endpoint is listed with address and variant."""
     new = pool(endpoints=[endpoint(1), endpoint(3, variant="canary"), endpoint(4)])
     assert diff(fleet(), fleet({**new, "default": True})) == (
         "pool llm: endpoint r4 added (127.0.0.1:8041, stable)",
@@ -38,7 +38,7 @@ def test_endpoints_come_and_go() -> None:
     )
 
 
-def test_pools_come_and_go() -> None:
+def test_pools_are_added_and_removed() -> None:
     """Additions in the order of the file, then removals."""
     assert diff(fleet(pool("a")), fleet(pool("b", endpoints=[endpoint(1)]))) == (
         "pool b added (1 endpoint)",
@@ -46,8 +46,8 @@ def test_pools_come_and_go() -> None:
     )
 
 
-def test_variants_come_and_go() -> None:
-    """As endpoints do."""
+def test_variants_are_added_and_removed() -> None:
+    """In the same way as endpoints."""
     new = pool(default=True, variants=[{"name": "stable", "weight": 90, "model_version": "1"}])
     new["endpoints"] = [endpoint(1), endpoint(2), endpoint(3)]
     assert diff(fleet(), fleet(new)) == (
@@ -58,7 +58,7 @@ def test_variants_come_and_go() -> None:
 
 
 def test_nested_fields_are_named_by_their_path() -> None:
-    """Durations are written with units, lists by what came and went."""
+    """Durations have units; lists show added and removed values."""
     after = fleet(
         pool(
             default=True,
@@ -80,7 +80,7 @@ def test_nested_fields_are_named_by_their_path() -> None:
 
 
 def test_an_order_is_a_difference() -> None:
-    """Weights are laid end to end in the order of the variants, so it matters."""
+    """The draw of a variant depends on the order of the variants."""
     ahead = pool(default=True, match={"models": ["a", "b"]})
     behind = pool(default=True, match={"models": ["b", "a"]})
     assert diff(fleet(ahead), fleet(behind)) == ("pool llm: match.models [a, b] -> [b, a]",)
@@ -94,7 +94,7 @@ def test_an_order_is_a_difference() -> None:
 
 
 def test_lines_are_bounded() -> None:
-    """A huge change keeps its first lines and a count."""
+    """A large difference has its first lines and a count of the others."""
     many = pool(default=True, endpoints=[endpoint(n) for n in range(1, MAX_LINES + 10)])
     lines = diff(fleet(pool(default=True, endpoints=[])), fleet(many))
     assert len(lines) == MAX_LINES

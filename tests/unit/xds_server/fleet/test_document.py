@@ -29,40 +29,40 @@ PLAIN = st.recursive(
 
 
 def refused(text: str) -> DocumentError:
-    """Return why the text is refused."""
+    """Return why the text is rejected."""
     with pytest.raises(DocumentError) as caught:
         read(text)
     return caught.value
 
 
 @given(PLAIN, st.sampled_from([None, 2, "\t"]))
-def test_json_is_read_as_json_reads_it(value, indent) -> None:
-    """Every JSON document means the same here, however it is indented."""
+def test_json_is_parsed_as_json(value, indent) -> None:
+    """Every JSON document has the same value here, with any indentation."""
     text = json.dumps({"value": value}, indent=indent)
     assert read(text).plain() == {"value": value}
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_read_or_refused(text: str) -> None:
-    """Nothing but a DocumentError comes out of a bad text."""
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
+    """An invalid text raises only DocumentError."""
     with contextlib.suppress(DocumentError):
         assert read(text).line >= 1
 
 
 @pytest.mark.parametrize("word", ["on", "off", "yes", "no", "12:30", "2024-01-01", "0x1f", "1_000"])
 def test_yaml_1_1_words_are_text(word: str) -> None:
-    """A zone called `no` is a zone called no."""
+    """A zone called `no` has the name "no"."""
     assert read(f"a: {word}").plain() == {"a": word}
 
 
 def test_scalars_have_their_types() -> None:
-    """The core schema's numbers, booleans and nulls are read."""
+    """The core schema's numbers, booleans and nulls are parsed."""
     text = "[1, -2, 1.5, 1e3, true, False, null, ~, '1', .inf]"
     assert read(text).plain() == [1, -2, 1.5, 1000.0, True, False, None, None, "1", float("inf")]
 
 
 def test_nodes_know_their_lines() -> None:
-    """An error can point at the place."""
+    """Errors name the line."""
     root = read("a:\n- b: 1\n- c:\n    d: 2\n")
     assert root.closest(("a", 1, "c", "d")).line == 4
     assert root.closest(("a", 1, "x", "y")).line == 3
@@ -71,8 +71,8 @@ def test_nodes_know_their_lines() -> None:
     assert not root.holds(("a", 0, "x"))
 
 
-def test_a_repeated_key_is_refused() -> None:
-    """YAML would silently take the last one."""
+def test_a_repeated_key_is_rejected() -> None:
+    """YAML parsers would silently use the last one."""
     error = refused("a: 1\nb: 2\na: 3")
     assert error.line == 3
     assert "already given in line 1" in error.reason
@@ -80,35 +80,35 @@ def test_a_repeated_key_is_refused() -> None:
 
 @pytest.mark.parametrize("key", ["1", "true", "null"])
 def test_a_key_is_text(key: str) -> None:
-    """The fix is to write it in quotes."""
+    """The error says to write it in quotes."""
     assert f'"{key}" in quotes' in refused(f"{key}: x").reason
 
 
 def test_a_collection_is_no_key() -> None:
-    """YAML allows it, a fleet has no use for it."""
+    """YAML allows it; a fleet does not."""
     assert refused("? [a]\n: b").reason == "a key must be text"
 
 
-def test_tags_are_refused() -> None:
-    """No document names a Python object."""
+def test_tags_are_rejected() -> None:
+    """No document can name a Python object."""
     assert "not accepted" in refused("a: !!python/object/apply:os.system [ls]").reason
     assert read("a: !!str 1").plain() == {"a": "1"}
 
 
 def test_aliases_and_merges_are_followed() -> None:
-    """Explicit keys win over merged ones."""
+    """Explicit keys take precedence over merged ones."""
     root = read("base: &b {x: 1, y: 2}\none: {<<: *b, y: 3}\ntwo: {<<: [*b, {z: 4}]}")
     assert root.plain()["one"] == {"x": 1, "y": 3}
     assert root.plain()["two"] == {"x": 1, "y": 2, "z": 4}
 
 
 def test_a_merge_takes_mappings_only() -> None:
-    """Merging text is a slip."""
+    """Merging text is an error."""
     assert "merges mappings" in refused("a:\n  <<: text").reason
 
 
 def test_an_alias_needs_its_anchor() -> None:
-    """The name is told."""
+    """The error names the alias."""
     assert "*nobody" in refused("a: *nobody").reason
 
 
@@ -118,7 +118,7 @@ def test_an_alias_does_not_contain_itself() -> None:
 
 
 def test_aliases_are_counted_as_often_as_used() -> None:
-    """Nine lines cannot grow to a billion values."""
+    """Nine lines cannot expand to a billion values."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
     assert "aliases counted" in refused("\n".join(lines)).reason
@@ -131,13 +131,13 @@ def test_depth_is_bounded() -> None:
 
 
 def test_depth_is_bounded_through_aliases() -> None:
-    """Aliases nest as well as brackets do."""
+    """Aliases count for the depth like brackets."""
     lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, MAX_DEPTH + 1)]
     assert "deep" in refused("\n".join(lines)).reason
 
 
 def test_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text at the bound is read, one byte more is not; bytes count, not characters."""
+    """A text at the bound is parsed, one byte more is not; bytes count, not characters."""
     monkeypatch.setattr(document, "MAX_BYTES", 16)
     assert read("a: " + "x" * 13)
     assert "larger" in refused("a: " + "x" * 14).reason
@@ -154,12 +154,12 @@ def test_values_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "line"), [("", None), ("# nothing", None), ("a: [1", 1), ("a: 1\n---\nb: 2", 2)]
 )
-def test_what_is_no_document_is_refused(text: str, line: int | None) -> None:
-    """Empty, broken and repeated documents have their own words."""
+def test_an_invalid_document_is_rejected(text: str, line: int | None) -> None:
+    """Empty, broken and repeated documents have messages of their own."""
     error = refused(text)
     assert error.line == line
 
 
-def test_unprintable_characters_are_refused() -> None:
-    """A binary file is no fleet."""
-    assert "no YAML" in refused("\x00\x01").reason
+def test_unprintable_characters_are_rejected() -> None:
+    """A binary file is not a fleet."""
+    assert "not YAML" in refused("\x00\x01").reason

@@ -28,20 +28,20 @@ def with_pool(lines: str) -> str:
 
 
 def test_a_good_file_is_a_fleet() -> None:
-    """What is left out has its default."""
+    """Omitted fields have their defaults."""
     fleet = load_text(GOOD)
     assert fleet.pools[0].endpoints[0].grpc == "127.0.0.1:8001"
     assert fleet.pools[0].routing.policy == "auto"
 
 
-def test_a_fleet_reads_back_its_own_json() -> None:
-    """What GetFleet answers can be applied again."""
+def test_a_fleets_json_can_be_loaded() -> None:
+    """The answer of GetFleet can be applied."""
     fleet = load_text(GOOD)
     assert load_text(fleet.model_dump_json()) == fleet
 
 
 def test_a_fault_has_file_line_place_and_fix() -> None:
-    """An error is enough to correct the file."""
+    """The error suffices to correct the file."""
     (fault,) = faults(GOOD.replace("127.0.0.1:8001", "localhost:8001"))
     assert fault == (
         "fleet.yaml:5: pools[0].endpoints[0].grpc: 'localhost:8001' is no address; "
@@ -50,13 +50,13 @@ def test_a_fault_has_file_line_place_and_fix() -> None:
 
 
 def test_rules_have_lines_too() -> None:
-    """What needs several fields is told like a single one."""
+    """Problems of several fields are reported like those of a single one."""
     (fault,) = faults(GOOD.replace("{models: [toy]}", "{}"))
-    assert fault.startswith("fleet.yaml:3: pools[0].match: pool 'llm' matches nothing")
+    assert fault.startswith("fleet.yaml:3: pools[0].match: pool 'llm' matches no request")
 
 
-def test_all_faults_are_told_at_once() -> None:
-    """One round of corrections is enough."""
+def test_all_faults_are_reported_at_once() -> None:
+    """One round of corrections suffices."""
     text = with_pool("  nmae: x\n  routing: {policy: best}\n  health: {interval: soon}\n")
     assert [fault.split(": ")[1] for fault in faults(text)] == [
         "pools[0].routing.policy",
@@ -65,8 +65,8 @@ def test_all_faults_are_told_at_once() -> None:
     ]
 
 
-def test_told_faults_are_bounded() -> None:
-    """A file that is wrong throughout does not flood the screen."""
+def test_reported_faults_are_bounded() -> None:
+    """A file with many faults gives a bounded report."""
     many = "pools:\n" + "- {}\n" * MAX_FAULTS
     printed = faults(many)
     assert len(printed) == MAX_FAULTS + 1
@@ -95,30 +95,30 @@ def test_told_faults_are_bounded() -> None:
         ("  variants: [{name: a, match: {headers: {x-envoy-a: b}}}]\n", "is reserved"),
     ],
 )
-def test_a_fault_says_what_to_write(lines: str, words: str) -> None:
-    """The reasons are ours, not the validator's."""
+def test_a_fault_states_the_correction(lines: str, words: str) -> None:
+    """The messages are Tidegate's, not the validator's."""
     assert any(words in fault for fault in faults(with_pool(lines)))
 
 
 def test_an_omitted_id_is_not_a_fault_of_its_own() -> None:
-    """The address from which it would come is wrong, and that is told once."""
+    """The invalid address, from which the id is derived, is reported once."""
     (fault,) = faults(GOOD.replace('{id: r1, grpc: "127.0.0.1:8001"}', '{grpc: "a b"}'))
     assert ".grpc:" in fault
 
 
-def test_an_endpoint_without_address_is_told() -> None:
+def test_an_endpoint_without_address_is_reported() -> None:
     """It cannot be reached."""
     assert "needs `grpc`, `http` or both" in faults(GOOD.replace("grpc:", "zone:"))[0]
 
 
-def test_a_text_that_is_no_document_has_no_place() -> None:
+def test_an_invalid_document_has_no_location() -> None:
     """Only file, line and reason."""
-    assert faults("pools: [")[0].startswith("fleet.yaml:1: this is no YAML")
+    assert faults("pools: [")[0].startswith("fleet.yaml:1: this is not YAML")
     assert faults("") == ["fleet.yaml: the text is empty; write at least `pools:`"]
 
 
-def test_a_text_that_is_no_mapping_is_told() -> None:
-    """A list of pools without `pools:` is a usual slip."""
+def test_a_text_that_is_no_mapping_is_reported() -> None:
+    """A list of pools without `pools:` is a common error."""
     assert faults("- name: llm") == [
         "fleet.yaml:1: a list stands where a mapping belongs; write `key: value` lines"
     ]
@@ -131,5 +131,5 @@ def test_long_values_are_shortened() -> None:
 
 
 def test_lone_surrogates_are_a_fault() -> None:
-    """What cannot be encoded is refused, not a crash later."""
+    """Text that cannot be encoded is rejected instead of failing later."""
     assert faults(GOOD.replace("[toy]", '["\\ud800"]'))

@@ -1,4 +1,4 @@
-"""When each replica became what it is."""
+"""Incarnations of replicas."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ def with_replicas(*numbers: int, **more):
 
 
 def test_the_first_fleet_is_warm() -> None:
-    """Its replicas were there before, so none of them ramps."""
+    """Its replicas are assumed to have run before, so they have no slow start."""
     assert next_incarnations(None, {}, with_replicas(1, 2), 1, 5000) == {"r1": (1, 0), "r2": (1, 0)}
 
 
 def test_a_new_replica_joins_now() -> None:
-    """Its incarnation is the revision that brought it; the others keep theirs."""
+    """Its incarnation is the revision that added it; the others keep theirs."""
     known = {"r1": (1, 0)}
     after = next_incarnations(with_replicas(1), known, with_replicas(1, 2), 7, 5000)
     assert after == {"r1": (1, 0), "r2": (7, 5000)}
 
 
 def test_a_returned_replica_is_another_one() -> None:
-    """Its cache is empty, and nothing of its first life is held against it."""
+    """Its cache is empty, and findings of its earlier incarnation do not apply."""
     known = next_incarnations(with_replicas(1, 2), {"r1": (1, 0)}, with_replicas(1), 2, 10)
     assert known == {"r1": (1, 0)}
     back = next_incarnations(with_replicas(1), known, with_replicas(1, 2), 3, 20)
@@ -32,7 +32,7 @@ def test_a_returned_replica_is_another_one() -> None:
 
 
 def test_another_address_is_another_replica() -> None:
-    """The process behind it is not the one that was known."""
+    """It is another process."""
     moved = with_replicas(1, grpc="127.0.0.1:9")
     assert next_incarnations(with_replicas(1), {"r1": (1, 0)}, moved, 2, 10) == {"r1": (2, 10)}
 
@@ -44,6 +44,6 @@ def test_other_fields_do_not_matter() -> None:
 
 
 def test_texts_differ_by_their_hash() -> None:
-    """Even a comment makes another text."""
+    """Even a comment changes the hash."""
     assert text_hash("a") == text_hash("a")
     assert text_hash("a") != text_hash("a #")

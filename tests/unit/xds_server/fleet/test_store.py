@@ -13,7 +13,7 @@ from xds_server.fleet.store import FILE_NAME, RevisionStore, StoreError, Unknown
 
 
 def state(number: int, *, file: FileState | None = None, name: str = "llm") -> FleetState:
-    """Return a state with something of everything."""
+    """Return a state with all fields set."""
     revision = Revision(number, 1000 + number, "ann", f"why {number}", (f"line {number}",))
     return FleetState(revision, fleet(pool(name)), {"r1": (1, 0), "r2": (number, 5)}, file)
 
@@ -32,7 +32,7 @@ def test_a_new_store_is_empty() -> None:
 
 
 def test_a_state_survives_a_restart(folder) -> None:
-    """Everything that is stored comes back."""
+    """All stored values are restored."""
     stored = state(1, file=FileState("hash", fleet(pool("filed"))))
     with closing(RevisionStore(folder)) as store:
         store.append(stored)
@@ -41,7 +41,7 @@ def test_a_state_survives_a_restart(folder) -> None:
 
 
 def test_revisions_come_newest_first() -> None:
-    """At most as many as asked for."""
+    """At most as many as requested."""
     with closing(RevisionStore(None)) as store:
         for number in range(1, 5):
             store.append(state(number))
@@ -50,7 +50,7 @@ def test_revisions_come_newest_first() -> None:
 
 
 def test_each_revision_has_its_fleet() -> None:
-    """A rollback finds it."""
+    """A rollback can load it."""
     with closing(RevisionStore(None)) as store:
         store.append(state(1, name="a"))
         store.append(state(2, name="b"))
@@ -58,7 +58,7 @@ def test_each_revision_has_its_fleet() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 3, 2**64 - 1])
-def test_an_unknown_revision_tells_which_there_are(number: int) -> None:
+def test_an_unknown_revision_lists_the_existing_ones(number: int) -> None:
     """Even a number that SQLite cannot hold."""
     with closing(RevisionStore(None)) as store:
         with pytest.raises(UnknownRevision, match="none is stored"):
@@ -70,7 +70,7 @@ def test_an_unknown_revision_tells_which_there_are(number: int) -> None:
 
 
 def test_history_is_bounded_by_number() -> None:
-    """The oldest leave."""
+    """The oldest revisions are deleted."""
     with closing(RevisionStore(None, max_revisions=3)) as store:
         for number in range(1, 6):
             store.append(state(number))
@@ -91,7 +91,7 @@ def test_history_is_bounded_by_bytes() -> None:
 
 
 def test_a_failed_append_changes_nothing() -> None:
-    """All of a revision is stored, or none of it."""
+    """A revision is stored completely or not at all."""
     with closing(RevisionStore(None)) as store:
         store.append(state(1))
         with pytest.raises(StoreError):
@@ -100,7 +100,7 @@ def test_a_failed_append_changes_nothing() -> None:
 
 
 def test_the_file_is_remembered_without_a_revision(folder) -> None:
-    """A comment in the fleet file makes no revision, but is not looked at twice."""
+    """A comment in the fleet file makes no revision, but its text is stored."""
     with closing(RevisionStore(folder)) as store:
         store.append(state(1))
         store.remember_file(FileState("hash", fleet()))
@@ -119,7 +119,7 @@ def test_one_server_owns_the_store(folder) -> None:
         RevisionStore(folder)
 
 
-def test_a_damaged_file_is_told_with_its_fix(folder) -> None:
+def test_a_damaged_file_is_reported_with_its_fix(folder) -> None:
     """The message names the file."""
     folder.mkdir(parents=True)
     (folder / FILE_NAME).write_bytes(b"this is no database, " * 100)
@@ -127,8 +127,8 @@ def test_a_damaged_file_is_told_with_its_fix(folder) -> None:
         RevisionStore(folder)
 
 
-def test_a_damaged_page_is_told(folder) -> None:
-    """Damage behind the header is found at the start."""
+def test_a_damaged_page_is_reported(folder) -> None:
+    """Damage after the header is found at the start."""
     with closing(RevisionStore(folder)) as store:
         for number in range(1, 40):
             store.append(state(number))
@@ -140,8 +140,8 @@ def test_a_damaged_page_is_told(folder) -> None:
         RevisionStore(folder)
 
 
-def test_what_became_of_a_revision_is_kept(folder) -> None:
-    """Across restarts; a revision that is there no longer is passed over."""
+def test_the_outcome_of_a_revision_is_stored(folder) -> None:
+    """Across restarts; a revision that is no longer stored is ignored."""
     with closing(RevisionStore(folder)) as store:
         store.append(state(1))
         store.note(1, "refused by envoy-1")
@@ -151,8 +151,8 @@ def test_what_became_of_a_revision_is_kept(folder) -> None:
         assert only.outcome == "refused by envoy-1"
 
 
-def test_the_first_format_is_taken_over(folder) -> None:
-    """It had no outcomes; everything else stays."""
+def test_the_first_format_is_upgraded(folder) -> None:
+    """It had no outcomes; all other values are kept."""
     with closing(RevisionStore(folder)) as store:
         store.append(state(1))
     with closing(sqlite3.connect(folder / FILE_NAME)) as db:
@@ -164,8 +164,8 @@ def test_the_first_format_is_taken_over(folder) -> None:
         assert [revision.outcome for revision in store.revisions(10)] == ["", ""]
 
 
-def test_a_newer_format_is_refused(folder) -> None:
-    """A downgrade does not guess."""
+def test_a_newer_format_is_rejected(folder) -> None:
+    """A downgrade is an error."""
     RevisionStore(folder).close()
     with closing(sqlite3.connect(folder / FILE_NAME)) as db:
         db.execute("PRAGMA user_version = 99")
@@ -173,8 +173,8 @@ def test_a_newer_format_is_refused(folder) -> None:
         RevisionStore(folder)
 
 
-def test_a_fleet_that_no_longer_holds_is_told(folder) -> None:
-    """A stored fleet of another version names its revision."""
+def test_a_fleet_that_is_no_longer_valid_is_reported(folder) -> None:
+    """The error names the revision of the invalid fleet."""
     with closing(RevisionStore(folder)) as store:
         store.append(state(1))
     with closing(sqlite3.connect(folder / FILE_NAME)) as db:
@@ -185,7 +185,7 @@ def test_a_fleet_that_no_longer_holds_is_told(folder) -> None:
 
 
 def test_missing_rows_are_damage(folder) -> None:
-    """A database that someone edited is told as such."""
+    """A database edited by hand is reported as damaged."""
     with closing(RevisionStore(folder)) as store:
         store.append(state(1))
     with closing(sqlite3.connect(folder / FILE_NAME)) as db:
@@ -195,15 +195,15 @@ def test_missing_rows_are_damage(folder) -> None:
         store.latest()
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path) -> None:
     """A file in its place is not overwritten."""
     (tmp_path / "state").write_text("mine")
-    with pytest.raises(StoreError, match="cannot be made"):
+    with pytest.raises(StoreError, match="cannot be created"):
         RevisionStore(tmp_path / "state")
 
 
-def test_a_closed_store_says_so() -> None:
-    """Closing twice is fine, using it afterwards is not."""
+def test_a_closed_store_raises_an_error() -> None:
+    """Closing twice is allowed, using it afterwards is not."""
     store = RevisionStore(None)
     store.close()
     store.close()

@@ -28,14 +28,14 @@ def test_durations_are_written_with_units(text: object, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["5", "5 s", "x", "-1s", "25h"])
-def test_other_durations_are_refused(text: str) -> None:
+def test_other_durations_are_rejected(text: str) -> None:
     """A number without a unit in quotes, or one out of range, is no duration."""
     with pytest.raises(ValidationError):
         SlowStartSpec.model_validate({"window": text})
 
 
 def test_an_interval_is_above_zero() -> None:
-    """Envoy refuses health checks without an interval."""
+    """Envoy rejects health checks without an interval."""
     with pytest.raises(ValidationError):
         HealthSpec(interval=0)
 
@@ -51,14 +51,14 @@ def test_a_latency_factor_is_off_or_at_least_one(factor: float) -> None:
 @pytest.mark.parametrize(
     "address", ["localhost:80", "1.2.3.4", "1.2.3.4:0", "::1:80", "[1.2.3.4]:1"]
 )
-def test_bad_addresses_are_refused(address: str) -> None:
+def test_bad_addresses_are_rejected(address: str) -> None:
     """Envoy's endpoints are IP addresses with a port."""
     with pytest.raises(ValidationError, match="is no address"):
         EndpointSpec(http=address)
 
 
-def test_an_address_gets_its_canonical_spelling() -> None:
-    """The picker compares addresses as text, so each has one spelling."""
+def test_an_address_gets_its_canonical_form() -> None:
+    """The picker compares addresses as text, so each has one form."""
     assert EndpointSpec(http="[0:0:0:0:0:0:0:1]:80").http == "[::1]:80"
 
 
@@ -69,24 +69,24 @@ def test_an_endpoint_is_named_by_its_address() -> None:
 
 
 def test_an_endpoint_needs_an_address() -> None:
-    """A replica that cannot be reached is refused."""
+    """An endpoint without any address is rejected."""
     with pytest.raises(ValidationError, match="needs"):
         EndpointSpec(id="r1")
 
 
-def test_pins_on_reserved_headers_are_refused() -> None:
+def test_pins_on_reserved_headers_are_rejected() -> None:
     """Envoy strips them from requests, so such a pin would never match."""
     with pytest.raises(ValidationError, match="reserved"):
         VariantMatch(headers={"x-tidegate-variant": "canary"})
 
 
 def test_the_first_variant_takes_endpoints_without_one() -> None:
-    """An endpoint without a variant belongs to the pool's first."""
+    """An endpoint without a variant belongs to the pool's first variant."""
     pool = PoolSpec.model_validate({"name": "a", "match": {}, "endpoints": [{"http": "1.2.3.4:1"}]})
     assert pool.variant_of(pool.endpoints[0]) == "stable"
 
 
-def test_unknown_fields_are_refused() -> None:
+def test_unknown_fields_are_rejected() -> None:
     """A typing error must not be ignored."""
     with pytest.raises(ValidationError, match="Extra"):
         Fleet.model_validate({"pools": [], "pool": []})

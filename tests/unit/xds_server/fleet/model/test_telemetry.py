@@ -1,4 +1,4 @@
-"""Telemetry that the fleet file declares, and its way to the pickers."""
+"""Telemetry settings of the fleet file, and their transfer to the pickers."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def fleet(**telemetry):
 @pytest.mark.parametrize(
     "wrong", [{"reading": "at"}, {"metric": "my queue"}, {"scale": 0}, {"labels": {"a": 1}}]
 )
-def test_a_declaration_that_makes_no_sense(wrong):
-    """A field that no reading has, a bad name or a factor of 0 is refused."""
+def test_invalid_declarations_are_rejected(wrong):
+    """An unknown reading, an invalid name or a factor of 0 is rejected."""
     with pytest.raises(ValidationError):
         PoolTelemetry.model_validate({"custom": [custom(**wrong)]})
 
@@ -69,17 +69,17 @@ KV = {"address": "tcp://127.0.0.1:5557", "replay": "tcp://127.0.0.1:5570", "engi
         ({"engines": 65}, "less than or equal to 64"),
     ],
 )
-def test_kv_events_that_make_no_sense(wrong, says):
-    """Addresses that nobody can connect to, or that collide, are refused in words."""
+def test_invalid_kv_events_are_rejected(wrong, says):
+    """Unusable or overlapping addresses are rejected with a correction."""
     with pytest.raises(ValidationError, match=says):
         KvEventsSpec.model_validate({**KV, **wrong})
 
 
 def test_the_model_of_kv_events_is_known_and_served():
-    """It is the pool's first one unless said, must be said in two pools, and must be served."""
-    told = {"kv_events": KV}
-    assert not problems(fleet(a=told))
-    (ambiguous,) = problems(fleet(a=told, b=told))
+    """It defaults to the pool's first model; it must be served, and given if in two pools."""
+    declared = {"kv_events": KV}
+    assert not problems(fleet(a=declared))
+    (ambiguous,) = problems(fleet(a=declared, b=declared))
     assert ambiguous.location == ("pools", 1, "endpoints", 0, "telemetry", "kv_events", "model")
     named = {"kv_events": {**KV, "model": "b"}}
     assert not problems(fleet(a=named, b=named))
@@ -88,7 +88,7 @@ def test_the_model_of_kv_events_is_known_and_served():
 
 
 def test_kv_events_belong_to_one_replica():
-    """Two replicas that name one publisher are a mistake in the file."""
+    """Two replicas with one publisher are an error."""
     declared = Fleet.model_validate(
         {
             "pools": [
@@ -108,7 +108,7 @@ def test_kv_events_belong_to_one_replica():
 
 
 def test_kv_events_reach_the_pickers():
-    """What the file says is what the picker's pool says, with the model filled in."""
+    """The picker's pool has the values of the file, and the default model."""
     view = View(fleet=fleet(a={"kv_events": KV}))
     (endpoint,) = pool_of(
         pool_pb2.Pool.FromString(pool_resource(view, view.fleet.pools[0]))
@@ -118,8 +118,8 @@ def test_kv_events_reach_the_pickers():
     )
 
 
-def test_a_picker_refuses_kv_events_without_an_address():
-    """What the control server would never send is told with its place."""
+def test_a_picker_rejects_kv_events_without_an_address():
+    """An invalid resource is rejected with its location."""
     message = pool_pb2.Pool(name="p", variants=[pool_pb2.Variant(name="v", weight=1)])
     endpoint = message.endpoints.add(id="r", variant="v", http_address="127.0.0.1:1")
     endpoint.kv_events.SetInParent()
@@ -131,15 +131,15 @@ def test_a_picker_refuses_kv_events_without_an_address():
         pool_of(message)
 
 
-def test_one_replica_has_one_telemetry():
-    """A replica in two pools tells its numbers in one way."""
+def test_a_replica_has_the_same_telemetry_in_all_pools():
+    """A replica in two pools must have the same settings in both."""
     page = {"gpu_metrics": "http://127.0.0.1:9400/metrics"}
     assert not problems(fleet(a=page, b=page))
     assert [problem.location[-1] for problem in problems(fleet(a=page, b={}))] == ["telemetry"]
 
 
-def test_pickers_take_it():
-    """Declared series and GPUs arrive as declared; a factor left out is 1."""
+def test_pickers_get_the_telemetry_settings():
+    """Declared series and GPUs are sent as declared; the default factor is 1."""
     message = pool_pb2.Pool(
         name="p",
         variants=[pool_pb2.Variant(name="stable", weight=1)],
@@ -160,8 +160,8 @@ def test_pickers_take_it():
     assert pool.endpoints[0].gpus == {"0", "1"}
 
 
-def test_pickers_refuse_what_they_do_not_know():
-    """A field of a later version, and more series than the bound, are refused by name."""
+def test_pickers_reject_unknown_settings():
+    """An unknown reading and more series than the bound are rejected with their name."""
     message = pool_pb2.Pool(name="p", variants=[pool_pb2.Variant(name="stable", weight=1)])
     message.custom_metrics.add(reading="mood", metric="q")
     with pytest.raises(PoolError, match="'mood'"):

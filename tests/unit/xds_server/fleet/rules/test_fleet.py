@@ -1,4 +1,4 @@
-"""What must hold between the fields of a fleet."""
+"""Rules over several fields of a fleet."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def other(name: str, number: int, **more) -> dict:
 
 
 def test_a_usual_fleet_has_no_problems() -> None:
-    """What the tests build on is fine."""
+    """The fleet that other tests use is valid."""
     assert found() == []
 
 
@@ -40,16 +40,16 @@ def test_a_pool_name_is_unique() -> None:
     """Two pools of one name would share clusters."""
     path, message = found(pool(), other("llm", 5, match={"models": ["x"]}))[-1]
     assert path == "pools[1].name"
-    assert "already that of pools[0]" in message
+    assert "already used by pools[0]" in message
 
 
 def test_the_name_of_unnamed_routes_is_reserved() -> None:
-    """A pool called so could not be told from a route whose pool only the body names."""
+    """Such a pool would look like a route on which only the body names the pool."""
     assert only(pool("unnamed"))[0] == "pools[0].name"
 
 
 def test_a_pool_matches_something() -> None:
-    """A pool without models and paths could never be reached."""
+    """A pool without models and paths would get no request."""
     assert only(pool(match={}))[0] == "pools[0].match"
 
 
@@ -62,7 +62,7 @@ def test_a_model_belongs_to_one_pool() -> None:
 
 @pytest.mark.parametrize("field", ["models", "paths"])
 def test_nothing_is_listed_twice(field: str) -> None:
-    """A repeated model or path is a slip."""
+    """A repeated model or path is an error."""
     match = {"models": ["m"], "paths": []} | {
         field: ["/a", "/a"] if field == "paths" else ["a"] * 2
     }
@@ -82,7 +82,7 @@ def test_paths_need_http_replicas() -> None:
 
 
 def test_sessions_are_not_named_by_stripped_headers() -> None:
-    """Envoy strips control headers before anyone could hash them."""
+    """Envoy strips control headers before they could be hashed."""
     path, _ = only(pool(routing={"session_header": "x-envoy-me"}))
     assert path == "pools[0].routing.session_header"
 
@@ -95,13 +95,13 @@ def test_a_variant_name_is_unique() -> None:
 
 
 def test_some_variant_has_weight() -> None:
-    """With all weights 0 nothing could be served."""
+    """With all weights 0 no request could be served."""
     variants = [{"name": "stable", "weight": 0}, {"name": "canary", "weight": 0}]
     assert "all weights" in only(pool(variants=variants))[1]
 
 
 def test_weights_fit_into_envoys_sum() -> None:
-    """Envoy refuses weighted clusters whose sum is above 32 bits."""
+    """Envoy rejects weighted clusters whose sum exceeds 32 bits."""
     variants = [{"name": "stable", "weight": MAX_WEIGHT_SUM}, {"name": "canary", "weight": 1}]
     assert str(MAX_WEIGHT_SUM + 1) in only(pool(variants=variants))[1]
     variants[1]["weight"] = 0
@@ -109,7 +109,7 @@ def test_weights_fit_into_envoys_sum() -> None:
 
 
 def test_a_weighted_variant_has_replicas() -> None:
-    """A share drawn to nobody would fail."""
+    """A share of a variant without replicas would fail."""
     path, message = only(pool(endpoints=[endpoint(1)]))
     assert path == "pools[0].variants[1].weight"
     assert "has no replica," in message
@@ -122,12 +122,12 @@ def test_a_weighted_variant_speaks_what_the_pool_speaks() -> None:
 
 
 def test_a_pool_may_be_empty() -> None:
-    """Replicas may come later."""
+    """Replicas may be added later."""
     assert found(pool(endpoints=[])) == []
 
 
 def test_pins_do_not_hide_each_other() -> None:
-    """A variant behind a wider pin would never be matched."""
+    """A variant after a more general pin would never match."""
     variants = [
         {"name": "stable", "match": {"headers": {"x-a": "1"}}},
         {"name": "canary", "match": {"headers": {"x-a": "1", "x-b": "2"}}},
@@ -138,7 +138,7 @@ def test_pins_do_not_hide_each_other() -> None:
 
 
 def test_a_cookie_narrows_a_pin() -> None:
-    """Headers and cookies together decide whether a variant can be matched."""
+    """Headers and cookies together determine whether a variant can match."""
     variants = [
         {"name": "stable", "match": {"headers": {"x-a": "1"}, "cookies": {"ab": "b"}}},
         {"name": "canary", "match": {"headers": {"x-a": "1"}}},
@@ -155,7 +155,7 @@ def test_an_endpoint_id_is_unique_in_its_pool() -> None:
 
 
 def test_an_endpoint_names_a_variant_that_exists() -> None:
-    """The message tells which there are."""
+    """The message names the existing variants."""
     replicas = [endpoint(1), endpoint(2, variant="canary"), endpoint(3, variant="cannary")]
     path, message = only(pool(endpoints=replicas))
     assert path == "pools[0].endpoints[2].variant"
@@ -186,7 +186,7 @@ def test_a_replica_may_serve_several_pools() -> None:
 
 @pytest.mark.parametrize("field", ["http", "grpc", "metrics"])
 def test_two_replicas_share_no_address(field: str) -> None:
-    """Who answers there could not be told."""
+    """Otherwise the replica at the address would be ambiguous."""
     twin = endpoint(4, variant="canary") | {field: endpoint(1)[field]}
     path, message = only(pool(endpoints=[endpoint(1), twin]))
     assert path == f"pools[0].endpoints[1].{field}"
@@ -194,7 +194,7 @@ def test_two_replicas_share_no_address(field: str) -> None:
 
 
 def test_pools_with_grpc_need_one_default() -> None:
-    """The message names the pools and what to write."""
+    """The message names the pools and the correction."""
     path, message = only(pool(), other("b", 5))
     assert path == "pools[0].default"
     assert "pools llm, b have gRPC replicas" in message
@@ -224,21 +224,21 @@ def test_pools_that_share_a_path_need_one_default() -> None:
 
 
 def test_a_pool_alone_is_the_default() -> None:
-    """Nobody has to say so."""
+    """It needs no mark."""
     alone = fleet(pool(match={"models": ["m"], "paths": [CHAT]}))
     assert default_for_grpc(alone) == "llm"
     assert default_for_path(alone, CHAT) == "llm"
 
 
 def test_without_a_replica_there_is_no_default() -> None:
-    """A form that nobody speaks has no catch-all."""
+    """A form that no replica serves has no default."""
     empty = fleet(pool(endpoints=[], match={"paths": [CHAT]}))
     assert default_for_grpc(empty) is None
     assert default_for_path(empty, CHAT) is None
 
 
 def test_the_marked_pool_is_the_default() -> None:
-    """Of pools that share a form, the marked one takes it."""
+    """Of pools that share a form, the marked one is the default."""
     assert default_for_grpc(fleet(pool(), other("b", 5, default=True))) == "b"
 
 
@@ -248,14 +248,14 @@ def test_pickers_are_unique() -> None:
 
 
 def test_without_pickers_requests_may_not_depend_on_them() -> None:
-    """`fail_open: false` without a picker refuses every request."""
+    """With `fail_open: false` and no picker every request would fail."""
     assert only(pickers={"addresses": [], "fail_open": False})[0] == "pickers.addresses"
     assert found(pickers={"addresses": []}) == []
 
 
 @pytest.mark.parametrize("listener", ["127.0.0.1:18001", "0.0.0.0:18001"])
 def test_a_picker_is_not_the_listener(listener: str) -> None:
-    """Envoy would ask itself."""
+    """Envoy would call itself as a picker."""
     assert only(listener={"address": listener})[0] == "pickers.addresses[0]"
 
 
@@ -265,8 +265,8 @@ def test_a_picker_can_be_connected_to() -> None:
 
 
 def test_a_replica_is_not_the_listener() -> None:
-    """Requests would go in circles."""
-    assert "circles" in only(listener={"address": "127.0.0.1:8011"})[1]
+    """Requests would loop."""
+    assert "loop" in only(listener={"address": "127.0.0.1:8011"})[1]
 
 
 def test_a_replica_is_not_a_picker() -> None:
@@ -280,7 +280,7 @@ def test_problems_come_in_the_order_of_the_file() -> None:
     assert [path for path, _ in found(*pools)] == [f"pools[{n}].match" for n in range(12)]
 
 
-def test_the_fleet_itself_has_a_spelling() -> None:
+def test_the_fleet_itself_has_a_text() -> None:
     """An empty location is the whole fleet."""
     assert spell(()) == "fleet"
 

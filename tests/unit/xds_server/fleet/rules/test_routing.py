@@ -24,7 +24,7 @@ def found(**more: Any) -> list[tuple[str, str]]:
 
 
 def test_what_is_declared_reaches_the_pickers() -> None:
-    """Devices, adapters, needs and the settings of policies, in the wire's units."""
+    """Devices, adapters, needs and settings of policies, in the units of the protocol."""
     made = fleet(
         pool(
             endpoints=[
@@ -67,26 +67,26 @@ def test_what_is_declared_reaches_the_pickers() -> None:
         (
             {"model_needs": [{"model": MODEL, "device_required": True}]},
             "model_needs[0].device_required",
-            "give `device`",
+            "write `device`",
         ),
         (
             {"model_needs": [{"model": MODEL, "device": "a100", "device_required": True}]},
             "model_needs[0].device",
-            "give one `device: a100`",
+            "write `device: a100`",
         ),
         ({"routing": {"adapters": "require"}}, "routing.adapters", "declare them or write"),
-        ({"routing": {"prefer_zone": True}}, "routing.prefer_zone", "give them zones"),
+        ({"routing": {"prefer_zone": True}}, "routing.prefer_zone", "write zones"),
     ],
 )
-def test_what_could_never_be_met_is_told(more: dict[str, Any], place: str, words: str) -> None:
-    """One clear error with its place and its fix."""
+def test_what_could_never_be_met_is_reported(more: dict[str, Any], place: str, words: str) -> None:
+    """One error names the location and the correction."""
     ((path, message),) = found(**more)
     assert path == f"pools[0].{place}"
     assert words in message
 
 
 def test_one_replica_has_one_device() -> None:
-    """Two pools that share a replica say the same of it."""
+    """Two pools that share a replica must declare the same device."""
     first = pool(default=True, endpoints=[endpoint(1, device="t4"), endpoint(3, variant="canary")])
     second = pool("b", variants=[{"name": "stable"}], endpoints=[endpoint(1, device="a100")])
     ((path, message),) = [(each.path, each.message) for each in problems(fleet(first, second))]
@@ -95,13 +95,13 @@ def test_one_replica_has_one_device() -> None:
 
 
 def test_some_weight_is_above_zero() -> None:
-    """A sum of nothing orders nobody."""
+    """With all weights 0 the policy has no order."""
     with pytest.raises(ValidationError, match="all weights are 0"):
         GpuWeightsSpec(queue=0, gpu=0, kv=0, latency=0)
 
 
 def test_exploration_and_hold_are_bounded() -> None:
-    """At most 2 % of the requests are tried on, and none is held for more than 0.5 ms."""
+    """At most 2 % of the requests explore, and none is held for more than 0.5 ms."""
     with pytest.raises(ValidationError):
         LearnedSpec(explore_percent=2.1)
     with pytest.raises(ValidationError):

@@ -23,7 +23,7 @@ def shadowed(**shadow: Any) -> dict[str, Any]:
 
 
 def test_a_shadow_without_traffic_of_its_own_is_fine() -> None:
-    """A variant of weight 0 takes copies."""
+    """A variant of weight 0 may get copies."""
     assert found(shadowed(variant="canary", percent=12.5)) == []
 
 
@@ -43,8 +43,8 @@ def test_a_shadow_without_traffic_of_its_own_is_fine() -> None:
         (pool(upstream_tls={"key": "/a.key"}), "upstream_tls", "write `certificate:` too"),
     ],
 )
-def test_what_cannot_work_is_told(given: dict[str, Any], path: str, words: str) -> None:
-    """Place and fix are named."""
+def test_what_cannot_work_is_reported(given: dict[str, Any], path: str, words: str) -> None:
+    """The error names the location and the correction."""
     ((where, message),) = found(given)
     assert where == f"pools[0].{path}"
     assert words in message

@@ -27,7 +27,7 @@ INTERVAL_S = 0.2
 
 
 class FileFault(Exception):  # noqa: N818 - reads as the sentence it is
-    """The file cannot be read; the text says why and what to do."""
+    """The file cannot be read; the message states the reason and the remedy."""
 
 
 class Stamp(NamedTuple):

@@ -108,7 +108,7 @@ class _Stream(ABC, Generic[Request]):
             self._nacks += 1
         return Reaction(self._burst(now), verdict)
 
-    def asked(self, type_url: str) -> bool:
+    def has_requested(self, type_url: str) -> bool:
         """Return whether the client has requested this type."""
         tracker = self._trackers.get(type_url)
         return tracker is not None and tracker.requested

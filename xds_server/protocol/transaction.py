@@ -332,7 +332,7 @@ class Publisher:
         newest = len(self._stages[client.audience]) - 1
         if client.left == "BEHIND":
             # Keep the bridge until the routes are updated and the client's workers apply them.
-            if client.standing.state == "SYNCED" and client.stream.asked(ROUTE_TYPE):
+            if client.standing.state == "SYNCED" and client.stream.has_requested(ROUTE_TYPE):
                 client.left, client.left_at = "CROSSED", now
                 self._crossing[client.number] = now + BRIDGE_S
             return sent

@@ -72,7 +72,7 @@ async def test_one_client_can_be_requested_on_a_stream(stub) -> None:
     assert await call.read() is grpc.aio.EOF
 
 
-async def test_other_matchers_are_refused(stub) -> None:
+async def test_other_matchers_are_rejected(stub) -> None:
     """The error names the supported matcher."""
     request = csds_pb2.ClientStatusRequest()
     request.node_matchers.add().node_id.prefix = "b"

@@ -38,7 +38,7 @@ def test_a_client_that_held_it_gets_it_once_more() -> None:
         assert bridge.version(ROUTE_TYPE) == envoys("b").version(ROUTE_TYPE)
 
 
-def test_who_is_new_or_current_gets_nothing_extra() -> None:
+def test_a_new_or_current_client_gets_no_bridge() -> None:
     """Rule 2: a restart of either side changes nothing."""
     kept = Retired()
     kept.withdraw(envoys("ab"), envoys("b"))

@@ -54,19 +54,19 @@ def test_an_absent_type_differs_from_an_empty_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "*"])
-def test_names_that_mean_something_else_are_refused(name: str) -> None:
+def test_names_that_mean_something_else_are_rejected(name: str) -> None:
     """An empty name and the wildcard are no valid resource names."""
     with pytest.raises(ValueError, match="cannot name a resource"):
         Snapshot.of({T: {name: b""}})
 
 
-def test_an_empty_type_is_refused() -> None:
+def test_an_empty_type_is_rejected() -> None:
     """A type without URL could never be requested."""
     with pytest.raises(ValueError, match="empty type URL"):
         Snapshot.of({"": {}})
 
 
-def test_assignment_names_follow_the_clusters_unless_told_otherwise() -> None:
+def test_assignment_names_follow_the_clusters_by_default() -> None:
     """X30: the assignment's name is the service name, else the cluster's."""
     snapshot = Snapshot.of({}, eds_names={"c": "service"})
     assert snapshot.eds_name("c") == "service"
@@ -80,7 +80,7 @@ def test_it_shows_how_much_it_holds() -> None:
 
 
 @given(st.dictionaries(st.text(min_size=1).filter(lambda n: n != "*"), st.binary(), max_size=5))
-def test_a_set_version_tells_sets_apart(messages: dict[str, bytes]) -> None:
+def test_a_set_version_distinguishes_sets(messages: dict[str, bytes]) -> None:
     """Two sets have one version exactly when they are equal."""
     renamed = {f"{name}x": body for name, body in messages.items()}
     version = Snapshot.of({T: messages}).version(T)

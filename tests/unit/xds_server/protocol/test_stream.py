@@ -141,7 +141,7 @@ def state(client: Sotw, kind: str, now: float = 0.0) -> str:
 
 
 @BOTH
-def test_an_empty_type_is_refused(client_type: type[Sotw]) -> None:
+def test_an_empty_type_is_rejected(client_type: type[Sotw]) -> None:
     """X2: on ADS every request names its type."""
     client = client_type(snap(**BASE))
     request = SotwRequest("") if client_type is Sotw else DeltaRequest("")
@@ -216,7 +216,7 @@ def test_an_identical_snapshot_sends_nothing(client_type: type[Sotw]) -> None:
 
 
 @BOTH
-def test_a_refused_message_is_parked(client_type: type[Sotw]) -> None:
+def test_a_rejected_message_is_parked(client_type: type[Sotw]) -> None:
     """X12: identical content is never sent again, however often it is published."""
     client = settled(client_type(snap(**BASE)))
     bad = snap(**{**BASE, "LDS": {"l": "bad"}})
@@ -248,7 +248,7 @@ def test_the_next_different_content_recovers(client_type: type[Sotw]) -> None:
 
 
 @BOTH
-def test_a_refusal_with_empty_words_is_one(client_type: type[Sotw]) -> None:
+def test_a_nack_may_have_an_empty_message(client_type: type[Sotw]) -> None:
     """X11: presence of the error counts."""
     client = client_type(snap(**BASE))
     client.ask("LDS")
@@ -353,7 +353,7 @@ def test_routes_wait_for_clusters(client_type: type[Sotw]) -> None:
 
 
 @BOTH
-def test_routes_do_not_follow_refused_clusters(client_type: type[Sotw]) -> None:
+def test_routes_do_not_follow_rejected_clusters(client_type: type[Sotw]) -> None:
     """X56: after a NACK of CDS listeners and routes are not updated; endpoints are."""
     client = settled(client_type(snap(**BASE)))
     base = {**BASE, "CDS": {"c1": "1", "c2": "bad"}, "RDS": {"r": "2"}}
@@ -401,7 +401,7 @@ def test_a_verdict_contains_the_waiting_time(client_type: type[Sotw]) -> None:
 
 
 @BOTH
-def test_nothing_is_sent_for_what_is_not_wanted(client_type: type[Sotw]) -> None:
+def test_nothing_is_sent_without_a_subscription(client_type: type[Sotw]) -> None:
     """X25, X60: a named subscription gets its names only."""
     client = client_type(snap(CDS={"c1": "1", "c2": "1"}))
     assert client.ask("CDS", "c2") == [("CDS", ["c2"])]
@@ -410,7 +410,7 @@ def test_nothing_is_sent_for_what_is_not_wanted(client_type: type[Sotw]) -> None
 
 
 @BOTH
-def test_a_wildcard_on_an_empty_set_is_told_once(client_type: type[Sotw]) -> None:
+def test_a_wildcard_on_an_empty_set_is_answered_once(client_type: type[Sotw]) -> None:
     """X47, X49: one empty response finishes Envoy's initialization, and no other follows."""
     client = client_type(snap(LDS={}))
     assert client.ask("LDS") == [("LDS", [])]
@@ -432,7 +432,7 @@ def test_a_wildcard_follows_deletions(client_type: type[Sotw]) -> None:
 
 
 @BOTH
-def test_a_set_that_empties_is_told(client_type: type[Sotw]) -> None:
+def test_a_set_that_becomes_empty_is_sent(client_type: type[Sotw]) -> None:
     """X28: the last deletion is sent like any other."""
     client = client_type(snap(POOL={"a": "1"}))
     client.ask("POOL")
@@ -444,7 +444,7 @@ def test_a_set_that_empties_is_told(client_type: type[Sotw]) -> None:
 
 
 @BOTH
-def test_good_parts_leave_a_message_refused_for_a_bad_neighbour(client_type: type[Sotw]) -> None:
+def test_valid_resources_are_released_from_a_rejected_message(client_type: type[Sotw]) -> None:
     """Reference 1.2: the fixed resource is sent first and alone, then the suspects."""
     client = client_type(snap(EDS={"a": "1", "b": "1"}))
     client.ask("EDS", "a", "b")
@@ -474,7 +474,7 @@ def test_a_bad_part_is_left_parked_alone(client_type: type[Sotw]) -> None:
 
 
 @BOTH
-def test_a_refused_name_that_is_dropped_parks_nothing(client_type: type[Sotw]) -> None:
+def test_a_rejected_name_that_is_dropped_parks_nothing(client_type: type[Sotw]) -> None:
     """X25: a rejected resource that is no longer subscribed does not count as rejected."""
     client = client_type(snap(EDS={"a": "bad", "b": "1"}))
     client.ask("EDS", "a", "b")
@@ -647,7 +647,7 @@ def test_delta_dropping_a_name_under_a_wildcard_is_answered() -> None:
     assert client.ack("CDS") == []
 
 
-def test_delta_tells_a_missing_name_once() -> None:
+def test_delta_reports_a_missing_name_once() -> None:
     """X43: removed_resources once; it stays subscribed and is sent when it is created."""
     client = Delta(snap(EDS={}))
     assert client.ask("EDS", "a") == [("EDS", ["-a"])]
@@ -658,7 +658,7 @@ def test_delta_tells_a_missing_name_once() -> None:
     assert client.push(snap(EDS={})) == [("EDS", ["-a"])]
 
 
-def test_delta_deletions_go_to_those_who_had_it() -> None:
+def test_delta_deletions_go_to_clients_that_had_it() -> None:
     """X44: another client gets no message."""
     client = Delta(snap(EDS={"a": "1", "b": "1"}))
     client.ask("EDS", "a")
@@ -700,7 +700,7 @@ def test_delta_initial_versions_are_bounded() -> None:
         client.ask("CDS", held={str(n): "v" for n in range(MAX_NAMES + 1)})
 
 
-def test_delta_a_refused_addition_is_taken_back() -> None:
+def test_delta_a_rejected_addition_is_removed() -> None:
     """X46: the state after a NACK is unknown, so the message's names are removed explicitly."""
     client = settled(Delta(snap(**BASE)))
     client.push(snap(**{**BASE, "CDS": {"c1": "1", "c2": "bad"}}))
@@ -710,7 +710,7 @@ def test_delta_a_refused_addition_is_taken_back() -> None:
     assert client.stream.standing().state == "SYNCED"
 
 
-def test_delta_a_refused_removal_is_parked() -> None:
+def test_delta_a_rejected_removal_is_parked() -> None:
     """X12: a removal is content like any other."""
     client = settled(Delta(snap(**BASE)))
     client.push(snap(**{**BASE, "CDS": {}}))
@@ -719,7 +719,7 @@ def test_delta_a_refused_removal_is_parked() -> None:
     assert state(client, "CDS") == "NACKED"
 
 
-def test_delta_names_added_to_a_refused_type_are_answered() -> None:
+def test_delta_names_added_to_a_rejected_type_are_answered() -> None:
     """X12, X39: a new cluster's assignment is sent although another one is parked."""
     client = Delta(snap(EDS={"a": "bad", "b": "1"}))
     client.ask("EDS", "a")

@@ -87,7 +87,7 @@ def test_too_many_names_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * (MAX_NAME_CHARS + 1)])
-def test_impossible_names_are_refused(name: str) -> None:
+def test_impossible_names_are_rejected(name: str) -> None:
     """The length of a name is bounded."""
     with pytest.raises(ProtocolError, match="characters"):
         _new().replace((name,))

@@ -230,7 +230,7 @@ def test_a_stalled_client_that_answers_in_its_stage_counts_again() -> None:
     assert (sim.outcome(run).stage, sim.outcome(run).problems) == ("switch", ())
 
 
-def test_a_refusal_before_the_switch_abandons() -> None:
+def test_a_nack_before_the_switch_abandons() -> None:
     """Rule 4: all clients, the NACKED one too, return; its error message is kept."""
     sim = running(envoy_count=2)
     run = sim.publish(*five("a", "b"))
@@ -252,7 +252,7 @@ def test_a_refusal_before_the_switch_abandons() -> None:
     assert sim.outcome(check).acked == 3
 
 
-def test_a_refusal_at_the_switch_halts() -> None:
+def test_a_nack_at_the_switch_halts() -> None:
     """Rule 4: the state reached stays in force; the caller publishes the way back in stages."""
     sim = running(envoy_count=2)
     run = sim.publish(*five("a", "b"))
@@ -269,7 +269,7 @@ def test_a_refusal_at_the_switch_halts() -> None:
     assert (sim.outcome(back).state, sim.outcome(back).acked) == ("done", 3)
 
 
-def test_a_latecomers_refusal_vetoes_nothing() -> None:
+def test_a_latecomers_nack_vetoes_nothing() -> None:
     """Rule 4: a NACK of a client that connected during a change abandons nothing."""
     sim = running()
     sim.now = 1.0
@@ -281,7 +281,7 @@ def test_a_latecomers_refusal_vetoes_nothing() -> None:
     assert sim.outcome(run).stage == "use"
 
 
-def test_who_refused_before_has_no_veto() -> None:
+def test_a_client_nacked_before_has_no_veto() -> None:
     """Rule 4: a client that rejects everything cannot prevent changes for the others."""
     sim = running(envoy_count=2)
     sim.publish(Stage("add", "envoy", envoys("x", "a")), on_reject="keep")
@@ -293,7 +293,7 @@ def test_who_refused_before_has_no_veto() -> None:
     assert sim.outcome(run).stage == "use"
 
 
-def test_a_refusal_at_the_switch_may_leave_it_in_force_for_the_others() -> None:
+def test_a_nack_at_the_switch_may_leave_it_in_force_for_the_others() -> None:
     """X56: with ``keep`` the NACKED client gets no further stage; the others finish."""
     sim = running(envoy_count=2)
     run = sim.publish(*five("a", "b"), on_reject="keep")
@@ -440,7 +440,7 @@ def test_a_zero_from_before_the_last_pick_does_not_end_a_drain() -> None:
     assert sim.outcome(run).stage == "remove"
 
 
-def test_every_picker_must_have_told() -> None:
+def test_every_picker_must_have_reported() -> None:
     """Rule 2: a zero from one picker does not cover another picker's requests."""
     sim = running(pickers=2)
     run = sim.publish(*five("a", "b", drain=frozenset({"e1"})))

@@ -150,7 +150,7 @@ def test_retiring_variants_stay_pickable() -> None:
     assert first(data, MODELS) == "llm/http"
 
 
-def test_calls_to_one_replica_are_refused() -> None:
+def test_calls_to_one_replica_are_rejected() -> None:
     """Through a load balancer a model would be loaded on an arbitrary replica."""
     data = route_configuration(fleet())
     for path in ("/v2/repository/models/m/load", "/v2/logging", GRPC + "RepositoryModelLoad"):

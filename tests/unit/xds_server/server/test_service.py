@@ -186,7 +186,7 @@ async def test_an_empty_type_ends_the_stream(variant: str) -> None:
         await r.until(lambda: not r.server.clients())
 
 
-async def test_a_client_without_a_name_is_refused() -> None:
+async def test_a_client_without_a_name_is_rejected() -> None:
     """X1: status rows and logs need a node id."""
     async with rig() as r:
         peer = r.peer(node="")

@@ -1,12 +1,12 @@
-"""The simulator's fleet model against the real toy-llm: how far its numbers are off.
+"""Error of the simulator's fleet model compared with the real toy-llm.
 
     python bench/fleet_model.py [--json]
 
-Takes requests of the conversation trace and of the generator `sessions` with blocks of 16 tokens in
-place of 512 (the toy model's block), and all lengths in proportion. Replays them by open loop
-through a real Envoy and a real picker to two real Tritons, then in the simulator with an engine of
-the numbers in models/toy-llm/config.pbtxt, at the same instants. Prints both and the errors. Each
-run has prompts of its own, so that its caches are as cold as the first one's. About 80 s.
+Takes requests of the conversation trace and of the generator `sessions`, scaled from blocks of 512
+tokens to the toy model's 16. Replays them in open loop through a real Envoy and picker to two
+Triton replicas, then in the simulator with the engine parameters of models/toy-llm/config.pbtxt and
+the same arrival times. Prints both and the errors. Each run has its own prompts, so that it starts
+with cold caches. Takes about 80 s.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ RUNS = (
     ("sessions", "round-robin", 26.0, 400),
     ("conversation", "round-robin", 13.0, 200),
 )
-"""Traffic, policy, requests per second, requests.
+"""Traffic, policy, requests per second, number of requests.
 
-Only auto learns from what was before, so it comes first: the simulated one knows nothing either."""
+auto runs first, because it alone learns from earlier runs, and the simulated one has learned
+nothing."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What is compared; times in seconds."""
+    """Compared measurements; times in seconds."""
 
     ttft: list[float]
     e2e: list[float]
     hits: float
 
     def values(self) -> dict[str, float]:
-        """Return the numbers by name."""
+        """Return the statistics by name."""
         found = {"TTFT mean": sum(self.ttft) / len(self.ttft)}
         for name, times, share in (
             ("TTFT p50", self.ttft, 0.5),
@@ -101,7 +102,7 @@ class Numbers:
 
 
 def small(source: str, count: int) -> Workload:
-    """Return a traffic's first requests, shrunk."""
+    """Return the first requests of a traffic source, scaled to the toy model's blocks."""
     rng = Random(0)  # noqa: S311 - repeatable
     trace = sessions(count, rng, 1.2) if source == "sessions" else read_trace(TRACE)
     jobs = [
@@ -119,7 +120,7 @@ def small(source: str, count: int) -> Workload:
 
 
 def prompt(job: Job, salt: str) -> str:
-    """Write a prompt whose blocks are equal where the job's are; a salt has its own."""
+    """Return a prompt whose blocks are equal iff the job's are; each salt has its own blocks."""
     blocks = [f"{salt}{block & (2**64 - 1):016x}".ljust(BLOCK_CHARS, ".") for block in job.blocks]
     text = "".join(blocks)
     return (
@@ -131,7 +132,7 @@ def prompt(job: Job, salt: str) -> str:
 
 
 async def replayed(clients: Clients, jobs: list[Job], times: list[float], salt: str) -> Numbers:
-    """Send every job at its time; latencies count from there."""
+    """Send every job at its arrival time, from which latencies count."""
     start = time.perf_counter() + 0.5
     texts = [prompt(job, salt) for job in jobs]
 
@@ -148,7 +149,7 @@ async def replayed(clients: Clients, jobs: list[Job], times: list[float], salt: 
 
 
 def simulated(policy: str, workload: Workload, times: list[float]) -> Numbers:
-    """Run the same in the simulator."""
+    """Run the same jobs in the simulator."""
     scenario = Scenario(replicas=REPLICAS, engine=ENGINE)
     fleet = [SimulatedReplica(ENGINE) for _ in range(REPLICAS)]
     world = World(scenario, Random(0), fleet, BLOCK_TOKENS)  # noqa: S311 - repeatable
@@ -164,9 +165,9 @@ def simulated(policy: str, workload: Workload, times: list[float]) -> Numbers:
 
 
 async def real(runs: list[Run]) -> list[Numbers]:
-    """Replay each on a stack of this machine."""
+    """Replay each run on a local stack."""
     found = []
-    # The last Triton is the canary, which gets nothing.
+    # The last replica is the canary, which receives no requests.
     async with (
         LocalStack(replicas=REPLICAS + 1, models=("toy-llm",), fleet=FLEET) as stack,
         Clients(stack.http_url, stack.grpc_address) as clients,
@@ -180,7 +181,7 @@ async def real(runs: list[Run]) -> list[Numbers]:
 
 
 def main() -> None:
-    """Measure, simulate, compare."""
+    """Replay, simulate and print the comparison."""
     parser = argparse.ArgumentParser(description="The fleet model against real replicas.")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -64,7 +64,7 @@ WITH_PEERS: Final = ("throughput", "fleet")
 
 
 class UsageError(ValueError):
-    """BenchOptions that do not hold; the text says why."""
+    """Invalid options; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

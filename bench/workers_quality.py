@@ -1,11 +1,12 @@
-"""Do workers decide as well as one picker? Simulated time, the routers and events of production.
+"""Quality of the decisions of several workers compared with one picker, in simulated time.
 
     python -m bench.workers_quality [--workers 2] [--delay 0.015] [--requests 3000] [--seeds 8]
 
-Eight simulated replicas and the policy ``auto``: one picker, several workers that hear of each
-other after the delay, and as many that do not. The jobs are a trace's or those of the ``sessions``
-generator. Prints time to the first token, end to end, and the share of cached tokens of each, as
-medians over seeds, and the ratio to one picker seed by seed. All of one seed see the same arrivals.
+Eight simulated replicas and the policy ``auto``: one picker, several workers that replicate events
+to each other with a delay, and several workers that do not. The routers and events are those of the
+picker. The jobs come from a trace or from the ``sessions`` generator. Prints TTFT, end-to-end
+latency and the fraction of cached tokens, as medians over seeds, and the ratio to one picker,
+paired by seed. All variants of a seed have the same arrivals.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ if TYPE_CHECKING:
     from ext_proc.workers.records import Word
 
 LATE_S = SOON_S + READ_AGAIN_S
-"""How long a deed may take to be known where it counts."""
+"""Maximum time until an event takes effect at the peers, seconds."""
 
 
 class SharedPickers(SeveralPickers):
-    """Workers that hear of each other after a delay, in the words of production.
+    """Workers that replicate the picker's events to each other with a delay.
 
-    The first deed after a pause begins a batch, which is told when the delay is over.
+    The first event after a pause starts a batch, which is sent when the delay has passed.
 
     Args:
-        policy: The pool's policy.
-        world: The simulation; its scenario says how many workers.
-        delay_s: From a batch's first deed to its being known by the others.
+        policy: Policy of the pool.
+        world: The simulation; its scenario contains the number of workers.
+        delay_s: Time from a batch's first event to its delivery, seconds.
     """
 
     def __init__(self, policy: str, world: World, delay_s: float) -> None:
@@ -64,7 +65,7 @@ class SharedPickers(SeveralPickers):
         self._batches: list[list[Word]] = [[] for _ in self._routers]
         self._due: deque[tuple[float, int]] = deque()
         self._waiting: set[int] = set()
-        """Workers whose batch has begun."""
+        """Workers with an open batch."""
         self._now = 0.0
         for number, router in enumerate(self._routers):
             router._on_event = partial(self._tell, number)  # noqa: SLF001 - likewise
@@ -76,7 +77,7 @@ class SharedPickers(SeveralPickers):
             self._due.append((self._now + self._delay_s, number))
 
     def _arrive(self, now: float) -> None:
-        """Hand on what has arrived by now."""
+        """Deliver all batches that are due."""
         while self._due and self._due[0][0] <= now:
             at, sender = self._due.popleft()
             self._waiting.discard(sender)
@@ -89,17 +90,17 @@ class SharedPickers(SeveralPickers):
         self._now = now
 
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:
-        """Let one of them choose, after what has arrived."""
+        """Deliver due batches, then let a random worker choose."""
         self._arrive(now)
         return super().choose(job, now)
 
     def moved(self, job: Job, replica: int, now: float) -> None:
-        """Tell the one that decided."""
+        """Deliver due batches, then forward to the job's worker."""
         self._arrive(now)
         super().moved(job, replica, now)
 
     def settled(self, job: Job, now: float) -> None:
-        """Tell the one that decided, for the last time."""
+        """Deliver due batches, then forward to the job's worker and forget the job."""
         self._arrive(now)
         super().settled(job, now)
 
@@ -107,7 +108,7 @@ class SharedPickers(SeveralPickers):
 def simulate(
     jobs: Workload, rate: float, seed: int, pickers: int, delay_s: float | None
 ) -> RunMetrics:
-    """Run one; ``delay_s`` is ``None`` where they share nothing."""
+    """Run one simulation; ``delay_s`` is ``None`` for workers without replication."""
     scenario = Scenario(pickers=pickers)
     times = arrivals(jobs, rate, Random(seed))  # noqa: S311 - runs must repeat
     fleet = [
@@ -136,14 +137,14 @@ def simulate(
 
 
 def workload(args: argparse.Namespace, seed: int) -> Workload:
-    """Return the jobs."""
+    """Return the jobs of a seed."""
     if args.trace is not None:
         return read_trace(args.trace).first(args.requests)
     return sessions(args.requests, Random(seed))  # noqa: S311 - runs must repeat
 
 
 def main() -> None:
-    """Read the command line, run and print."""
+    """Parse the command line, run the simulations and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--delay", type=float, default=LATE_S, help="seconds")
@@ -159,8 +160,8 @@ def main() -> None:
         table.add_column(column, justify="right")
     ways: dict[str, tuple[int, float | None]] = {
         "one": (1, None),
-        f"{args.workers}, told after {args.delay * 1000:g} ms": (args.workers, args.delay),
-        f"{args.workers}, apart": (args.workers, None),
+        f"{args.workers}, {args.delay * 1000:g} ms delay": (args.workers, args.delay),
+        f"{args.workers}, independent": (args.workers, None),
     }
     table.add_column("ttft_mean to one", justify="right")
     alone: list[float] = []

@@ -1,4 +1,4 @@
-"""A fleet in simulated time, to compare routing policies on traces and generated traffic.
+"""Simulator of a fleet in virtual time, to compare routing policies on traces and generated load.
 
-The policies are those of the picker: the same ``Router`` runs here, with the simulation's clock.
+The picker's policies run unchanged: the simulator calls the picker's ``Router`` with virtual time.
 """

@@ -1,4 +1,4 @@
-"""What ``tidegate simulate`` runs: one experiment, printed and written as the options say."""
+"""Implementation of ``tidegate simulate``: runs one experiment and writes its report."""
 
 from __future__ import annotations
 
@@ -47,44 +47,44 @@ __all__ = [
 ]
 
 FAILURES: Final = (TraceError, ScenarioError, CalibrationError, PlotsMissingError)
-"""Errors whose text says what to do."""
+"""Errors whose messages say what to do."""
 WIDTH: Final = 170
-"""Columns of the table where the output is no terminal."""
+"""Width of the tables in columns if the output is not a terminal."""
 
 
 class OptionError(ValueError):
-    """An option that does not hold; the text names it."""
+    """An invalid option; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """What is asked for, beside the fleet."""
+    """Options of an experiment, without the fleet."""
 
     trace: str
-    """A file, or a generator's name."""
+    """Path of a trace file, or name of a generator."""
     policies: str
-    """Names with commas between them, or ``all``."""
+    """Comma-separated names, or ``all``."""
     loads: Sequence[float] | None
-    """Shares of the saturation rate; ``None`` keeps the trace's own pace."""
+    """Fractions of the saturation rate; ``None``: the trace's own arrival times."""
     rates: Sequence[float] | None
-    """Requests per second, in place of ``loads``."""
+    """Requests per second; replaces ``loads``."""
     seeds: int
     requests: int | None
-    """Only the first so many, or so many generated ones; ``None`` = all, or the default."""
+    """Number of requests from the trace's start, or generated; ``None``: all, or the default."""
     against: str
-    """The policy that the others are compared with; empty = the first."""
+    """Baseline policy; empty: the first one."""
     slo_s: float | None
-    """Limit of a first token; ``None`` takes it from the prompts."""
+    """TTFT limit, seconds; ``None``: derived from the prompts."""
     processes: int
 
 
 def simulate(options: SimulationOptions, scenario: Scenario, err: Console) -> Report:
-    """Run an experiment; its progress is shown on ``err`` where that is a terminal.
+    """Run an experiment and show its progress on ``err`` if that is a terminal.
 
     Raises:
-        OptionError: No such trace or policy.
+        OptionError: The trace or a policy does not exist.
         TraceError: The trace cannot be read.
-        ScenarioError: A request does not fit into a replica.
+        ScenarioError: A request does not fit into a replica's cache.
         CalibrationError: No saturation rate was found.
     """
     workload = _workload(options, scenario.replicas)
@@ -147,7 +147,7 @@ def write(report: Report, *, as_data: bool, html: Path | None, png: Path | None)
 def _workload(options: SimulationOptions, replicas: int) -> Workload:
     trace, requests = options.trace, options.requests
     if trace in GENERATORS:
-        # One generated workload for all seeds: what differs is the arrivals and the chance.
+        # One generated workload for all seeds; seeds change arrival times and random choices.
         rng = Random(0)  # noqa: S311 - repeatable
         return GENERATORS[trace](requests or DEFAULT_JOBS, rng, PACE_PER_REPLICA * replicas)
     if "." not in trace:

@@ -1,11 +1,11 @@
-"""Many runs: policies, loads and seeds over one workload and one fleet.
+"""Runs of several policies, loads and seeds over one workload and one fleet.
 
-A run is a function of its plan: the same plan gives the same numbers, in this process or another.
-The seed sets arrivals and chance; all policies of one seed see the same arrivals.
+A run is a pure function of its plan: the same plan gives the same numbers in any process. The seed
+determines arrival times and random choices; all policies of one seed have the same arrivals.
 
-Loads are shares of the rate that least-in-flight sustains, found by bisection: the highest rate
-at which its p99 of the time to the first token holds the limit. A share alone would mislead, as a
-policy with more cache hits raises what the fleet can carry: results state the rate as well.
+Loads are fractions of the saturation rate of least-in-flight: the highest rate at which its p99
+TTFT is within the limit, found by bisection. Results state the rate as well, because a policy with
+more cache hits raises the capacity of the fleet, and a fraction alone would be misleading.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ if TYPE_CHECKING:
 
 CALIBRATOR: Final = "least-in-flight"
 BISECTIONS: Final = 7
-"""Halvings of a bracket of 1 : 2; the rate is then known to 0.6 %."""
+"""Bisection steps of a bracket of 1 : 2; the error of the rate is then 0.6 %."""
 MAX_DOUBLINGS: Final = 12
 MIN_SLO_S: Final = 1.0
 START_RATE: Final = 0.5
-"""Requests per second and replica that the search starts from."""
+"""Start of the search, requests per second and replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """One run."""
+    """Policy, seed and rate of one run."""
 
     policy: str
     seed: int
     rate: float | None
-    """Arrivals per second; ``None`` = the workload's own pace."""
+    """Arrivals per second; ``None``: the workload's own arrival times."""
     load: float | None = None
-    """The share of saturation that the rate stands for."""
+    """The rate as a fraction of the saturation rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run and its numbers."""
+    """One run and its metrics."""
 
     plan: RunPlan
     metrics: RunMetrics
 
 
 def default_slo(workload: Workload, scenario: Scenario) -> float:
-    """Return the limit of a first token: 1 s plus twice what the p99 prompt takes alone."""
+    """Return the TTFT limit, seconds: 1 s plus twice the prefill time of the p99 prompt alone."""
     lengths = sorted(float(job.input_tokens) for job in workload.jobs)
     return MIN_SLO_S + 2.0 * (percentile(lengths, 0.99) or 0.0) / scenario.engine.prefill_rate
 
@@ -77,11 +77,11 @@ def run_one(
         workload: The jobs.
         scenario: The fleet.
         plan: Policy, seed and rate.
-        slo_s: Limit of a first token in time, for the goodput.
-        on_progress: Hears how many jobs have arrived.
+        slo_s: TTFT limit of the goodput, seconds.
+        on_progress: Called with the number of arrived jobs.
 
     Raises:
-        ValueError: An unknown policy, or a job that no replica can hold.
+        ValueError: The policy is unknown, or a job fits into no replica.
     """
     rng = Random(plan.seed)  # noqa: S311 - runs must repeat
     times = arrivals(workload, plan.rate, rng)
@@ -89,7 +89,7 @@ def run_one(
         SimulatedReplica(scenario.engine, scenario.speed(index))
         for index in range(scenario.replicas)
     ]
-    chance = Random(f"routing {plan.seed}")  # noqa: S311 - apart from the arrivals
+    chance = Random(f"routing {plan.seed}")  # noqa: S311 - independent of the arrivals
     world = World(scenario, chance, fleet, workload.block_tokens)
     scheduler = make_scheduler(plan.policy, world)
     records = SimulatedFleet(scenario, fleet, scheduler, on_progress).run(workload.jobs, times)
@@ -114,7 +114,7 @@ def run_many(
     processes: int = 1,
     on_done: Callable[[Result], None] | None = None,
 ) -> list[Result]:
-    """Simulate several plans; the results come in the order of the plans."""
+    """Simulate several plans; the results have the order of the plans."""
     results: dict[RunPlan, Result] = {}
     for result in _each(workload, scenario, plans, slo_s, processes):
         results[result.plan] = result
@@ -134,7 +134,7 @@ def _each(
         for plan in plans:
             yield run_one(workload, scenario, plan, slo_s)
         return
-    # Each process gets the workload once; "spawn" shares no state with this one.
+    # Each process receives the workload once; "spawn" shares no state with this process.
     with ProcessPoolExecutor(
         processes, get_context("spawn"), initializer=_take, initargs=(workload, scenario, slo_s)
     ) as pool:
@@ -156,7 +156,7 @@ def _run_taken(plan: RunPlan) -> Result:
 
 
 class CalibrationError(Exception):
-    """No saturation rate can be told; the text says what to give instead."""
+    """The saturation rate cannot be found; the message names the options to set instead."""
 
 
 def saturation(
@@ -166,17 +166,17 @@ def saturation(
     seed: int = 0,
     on_probe: Callable[[], None] | None = None,
 ) -> float:
-    """Return the highest rate at which least-in-flight's p99 holds the limit.
+    """Return the highest rate at which the p99 TTFT of least-in-flight is within the limit.
 
     Args:
         workload: The jobs.
         scenario: The fleet.
-        slo_s: The limit of the p99 of the time to the first token.
-        seed: Of the probing runs.
-        on_probe: Called after each run; there are at most ``MAX_DOUBLINGS + BISECTIONS + 1``.
+        slo_s: Limit of the p99 TTFT, seconds.
+        seed: Seed of the runs.
+        on_probe: Called after each run, at most ``MAX_DOUBLINGS + BISECTIONS + 1`` times.
 
     Raises:
-        CalibrationError: The limit holds at every rate, or at none.
+        CalibrationError: The p99 TTFT is within the limit at every rate, or at none.
     """
 
     def holds(rate: float) -> bool:
@@ -188,7 +188,7 @@ def saturation(
         return p99 is not None and p99 <= slo_s and result.metrics.shed == 0
 
     if workload.rate <= 0:
-        raise CalibrationError("the workload has no pace of its own; give --rate")
+        raise CalibrationError("all requests of the workload arrive at once; give --rate")
     rate = START_RATE * scenario.replicas
     upwards = holds(rate)
     factor = 2.0 if upwards else 0.5

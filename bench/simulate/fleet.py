@@ -1,18 +1,20 @@
-"""One run: jobs arrive, a scheduler places them, replicas work, telemetry flows, things fail.
+"""Event loop of one run: arrivals, scheduling, replica steps, telemetry and incidents.
 
 Rules:
 
-1. Events are handled in the order of time; at one instant: replicas, troubles, telemetry,
-   arrivals, and within each in the order of their making. A run is a function of its arguments.
+1. Events are processed in order of time; at the same time in the order replicas, incidents,
+   telemetry, arrivals, and within each kind in order of creation. A run is a pure function of its
+   arguments.
 2. Latency counts from the intended arrival (open loop): a slow fleet does not slow its clients.
-3. Each job ends in exactly one way: served, shed (the scheduler refused) or lost (its replica died
-   after it had begun to answer, or every replica named for it was dead).
-4. A job whose replica dies before the first token goes on at once to the next fallback that is
-   alive, as the proxy's retry does; the scheduler hears of it.
-5. The scheduler hears of a death one telemetry interval later, as a failed scrape tells it.
-6. A replica that brakes works slower from its next step on, and tells nobody.
-7. While telemetry is frozen, readings go on to come with new times and old numbers: the harder
-   case, as nobody can see that they are stale.
+3. Each job ends in exactly one way: served, shed (the scheduler refused it) or lost (its replica
+   failed after the first token, or all replicas of its choice were dead).
+4. A job whose replica fails before the first token moves at once to its next live fallback, like a
+   retry of the proxy; the scheduler is notified.
+5. The scheduler is notified of a failed replica one telemetry interval later, like a failed
+   scrape.
+6. A braked replica is slower from its next step on; the scheduler is not notified.
+7. While telemetry is frozen, samples arrive with new times and old values, so that a scheduler
+   cannot detect that they are stale.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _REPLICA, _TROUBLE, _TELEMETRY = range(3)
 
 
 class End(StrEnum):
-    """How a job ended."""
+    """Outcome of a job."""
 
     SERVED = "served"
     SHED = "shed"
@@ -47,28 +49,28 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What became of a job."""
+    """Result of one job."""
 
     job: Job
     end: End
     replica: int | None = None
-    """Who had it last."""
+    """Last replica of the job."""
     ttft_s: float | None = None
     e2e_s: float | None = None
     matched: int = 0
-    """Prompt blocks that were in the replica's cache."""
+    """Prompt blocks found in the replica's cache."""
     predicted: int = 0
-    """Prompt blocks that the scheduler believed to be there."""
+    """Prompt blocks that the scheduler expected in the cache."""
 
 
 class SimulatedFleet:
-    """The replicas of one run and their event queue.
+    """Replicas of one run and the event queue.
 
     Args:
-        scenario: The fleet.
+        scenario: The fleet and its incidents.
         replicas: One per replica of the scenario.
-        scheduler: Who places the jobs.
-        on_progress: Hears how many jobs have arrived, now and then.
+        scheduler: Selects the replica of each job.
+        on_progress: Called periodically with the number of arrived jobs.
     """
 
     def __init__(
@@ -91,18 +93,18 @@ class SimulatedFleet:
         self._made = 0
         self._scheduled = [inf] * len(replicas)
         self._open = True
-        self._told: dict[int, SimulatedSample] = {}
-        """Each replica's latest reading."""
+        self._latest: dict[int, SimulatedSample] = {}
+        """Latest sample of each replica."""
 
     def run(self, jobs: Sequence[Job], times: Sequence[float]) -> list[Record]:
-        """Simulate all jobs to their ends.
+        """Simulate until all jobs have ended.
 
         Args:
-            jobs: With indices of their own, in the order of arrival.
-            times: When each arrives, rising.
+            jobs: Jobs with unique indices, in order of arrival.
+            times: Arrival times of the jobs, seconds, ascending.
 
         Returns:
-            One record per job, in the same order.
+            One record per job, in the order of ``jobs``.
         """
         scenario = self._scenario
         if scenario.join_at_s is not None:
@@ -135,7 +137,7 @@ class SimulatedFleet:
             at, _, _, call = heappop(events)
             call(at)
             if not self._open and not self._tasks:
-                return  # what is left is telemetry and troubles that nobody feels
+                return  # the remaining telemetry and incidents affect no job
 
     def _schedule(self, index: int) -> None:
         at = self._replicas[index].next_at
@@ -154,7 +156,7 @@ class SimulatedFleet:
         self._send(task, choice.replicas, now)
 
     def _send(self, task: ReplicaTask, among: Sequence[int], now: float) -> None:
-        """Give a task to the first of its choices that is alive."""
+        """Assign a task to the first live replica of its choice."""
         job = task.job
         for place, index in enumerate(among):
             if index not in self._dead:
@@ -171,7 +173,7 @@ class SimulatedFleet:
     def _work(self, index: int, now: float) -> None:
         replica = self._replicas[index]
         if replica.next_at != now:
-            return  # an arrival or a failure has changed the plan since
+            return  # an arrival or a failure has rescheduled the replica
         ended = replica.advance()
         self._schedule(index)
         for task in ended.first:
@@ -195,7 +197,7 @@ class SimulatedFleet:
             predicted,
         )
 
-    # --- Troubles and telemetry -----------------------------------------------------------------
+    # --- Incidents and telemetry ----------------------------------------------------------------
 
     def _join(self, now: float) -> None:
         index = self._scenario.joiner
@@ -231,12 +233,12 @@ class SimulatedFleet:
             self._dead.discard(index)
             self._scheduler.membership(index, "restarted", now)
 
-    def _brake(self, now: float) -> None:  # noqa: ARG002 - an event hears its time
+    def _brake(self, now: float) -> None:  # noqa: ARG002 - signature of event callbacks
         index = self._scenario.braked
         if index is not None:  # from its next step on
             self._replicas[index].speed = self._scenario.speed(index) * self._scenario.brake_speed
 
-    def _release(self, now: float) -> None:  # noqa: ARG002 - an event hears its time
+    def _release(self, now: float) -> None:  # noqa: ARG002 - signature of event callbacks
         index = self._scenario.braked
         if index is not None:
             self._replicas[index].speed = self._scenario.speed(index)
@@ -246,17 +248,17 @@ class SimulatedFleet:
         samples: list[tuple[int, SimulatedSample]] = []
         for index, replica in enumerate(self._replicas):
             if index in self._dead:
-                self._told.pop(index, None)
+                self._latest.pop(index, None)
                 continue
-            told = self._told.get(index)
-            if frozen and told is not None:
-                told = told._replace(at=now)
+            latest = self._latest.get(index)
+            if frozen and latest is not None:
+                latest = latest._replace(at=now)
             else:
-                told = SimulatedSample(
+                latest = SimulatedSample(
                     now, replica.queued, replica.running, replica.kv_used, replica.backlog_tokens
                 )
-            self._told[index] = told
-            samples.append((index, told))
+            self._latest[index] = latest
+            samples.append((index, latest))
 
         def deliver(then: float) -> None:
             for index, sample in samples:

@@ -1,10 +1,11 @@
-"""Workloads made by rule, for what the public traces do not show.
+"""Generated workloads, for patterns that the public traces lack.
 
-Arrivals are Poisson at ``pace`` jobs per second unless a generator says otherwise. A run divides
-all gaps to reach its rate; that shortens users' pauses too, so a pace near the rates to come is
-best.
-The shapes follow the generators that serving projects publish: SGLang's generated-shared-prefix,
-the production-stack's multi-round-qa, and the burstiness of Azure's code trace (CV about 13).
+Arrivals are Poisson at ``pace`` jobs per second unless a generator documents otherwise. A run
+divides all gaps by one factor to reach its rate. This also shortens the pauses of users, so
+``pace`` should be close to the rates of the runs.
+
+The shapes follow published generators: SGLang's generated-shared-prefix, the production-stack's
+multi-round-qa, and the burstiness of Azure's code trace (coefficient of variation, CV, about 13).
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
 
 DEFAULT_JOBS: Final = 8_000
 PACE_PER_REPLICA: Final = 0.6
-"""Jobs per second and replica at which replicas of the default engine are well used."""
+"""Jobs per second and replica at which replicas of the default engine are well utilised."""
 SETTLING_S: Final = 600.0
-"""Sessions begin so long before the first job, so that it meets users in every turn."""
+"""Lead time of sessions before the first job, seconds, so that it finds users in every turn."""
 _OUTPUT_TOKENS: Final = 250
 """Mean output of a chat answer, near both public traces."""
 
 
 class _Blocks:
-    """Fresh block ids, each used once."""
+    """Source of unique block ids."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -40,7 +41,7 @@ class _Blocks:
 
 
 def shared_prefix(count: int, rng: Random, pace: float = 1.0) -> Workload:
-    """Generate questions behind 64 system prompts of 8 blocks, their popularity like Zipf's law."""
+    """Generate questions after 64 system prompts of 8 blocks; their popularity is Zipfian."""
     fresh = _Blocks()
     prefixes = [fresh.take(8) for _ in range(64)]
     weights = [1.0 / (rank + 1) for rank in range(len(prefixes))]
@@ -56,9 +57,9 @@ def shared_prefix(count: int, rng: Random, pace: float = 1.0) -> Workload:
 
 
 def sessions(count: int, rng: Random, pace: float = 1.0) -> Workload:
-    """Generate conversations: 6 turns on average, each prompt holding all the earlier turns.
+    """Generate conversations of 6 turns on average; each prompt contains all earlier turns.
 
-    All begin with one system prompt of 2 blocks; a user pauses 30 s on average between two turns.
+    All share one system prompt of 2 blocks; users pause 30 s on average between turns.
     """
     fresh = _Blocks()
     system = fresh.take(2)
@@ -87,11 +88,11 @@ def sessions(count: int, rng: Random, pace: float = 1.0) -> Workload:
 
 
 def bursts(count: int, rng: Random, pace: float = 1.0) -> Workload:
-    """Generate prompts that share nothing and arrive in bursts: gaps with a CV of about 13."""
+    """Generate prompts without shared blocks that arrive in bursts: gaps with a CV of about 13."""
     fresh = _Blocks()
     jobs: list[Job] = []
     at = 0.0
-    quick = 0.0118  # of a mixture of two exponentials, so that the mean is 1 and the CV 13
+    quick = 0.0118  # mixture of two exponentials with mean 1 and CV 13
     for index in range(count):
         pause = 1 / quick if rng.random() < 1 - quick else quick
         at += rng.expovariate(pause * pace)
@@ -102,7 +103,7 @@ def bursts(count: int, rng: Random, pace: float = 1.0) -> Workload:
 
 
 def mixed(count: int, rng: Random, pace: float = 1.0) -> Workload:
-    """Generate short prompts with one long document of 60,000 to 120,000 tokens per 50."""
+    """Generate short prompts and, for 1 of 50, a document of 60,000 to 120,000 tokens."""
     fresh = _Blocks()
     jobs: list[Job] = []
     at = 0.0

@@ -1,4 +1,4 @@
-"""Numbers of one run, and what several runs say together."""
+"""Metrics of one run, and estimates over several runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ RESAMPLES: Final = 2_000
 OWN_BASE_S: Final = 1.0
 OWN_FACTOR: Final = 2.0
 _BOOTSTRAP_SEED: Final = 20_240_117
-"""Fixed, so that the same runs give the same intervals."""
+"""Fixed seed, so that the same runs give the same intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunMetrics:
-    """One run; times in seconds, shares in 0..1, unknown is ``None``.
+    """Metrics of one run; times in seconds, fractions in 0..1, unknown is ``None``.
 
-    Percentiles are of the served jobs; ``goodput`` counts those that were not as missed.
+    Percentiles cover the served jobs; ``goodput`` counts jobs that were not served as misses.
     """
 
     ttft_mean: float | None
@@ -35,33 +35,33 @@ class RunMetrics:
     ttft_p90: float | None
     ttft_p99: float | None
     tpot_p50: float | None
-    """Time per output token after the first."""
+    """Median time per output token after the first."""
     tpot_p99: float | None
     e2e_mean: float | None
     e2e_p50: float | None
     e2e_p90: float | None
     e2e_p99: float | None
     hit_ratio: float
-    """Input tokens found in the cache of all input tokens."""
+    """Fraction of input tokens found in the cache."""
     hit_ideal: float
-    """The same with one unbounded cache for all."""
+    """The same fraction with one unbounded cache shared by all replicas."""
     hit_predicted: float
-    """What the scheduler believed."""
+    """The fraction that the scheduler expected."""
     spread_requests: float | None
-    """Most requests of one replica over the mean."""
+    """Maximum number of requests of a replica divided by the mean."""
     spread_tokens: float | None
-    """The same with input tokens that had to be computed."""
+    """Maximum number of computed input tokens of a replica divided by the mean."""
     goodput: float | None
-    """Served with a first token in time; ``None`` where no limit was given."""
+    """Fraction of jobs with a TTFT within the limit; ``None`` without a limit."""
     goodput_own: float | None
-    """Served within a limit of its own: 1 s and twice what the prompt takes alone, uncached."""
+    """Fraction of jobs within their own limit: 1 s plus twice the uncached prefill time alone."""
     shed: float
     lost: float
     prefill_use: float
-    """Share of all replicas' prompt rate in use, over the whole run."""
+    """Utilisation of the fleet's prefill rate over the whole run."""
 
     def as_dict(self) -> dict[str, float | None]:
-        """Return the numbers by name."""
+        """Return the metrics by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -78,16 +78,16 @@ def measure(
     measured: slice = slice(None),
     slo_s: float | None = None,
 ) -> RunMetrics:
-    """Measure one run.
+    """Return the metrics of one run.
 
     Args:
-        records: In the order of arrival.
-        fleet: The replicas after the run.
+        records: Records in order of arrival.
+        fleet: Replicas after the run.
         block_tokens: Tokens per block.
         prefill_rate: Prompt tokens per second of a replica of speed 1.
-        span_s: From the first arrival to the last.
-        measured: Which records count; those before them have filled the caches.
-        slo_s: Limit of a first token in time.
+        span_s: Time from the first to the last arrival, seconds.
+        measured: Slice of the records that count; earlier ones warm the caches.
+        slo_s: TTFT limit, seconds.
     """
     skip, stop, _ = measured.indices(len(records))
     kept = records[skip:stop]
@@ -140,11 +140,11 @@ def measure(
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """Return a percentile by linear interpolation, ``None`` of nothing.
+    """Return a percentile by linear interpolation, ``None`` without values.
 
     Args:
-        ordered: Rising.
-        share: In 0..1.
+        ordered: Values in ascending order.
+        share: Rank in 0..1.
     """
     if not ordered:
         return None
@@ -163,10 +163,10 @@ class MeanEstimate:
 
 
 def estimate(values: Sequence[float | None]) -> MeanEstimate | None:
-    """Return the mean over runs with its interval, ``None`` where a run has no value.
+    """Return the mean over runs with its interval, ``None`` if a run has no value.
 
-    The interval is the percentile bootstrap over seeds. It covers the chance in arrivals and
-    routing, not the choice of the trace; of a single run it has no width.
+    The interval is the percentile bootstrap over seeds. It covers the randomness of arrivals and
+    routing, not the choice of the trace; for a single run its width is 0.
     """
     known = [value for value in values if value is not None]
     if not known or len(known) != len(values):
@@ -179,9 +179,9 @@ def estimate(values: Sequence[float | None]) -> MeanEstimate | None:
 
 
 def paired(values: Sequence[float | None], against: Sequence[float | None]) -> MeanEstimate | None:
-    """Return the mean relative difference to another policy under the same seeds.
+    """Return the mean relative difference to another policy with the same seeds.
 
-    0.1 means 10 % more than the other; ``None`` where a run has no value or the other's is 0.
+    0.1 is 10 % more than the other policy; ``None`` if a run has no value or the other's is 0.
     """
     ratios: list[float | None] = [
         None if one is None or not other else one / other - 1.0

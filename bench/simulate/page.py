@@ -1,4 +1,4 @@
-"""Reports as one HTML file that needs nothing else: tables, plots, the settings."""
+"""Reports as one self-contained HTML file with tables, plots and settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _READING: Final = (
 
 
 def page(*reports: Report) -> str:
-    """Return the page of one report or several."""
+    """Return the HTML page of one or several reports."""
     alone = len(reports) == 1
     title = f"{reports[0].workload}: routing policies" if alone else "Routing policies"
     parts = [

@@ -1,4 +1,4 @@
-"""Plots of a report, by matplotlib (the extra ``bench``): bars with intervals per load."""
+"""Bar charts of a report with intervals, drawn with matplotlib (extra ``bench``)."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ FIGURES: Final = {
 
 
 class PlotsMissingError(Exception):
-    """The extra is not installed; the text says how to get it."""
+    """The extra is not installed; the message contains the pip command."""
 
 
 def require_matplotlib() -> None:
-    """Check for the extra, before anything long is run.
+    """Check that matplotlib is installed, before a long run.
 
     Raises:
-        PlotsMissingError: It is not installed.
+        PlotsMissingError: matplotlib is not installed.
     """
     try:
-        import matplotlib as mpl  # noqa: F401, PLC0415 - an extra, wanted only for plots
+        import matplotlib as mpl  # noqa: F401, PLC0415 - an extra, needed for plots only
     except ImportError:
         raise PlotsMissingError(
             "plots need matplotlib: pip install -e '.[bench]' in the checkout"
@@ -44,7 +44,7 @@ def require_matplotlib() -> None:
 
 
 def figure(report: Report, metric: str) -> Figure:
-    """Draw one metric: a group of bars per load, a bar per policy, whiskers for intervals."""
+    """Draw one metric: a group of bars per load, one bar per policy, whiskers for intervals."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
     loads = titles(report)
@@ -80,15 +80,15 @@ def figure(report: Report, metric: str) -> Figure:
 
 
 def write_pngs(report: Report, folder: Path, name: str = "") -> list[Path]:
-    """Write a PNG per metric; the folder is made if missing.
+    """Write one PNG per metric; create the folder if it is missing.
 
     Args:
-        report: What to draw.
-        folder: Where to.
-        name: Begins the files' names, in place of the workload's.
+        report: Report to draw.
+        folder: Target folder.
+        name: Prefix of the file names; default: the workload's name.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: A file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -104,7 +104,7 @@ def svg(report: Report, metric: str) -> str:
     import matplotlib as mpl  # noqa: PLC0415 - an extra
 
     text = StringIO()
-    # Fixed ids and no date: the same report gives the same page. Text stays text: a fifth the size.
+    # Fixed ids and no date make the page reproducible; text elements take a fifth of the size.
     with mpl.rc_context({"svg.hashsalt": "tidegate", "svg.fonttype": "none"}):
         figure(report, metric).savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]

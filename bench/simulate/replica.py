@@ -1,14 +1,14 @@
-"""One replica in virtual time: the engine of ``models/toy-llm``, and what it foresees.
+"""One replica in virtual time: the engine of ``models/toy-llm`` with predictions for the oracle.
 
 Rules:
 
-1. Batching, chunked prefill and the block cache are the engine core's. A step's time is divided
-   by the replica's speed.
-2. The replica has no clock: the fleet calls ``advance`` at ``next_at``, and nothing else moves it.
-3. An arrival cuts a stride without prompts at the end of the step in which it falls.
+1. The engine core implements batching, chunked prefill and the block cache. The time of a step is
+   divided by the replica's speed.
+2. The replica has no clock: only the fleet advances it, by calling ``advance`` at ``next_at``.
+3. An arrival ends a stride without prompts at the end of the current step.
 4. Each task ends once: finished, or dropped when the replica fails.
-5. ``foresee`` and ``wait_s`` tell the truth about the future, but for evictions. Only the oracle
-   may ask.
+5. ``foresee`` and ``wait_s`` are exact predictions, except for evictions. Only the oracle may use
+   them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ReplicaTask(Task):
         self.job = job
         self.sent_at = sent_at
         self.expected = job.input_tokens
-        """What ``left`` was expected to be on arrival, given all that waits before it."""
+        """Expected value of ``left`` on arrival, given all queued tasks."""
         self.first_at: float | None = None
 
 
@@ -41,20 +41,20 @@ class SimulatedReplica:
     """One simulated replica.
 
     Args:
-        engine: What it is like.
-        speed: Multiplies its rate; 0.5 takes twice as long for everything.
+        engine: Parameters of the engine.
+        speed: Factor on all rates; 0.5 takes twice as long.
     """
 
     def __init__(self, engine: EngineConfig, speed: float = 1.0) -> None:
         self.engine = engine
         self.speed = speed
         self.next_at = inf
-        """When the present stride ends; infinite when there is nothing to do."""
+        """End of the current stride, seconds; infinite when idle."""
         self.busy_s = 0.0
         self.backlog_tokens = 0
-        """Prompt tokens to compute for all that is not answered yet, as expected on arrival."""
+        """Prompt tokens to compute for all tasks without a first token, as expected on arrival."""
         self.coming: dict[int, int] = {}
-        """Blocks of requests whose prompt is not done yet, with how many they are in."""
+        """Block -> number of tasks with an unfinished prompt that contain it."""
         self._core: EngineCore[ReplicaTask] = EngineCore(engine)
         self._start = 0.0
         self._step_s = 0.0
@@ -62,45 +62,45 @@ class SimulatedReplica:
     def __repr__(self) -> str:
         return f"<SimulatedReplica waiting={self.queued} running={self.running}>"
 
-    # --- What can be seen -----------------------------------------------------------------------
+    # --- State ----------------------------------------------------------------------------------
 
     @property
     def cache(self) -> BlockCache:
-        """Return the replica's blocks."""
+        """Return the block cache."""
         return self._core.cache
 
     @property
     def queued(self) -> int:
-        """Return the requests that wait for admission."""
+        """Return the number of requests that wait for admission."""
         return self._core.queued
 
     @property
     def running(self) -> int:
-        """Return the requests in the batch."""
+        """Return the number of requests in the batch."""
         return self._core.running
 
     @property
     def decoding(self) -> int:
-        """Return the requests that are being answered."""
+        """Return the number of requests in decode."""
         return self._core.decoding
 
     @property
     def kv_used(self) -> float:
-        """Return the share of the cache that running requests hold."""
+        """Return the fraction of the cache that running requests hold."""
         return self.cache.used / self.cache.capacity
 
     @property
     def computed_tokens(self) -> int:
-        """Return the prompt tokens that were computed."""
+        """Return the number of computed prompt tokens."""
         return self._core.computed_tokens
 
     @property
     def generated_tokens(self) -> int:
-        """Return the tokens of answers."""
+        """Return the number of generated tokens."""
         return self._core.generated_tokens
 
     def foresee(self, job: Job) -> int:
-        """Return the prompt tokens to compute if the job came now: exact but for evictions."""
+        """Return the prompt tokens to compute if the job came now; exact except for evictions."""
         has, coming = self.cache.has, self.coming
         depth = 0
         for block in job.blocks:
@@ -110,18 +110,18 @@ class SimulatedReplica:
         return max(1, job.input_tokens - depth * self.engine.block_tokens)
 
     def wait_s(self, job: Job) -> float:
-        """Return the seconds to the job's first token if it came now and no other after it."""
+        """Return the TTFT of the job, seconds, if it arrived now and no job followed."""
         tokens = self.backlog_tokens + self.foresee(job)
         per_step, room = self._core.step_budget(self.decoding)
         return (tokens / self.engine.prefill_rate + ceil(tokens / room) * per_step) / self.speed
 
-    # --- What happens ---------------------------------------------------------------------------
+    # --- Events ---------------------------------------------------------------------------------
 
     def arrive(self, task: ReplicaTask, now: float) -> None:
         """Queue a task.
 
         Raises:
-            ValueError: It could not run even alone, as the cache is too small.
+            ValueError: The cache is too small for the task alone.
         """
         core = self._core
         core.arrive(task)
@@ -138,7 +138,7 @@ class SimulatedReplica:
                 self.next_at = self._start + done * self._step_s
 
     def advance(self) -> Ended[ReplicaTask]:
-        """End the present stride at ``next_at`` and begin the next one there."""
+        """End the current stride at ``next_at`` and start the next one."""
         now = self.next_at
         self.busy_s += now - self._start
         ended = self._core.end()
@@ -148,13 +148,13 @@ class SimulatedReplica:
         return ended
 
     def fail(self) -> list[ReplicaTask]:
-        """Lose everything; return the tasks that were on it, the oldest in the batch first."""
+        """Drop all state; return its tasks, starting with the oldest of the batch."""
         self.coming.clear()
         self.backlog_tokens = 0
         self.next_at = inf
         return self._core.clear()
 
-    # --- Inside ---------------------------------------------------------------------------------
+    # --- Internals ------------------------------------------------------------------------------
 
     def _prompt_done(self, task: ReplicaTask, now: float) -> None:
         task.first_at = now

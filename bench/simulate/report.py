@@ -1,4 +1,4 @@
-"""Results for people and programs: rows per load and policy, as a table or as JSON."""
+"""Report of an experiment: rows per load and policy, as tables or JSON."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One policy at one load, over all seeds."""
+    """Estimates of one policy at one load, over all seeds."""
 
     policy: str
     load: float | None
     rate: float | None
     metrics: dict[str, MeanEstimate | None]
     versus: dict[str, MeanEstimate | None]
-    """Relative difference to the policy that all are compared with, paired by seed."""
+    """Relative difference to the baseline policy, paired by seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One experiment."""
+    """Results of one experiment."""
 
     workload: str
     jobs: int
@@ -40,7 +40,7 @@ class Report:
     seeds: int
     slo_s: float
     saturation: float | None
-    """Rate that least-in-flight sustains; ``None`` where rates were given."""
+    """Highest rate that least-in-flight sustains; ``None`` if rates were given."""
     against: str
     rows: tuple[Row, ...]
 
@@ -54,7 +54,7 @@ def build(
     saturation: float | None,
     against: str,
 ) -> Report:
-    """Put the runs of each policy and load together; seeds must be the same for all."""
+    """Combine the runs of each policy and load; all must have the same seeds."""
     groups: dict[tuple[float | None, float | None, str], list[Result]] = {}
     for result in sorted(results, key=lambda one: one.plan.seed):
         plan = result.plan
@@ -88,7 +88,7 @@ def build(
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return everything, ready for JSON."""
+    """Return the complete report as JSON-serializable data."""
     return asdict(report)
 
 
@@ -104,7 +104,7 @@ _COLUMNS: Final = (
 
 
 def headline(report: Report) -> str:
-    """Return one paragraph that says what was run."""
+    """Return one paragraph that describes the experiment."""
     scenario = report.scenario
     seeds = f"{report.seeds} seed{'s' if report.seeds > 1 else ''}"
     parts = [
@@ -118,7 +118,7 @@ def headline(report: Report) -> str:
 
 
 def titles(report: Report) -> dict[tuple[float | None, float | None], str]:
-    """Return a title per load, in order."""
+    """Return the title of each load, in order."""
     found: dict[tuple[float | None, float | None], str] = {}
     for row in report.rows:
         rate = report.native_rate if row.rate is None else row.rate
@@ -128,7 +128,7 @@ def titles(report: Report) -> dict[tuple[float | None, float | None], str]:
 
 
 def columns(report: Report) -> list[str]:
-    """Return the heads of the table's columns."""
+    """Return the column headings of the tables."""
     return [
         "policy",
         *(name for name, _ in _COLUMNS),
@@ -141,7 +141,7 @@ def columns(report: Report) -> list[str]:
 
 
 def cells(row: Row) -> list[str]:
-    """Return one line of the table; the mean carries half its interval's width."""
+    """Return one line of a table; the mean has half the width of its interval."""
     numbers = []
     for number, (_, name) in enumerate(_COLUMNS):
         known = row.metrics[name]

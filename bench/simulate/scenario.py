@@ -1,4 +1,4 @@
-"""What is simulated: the fleet, its troubles and what the router learns when."""
+"""Settings of a simulation: the fleet, its incidents and the router's telemetry."""
 
 from __future__ import annotations
 
@@ -16,57 +16,61 @@ MAX_PICKERS = 64
 
 
 class ScenarioError(ValueError):
-    """A scenario that makes no sense; the text names the setting."""
+    """An invalid scenario; the message names the setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One fleet.
+    """One fleet; times are simulated seconds.
 
     Raises:
-        ScenarioError: A setting is out of range or contradicts another.
+        ScenarioError: A setting is out of range or contradicts another one.
     """
 
     replicas: int = 8
     engine: EngineConfig = field(default_factory=EngineConfig)
     slow_replicas: int = 0
-    """The last so many run at ``slow_speed``."""
+    """Number of replicas, from the last, that run at ``slow_speed``."""
     slow_speed: float = 0.5
     capacities_known: bool = True
-    """The pool states each replica's speed as its capacity; else the router must find out."""
+    """Whether the pool states each replica's speed as its capacity."""
     join_at_s: float | None = None
-    """When the first replica joins, with an empty cache; ``None`` = it is there from the start."""
+    """Time at which the first replica joins with an empty cache; ``None``: at the start."""
     fail_at_s: float | None = None
-    """When the second replica dies; ``None`` = never."""
+    """Time at which the second replica fails; ``None``: never."""
     down_s: float = 60.0
-    """How long it is gone; it returns with an empty cache."""
+    """Duration of the failure; the replica returns with an empty cache."""
     brake_at_s: float | None = None
-    """When the second replica suddenly works at ``brake_speed``, unsaid; ``None`` = never."""
+    """Time at which the second replica drops to ``brake_speed`` unannounced; ``None``: never."""
     brake_s: float = 60.0
-    """How long it does."""
+    """Duration at ``brake_speed``."""
     brake_speed: float = 0.25
     telemetry_s: float = 1.0
-    """Seconds between two readings of a replica; 0 = none at all."""
+    """Interval of a replica's samples; 0: no telemetry."""
     telemetry_delay_s: float = 0.1
-    """Age of a reading when the router gets it."""
+    """Age of a sample when the router receives it."""
     freeze_at_s: float | None = None
-    """When all readings stop to change, though they come as before; ``None`` = never."""
+    """Time from which samples keep their old values but have new times; ``None``: never."""
     freeze_s: float = 30.0
-    """How long they stay so."""
+    """Duration of the freeze."""
     slow_start_s: float = 0.0
-    """Ramp window of the pool."""
+    """Slow-start window of the pool."""
     index_blocks: int | None = None
-    """The pool's ``index_blocks``; ``None`` = as many as a replica's cache has."""
+    """The pool's ``index_blocks``; ``None``: the size of a replica's cache."""
     pickers: int = 1
-    """Pickers side by side: each decides on a share of the jobs, drawn by chance, and knows of the
-    others only what readings tell."""
+    """Number of independent pickers; each schedules a random share of the jobs and sees the load of
+    the others in telemetry only."""
     warmup: float = 0.1
-    """Share of the jobs at the start that are not measured, as caches are cold."""
+    """Fraction of the jobs at the start that is not measured, because caches are cold."""
     window_s: tuple[float, float] | None = None
-    """Measure the jobs that arrive from the first second up to the second one, and no warm-up."""
+    """Measure only jobs that arrive in this interval [start, end), instead of ``warmup``."""
 
     def __post_init__(self) -> None:
-        """Check what the types cannot say."""
+        """Check ranges and combinations.
+
+        Raises:
+            ScenarioError: A setting is out of range or contradicts another one.
+        """
         checks = (
             (1 <= self.replicas <= MAX_REPLICAS, f"replicas must lie in 1..{MAX_REPLICAS}"),
             (0 <= self.slow_replicas <= self.replicas, "more slow replicas than replicas"),
@@ -96,26 +100,26 @@ class Scenario:
 
     @property
     def joiner(self) -> int | None:
-        """Return which replica joins late."""
+        """Return the index of the replica that joins late."""
         return None if self.join_at_s is None else 0
 
     @property
     def victim(self) -> int | None:
-        """Return which replica fails."""
+        """Return the index of the replica that fails."""
         return None if self.fail_at_s is None else 1
 
     @property
     def braked(self) -> int | None:
-        """Return which replica is suddenly slow for a while."""
+        """Return the index of the replica that is slow for ``brake_s``."""
         return None if self.brake_at_s is None else 1
 
     def frozen(self, now: float) -> bool:
-        """Tell whether readings stand still."""
+        """Return whether telemetry is frozen."""
         begin = self.freeze_at_s
         return begin is not None and begin <= now < begin + self.freeze_s
 
     def measured(self, times: Sequence[float]) -> slice:
-        """Return which of the jobs that arrive at these rising times are measured."""
+        """Return the slice of measured jobs, given ascending arrival times."""
         if self.window_s is None:
             return slice(int(len(times) * self.warmup), len(times))
         return slice(bisect_left(times, self.window_s[0]), bisect_left(times, self.window_s[1]))

@@ -1,11 +1,11 @@
 """Public traces as workloads: Mooncake's JSON lines and Azure's CSV.
 
 Mooncake (FAST'25): ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids`` with one
-id per 512 tokens; the last block is normally partial and then not reusable. Timestamps lie on a
+id per 512 tokens; the last block is usually partial and then not reusable. Timestamps are on a
 grid of about 3 s, so the workload is *slotted*.
 
-Azure (Splitwise, ISCA 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``. It has no prefixes:
-every block is its own, and no cache ever hits.
+Azure (Splitwise, ISCA 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``. It contains no
+prefixes, so every block is unique and caches never hit.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_LINE: Final = 1_000_000
-"""Longest line that is read, in bytes or characters."""
+"""Maximum length of a line, characters."""
 _AZURE_COLUMNS: Final = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 
 
 class TraceError(Exception):
-    """A trace that cannot be used; the text names the file, the line and what to mend."""
+    """An invalid trace; the message names the file, the line and the problem."""
 
 
 def read_trace(path: Path) -> Workload:
-    """Read a trace; the ending tells the format (``.jsonl`` Mooncake, ``.csv`` Azure).
+    """Read a trace; the file extension determines the format (``.jsonl`` Mooncake, ``.csv`` Azure).
 
     Raises:
-        TraceError: The file cannot be read or a line breaks the format.
+        TraceError: The file cannot be read or a line violates the format.
     """
     readers = {".jsonl": _mooncake, ".csv": _azure}
     reader = readers.get(path.suffix)

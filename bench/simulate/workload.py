@@ -1,4 +1,4 @@
-"""What arrives: jobs with their prompt blocks, and how a run spreads and paces them."""
+"""Workloads: jobs with their prompt blocks, and their arrival times in a run."""
 
 from __future__ import annotations
 
@@ -12,74 +12,74 @@ if TYPE_CHECKING:
 BLOCK_TOKENS: Final = 512
 """Tokens per prompt block, as in Mooncake's traces."""
 MAX_JOBS: Final = 1_000_000
-"""Most jobs of one workload; a million take about a gigabyte with their blocks."""
+"""Maximum number of jobs of a workload; a million take about 1 GB with their blocks."""
 MAX_TOKENS: Final = 4_000_000
-"""Most input or output tokens of one job."""
+"""Maximum number of input or output tokens of a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request as the trace has it."""
+    """One request of a trace."""
 
     index: int
     at: float
-    """Seconds from the start, at the workload's own pace."""
+    """Arrival time in the workload, seconds from its start."""
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...]
-    """Ids of the prompt's full blocks, root first; an id stands for its whole prefix."""
+    """Ids of the prompt's full blocks, root first; an id identifies its whole prefix."""
     session: str | None = None
-    """Whose turn it is, ``None`` where nobody can tell."""
+    """Id of the session; ``None`` if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs in the order of their arrival."""
+    """Jobs in order of arrival."""
 
     name: str
     jobs: Sequence[Job]
     slotted: bool = False
-    """Arrival times lie on a coarse grid: jobs of one instant are spread up to the next one."""
+    """Whether arrival times are on a coarse grid; jobs of one time are spread up to the next."""
     block_tokens: int = BLOCK_TOKENS
     notes: tuple[str, ...] = field(default=())
 
     @property
     def span_s(self) -> float:
-        """Return the seconds from the first to the last arrival; above 0 where jobs differ."""
+        """Return the time from the first to the last arrival, seconds; above 0 if times differ."""
         return self.jobs[-1].at - self.jobs[0].at if self.jobs else 0.0
 
     @property
     def rate(self) -> float:
-        """Return the mean arrivals per second, 0 where all come at once."""
+        """Return the mean arrivals per second; 0 if all jobs arrive at once."""
         span = self.span_s
         return len(self.jobs) / span if span > 0 else 0.0
 
     def first(self, count: int) -> Workload:
-        """Return the workload's first ``count`` jobs."""
+        """Return a workload of the first ``count`` jobs."""
         return Workload(self.name, self.jobs[:count], self.slotted, self.block_tokens, self.notes)
 
 
 def block_id(number: int) -> int:
-    """Spread a small number over the signed 64-bit integers, as a real block hash is.
+    """Map a small number to a signed 64-bit integer, distributed like a real block hash.
 
-    The multiplier is 2**64 divided by the golden ratio (Knuth's multiplicative hashing); being
-    odd, it maps different numbers to different ids.
+    The multiplier is 2**64 divided by the golden ratio (Knuth's multiplicative hashing). It is odd,
+    so different numbers have different ids.
     """
     mixed = (number + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
     return mixed - (1 << 64) if mixed >> 63 else mixed
 
 
 def arrivals(workload: Workload, rate: float | None, rng: Random) -> list[float]:
-    """Return when each job arrives in one run, in seconds, rising.
+    """Return the arrival times of the jobs in one run, seconds, ascending.
 
     Args:
         workload: The jobs.
-        rate: Mean arrivals per second; all gaps are divided by the same number. ``None`` keeps
-            the workload's own pace.
-        rng: Spreads the jobs of one instant where the workload is slotted; their order stays.
+        rate: Mean arrivals per second; all gaps are divided by one factor. ``None`` keeps the
+            workload's own times.
+        rng: Spreads jobs of the same time if the workload is slotted; their order is kept.
 
     Raises:
-        ValueError: A rate is asked of jobs that all arrive at once.
+        ValueError: A rate is given and all jobs arrive at once.
     """
     times = [job.at for job in workload.jobs]
     if workload.slotted:
@@ -113,10 +113,10 @@ def _spread(times: Sequence[float], rng: Random) -> list[float]:
 
 
 def with_sessions(jobs: Sequence[Job]) -> list[Job]:
-    """Give each job the session of the job whose whole prompt it continues.
+    """Assign to each job the session of the job whose whole prompt it extends.
 
-    Traces without session ids show a later turn as a prompt that extends all full blocks of an
-    earlier one. A prompt of one full block identifies nobody, so it ends no search.
+    In traces without session ids, a later turn is a prompt that extends all full blocks of an
+    earlier one. A prompt of one full block does not identify a session and is ignored.
     """
     owner: dict[int, str] = {}
     named: list[Job] = []
@@ -137,12 +137,12 @@ def with_sessions(jobs: Sequence[Job]) -> list[Job]:
 
 
 def ideal_hit_ratio(jobs: Sequence[Job], block_tokens: int, skip: int = 0) -> float:
-    """Return the share of input tokens that one unbounded cache would serve.
+    """Return the fraction of input tokens that one unbounded cache would serve.
 
     Args:
-        jobs: In the order of arrival.
+        jobs: Jobs in order of arrival.
         block_tokens: Tokens per block.
-        skip: Jobs at the start that fill the cache but are not counted.
+        skip: Number of jobs at the start that fill the cache but are not counted.
     """
     seen: set[int] = set()
     hit = total = 0

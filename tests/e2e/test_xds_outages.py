@@ -10,17 +10,17 @@ from typing import Self
 import pytest
 
 from support.cut import Cable
-from support.house import ENVOY, Flow, House
+from support.in_process_stack import ENVOY, Flow, InProcessStack
 from support.traffic import eventually
 from tidegate.stack.processes.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
 
-async def held(house: House) -> dict[str, dict[str, object]]:
+async def held(stack: InProcessStack) -> dict[str, dict[str, object]]:
     """Return what Envoy holds: clusters with hosts, and the routes."""
-    clusters = await house.envoy_page("clusters?format=json")
-    routes = await house.envoy_page("config_dump?resource=dynamic_route_configs")
+    clusters = await stack.envoy_page("clusters?format=json")
+    routes = await stack.envoy_page("config_dump?resource=dynamic_route_configs")
     return {
         "hosts": {
             one["name"]: sorted(
@@ -39,40 +39,43 @@ async def held(house: House) -> dict[str, dict[str, object]]:
     }
 
 
-async def updates(house: House) -> int:
+async def updates(stack: InProcessStack) -> int:
     """Return how many clusters Envoy was given so far."""
-    async with house.http.get(
-        f"http://{house.envoy_admin}/stats",
+    async with stack.http.get(
+        f"http://{stack.envoy_admin}/stats",
         params={"filter": "^cluster_manager.cluster_(added|modified|removed)$"},
     ) as answer:
         return sum(int(line.rpartition(" ")[2]) for line in (await answer.text()).splitlines())
 
 
-def with_another_variant(fleet: dict, house: House) -> dict:
+def with_another_variant(fleet: dict, stack: InProcessStack) -> dict:
     """Return the fleet with its canary renamed, its weights changed and a replica added."""
     changed = copy.deepcopy(fleet)
     pool = changed["pools"][0]
     pool["variants"] = [{"name": "stable", "weight": 50}, {"name": "c9", "weight": 50}]
     pool["endpoints"][2]["variant"] = "c9"
-    pool["endpoints"].append(house.endpoint(3, "c9"))
+    pool["endpoints"].append(stack.endpoint(3, "c9"))
     return changed
 
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_restarted_control_server_changes_nothing(protocol, tmp_path):
     """X20, X45: versions are content, so clients that are current are given nothing."""
-    async with House(protocol, spare=4, state=tmp_path) as house, Flow(house.listener) as flow:
-        changed = with_another_variant(house.first_fleet(), house)
-        await house.apply(changed)
-        before, given = await held(house), await updates(house)
-        await house.stop_control()
+    async with (
+        InProcessStack(protocol, spare=4, state=tmp_path) as stack,
+        Flow(stack.listener) as flow,
+    ):
+        changed = with_another_variant(stack.first_fleet(), stack)
+        await stack.apply(changed)
+        before, given = await held(stack), await updates(stack)
+        await stack.stop_control()
         await asyncio.sleep(0.5)
-        await house.start_control()
-        await house.serving()
-        assert house.control.revision == 2
-        assert await held(house) == before
-        assert await updates(house) == given
-        again = await house.apply(house.first_fleet())
+        await stack.start_control()
+        await stack.serving()
+        assert stack.control.revision == 2
+        assert await held(stack) == before
+        assert await updates(stack) == given
+        again = await stack.apply(stack.first_fleet())
         assert (again.outcome.state, again.outcome.acked) == ("done", 2)
         assert flow.answered
     assert not flow.wrong
@@ -81,32 +84,32 @@ async def test_a_restarted_control_server_changes_nothing(protocol, tmp_path):
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_restarted_envoy_serves_as_before(protocol):
     """It starts from nothing and gets all there is; what it served before, it serves again."""
-    async with House(protocol, spare=4) as house:
-        await house.apply(with_another_variant(house.first_fleet(), house))
-        before = await held(house)
-        await house.supervisor.kill(ENVOY)
-        await wait_until(lambda: gone(house), "the stream's end", timeout_s=20)
-        await house.supervisor.restart(ENVOY)
-        await house.serving()
-        async with Flow(house.listener) as flow:
+    async with InProcessStack(protocol, spare=4) as stack:
+        await stack.apply(with_another_variant(stack.first_fleet(), stack))
+        before = await held(stack)
+        await stack.supervisor.kill(ENVOY)
+        await wait_until(lambda: gone(stack), "the stream's end", timeout_s=20)
+        await stack.supervisor.restart(ENVOY)
+        await stack.serving()
+        async with Flow(stack.listener) as flow:
 
             async def as_before() -> bool:
-                return await held(house) == before
+                return await held(stack) == before
 
             assert await eventually(as_before)
-            change = await house.apply(house.first_fleet())
+            change = await stack.apply(stack.first_fleet())
             assert (change.outcome.state, change.outcome.acked) == ("done", 2)
         assert flow.answered
         assert not flow.wrong
 
 
-async def gone(house: House) -> str | None:
+async def gone(stack: InProcessStack) -> str | None:
     """Tell whether no Envoy is connected."""
-    return "envoy" if any(c.kind == "envoy" for c in house.ads.clients()) else None
+    return "envoy" if any(c.kind == "envoy" for c in stack.ads.clients()) else None
 
 
-class Remote(House):
-    """A house whose clients reach the control server over a cable."""
+class Remote(InProcessStack):
+    """A stack whose clients reach the control server over a cable."""
 
     @property
     def client_address(self) -> str:
@@ -131,18 +134,18 @@ class Remote(House):
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_cut_between_them_is_caught_up_with(protocol):
     """What changed meanwhile arrives after it, in an order that no request notices."""
-    async with Remote(protocol, spare=4) as house, Flow(house.listener) as flow:
-        house.cable.stall()
-        changed = with_another_variant(house.first_fleet(), house)
-        task = asyncio.create_task(house.apply(changed))
+    async with Remote(protocol, spare=4) as stack, Flow(stack.listener) as flow:
+        stack.cable.stall()
+        changed = with_another_variant(stack.first_fleet(), stack)
+        task = asyncio.create_task(stack.apply(changed))
         await asyncio.sleep(0.5)
-        house.cable.reset()
+        stack.cable.reset()
         await task
-        house.cable.mend()
-        await house.serving()
+        stack.cable.mend()
+        await stack.serving()
 
         async def crossed() -> bool:
-            hosts = (await held(house))["hosts"]
+            hosts = (await held(stack))["hosts"]
             return len(hosts["llm/c9/http"]) == 2 and "llm/c0/http" not in hosts
 
         assert await eventually(crossed)
@@ -154,11 +157,11 @@ async def test_a_cut_between_them_is_caught_up_with(protocol):
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_changed_cluster_does_not_wait_for_endpoints(protocol):
     """X53: without its assignment right behind it a changed cluster would take 15 s."""
-    async with House(protocol, spare=3) as house:
-        fleet, took = house.first_fleet(), []
+    async with InProcessStack(protocol, spare=3) as stack:
+        fleet, took = stack.first_fleet(), []
         for window in ("7s", "8s", "9s"):
             fleet["pools"][0]["slow_start"] = {"window": window}
-            change = await house.apply(fleet)
+            change = await stack.apply(fleet)
             assert "CDS" in change.outcome.channels
             assert (change.outcome.state, change.outcome.acked) == ("done", 2)
             took.append(change.outcome.elapsed_s)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from support.house import GENERATE, PICKER, House
+from support.in_process_stack import GENERATE, PICKER, InProcessStack
 
 WINDOW_S = 6.0
 
 
-async def served(house: House) -> dict[str, int]:
+async def served(stack: InProcessStack) -> dict[str, int]:
     """Return requests served so far by address, as Envoy counts them."""
-    page = await house.envoy_page("clusters?format=json")
+    page = await stack.envoy_page("clusters?format=json")
     counts = {}
     for cluster in page["cluster_statuses"]:
         if cluster["name"] == "llm/stable/http":
@@ -23,39 +23,39 @@ async def served(house: House) -> dict[str, int]:
     return counts
 
 
-async def share_of(house: House, address: str, within_s: float = 60.0) -> float:
+async def share_of(stack: InProcessStack, address: str, within_s: float = 60.0) -> float:
     """Send 400 requests, or fewer where the time ends; return which part a replica served."""
-    before, ends = await served(house), time.monotonic() + within_s
+    before, ends = await served(stack), time.monotonic() + within_s
 
     async def ask(count: int) -> None:
         for _ in range(count):
             if time.monotonic() > ends:
                 return
-            url = f"http://{house.listener}{GENERATE}"
-            async with house.http.post(url, json={"text_input": "x"}) as answer:
+            url = f"http://{stack.listener}{GENERATE}"
+            async with stack.http.post(url, json={"text_input": "x"}) as answer:
                 assert answer.status == 200
 
     await asyncio.gather(*(ask(50) for _ in range(8)))
-    after = await served(house)
+    after = await served(stack)
     return (after[address] - before.get(address, 0)) / (sum(after.values()) - sum(before.values()))
 
 
 async def test_a_new_replica_ramps_up() -> None:
     """A replica that joins a warm pool gets a small share at first, and its full one afterwards."""
-    async with House("delta") as house:
-        fleet = house.first_fleet()
+    async with InProcessStack("delta") as stack:
+        fleet = stack.first_fleet()
         pool = fleet["pools"][0]
         pool["variants"] = [{"name": "stable"}]
-        pool["endpoints"] = [house.endpoint(0, "stable"), house.endpoint(1, "stable")]
+        pool["endpoints"] = [stack.endpoint(0, "stable"), stack.endpoint(1, "stable")]
         pool["slow_start"] = {"window": f"{WINDOW_S}s", "min_weight_percent": 10}
-        await house.apply(fleet)
-        await house.supervisor.kill(PICKER)
+        await stack.apply(fleet)
+        await stack.supervisor.kill(PICKER)
         await asyncio.sleep(WINDOW_S + 1)  # the first two replicas are warm from now on
-        newcomer = house.upstreams[2]
-        pool["endpoints"].append(house.endpoint(2, "stable"))
-        await house.apply(fleet)
-        young = await share_of(house, newcomer, WINDOW_S / 4)
+        newcomer = stack.upstreams[2]
+        pool["endpoints"].append(stack.endpoint(2, "stable"))
+        await stack.apply(fleet)
+        young = await share_of(stack, newcomer, WINDOW_S / 4)
         await asyncio.sleep(WINDOW_S + 1)
-        warm = await share_of(house, newcomer)
+        warm = await share_of(stack, newcomer)
     assert young < 0.22
     assert 0.22 < warm < 0.45

@@ -11,7 +11,7 @@ import pytest
 from envoy.config.cluster.v3 import cluster_pb2
 from envoy.config.route.v3 import route_pb2
 
-from support.house import Flow, House
+from support.in_process_stack import Flow, InProcessStack
 from xds_server.snapshots import memo
 
 pytestmark = pytest.mark.timeout(170)
@@ -29,17 +29,17 @@ BENT_HEADER = "bent"
 class Operator:
     """Makes seeded random changes that keep the fleet valid."""
 
-    def __init__(self, house: House, seed: int) -> None:
-        self._house = house
-        self._chance = random.Random(seed)
+    def __init__(self, stack: InProcessStack, seed: int) -> None:
+        self._stack = stack
+        self._rng = random.Random(seed)
         self._names = 0
-        self.fleet = house.first_fleet()
+        self.fleet = stack.first_fleet()
 
     def next(self) -> dict[str, Any]:
         """Return another fleet than the one in force."""
         while True:
             fleet = copy.deepcopy(self.fleet)
-            step = self._chance.choice(
+            step = self._rng.choice(
                 [
                     self._weights,
                     self._drain,
@@ -60,17 +60,17 @@ class Operator:
         """Return the fleet with something that Envoy will refuse."""
         bent = copy.deepcopy(fleet)
         pool = bent["pools"][0]
-        if self._chance.random() < 0.5:
+        if self._rng.random() < 0.5:
             pool["outlier"] = {"interval": BENT_OUTLIER_S}
         else:
             pool["variants"][1]["match"] = {"headers": {"x-test": BENT_HEADER}}
         return bent
 
     def _weights(self, pool: dict[str, Any]) -> None:
-        pool["variants"][1]["weight"] = self._chance.choice([0, 1, 10, 50, 100])
+        pool["variants"][1]["weight"] = self._rng.choice([0, 1, 10, 50, 100])
 
     def _drain(self, pool: dict[str, Any]) -> None:
-        one = self._chance.choice(pool["endpoints"])
+        one = self._rng.choice(pool["endpoints"])
         others = [e for e in pool["endpoints"] if e["variant"] == one["variant"] and e is not one]
         if one.get("draining"):
             del one["draining"]
@@ -79,13 +79,13 @@ class Operator:
 
     def _add(self, pool: dict[str, Any]) -> None:
         taken = {e["id"] for e in pool["endpoints"]}
-        free = [n for n in range(len(self._house.upstreams)) if f"u{n}" not in taken]
+        free = [n for n in range(len(self._stack.upstreams)) if f"u{n}" not in taken]
         if free:
-            variant = self._chance.choice(pool["variants"])["name"]
-            pool["endpoints"].append(self._house.endpoint(self._chance.choice(free), variant))
+            variant = self._rng.choice(pool["variants"])["name"]
+            pool["endpoints"].append(self._stack.endpoint(self._rng.choice(free), variant))
 
     def _remove(self, pool: dict[str, Any]) -> None:
-        one = self._chance.choice(pool["endpoints"])
+        one = self._rng.choice(pool["endpoints"])
         if any(
             e["variant"] == one["variant"] and not e.get("draining")
             for e in pool["endpoints"]
@@ -102,11 +102,11 @@ class Operator:
                 endpoint["variant"] = new
 
     def _breaker(self, pool: dict[str, Any]) -> None:
-        pool["circuit_breaker"] = {"max_requests": self._chance.randint(200, 2000)}
+        pool["circuit_breaker"] = {"max_requests": self._rng.randint(200, 2000)}
 
     def _ramp(self, pool: dict[str, Any]) -> None:
-        window = self._chance.choice(["0s", "5s", "30s"])
-        pool["slow_start"] = {"window": window, "aggression": self._chance.choice([0.5, 1.0, 2.0])}
+        window = self._rng.choice(["0s", "5s", "30s"])
+        pool["slow_start"] = {"window": window, "aggression": self._rng.choice([0.5, 1.0, 2.0])}
 
     def _compare(self, pool: dict[str, Any]) -> None:
         variant = pool["variants"][1]
@@ -149,17 +149,17 @@ def bend_resources(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_no_request_fails_in_a_storm_of_changes(protocol, rejected_share, monkeypatch):
     """Each change is in force when its call returns, also where Envoy refuses one in ten."""
     bend_resources(monkeypatch)
-    async with House(protocol) as house, Flow(house.listener) as flow:
-        operator, chance = Operator(house, seed=20), random.Random(21)
+    async with InProcessStack(protocol) as stack, Flow(stack.listener) as flow:
+        operator, rng = Operator(stack, seed=20), random.Random(21)
         refused = 0
         for _ in range(CHANGES):
             wanted = operator.next()
-            if chance.random() < rejected_share:
-                change = await house.apply(operator.bend(wanted))
+            if rng.random() < rejected_share:
+                change = await stack.apply(operator.bend(wanted))
                 assert change.outcome.state == "abandoned", change
                 assert {p.client for p in change.outcome.problems} == {"envoy-1"}
                 refused += 1
-            change = await house.apply(wanted)
+            change = await stack.apply(wanted)
             operator.fleet = wanted
             assert (change.outcome.state, change.outcome.acked) == ("done", 2), change
             assert not flow.wrong, change
@@ -167,5 +167,5 @@ async def test_no_request_fails_in_a_storm_of_changes(protocol, rejected_share, 
         # Paced for 400 a second; how many there really were depends on who else uses the machine.
         assert flow.answered > 10 * CHANGES
         assert flow.per_second >= REQUIRED_RATE
-        await house.serving()
+        await stack.serving()
     assert not flow.wrong

@@ -1,4 +1,4 @@
-"""Certificates made for one test, with the ``openssl`` command."""
+"""Test certificates, created with the ``openssl`` command."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate and its key, as files (PEM)."""
+    """Files of a certificate and its key (PEM)."""
 
     certificate: Path
     key: Path
 
 
 class Authority:
-    """Signs certificates, in a folder of its own."""
+    """A certificate authority with its own folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -34,7 +34,7 @@ class Authority:
         openssl("req", "-x509", *_KEY, *files, "-subj", f"/CN={name}", "-days", "1")
 
     def sign(self, name: str, *subject_names: str) -> Pair:
-        """Return a new certificate for e.g. ``DNS:triton.test`` or ``IP:127.0.0.1``."""
+        """Return a new certificate for names such as ``DNS:triton.test`` or ``IP:127.0.0.1``."""
         pair = Pair(self._folder / f"{name}.crt", self._folder / f"{name}.key")
         request, extensions = self._folder / f"{name}.csr", self._folder / f"{name}.ext"
         extensions.write_text(f"subjectAltName={','.join(subject_names)}\n")
@@ -50,7 +50,7 @@ class Authority:
         return pair
 
     def server(self, pair: Pair, *, ask_clients: bool) -> ssl.SSLContext:
-        """Return what a server with this certificate accepts."""
+        """Return the TLS context of a server with this certificate."""
         context = ssl.create_default_context(
             ssl.Purpose.CLIENT_AUTH, cafile=str(self.own.certificate)
         )
@@ -59,7 +59,7 @@ class Authority:
         return context
 
     def client(self, pair: Pair | None = None) -> ssl.SSLContext:
-        """Return what a client that trusts this authority accepts, and shows."""
+        """Return the TLS context of a client that trusts this authority and presents ``pair``."""
         context = ssl.create_default_context(cafile=str(self.own.certificate))
         if pair is not None:
             context.load_cert_chain(pair.certificate, pair.key)
@@ -67,8 +67,8 @@ class Authority:
 
 
 def openssl(*arguments: str) -> None:
-    """Run the command; skip the test where there is none."""
+    """Run ``openssl``; skip the test if it is not installed."""
     binary = shutil.which("openssl")
     if binary is None:
-        pytest.skip("there is no openssl command")
+        pytest.skip("the openssl command is not installed")
     subprocess.run((binary, *arguments), check=True, capture_output=True)

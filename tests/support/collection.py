@@ -1,12 +1,12 @@
-"""Whether pytest collects the same tests in the same order in every process.
+"""Check that pytest collects the same tests in the same order in every process.
 
-pytest-xdist runs nothing where its workers collect different tests. Ids that are made of a time,
-the order of a set, an address or a temporary path differ only now and then. ``make check`` runs::
+pytest-xdist refuses to run if its workers collect different tests. Test ids that contain a time,
+the order of a set, an address or a temporary path differ only occasionally. ``make check`` runs::
 
     python tests/support/collection.py [PATH ...]
 
-Two processes collect at the same time, each with a clock, a hash seed and a folder for temporary
-files of its own. The seed of the random order is the same for both, as for the workers of one run.
+Two processes collect concurrently, each with its own clock, hash seed and temporary folder. Both
+have the same seed of the random order, like the workers of one run.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIFT_S = 100_003
-"""How far the second process's clock is ahead, so that no part of date and time is the same."""
+"""Offset of the second process's clock, seconds; every part of date and time then differs."""
 _CHILD = "--child"
 
 
 def differences(paths: list[str], root: Path = ROOT) -> list[str]:
-    """Collect twice and return a diff of the test ids, empty where both collections agree.
+    """Collect twice and return a diff of the test ids, empty if both collections agree.
 
     Raises:
-        RuntimeError: A collection failed; the text is pytest's.
+        RuntimeError: A collection failed; the message contains pytest's output.
     """
     with tempfile.TemporaryDirectory() as name:
         folders = [Path(name) / each for each in ("first", "second")]
@@ -51,7 +51,7 @@ def _start(folder: Path, paths: list[str], root: Path) -> subprocess.Popen[bytes
     folder.mkdir()
     search = os.pathsep.join(part for part in (str(root), os.environ.get("PYTHONPATH")) if part)
     return subprocess.Popen(
-        # Without the script's own folder (-P), in which no top-level module lies.
+        # -P: do not import from the script's folder, which contains no top-level module.
         (sys.executable, "-P", __file__, _CHILD, str(_ids(folder)), str(SHIFT_S * second), *paths),
         cwd=root,
         env={
@@ -66,7 +66,7 @@ def _start(folder: Path, paths: list[str], root: Path) -> subprocess.Popen[bytes
 
 
 def _collect(into: Path, shift_s: int, paths: list[str]) -> int:
-    """Collect in this process; its clock is set before anything can read it."""
+    """Collect in this process, with a clock that is shifted before other code can read it."""
     now, now_ns = time.time, time.time_ns
     time.time = lambda: now() + shift_s
     time.time_ns = lambda: now_ns() + shift_s * 10**9
@@ -82,7 +82,7 @@ def _collect(into: Path, shift_s: int, paths: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Collect twice and tell what differs."""
+    """Collect twice and print the differences; return the exit code."""
     if arguments[:1] == [_CHILD]:
         return _collect(Path(arguments[1]), int(arguments[2]), arguments[3:])
     wrong = differences(arguments)

@@ -1,4 +1,4 @@
-"""A control with fakes around it: publications end when the test says so."""
+"""A ``Control`` with fake dependencies; the test ends publications."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from xds_server.protocol.publication import ClientProblem
 from xds_server.protocol.snapshot import Snapshot
 
 TEXT = fleet().model_dump_json()
-"""The usual fleet."""
+"""JSON of the default fleet."""
 WAIT = ChangeOptions("ann", "because", wait=True, timeout_s=5)
 
 
 def weight(control: Control, variant: str = "canary") -> int:
-    """Return the weight in force."""
+    """Return the weight of a variant in force."""
     return next(v.weight for v in control.fleet.pools[0].variants if v.name == variant)
 
 
 @dataclass
 class FakeOutcome:
-    """How a publication stands."""
+    """State of a publication."""
 
     state: str = "done"
     clients: int = 2
@@ -37,7 +37,7 @@ class FakeOutcome:
 
 @dataclass
 class FakePublication:
-    """A publication that ends when the test says so."""
+    """A publication that the test ends."""
 
     stages: tuple
     on_reject: str
@@ -48,7 +48,7 @@ class FakePublication:
     )
 
     def end(self, state: str = "done", stage: str = "remove", type_: str = "CDS") -> None:
-        """Let every waiter know."""
+        """End the publication and wake all waiters."""
         problems = (
             (ClientProblem("envoy-1", "NACKED", type_, "bad"),) if state == "abandoned" else ()
         )
@@ -56,7 +56,7 @@ class FakePublication:
         self.ended.set()
 
     async def wait(self, timeout_s: float) -> FakeOutcome:
-        """Return the outcome once it ended; with no time left, how it stands."""
+        """Return the outcome when the publication ends, or its state at the timeout."""
         if timeout_s <= 0 and not self.ended.is_set():
             return self.outcome
         self.followers.add(asyncio.current_task())
@@ -65,7 +65,7 @@ class FakePublication:
 
 
 class FakePublisher:
-    """Keeps what is published; ends each publication at once unless told otherwise."""
+    """Records publications; ends each one immediately by default."""
 
     def __init__(self) -> None:
         self.published: list[FakePublication] = []
@@ -73,7 +73,7 @@ class FakePublisher:
         self.next: asyncio.Future[None] | None = None
 
     def publish(self, plan, *, on_reject: str) -> FakePublication:
-        """Begin a publication; the one under way is superseded."""
+        """Start a publication; it supersedes a running one."""
         for earlier in self.published:
             if not earlier.ended.is_set():
                 earlier.end("superseded")
@@ -87,7 +87,7 @@ class FakePublisher:
         return publication
 
     def in_force(self, audience: str) -> Snapshot | None:
-        """Return what the newest publication has reached, were it in its stage."""
+        """Return the snapshot that the newest publication has reached in its stage."""
         newest = self.published[-1]
         labels = [stage.label for stage in newest.stages]
         reached = newest.stages[: labels.index(newest.outcome.stage) + 1]
@@ -104,7 +104,7 @@ class FakePublisher:
 
 
 class World:
-    """A control with everything around it."""
+    """A ``Control`` with its fake dependencies."""
 
     def __init__(self, store: RevisionStore) -> None:
         self.store = store
@@ -120,7 +120,7 @@ class World:
         )
 
     async def quiet(self) -> None:
-        """Wait until everything that has ended was dealt with."""
+        """Wait until all ended publications are processed."""
         await settle()
         while watchers := self.control._watchers & {
             task for p in self.publisher.published if p.ended.is_set() for task in p.followers

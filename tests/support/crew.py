@@ -1,4 +1,4 @@
-"""Routers for tests of workers: one pool, equal replicas, requests with or without a sequence."""
+"""Routers for tests of workers: one pool of equal replicas, requests with or without sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POOL = "llm"
 
 
 def key(number: int) -> EndpointKey:
-    """Return the identity of a replica."""
+    """Return the key of a replica."""
     return EndpointKey(f"r{number}", 1)
 
 
@@ -27,14 +27,14 @@ def pool(replicas: int = 3, **more: Any) -> Pool:
 
 
 def router(replicas: int = 3, seed: int = 0, *, more: dict[str, Any] | None = None, **options: Any):
-    """Return a router that knows the pool."""
+    """Return a router with the pool."""
     made = Router(random.Random(seed), **options)
     made.set_pools({POOL: pool(replicas, **(more or {}))}, 0.0)
     return made
 
 
 def request(blocks: tuple[int, ...] = (), **features: Any) -> Request:
-    """Return a request; its prompt is as long as its blocks."""
+    """Return a request whose prompt has the length of its blocks."""
     prompt = b"x" * 256 * len(blocks) if blocks else None
     return Request(
         POOL, None, "http", Features(Form.GENERATE, model="m", prompt=prompt, **features), blocks
@@ -42,12 +42,12 @@ def request(blocks: tuple[int, ...] = (), **features: Any) -> Request:
 
 
 def decide(made: Router, now: float, blocks: tuple[int, ...] = (), **features: Any) -> Decision:
-    """Let a router decide; it must not refuse."""
+    """Return the router's decision; a refusal fails the test."""
     decision = made.decide(request(blocks, **features), now, now)
     assert isinstance(decision, Decision), decision
     return decision
 
 
 def loads(made: Router) -> dict[str, tuple[int, float]]:
-    """Return requests and work by replica, whoever sent them."""
+    """Return requests and work in flight by replica, from all workers."""
     return {k.id: (load.in_flight, load.work) for k, load in made.ledger.loads()}

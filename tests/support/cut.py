@@ -1,4 +1,4 @@
-"""A TCP proxy that can be cut: first nothing passes any more, then connections are reset."""
+"""A TCP proxy that simulates network failures: it stalls or resets connections."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Self
 
 
 class Cable:
-    """Carries connections from one address to another, until it is cut.
+    """Forwards connections from one address to another.
 
     Args:
-        outside: Where clients connect, ``ip:port``.
-        inside: Where the server is.
+        outside: Address for clients, ``ip:port``.
+        inside: Address of the server, ``ip:port``.
     """
 
     def __init__(self, outside: str, inside: str) -> None:
@@ -34,17 +34,17 @@ class Cable:
         self.reset()
 
     def stall(self) -> None:
-        """Let nothing pass; connections stay, and new ones hear nothing."""
+        """Stop forwarding; connections stay open and new ones are accepted."""
         self._whole.clear()
 
     def reset(self) -> None:
-        """Reset every connection."""
+        """Reset all connections."""
         for end in self._ends:
             end.transport.abort()
         self._ends.clear()
 
     def mend(self) -> None:
-        """Let everything pass again."""
+        """Resume forwarding."""
         self._whole.set()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

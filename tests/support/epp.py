@@ -1,4 +1,4 @@
-"""One request to a picker over a real channel, as Envoy sends it in each of its body modes."""
+"""Requests to a picker over a real channel, as Envoy sends them in each body mode."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ POOL_BODY = {
     "streamed": "full",
     "duplex": "peek",
 }
-"""What the pool of a route with that mode says about bodies."""
+"""Envoy's body mode -> ``body`` setting of the pool."""
 
 
 @dataclass
 class Asked:
-    """How a picker answered a request."""
+    """Replies of a picker to one request."""
 
     call: Any
     answers: list[Answer] = field(default_factory=list)
     upstream: bytes = b""
-    """The body as it would reach the replica."""
+    """Body that Envoy forwards to the replica."""
 
     @property
     def decisive(self) -> Answer:
-        """The only answer with a pick or a refusal."""
+        """The only reply with a pick or a refusal."""
         (answer,) = [each for each in self.answers if _decides(each)]
         return answer
 
@@ -69,7 +69,7 @@ def _decides(answer: Answer) -> bool:
 
 
 class Proxy(Peer):
-    """Envoy's side, with its body modes."""
+    """Envoy's side of the protocol, with its body modes."""
 
     async def ask(
         self,
@@ -131,7 +131,7 @@ class Proxy(Peer):
         return asked.answers[-1]
 
     async def _in_duplex(self, asked: Asked, messages: Messages, *, ended: bool) -> None:
-        """Nobody waits for replies here; what is echoed is what goes on."""
+        """Send without waiting for replies; the upstream body is what the picker returns."""
         for message in messages.bytes():
             await asked.call.write(message)
         while (reply := await self._hear(asked)) is not None:

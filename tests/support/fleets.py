@@ -1,4 +1,4 @@
-"""Fleets for tests of the resources."""
+"""Fleets for tests of xDS resources."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def pool(name: str = "llm", **more: Any) -> dict[str, Any]:
 
 
 def fleet(*pools: dict[str, Any], **more: Any) -> Fleet:
-    """Return the fleet of these pools, one usual pool if none is given."""
+    """Return a fleet of these pools, or of one default pool."""
     return Fleet.model_validate({"pools": list(pools) or [pool(default=True)], **more})

@@ -1,4 +1,4 @@
-"""Access-log entries read with Envoy's own messages: what our reader is held against."""
+"""Reference parser of access-log entries that uses Envoy's generated messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ SHED = (
 
 
 def parse(data: bytes) -> Any:
-    """Parse a message; a ``DecodeError`` where it is none."""
+    """Parse a message.
+
+    Raises:
+        DecodeError: ``data`` is not a message.
+    """
     return als_pb2.StreamAccessLogsMessage.FromString(data)
 
 

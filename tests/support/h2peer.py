@@ -1,6 +1,6 @@
-"""An HTTP/2 peer of the picker's server without sockets: bytes are carried over by the test.
+"""An HTTP/2 peer of the picker's server without sockets: the test transfers the bytes.
 
-The client's side is ngh2's too, so that a test can send what it likes, cut as it likes.
+The client uses ngh2 as well, so that a test can send arbitrary frames, split arbitrarily.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ext_proc.server.h2.frames import Deframer, framed
 from ext_proc.server.h2.server import Http2Server
 
 LIMIT = 2**20
-"""Most bytes of a message."""
+"""Maximum size of a message, bytes."""
 HEADERS = (
     (b":method", b"POST"),
     (b":scheme", b"http"),
@@ -29,47 +29,47 @@ HEADERS = (
 
 
 class Pipe:
-    """The transport of a connection: keeps what is written."""
+    """Transport of a connection that records all written bytes."""
 
     def __init__(self) -> None:
         self.written = bytearray()
         self.closing = False
 
     def write(self, data: bytes) -> None:
-        """Keep bytes."""
+        """Record bytes."""
         assert not self.closing
         self.written += data
 
     def is_closing(self) -> bool:
-        """Return whether either side closed it."""
+        """Return whether either side closed the connection."""
         return self.closing
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self.closing = True
 
     abort = close
 
 
 class Calls:
-    """Handlers to be called, and what they saw."""
+    """Test handlers, and a record of their calls."""
 
     def __init__(self) -> None:
         self.read: list[bytes] = []
         self.cancelled = 0
         self.heard: Counter[str] = Counter()
-        """What direct calls heard."""
+        """Number of notifications of direct calls, by kind."""
         self.go = asyncio.Event()
-        """Set by the test: `Held` goes on."""
+        """Set by the test to release `Held`."""
 
     async def echo(self, _: Any, context: Any) -> None:
-        """Answer each message with itself."""
+        """Reply to each message with the same message."""
         while (message := await context.read()) is not grpc.aio.EOF:
             self.read.append(message)
             await context.write(message)
 
     async def held(self, _: Any, context: Any) -> None:
-        """Read nothing until told."""
+        """Read nothing until the test releases it."""
         try:
             await self.go.wait()
         except asyncio.CancelledError:
@@ -78,16 +78,16 @@ class Calls:
         await self.echo(_, context)
 
     async def early(self, _: Any, context: Any) -> None:
-        """Answer the first message and return."""
+        """Reply to the first message and return."""
         await context.write(b"answer to " + await context.read())
 
     async def fails(self, _: Any, context: Any) -> None:
-        """Raise what nobody expects."""
+        """Raise an unexpected exception."""
         await context.read()
         raise ZeroDivisionError
 
     async def aborts(self, _: Any, context: Any) -> None:
-        """End with a status of its own."""
+        """Abort with a status."""
         await context.abort(grpc.StatusCode.NOT_FOUND, "50 % älter: 潮\n")
 
     async def pours(self, _: Any, context: Any) -> None:
@@ -101,15 +101,15 @@ class Calls:
             raise
 
     async def collect(self, messages: Any, _: Any) -> bytes:
-        """Take a stream of messages; answer with their lengths."""
+        """Receive a stream of messages; reply with their lengths."""
         return b",".join([str(len(message)).encode() async for message in messages])
 
     async def once(self, message: bytes, _: Any) -> bytes:
-        """Answer one message with one."""
+        """Reply to one message."""
         return message[::-1]
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return them as gRPC's."""
+        """Return the handlers as a gRPC handler."""
         both: Any = grpc.stream_stream_rpc_method_handler
         names = ("echo", "held", "early", "fails", "aborts", "pours")
         methods = {name: both(getattr(self, name)) for name in names}
@@ -119,7 +119,7 @@ class Calls:
 
 
 class Direct:
-    """Answers of a direct call, by its method's name; ``Calls.heard`` counts what they hear."""
+    """Direct call whose behaviour depends on the method; ``Calls.heard`` counts notifications."""
 
     def __init__(self, calls: Calls, method: str) -> None:
         self.calls = calls
@@ -127,7 +127,7 @@ class Direct:
         calls.heard["begun"] += 1
 
     def answer(self, message: bytes) -> list[bytes] | None:
-        """Return the message; more of it, nothing or a bug where the method is named so."""
+        """Return the message, several, none or an invalid value, depending on the method."""
         self.calls.read.append(message)
         if self.method == "fails-directly":
             raise ZeroDivisionError
@@ -136,23 +136,23 @@ class Direct:
         return [message] * (1000 if self.method == "pours-directly" else 1)
 
     def pauses(self) -> bool:
-        """Return whether replies wait."""
+        """Return whether replies must wait."""
         return self.method == "paused"
 
     async def pause(self) -> None:
-        """Wait until told."""
+        """Wait until the test releases the call."""
         await self.calls.go.wait()
 
     def handed_over(self) -> None:
-        """Count it."""
+        """Count the notification."""
         self.calls.heard["handed over"] += 1
 
     def lost(self) -> None:
-        """Count it."""
+        """Count the notification."""
         self.calls.heard["lost"] += 1
 
     def end(self) -> None:
-        """Count it."""
+        """Count the notification."""
         self.calls.heard["ended"] += 1
         if self.method == "fails-at-its-end":
             raise ZeroDivisionError
@@ -162,36 +162,36 @@ DIRECT = ("direct", "paused", "over", "pours-directly", "fails-directly", "fails
 
 
 class Call:
-    """What a peer knows of one of its calls."""
+    """The client's state of one call."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
         self.headers: dict[bytes, bytes] = {}
         self.closed: int | None = None
-        """The error code with which the stream ended."""
+        """Error code of the stream's end."""
         self.data = 0
-        """Bytes of it."""
+        """Received bytes."""
         self._deframer = Deframer(2**30)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the answer."""
+        """Receive bytes of the response."""
         self.data += len(data)
         self.messages += self._deframer.feed(data)
 
     @property
     def status(self) -> int | None:
-        """The gRPC status, if it came."""
+        """The gRPC status, if received."""
         found = self.headers.get(b"grpc-status")
         return None if found is None else int(found)
 
 
 class H2Peer:
-    """A server's connection, and its client; an async context manager.
+    """A server's connection and its client; an async context manager.
 
     Args:
-        limit: Most bytes of a message.
-        settings: The client's.
-        reads: Whether the client opens its windows again.
+        limit: Maximum size of a message, bytes.
+        settings: HTTP/2 settings of the client.
+        reads: Whether the client sends window updates.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class H2Peer:
         self.client.initiate_connection(settings or {})
         self.found: dict[int, Call] = {}
         self.gone = False
-        """The server said that it goes."""
+        """Whether the server sent GOAWAY."""
 
     async def __aenter__(self) -> Self:
         self.connection = Http2Connection(self.server)
@@ -229,11 +229,11 @@ class H2Peer:
         assert not self.server.beyond.held
 
     def tasks(self) -> list[Any]:
-        """Return those of open streams."""
+        """Return the tasks of open streams."""
         return [stream.task for stream in self.connection.streams.values() if stream.task]
 
     def open(self, method: str, *messages: bytes, end: bool = False) -> int:
-        """Begin a call with some messages; return its stream's number."""
+        """Start a call with messages; return its stream id."""
         number = self.client.send_request(((b":path", b"/test.T/" + method.encode()), *HEADERS))
         self.found[number] = Call()
         for message in messages:
@@ -243,7 +243,7 @@ class H2Peer:
         return number
 
     async def turn(self, cut: int | None = None) -> None:
-        """Carry bytes to and fro until nobody has more; ``cut`` = in pieces of so many."""
+        """Transfer bytes in both directions until none are left, in pieces of ``cut`` bytes."""
         for _ in range(100):
             out = self.client.data_to_send()
             for at in range(0, len(out), cut or len(out) or 1):
@@ -258,10 +258,10 @@ class H2Peer:
                 self.take()
             if not out and not back:
                 return
-        raise AssertionError("they never come to rest")
+        raise AssertionError("the peers never stop sending")
 
     def take(self) -> None:
-        """Take what the server said."""
+        """Transfer the server's bytes to the client."""
         for event in self.client.events():
             match event:
                 case ngh2.DataReceived(number, data, _):
@@ -279,6 +279,6 @@ class H2Peer:
 
 
 async def settle() -> None:
-    """Let all that is ready run."""
+    """Let all ready tasks run."""
     for _ in range(8):
         await asyncio.sleep(0)

@@ -1,7 +1,7 @@
-"""A vLLM engine as far as its KV cache goes: blocks, evictions, and events over real ZMQ sockets.
+"""The KV cache of a vLLM engine: blocks, evictions, and events over real ZMQ sockets.
 
-What it publishes is what vLLM publishes (``vllm/distributed/kv_events.py``, ``block_pool.py``); the
-cache is a real one, so what a subscriber believes can be compared with what is there.
+It publishes vLLM's events (``vllm/distributed/kv_events.py``, ``block_pool.py``). The cache is a
+real one, so that a test can compare a subscriber's index with its content.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 
 class KvCache:
-    """Blocks of prompts, the least recently used evicted first and from the leaf.
+    """Blocks of prompts; evicts the least recently used first, leaf before root.
 
     Args:
         block_size: Tokens per block.
-        capacity: Blocks in all.
-        maps: Events as maps, as new vLLMs write them; else as arrays.
-        as_bytes: Block hashes as bytes; else as 64-bit integers.
+        capacity: Number of blocks.
+        maps: Encode events as maps, like new vLLM versions; else as arrays.
+        as_bytes: Encode block hashes as bytes; else as 64-bit integers.
     """
 
     def __init__(
@@ -40,23 +40,24 @@ class KvCache:
         self._maps = maps
         self._as_bytes = as_bytes
         self._held: dict[bytes, tuple[int, ...]] = {}
-        """Hash to the prompt up to the block's end, the least recently used first."""
+        """Hash -> prompt up to the block's end, least recently used first."""
         self._copies: Counter[bytes] = Counter()
         self.events: list[Any] = []
 
     def holds(self, tokens: tuple[int, ...]) -> int:
-        """Return how many first blocks of a prompt are here."""
+        """Return the number of leading blocks of a prompt in the cache."""
         hashes = self._hashes(tokens)
         return next((i for i, each in enumerate(hashes) if each not in self._held), len(hashes))
 
     def prompts(self) -> set[tuple[int, ...]]:
-        """Return all that is held, each block as the prompt up to its end."""
+        """Return all cached blocks, each as the prompt up to its end."""
         return set(self._held.values())
 
     def run(self, tokens: tuple[int, ...], *, copy: bool = False) -> int:
-        """Compute a prompt; return how many of its blocks were here already.
+        """Compute a prompt; return the number of its blocks that were cached.
 
-        With ``copy`` it is computed beside one that runs: what is here is not used, but held twice.
+        With ``copy``, cached blocks are not reused but stored twice, like a prompt that is computed
+        concurrently with an equal one.
         """
         hashes = self._hashes(tokens)
         known = 0 if copy else self.holds(tokens)
@@ -90,7 +91,7 @@ class KvCache:
         return known
 
     def clear(self) -> None:
-        """Drop everything (vLLM's ``reset_prefix_cache``)."""
+        """Drop all blocks (vLLM's ``reset_prefix_cache``)."""
         self._held.clear()
         self._copies.clear()
         self._tell("AllBlocksCleared")
@@ -122,19 +123,19 @@ class KvCache:
         self.events.append({"type": kind, **fields} if self._maps else [kind, *fields.values()])
 
     def batch(self) -> bytes:
-        """Return what happened since the last call, as it is published."""
+        """Return the encoded events since the last call."""
         events, self.events = self.events, []
         return msgspec.msgpack.encode([1.5, events, 0])
 
 
 class KvEngine:
-    """An engine that publishes; use ``async with``. Its ports are its own choice.
+    """An engine that publishes the events of a cache; an async context manager.
 
     Args:
-        cache: What it tells of.
-        events: Port of its events, 0 = any.
-        replay: Port for asking for missed ones, 0 = any; ``None`` = there is none.
-        buffer: Batches that it can tell again.
+        cache: Source of the events.
+        events: Port of the events, 0: any free port.
+        replay: Port of replay requests, 0: any free port; ``None``: no replay.
+        buffer: Number of batches kept for replay.
     """
 
     def __init__(
@@ -152,11 +153,11 @@ class KvEngine:
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer)
         self._number = 0
         self.asked: list[int] = []
-        """From where on it was asked to tell again."""
+        """Start sequence numbers of replay requests."""
 
     async def __aenter__(self) -> Self:
         self._context = zmq.asyncio.Context()
-        # As a PUB socket on the wire, but it hears of subscriptions.
+        # XPUB is a PUB socket on the wire that also receives subscriptions.
         self._pub = self._context.socket(zmq.XPUB)
         self._pub.linger = 0
         self._pub.bind(f"tcp://127.0.0.1:{self._ports[0] or '*'}")
@@ -179,12 +180,12 @@ class KvEngine:
         self._context.destroy(linger=0)
 
     async def subscribed(self) -> None:
-        """Wait for a subscription: what is published before it arrives reaches nobody."""
+        """Wait for a subscription; events published before it are lost."""
         while not (await self._pub.recv()).startswith(SUBSCRIBES):
             pass
 
     async def publish(self, *, lose: bool = False) -> None:
-        """Publish what happened; with ``lose`` it does not arrive."""
+        """Publish the events since the last call; with ``lose``, drop them."""
         batch = self.cache.batch()
         self._buffer.append((self._number, batch))
         if not lose:
@@ -192,7 +193,7 @@ class KvEngine:
         self._number += 1
 
     async def send_raw(self, *parts: bytes) -> None:
-        """Publish parts as they are."""
+        """Publish raw message parts."""
         await self._pub.send_multipart(parts)
 
     async def _serve(self) -> None:

@@ -1,4 +1,4 @@
-"""Envoy's side of the external-processing protocol: a picker and a real channel to it."""
+"""Envoy's side of the ext_proc protocol: a picker and a real channel to it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from ext_proc.settings import Transport
 
 PATIENCE_S = 60.0
-"""How long a reply may take before it counts as missing."""
+"""Time limit of a reply, seconds."""
 
 
 class Peer:
-    """Envoy's side: a picker and a channel to it."""
+    """A picker and a gRPC channel to it."""
 
     transport: ClassVar[Transport] = "grpc"
-    """What carries the picker's gRPC; what holds for each is tried over each by setting it."""
+    """gRPC server of the picker; tests set it to run over each implementation."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Peer:
         return self._open()
 
     async def talk(self, messages: Messages, call: Any = None) -> tuple[Any, list[Answer]]:
-        """Send message after message, each after the reply to the one before."""
+        """Send messages; each one waits for the reply to the previous one."""
         call = call or self.open()
         answers = []
         for message in messages.bytes():
@@ -80,17 +80,17 @@ class Peer:
         return call, answers
 
     async def finish(self, call: Any) -> grpc.StatusCode:
-        """End the stream as Envoy does; return how it ended."""
+        """End the stream as Envoy does; return its status."""
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
         return await call.code()
 
     def counted(self, name: str, **labels: str) -> float | None:
-        """Return a metric of the picker."""
+        """Return the value of a metric of the picker."""
         return self.registry.get_sample_value(f"tidegate_picker_{name}", labels or None)
 
     async def settled(self, outcome: Outcome) -> None:
-        """Wait until one ticket ended in that way."""
+        """Wait until a ticket has ended with that outcome."""
         async with asyncio.timeout(PATIENCE_S):
             while not self.router.ledger.outcomes[outcome]:  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0)

@@ -1,9 +1,8 @@
-"""Record what a real Envoy sends as its access log: ``tests/contract/fixtures/envoy-*/README.md``.
+"""Recorder of a real Envoy's access log: see ``tests/contract/fixtures/envoy-*/README.md``.
 
 ``PYTHONPATH=tests:. python -m support.record_access_log FILE`` starts the local stack over three
-replicas of its own, sends requests that end in different ways, and writes the messages in which
-Envoy told of them, as the picker took them: each behind its length, four bytes, most significant
-first.
+test replicas, sends requests with different outcomes, and writes the access-log messages that the
+picker receives, each after its length (four bytes, big-endian).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ REPLICAS: Final = 3
 
 
 def messages(path: Path) -> list[bytes]:
-    """Return the messages of a recording, in their order."""
+    """Return the messages of a recording, in order."""
     data, found = path.read_bytes(), []
     while data:
         (size,) = LENGTH.unpack_from(data)
@@ -45,7 +44,7 @@ def messages(path: Path) -> list[bytes]:
 
 
 def _picker(target: str, arguments: list[str]) -> int:
-    """Run a picker that writes each message of the log before it reads it."""
+    """Run a picker that records each access-log message before it parses the message."""
     take = LogService.take
 
     def note(data: bytes) -> None:
@@ -61,7 +60,7 @@ def _picker(target: str, arguments: list[str]) -> int:
 
 
 def _stack(target: Path) -> type[LocalStack]:
-    """Return a local stack whose picker records."""
+    """Return a local stack class with a recording picker."""
 
     class Recorded(LocalStack):
         async def _launch_service(
@@ -81,7 +80,7 @@ def _stack(target: Path) -> type[LocalStack]:
 
 @contextlib.asynccontextmanager
 async def _grpc_replica() -> AsyncIterator[str]:
-    """Serve ``ModelInfer``: every other call fails, in the trailers."""
+    """Serve ``ModelInfer``; every second call fails with a status in the trailers."""
     count = 0
 
     async def infer(_: bytes, context: Any) -> bytes:
@@ -106,7 +105,7 @@ async def _grpc_replica() -> AsyncIterator[str]:
 
 
 async def _ask(http: aiohttp.ClientSession, url: str, most_s: float = 30.0) -> None:
-    """Send a request and read its answer; go away after ``most_s``."""
+    """Send a request and read its response; disconnect after ``most_s`` seconds."""
     with contextlib.suppress(TimeoutError, aiohttp.ClientError):
         async with asyncio.timeout(most_s), http.post(url, json=BODY) as answer:
             await answer.read()
@@ -118,22 +117,22 @@ async def _several(http: aiohttp.ClientSession, url: str, count: int = 4) -> Non
 
 
 async def _ways_to_end(stack: LocalStack, replicas: list[Replica]) -> None:
-    """Send requests that end in each of the ways that the log tells apart."""
+    """Send requests with each outcome that the access log distinguishes."""
     async with aiohttp.ClientSession() as http:
         url = stack.http_url + GENERATE
         await asyncio.gather(*(_several(http, url, 8) for _ in range(4)))
         await _with(replicas, _several(http, url), status=503)
         await _with(replicas, _several(http, url), status=400)
-        await _with(replicas, _several(http, url), closes=True)  # of all: none is left to retry on
+        await _with(replicas, _several(http, url), closes=True)  # all fail: no replica to retry
         await _with(replicas[:1], _several(http, url, 12), closes=True)  # retried elsewhere
         async with http.post(url, data=b"[malformed") as answer:
             await answer.read()
-        await _with(replicas, _ask(http, url, 0.3), hold_s=1.0)  # the client goes away
-        # Runs for seconds: intermediate entries, before and after the first byte.
+        await _with(replicas, _ask(http, url, 0.3), hold_s=1.0)  # the client disconnects
+        # A long request: intermediate entries before and after the first byte.
         await _with(replicas, _ask(http, stack.http_url + STREAM), hold_s=1.2, gaps_s=(0.7, 0.7))
         await _with(
             replicas, _ask(http, stack.http_url + STREAM, 0.5), gaps_s=(0.2,) * 10
-        )  # left half-way
+        )  # the client disconnects in the middle of the response
     async with grpc.aio.insecure_channel(stack.grpc_address) as channel:
         call: Any = channel.unary_unary(GRPC_INFER)
         for _ in range(6):
@@ -143,7 +142,7 @@ async def _ways_to_end(stack: LocalStack, replicas: list[Replica]) -> None:
 
 
 async def _with(replicas: list[Replica], work: Any, **settings: Any) -> None:
-    """Do some work while replicas have other settings."""
+    """Await ``work`` while the replicas have other settings."""
     before = [{name: getattr(each, name) for name in settings} for each in replicas]
     for each in replicas:
         each.__dict__.update(settings)
@@ -162,7 +161,7 @@ async def _record(target: Path) -> None:
             await exit_.enter_async_context(each.serve())
         endpoints = [each.endpoint() for each in replicas]
         endpoints[0]["grpc"] = address
-        # Nobody is ejected, so that every request reaches a replica.
+        # Ejection is off, so that every request reaches a replica.
         more = {"endpoints": endpoints, "outlier": {"max_ejection_percent": 0}}
         stack = await exit_.enter_async_context(
             stack_over(*replicas, more=more, kind=_stack(target), concurrency=1)
@@ -171,7 +170,7 @@ async def _record(target: Path) -> None:
 
 
 def main() -> int:
-    """Record, or be the recording's picker."""
+    """Record, or run the recording picker."""
     if sys.argv[1] == "--picker":
         return _picker(sys.argv[2], sys.argv[3:])
     target = Path(sys.argv[1]).resolve()

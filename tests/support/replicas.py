@@ -1,4 +1,4 @@
-"""Replicas that answer what a test wants, over HTTP or HTTPS, in the test's own process."""
+"""Test replicas over HTTP or HTTPS in the test's process, with configurable responses."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ if TYPE_CHECKING:
 
 _NOWHERE = "127.0.0.1:1"
 PATIENT = "20s"
-"""How long Envoy waits for a picker, and for an answer to a health check. Tests judge what is
-decided: on a busy machine a process may not run for seconds, and is well all the same."""
+"""Envoy's timeout for the picker and for health checks. Tests check decisions, not speed: on a busy
+machine, a healthy process may be suspended for seconds."""
 
 
 @dataclass
 class Replica:
-    """One replica: what it was asked, and how it answers."""
+    """A replica: the requests that it received, and the settings of its responses."""
 
     name: str
     variant: str = "stable"
     address: str = ""
     """``ip:port``."""
     asked: list[dict[str, str]] = field(default_factory=list)
-    """The headers of each inference."""
+    """Headers of each inference request."""
     at_once: int = 0
     most_at_once: int = 0
     hold_s: float = 0.0
-    """How long an inference takes."""
+    """Duration of an inference, seconds."""
     gate: asyncio.Event | None = None
-    """If given, an inference is answered only once it is set."""
+    """If given, responses to inferences wait for this event."""
     status: int = 200
-    """Of the answers to inferences."""
+    """Status of responses to inferences."""
     closes: bool = False
-    """It closes the connection instead of answering an inference."""
+    """Whether to close the connection instead of responding to an inference."""
     ready: bool = True
     index: tuple[dict[str, str], ...] = ()
-    """What its repository index says."""
+    """Entries of its repository index."""
     loads: str = ""
-    """If given, the load report in its answers' headers."""
+    """If given, the load report in the response headers."""
     gaps_s: tuple[float, ...] = ()
-    """If given, an answer is streamed with these pauses between its parts."""
+    """If given, responses are streamed with these pauses between chunks, seconds."""
 
     @asynccontextmanager
     async def serve(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[Replica]:
-        """Answer on a free port."""
+        """Serve on a free port."""
         app = web.Application()
         app.add_routes(
             [
@@ -74,7 +74,7 @@ class Replica:
             await runner.cleanup()
 
     def endpoint(self, **more: Any) -> dict[str, Any]:
-        """Return it as an endpoint of a fleet file."""
+        """Return the replica as an endpoint of a fleet file."""
         return {"id": self.name, "http": self.address, "variant": self.variant, **more}
 
     async def _ready(self, request: web.Request) -> web.Response:
@@ -94,7 +94,7 @@ class Replica:
                 await self.gate.wait()
             if self.closes and request.transport is not None:
                 request.transport.abort()
-            if not sent.startswith(b"{"):  # Triton calls malformed JSON its own error
+            if not sent.startswith(b"{"):  # Triton returns 500 for malformed JSON
                 return web.json_response({"error": "failed to parse the request"}, status=500)
             if not self.gaps_s:
                 headers = {LOAD_HEADER: self.loads} if self.loads else {}
@@ -122,12 +122,12 @@ async def stack_over(
     """Start a stack with one pool, ``llm``, over replicas that serve only HTTP.
 
     Args:
-        replicas: The replicas; those that do not serve yet do so as long as the stack.
+        replicas: The replicas; those that are not started serve as long as the stack runs.
         more: Further fields of the pool.
-        kind: The stack's class.
-        options: Those of ``LocalStack``.
+        kind: Class of the stack.
+        options: Options of ``LocalStack``.
     """
-    # The stacks over Tritons are served by gRPC's own transport, unless they say otherwise.
+    # Stacks over Triton replicas use the transport `grpc` by default; these cover `nghttp2`.
     options.setdefault("transport", "nghttp2")
     async with AsyncExitStack() as exit_:
         for replica in replicas:

@@ -1,4 +1,4 @@
-"""Short forms of router calls for tests."""
+"""Shorthand functions for tests of a router."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ PROMPT = tuple(range(1, 41))
 
 
 def decide(router: Router, request: Request, now: float = 0.0, unix_now: float = 0.0) -> Decision:
-    """Return the router's choice; a refusal fails the test."""
+    """Return the router's decision; a refusal fails the test."""
     decision = router.decide(request, now, unix_now)
     assert isinstance(decision, Decision), decision
     return decision
 
 
 def refuse(router: Router, request: Request, now: float = 0.0) -> Refusal:
-    """Return the router's refusal; a choice fails the test."""
+    """Return the router's refusal; a decision fails the test."""
     refusal = router.decide(request, now, 0.0)
     assert isinstance(refusal, Refusal), refusal
     return refusal
 
 
 def end(router: Router, decision: Decision) -> None:
-    """Settle a request as done."""
+    """Settle a request successfully."""
     assert decision.ticket is not None
     assert router.settle(decision.ticket, Outcome.DONE, 0.0)

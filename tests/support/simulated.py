@@ -1,4 +1,4 @@
-"""Small simulated worlds for the tests of schedulers."""
+"""Small simulations for tests of schedulers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def world(replicas: int = 3, seed: int = 0, **settings: Any) -> World:
-    """Return a world of idle replicas."""
+    """Return a ``World`` of idle replicas."""
     settings.setdefault("engine", EngineConfig())
     scenario = Scenario(replicas=replicas, **settings)
     fleet = [SimulatedReplica(scenario.engine, scenario.speed(index)) for index in range(replicas)]
@@ -24,10 +24,10 @@ def world(replicas: int = 3, seed: int = 0, **settings: Any) -> World:
 
 
 def job(index: int, *blocks: int, tokens: int | None = None, output: int = 10) -> Job:
-    """Return a job with these full blocks and a short tail."""
+    """Return a job with these full blocks and a partial last block."""
     return Job(index, 0.0, 512 * len(blocks) + 10 if tokens is None else tokens, output, blocks)
 
 
 def sample(at: float = 0.0, *, tokens: int = 0, kv_used: float = 0.0) -> SimulatedSample:
-    """Return a reading."""
+    """Return a telemetry sample."""
     return SimulatedSample(at, 0, 0, kv_used, tokens)

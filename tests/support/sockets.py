@@ -1,4 +1,4 @@
-"""Clients that do what no library would: raw HTTP/1.1 and raw HTTP/2 over cleartext."""
+"""Raw HTTP/1.1 and cleartext HTTP/2 clients, for requests that no library sends."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Raw:
         self.writer.close()
 
     async def send(self, *parts: bytes) -> None:
-        """Send all of it."""
+        """Send all parts."""
         for part in parts:
             self.writer.write(part)
             await self.writer.drain()
 
     async def status(self) -> int:
-        """Read a response's head and return its status."""
+        """Read the head of a response and return its status."""
         head = await self.reader.readuntil(b"\r\n\r\n")
         return int(head.split(b" ", 2)[1])
 
     def vanish(self) -> None:
-        """Leave as a killed process does: with a reset, not with a goodbye."""
+        """Reset the connection, like a killed process."""
         own = self.writer.get_extra_info("socket")
         own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
@@ -62,7 +62,7 @@ def chunks(pieces: Iterable[bytes], trailers: Mapping[str, str] | None = None) -
 
 @dataclass
 class H2Answer:
-    """What came back on one stream."""
+    """Response on one HTTP/2 stream."""
 
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
@@ -77,10 +77,10 @@ async def h2_request(
     headers: Mapping[str, str] | None = None,
     pause_s: float | None = None,
 ) -> H2Answer:
-    """Send one request over cleartext HTTP/2, with trailers if given; return its answer.
+    """Send one request over cleartext HTTP/2, with optional trailers; return the response.
 
-    The pieces together must fit into the first window of 65,535 bytes. All is sent at once, or with
-    a pause before the end.
+    The pieces must fit into the initial window of 65,535 bytes in total. They are sent at once, or
+    with a pause of ``pause_s`` seconds before the end.
     """
     connection = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
     connection.initiate_connection()

@@ -1,4 +1,4 @@
-"""Builders for tests of the picker: pools, Envoy's messages, and what its replies say."""
+"""Builders for tests of the picker: pools, Envoy's messages, and parsed replies."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def vision(**changes: Any) -> Pool:
 
 
 def router(*pools: Pool) -> Router:
-    """Return a router with these pools, seeded."""
+    """Return a seeded router with these pools."""
     made = Router(random.Random(1))
     made.set_pools({pool.name: pool for pool in pools}, 0.0)
     return made
 
 
 def frame(model: str, *, sequence: int | None = None, tensor: int = 0) -> bytes:
-    """Return a framed ``ModelInferRequest``, with so many bytes of tensor."""
+    """Return a framed ``ModelInferRequest`` with ``tensor`` bytes of tensor data."""
     message = service_pb2.ModelInferRequest(model_name=model)
     if sequence is not None:
         message.parameters["sequence_id"].int64_param = sequence
@@ -102,7 +102,7 @@ class Messages:
         end: bool = False,
         subset: Any = None,
     ) -> Messages:
-        """Add the request's head."""
+        """Add the request headers."""
         message = pb.ProcessingRequest()
         part = message.request_headers
         part.end_of_stream = end
@@ -119,7 +119,7 @@ class Messages:
         return self._add(message, subset)
 
     def body(self, content: Any, *, end: bool = True, subset: Any = None) -> Messages:
-        """Add a part of the body; what is not bytes is written as JSON."""
+        """Add a chunk of the body; content other than bytes is encoded as JSON."""
         message = pb.ProcessingRequest()
         message.request_body.body = (
             content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -128,7 +128,7 @@ class Messages:
         return self._add(message, subset)
 
     def trailers(self) -> Messages:
-        """Add the request's trailers."""
+        """Add the request trailers."""
         return self._add(pb.ProcessingRequest(request_trailers=pb.HttpTrailers()), None)
 
     def response(
@@ -153,7 +153,7 @@ class Messages:
         return self._add(message, None)
 
     def bytes(self) -> list[bytes]:
-        """Return the messages as they cross the wire."""
+        """Return the serialized messages."""
         return [message.SerializeToString() for message in self.made]
 
     def _add(self, message: Any, subset: Any) -> Messages:
@@ -166,28 +166,28 @@ class Messages:
 
 @dataclass
 class Answer:
-    """What one reply says."""
+    """One parsed reply of the picker."""
 
     message: Any
 
     @classmethod
     def of(cls, data: bytes) -> Answer:
-        """Read a reply."""
+        """Parse a reply."""
         return cls(pb.ProcessingResponse.FromString(data))
 
     @property
     def kind(self) -> str:
-        """Which message it answers, or ``immediate_response``."""
+        """Kind of the answered message, or ``immediate_response``."""
         return str(self.message.WhichOneof("response"))
 
     @property
     def common(self) -> Any:
-        """Its common part."""
+        """The ``CommonResponse`` of the reply."""
         return getattr(self.message, self.kind).response
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that it sets."""
+        """Headers set by the reply."""
         mutation = (
             self.message.immediate_response.headers
             if self.kind == "immediate_response"
@@ -197,7 +197,7 @@ class Answer:
 
     @property
     def picked(self) -> list[str] | None:
-        """The addresses, the same in header and metadata; ``None`` = no pick."""
+        """Picked addresses, equal in header and metadata; ``None`` without a pick."""
         if DESTINATION_HEADER not in self.headers:
             assert not self.message.HasField("dynamic_metadata")
             return None
@@ -207,11 +207,11 @@ class Answer:
 
     @property
     def status(self) -> int:
-        """The status of a refusal."""
+        """Status of a refusal."""
         assert self.kind == "immediate_response"
         return int(self.message.immediate_response.status.code)
 
     @property
     def reason(self) -> str:
-        """The reason of a refusal."""
+        """Reason of a refusal."""
         return self.headers["x-tidegate-reason"]

@@ -1,4 +1,4 @@
-"""Traffic through a real Envoy, and looks at what it did."""
+"""Traffic through a real Envoy, and checks of its effects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COUNTER = "/v2/models/counter/infer"
 
 
 def fresh_prompt(characters: int = 400) -> str:
-    """Return a prompt that no cache has seen."""
+    """Return a prompt that is in no cache."""
     return (uuid.uuid4().hex * (characters // 32 + 1))[:characters]
 
 
@@ -75,19 +75,19 @@ def llm_inputs(text: str, max_tokens: int, *, stream: bool = True) -> list[Any]:
 
 @contextlib.asynccontextmanager
 async def admin(stack: LocalStack) -> AsyncIterator[Any]:
-    """Connect to the control server as an operator does."""
+    """Connect to the control server's admin API."""
     async with grpc.aio.insecure_channel(stack.admin_address) as channel:
         yield admin_pb2_grpc.AdminStub(channel)
 
 
 async def picker_state(http: aiohttp.ClientSession, stack: LocalStack) -> dict[str, Any]:
-    """Return the picker's own view."""
+    """Return the picker's ``/debug/state``."""
     async with http.get(f"http://{stack.picker_metrics}/debug/state") as answer:
         return orjson.loads(await answer.read())
 
 
 async def metric(http: aiohttp.ClientSession, address: str, name: str, **labels: str) -> float:
-    """Return the sum of a metric's series that have these labels."""
+    """Return the sum of a metric's series with these labels."""
     async with http.get(f"http://{address}/metrics") as answer:
         page = await answer.text()
     wanted = [f'{key}="{value}"' for key, value in labels.items()]
@@ -99,13 +99,13 @@ async def metric(http: aiohttp.ClientSession, address: str, name: str, **labels:
 
 
 PATIENCE_S = 60.0
-"""A wait costs it only where the test fails anyway: far more than a busy machine needs."""
+"""Time limit of a wait, seconds; generous, because only a failing test uses all of it."""
 
 
 async def eventually(look: Callable[[], Awaitable[bool]], within_s: float = PATIENCE_S) -> bool:
-    """Look until it holds; false where it does not in time.
+    """Poll ``look`` until it returns true; return false at the time limit.
 
-    Name a time only where a later moment would be wrong.
+    Give ``within_s`` only if a later success would be wrong.
     """
     deadline = asyncio.get_running_loop().time() + within_s
     while not await look():
@@ -117,9 +117,9 @@ async def eventually(look: Callable[[], Awaitable[bool]], within_s: float = PATI
 
 @dataclass
 class Traffic:
-    """Requests in the background, in a closed loop over a few workers.
+    """Background requests in a closed loop over a few workers.
 
-    Every answer that is not 200, and every error, is a failure.
+    Every status other than 200 and every error is a failure.
     """
 
     http: aiohttp.ClientSession
@@ -134,23 +134,23 @@ class Traffic:
     _ended: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def __aenter__(self) -> Self:
-        """Start and wait for the first answers."""
+        """Start and wait for the first responses."""
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self.workers)]
         await self.more(2 * self.workers)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Let requests under way finish."""
+        """Stop and wait for requests in flight."""
         self._stop = True
         await asyncio.gather(*self._tasks)
 
     @property
     def count(self) -> int:
-        """How many requests ended, well or badly."""
+        """Number of finished requests, successful or failed."""
         return self.served.total() + len(self.failures)
 
     async def more(self, requests: int) -> None:
-        """Wait until so many more requests have ended."""
+        """Wait until ``requests`` more requests have finished."""
         goal = self.count + requests
         async with self._ended:
             await self._ended.wait_for(lambda: self.count >= goal)

@@ -1,24 +1,24 @@
-"""vLLM's block hashes, by which its KV events name blocks (its algorithm ``sha256_cbor``).
+"""vLLM's block hashes, which name blocks in its KV events (algorithm ``sha256_cbor``).
 
-The engine that stands in for vLLM names its blocks so. Pickers need no engine's hashes: its events
-carry the tokens.
+``kv_engine`` names its blocks with them. The picker does not compute engine hashes, because the
+events contain the tokens.
 
 Source: vLLM V1, ``vllm/v1/core/kv_cache_utils.py`` (``init_none_hash``, ``hash_block_tokens``,
-``generate_block_hash_extra_keys``, ``maybe_convert_block_hash``) and ``sha256_cbor``. In its words:
+``generate_block_hash_extra_keys``, ``maybe_convert_block_hash``) and ``sha256_cbor``:
 
 * The hash of a block is SHA-256 over the canonical CBOR (RFC 8949, 4.2.1) of the array
   ``[parent, [token ids], extra keys]``; only full blocks have one.
 * The parent of a first block is ``NONE_HASH``: the same function over the text of the environment
-  variable ``PYTHONHASHSEED`` of the vLLM process, or chance where that is not set. So hashes can be
-  computed here only for replicas that all set it.
-* Extra keys are the adapter's name in every block and the cache salt in the first; ``null`` where
-  there are none. (Multimodal inputs have keys of their own: such prompts are not computed here.)
+  variable ``PYTHONHASHSEED`` of the vLLM process, or random if that is not set. Hashes can
+  therefore be computed here only for replicas that set it.
+* Extra keys are the adapter's name in every block and the cache salt in the first; ``null`` without
+  any. (Multimodal inputs add further keys; such prompts are not supported here.)
 * A hash is 32 bytes. KV events carry its last 64 bits as an unsigned integer while
-  ``VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES`` is on, which is vLLM's default; as the next block is
-  chained to all 32 bytes, a chain cannot be continued from such an integer.
+  ``VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES`` is on, which is vLLM's default. A chain cannot be
+  continued from such an integer, because the next block is chained to all 32 bytes.
 
 vLLM's default algorithm, ``sha256``, hashes Python pickles, which differ between Python versions;
-it is not computed here.
+it is not supported here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_DEPTH: Final = 8
-"""Arrays in arrays that are encoded."""
+"""Maximum nesting depth of encoded arrays."""
 
 _UNSIGNED: Final = 0
 _NEGATIVE: Final = 1
@@ -47,7 +47,7 @@ def none_hash(seed: str) -> bytes:
     """Return ``NONE_HASH`` of a vLLM process, the parent of first blocks.
 
     Args:
-        seed: Its environment variable ``PYTHONHASHSEED``, as it is written there.
+        seed: Value of its environment variable ``PYTHONHASHSEED``.
     """
     return sha256(canonical_cbor(seed)).digest()
 
@@ -58,9 +58,9 @@ def block_hash(
     """Return the 32-byte hash of one full block.
 
     Args:
-        parent: Hash of the block before it; ``none_hash(seed)`` for the first.
-        token_ids: The block's tokens.
-        extra_keys: What else its content depends on; ``None`` = nothing.
+        parent: Hash of the previous block; ``none_hash(seed)`` for the first.
+        token_ids: Tokens of the block.
+        extra_keys: Other inputs of its content; ``None``: none.
 
     Raises:
         TypeError: A key is neither ``None``, an integer, bytes, text nor a sequence of these.
@@ -70,7 +70,7 @@ def block_hash(
 
 
 def event_hash(full: bytes) -> int:
-    """Return a hash as KV events name it: its last 64 bits, big-endian, unsigned."""
+    """Return a hash as in KV events: its last 64 bits, big-endian, unsigned."""
     return int.from_bytes(full[-8:], "big")
 
 
@@ -86,12 +86,12 @@ def block_hashes(
     """Return the hashes of a prompt's full blocks, first block first.
 
     Args:
-        token_ids: The whole prompt as the engine sees it, special tokens included.
-        block_size: The engine's tokens per block, at least 1.
+        token_ids: The engine's tokens of the whole prompt, special tokens included.
+        block_size: Tokens per block of the engine, at least 1.
         root: ``none_hash`` of the engine's seed.
         adapter: Name of the LoRA adapter.
         salt: The request's ``cache_salt``.
-        limit: Most hashes returned.
+        limit: Maximum number of hashes.
 
     Raises:
         ValueError: A token id needs more than 64 bits.

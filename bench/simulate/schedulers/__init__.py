@@ -1,1 +1,1 @@
-"""Who chooses: the production router, published rules of others, and an oracle."""
+"""Simulated schedulers: the picker's router, published rules of other routers, and an oracle."""

@@ -1,11 +1,11 @@
 """The prefix-cache rule of AIBrix (vllm-project/aibrix, ``prefix_cache.go``).
 
-Rule: where the most running requests exceed the fewest by more than 8, the fewest. Else the pods
-that hold anything of the prompt, the longest match first and then the fewest requests, and of
-these the first that runs at most the mean and one standard deviation of all (divided by n - 1);
-where none does, the fewest. Ties are shuffled.
+Rule: if the maximum of running requests exceeds the minimum by more than 8, the pod with the
+fewest. Otherwise, of the pods with a prefix match, ordered by longest match and then fewest
+requests, the first whose running requests are at most the mean plus one standard deviation of all
+pods (divided by n - 1); without such a pod, the one with the fewest. Ties are shuffled.
 
-Not the same here: matches count blocks of the trace instead of 128 characters.
+Difference: matches count blocks of the trace instead of 128 characters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIGMAS: Final = 1.0
 
 
 class PrefixCache(LocalScheduler):
-    """Longest match among those that are not fuller than the others."""
+    """Longest match among pods that are not overloaded."""
 
     def __init__(self, world: World) -> None:
         scenario = world.scenario
@@ -33,7 +33,7 @@ class PrefixCache(LocalScheduler):
         self._index = SeenBlocks(scenario.replicas, scenario.engine.cache_blocks)
 
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
-        """Choose by balance, then match within the bound, then load."""
+        """Choose by balance, then by match within the bound, then by load."""
         members = self.own.candidates()
         if not members:
             return None
@@ -55,7 +55,7 @@ class PrefixCache(LocalScheduler):
         return SimulatedChoice(order[:3], matches[order[0]])
 
     def forget(self, replica: int) -> None:
-        """Drop a restarted pod's blocks."""
+        """Drop the blocks of a restarted pod."""
         self._index.forget(replica)
 
     @staticmethod

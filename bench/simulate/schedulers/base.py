@@ -1,4 +1,4 @@
-"""What the simulated fleet asks of a scheduler and tells it."""
+"""Interface between the simulated fleet and a scheduler."""
 
 from __future__ import annotations
 
@@ -15,61 +15,61 @@ if TYPE_CHECKING:
 
 
 class SimulatedChoice(NamedTuple):
-    """An ordered choice."""
+    """Decision of a simulated scheduler."""
 
     replicas: Sequence[int]
-    """The pick and then its fallbacks; not empty."""
+    """The picked replica, then its fallbacks; not empty."""
     matched: int = 0
-    """Prompt blocks that the scheduler believes the pick to hold."""
+    """Prompt blocks that the scheduler expects in the cache of the picked replica."""
 
 
 class SimulatedSample(NamedTuple):
-    """What a replica says about itself."""
+    """Telemetry of one replica."""
 
     at: float
-    """When it was true."""
+    """Time of the measurement, simulated seconds."""
     queued: int
     running: int
     kv_used: float
     queued_tokens: int
-    """Prompt tokens that wait for computation; not every engine tells them."""
+    """Prompt tokens that wait for computation; not every engine reports them."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a scheduler is made with."""
+    """Input for the construction of a scheduler."""
 
     scenario: Scenario
     rng: Random
     fleet: Sequence[SimulatedReplica]
-    """The replicas themselves. Only an oracle and rules that are fed by exact cache events may
-    look into them; which ones do is said in their docstrings."""
+    """The replicas. Only the oracle and schedulers with exact cache events may read them; their
+    docstrings say so."""
     block_tokens: int
 
 
 class SimulatedScheduler(Protocol):
-    """Chooses replicas for jobs. Times are simulated seconds and never go back."""
+    """Selects replicas for jobs. Times are simulated seconds and never decrease."""
 
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:
-        """Choose, and count the job as sent to the first choice; ``None`` = refuse (shed) it."""
+        """Select replicas and count the job on the first one; ``None`` sheds the job."""
         ...
 
     def moved(self, job: Job, replica: int, now: float) -> None:
-        """Hear that a fallback took the job, as its replica was dead."""
+        """Handle a job that moved to the fallback ``replica``, because its replica was dead."""
         ...
 
     def answering(self, job: Job, now: float) -> None:
-        """Hear that the first token has come."""
+        """Handle the first token of a job."""
         ...
 
     def settled(self, job: Job, now: float) -> None:
-        """Hear that the job has ended in whichever way; once for each choice."""
+        """Handle the end of a job with any outcome; called once per choice."""
         ...
 
     def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:
-        """Take a replica's telemetry."""
+        """Handle the telemetry of a replica."""
         ...
 
     def membership(self, replica: int, change: str, now: float) -> None:
-        """Hear that a replica ``joined``, fell ``silent`` or ``restarted`` (with a cold cache)."""
+        """Handle a replica that ``joined``, went ``silent`` or ``restarted`` with a cold cache."""
         ...

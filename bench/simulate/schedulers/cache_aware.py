@@ -1,12 +1,12 @@
-"""cache_aware of the vllm and sglang routers, with the defaults of their command lines.
+"""The ``cache_aware`` rule of the vllm and sglang routers, with their default options.
 
-Rule (vllm-project/router and sgl-model-gateway, ``cache_aware``): where ``max - min > 64`` and
-``max > 1.5 * min`` requests in flight, the least loaded; else the longest match in a prefix tree
-that all workers share, if it covers more than 0.3 of the prompt; else the least loaded. The
-prompt is noted for the worker that gets it.
+Rule (vllm-project/router and sgl-model-gateway, ``cache_aware``): if ``max - min > 64`` and
+``max > 1.5 * min`` for requests in flight, the least loaded worker; otherwise the longest match in
+a prefix tree of all workers, if it covers more than 0.3 of the prompt; otherwise the least loaded.
+The prompt is inserted for the chosen worker.
 
-Not the same here: the tree matches blocks instead of characters, and its bound of 67,108,864
-characters is kept at each insert instead of every 120 s.
+Differences: the tree matches blocks instead of characters, and its limit of 67,108,864 characters
+is enforced at each insert instead of every 120 s.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MATCH_SHARE: Final = 0.3
 BALANCE_ABS: Final = 64
 BALANCE_REL: Final = 1.5
 TREE_TOKENS: Final = 67_108_864 // 4
-"""At four characters per token."""
+"""Limit of the tree, tokens, at four characters per token."""
 
 
 class CacheAware(LocalScheduler):
-    """Longest match unless the fleet is out of balance."""
+    """Longest match unless the fleet is imbalanced."""
 
     def __init__(self, world: World) -> None:
         scenario = world.scenario
@@ -37,7 +37,7 @@ class CacheAware(LocalScheduler):
         self._tree = SeenBlocks(scenario.replicas, TREE_TOKENS // world.block_tokens)
 
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
-        """Choose by balance, then match, then load."""
+        """Choose by balance, then by match, then by load."""
         members = self.own.candidates()
         if not members:
             return None
@@ -53,5 +53,5 @@ class CacheAware(LocalScheduler):
         return SimulatedChoice(order, matches[order[0]])
 
     def forget(self, replica: int) -> None:
-        """Drop a restarted worker from the tree."""
+        """Remove a restarted worker from the tree."""
         self._tree.forget(replica)

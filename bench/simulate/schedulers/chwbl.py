@@ -1,12 +1,11 @@
-"""Consistent hashing with bounded loads as KubeAI does it.
+"""Consistent hashing with bounded loads, as implemented by KubeAI.
 
 Rule (KubeAI ``PrefixHash``): 256 points per endpoint on a ring; the key is the hash of the first
-100 characters; from there clockwise to the first endpoint with
-``load <= 1.25 * (total + 1) / n``. Where all prompts begin alike there is only one key: the
-variant ``chwbl-depth2`` hashes the first two blocks instead (Mirrokni, Thorup, Zadimoghaddam 2016
-gave the bound).
+100 characters; from the key clockwise, the first endpoint with ``load <= 1.25 * (total + 1) / n``
+(bound: Mirrokni, Thorup, Zadimoghaddam 2016). If all prompts have the same start, there is only
+one key; the variant ``chwbl-depth2`` therefore hashes the first two blocks.
 
-Not the same here: the key is the first block's, as a trace has no characters.
+Difference: the key is the hash of the first block, because a trace has no characters.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ LOAD_FACTOR: Final = 1.25
 
 
 class BoundedHash(LocalScheduler):
-    """The ring with a bound.
+    """Hash ring with a load bound.
 
     Args:
         world: The simulation.
-        depth: Blocks that make the key.
+        depth: Number of leading blocks in the key.
     """
 
     def __init__(self, world: World, depth: int = 1) -> None:
@@ -46,7 +45,7 @@ class BoundedHash(LocalScheduler):
         )
 
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
-        """Walk the ring from the key."""
+        """Walk the ring clockwise from the key."""
         members = set(self.own.candidates())
         if not members:
             return None

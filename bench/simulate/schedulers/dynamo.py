@@ -1,11 +1,12 @@
 """The cost of Dynamo's KV router (ai-dynamo/dynamo, ``lib/kv-router``) at temperature 0.
 
-Rule: ``1.0 * prefill + decode`` in blocks, the lowest; ``prefill`` is what is being computed plus
-what comes, less the blocks that the worker holds; ``decode`` the blocks of all its requests. What
-is computed is released at the first token, the rest at the end. Equal costs go to the worker with
-the smaller tree, then by chance.
+Rule: lowest ``1.0 * prefill + decode`` in blocks. ``prefill`` is the blocks in prefill plus those
+of the request, minus the blocks that the worker caches; ``decode`` is the blocks of all its
+requests. Prefill blocks are released at the first token, the others at the end. Ties go to the
+worker with the smaller tree, then to a random one.
 
-It is fed by cache events: it sees each cache exactly and at once, which flatters it a little.
+Difference: the rule reads the caches directly, without the delay of cache events; this favours it
+slightly.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ OVERLAP_WEIGHT: Final = 1.0
 
 
 class Dynamo(LocalScheduler):
-    """Least blocks to compute and to keep."""
+    """Lowest cost in blocks of prefill and decode."""
 
     def __init__(self, world: World) -> None:
         scenario = world.scenario
@@ -32,7 +33,7 @@ class Dynamo(LocalScheduler):
         self._prefill = LocalLoad(scenario.replicas, scenario.joiner)
 
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
-        """Take the lowest cost."""
+        """Choose the lowest cost."""
         size = self._world.block_tokens
         incoming = job.input_tokens / size
         costs: list[tuple[float, int, float, int]] = []
@@ -56,10 +57,10 @@ class Dynamo(LocalScheduler):
         self._prefill.move(job, replica)
 
     def answering(self, job: Job, now: float) -> None:  # noqa: ARG002 - interface
-        """Release what was being computed."""
+        """Release the prefill charge."""
         self._prefill.release(job)
 
     def settled(self, job: Job, now: float) -> None:
-        """Release everything."""
+        """Release both charges."""
         super().settled(job, now)
         self._prefill.release(job)

@@ -1,12 +1,12 @@
 """The affinity filter of llm-d's router with its recommended load scorer.
 
-Rule (llm-d/llm-d-router, ``prefix-cache-affinity-filter``): keep the endpoints that hold at least
-0.80 of the prompt; where none does, keep all; where the best of them would be later than the best
-other by more than 18,000 ms, keep all (a time is the tokens in flight over the peak prefill
+Rule (llm-d/llm-d-router, ``prefix-cache-affinity-filter``): keep the endpoints that cache at least
+0.80 of the prompt; without any, keep all; if the best of them would take over 18,000 ms longer
+than the best other endpoint, keep all (a time is the tokens in flight divided by the peak prefill
 throughput). Then ``token-load-scorer`` and ``max-score-picker``: the fewest uncached tokens in
-flight, this request's included.
+flight, including this request.
 
-The throughput is the simulated engine's, as the project asks users to measure their own.
+The throughput is that of the simulated engine; the project asks users to measure it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_PENALTY_S: Final = 18.0
 
 
 class AffinityFilter(LocalScheduler):
-    """Sticky until saturated."""
+    """Cache affinity until saturation."""
 
     def __init__(self, world: World) -> None:
         scenario = world.scenario
@@ -36,7 +36,7 @@ class AffinityFilter(LocalScheduler):
         self._prefill = LocalLoad(scenario.replicas, scenario.joiner)
 
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
-        """Filter by match, then take the least token load."""
+        """Filter by match, then choose the lowest token load."""
         members = self.own.candidates()
         if not members:
             return None
@@ -68,14 +68,14 @@ class AffinityFilter(LocalScheduler):
         self._prefill.move(job, replica)
 
     def answering(self, job: Job, now: float) -> None:  # noqa: ARG002 - interface
-        """Release the prompt's tokens."""
+        """Release the tokens of the prompt."""
         self._prefill.release(job)
 
     def settled(self, job: Job, now: float) -> None:
-        """Release everything."""
+        """Release all charges."""
         super().settled(job, now)
         self._prefill.release(job)
 
     def forget(self, replica: int) -> None:
-        """Drop a restarted endpoint's blocks."""
+        """Drop the blocks of a restarted endpoint."""
         self._index.forget(replica)

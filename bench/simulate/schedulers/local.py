@@ -1,4 +1,4 @@
-"""What the re-implemented rules keep about their own dispatches."""
+"""Shared state of the re-implemented schedulers: their own dispatches."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ class _Charge(NamedTuple):
 
 
 class LocalLoad:
-    """Requests and prompt tokens in flight per replica, as a router counts its own.
+    """Requests and prompt tokens in flight per replica, counted from the router's own dispatches.
 
-    Rule: a charge is made once per choice, moves with a retry and is given back once.
+    Each choice is charged once; the charge moves with a retry and is released once.
 
     Args:
-        replicas: How many.
-        absent: A replica that joins later.
+        replicas: Number of replicas.
+        absent: Index of a replica that joins later, or ``None``.
     """
 
     def __init__(self, replicas: int, absent: int | None) -> None:
         self.requests = [0] * replicas
         self.tokens = [0.0] * replicas
-        """Prompt tokens, as many as each charge named."""
+        """Prompt tokens in flight per replica."""
         self.present = [index != absent for index in range(replicas)]
         self._charges: dict[int, _Charge] = {}
 
     def candidates(self) -> list[int]:
-        """Return the replicas that are members and not known to be dead."""
+        """Return the replicas that have joined and are not known to be dead."""
         return [index for index, present in enumerate(self.present) if present]
 
     def charge(self, job: Job, replica: int, tokens: float) -> None:
-        """Count a job as sent."""
+        """Charge a job to a replica."""
         self._charges[job.index] = _Charge(replica, tokens)
         self.requests[replica] += 1
         self.tokens[replica] += tokens
 
     def move(self, job: Job, replica: int) -> None:
-        """Count it on another replica."""
+        """Move the charge of a job to another replica."""
         self.charge(job, replica, self.settle(job))
 
     def settle(self, job: Job) -> float:
-        """Give the charge back; return its tokens."""
+        """Release the charge of a job and return its tokens."""
         charge = self._charges.pop(job.index)
         self.requests[charge.replica] -= 1
         self.tokens[charge.replica] -= charge.tokens
         return charge.tokens
 
     def release(self, job: Job) -> None:
-        """Give the charge back if it is still there."""
+        """Release the charge of a job, if any."""
         if job.index in self._charges:
             self.settle(job)
 
 
 class LocalScheduler:
-    """A scheduler that counts its own dispatches; rules add their choice.
+    """Base class of schedulers that count their own dispatches; subclasses add ``choose``.
 
     Args:
-        replicas: How many.
-        absent: A replica that joins later.
-        rng: For ties and draws.
+        replicas: Number of replicas.
+        absent: Index of a replica that joins later, or ``None``.
+        rng: Random generator for ties and draws.
     """
 
     def __init__(self, replicas: int, absent: int | None, rng: Random) -> None:
@@ -75,27 +75,27 @@ class LocalScheduler:
         self.rng = rng
 
     def moved(self, job: Job, replica: int, now: float) -> None:  # noqa: ARG002 - interface
-        """Count the job on the fallback that took it."""
+        """Move the charge to the fallback."""
         self.own.move(job, replica)
 
     def answering(self, job: Job, now: float) -> None:
-        """Ignore it; rules that release work at the first token override this."""
+        """Do nothing; schedulers that release work at the first token override this."""
 
     def settled(self, job: Job, now: float) -> None:  # noqa: ARG002 - interface
-        """Give the charge back."""
+        """Release the charge."""
         self.own.settle(job)
 
     def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:
-        """Ignore it; rules that read telemetry override this."""
+        """Do nothing; schedulers that use telemetry override this."""
 
     def membership(self, replica: int, change: str, now: float) -> None:  # noqa: ARG002 - interface
-        """Leave a silent replica out; take it back when it restarted."""
+        """Exclude a silent replica; include it again after its restart."""
         self.own.present[replica] = change != "silent"
         if change == "restarted":
             self.forget(replica)
 
     def forget(self, replica: int) -> None:
-        """Forget what the replica had cached; rules with an index override this."""
+        """Drop the index entries of the replica; schedulers with an index override this."""
 
     def ordered(self, costs: Sequence[tuple[float, int]]) -> list[int]:
         """Return the three cheapest replicas, equal costs in random order."""
@@ -104,11 +104,11 @@ class LocalScheduler:
 
 
 class SeenBlocks:
-    """Which blocks a router has sent where: least recently used ones leave first.
+    """Index of the blocks sent to each replica, with LRU eviction.
 
     Args:
-        replicas: How many.
-        capacity: Blocks kept per replica.
+        replicas: Number of replicas.
+        capacity: Maximum number of blocks per replica.
     """
 
     def __init__(self, replicas: int, capacity: int) -> None:
@@ -116,7 +116,7 @@ class SeenBlocks:
         self._seen: list[dict[int, None]] = [{} for _ in range(replicas)]
 
     def match(self, replica: int, blocks: Sequence[int]) -> int:
-        """Return how many leading blocks were sent to the replica."""
+        """Return the number of leading blocks in the index of the replica."""
         seen = self._seen[replica]
         depth = 0
         for block in blocks:
@@ -126,7 +126,7 @@ class SeenBlocks:
         return depth
 
     def insert(self, replica: int, blocks: Sequence[int]) -> None:
-        """Note a prompt, leaf first, so that parents leave after their children."""
+        """Insert a prompt, leaf first, so that parents are evicted after their children."""
         seen = self._seen[replica]
         for block in reversed(blocks):
             seen.pop(block, None)
@@ -135,9 +135,9 @@ class SeenBlocks:
             del seen[next(iter(seen))]
 
     def held(self, replica: int) -> int:
-        """Return the blocks noted for a replica."""
+        """Return the number of indexed blocks of a replica."""
         return len(self._seen[replica])
 
     def forget(self, replica: int) -> None:
-        """Drop a replica's blocks."""
+        """Drop the blocks of a replica."""
         self._seen[replica].clear()

@@ -1,4 +1,4 @@
-"""The oracle and the probe: what perfect knowledge, or one well-chosen price, would do."""
+"""Reference schedulers: an oracle with perfect knowledge, and a probe with a fixed price."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Oracle(LocalScheduler):
-    """Least time to this job's first token, every cache and queue known exactly and at once.
+    """Lowest TTFT of the job, with exact and current knowledge of every cache and queue.
 
-    It is greedy: it does not ask what its choice costs others, so it is no bound. A replica's
-    death it learns like the others.
+    It is greedy and ignores the cost to other jobs, so it is not a bound. It learns of failed
+    replicas with the same delay as the others.
     """
 
     def __init__(self, world: World) -> None:
@@ -24,7 +24,7 @@ class Oracle(LocalScheduler):
         self._world = world
 
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
-        """Take the replica that answers first."""
+        """Choose the replica with the lowest TTFT."""
         fleet = self._world.fleet
         costs = [(fleet[index].wait_s(job), index) for index in self.own.candidates()]
         if not costs:
@@ -36,17 +36,17 @@ class Oracle(LocalScheduler):
 
 
 MISS_WEIGHT: Final = 4.0
-"""What a token that could have been cached elsewhere costs the rest of the fleet."""
+"""Cost to the rest of the fleet of a token that could have been cached elsewhere."""
 IN_FLIGHT_S: Final = 0.04
 """Seconds of engine time per request in flight."""
 
 
 class Probe(LocalScheduler):
-    """The price that knows only its own dispatches, with the replicas' true rates.
+    """A price from the scheduler's own dispatches and the replicas' true rates.
 
     ``drain + (1 + 4) * uncached / R + 0.04 * in_flight``, where ``drain`` is a virtual clock per
     replica (``busy_until = max(busy_until, now) + uncached / R`` on dispatch) and ``uncached``
-    comes from an index of what was sent, as large as the replica's cache.
+    comes from an index of the sent blocks with the size of the replica's cache.
     """
 
     def __init__(self, world: World) -> None:
@@ -61,7 +61,7 @@ class Probe(LocalScheduler):
         self._busy_until = [0.0] * scenario.replicas
 
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:
-        """Take the lowest price."""
+        """Choose the lowest price."""
         costs: list[tuple[float, int]] = []
         matches: dict[int, int] = {}
         for index in self.own.candidates():

@@ -1,4 +1,4 @@
-"""The picker's own router behind the simulation's interface: the code under test, unchanged."""
+"""Adapter that runs the picker's unchanged router as a simulated scheduler."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 POOL: Final = "simulated"
 LOG_DELAY_S: Final = 1.0
-"""The proxy logs requests that run once a second."""
+"""Delay of the access log, seconds: Envoy logs running requests once per second."""
 _FALLBACKS: Final = 2
 _BLOCK_ID_BYTES: Final = 8
 
 
 class ProductionScheduler:
-    """The production router under one policy.
+    """The picker's router with one policy.
 
-    It knows what the picker knows: prompt bytes, block hashes, its own dispatches and settles,
-    and delayed readings. Of first tokens it hears a second later, as the access log tells of them;
-    of the caches it hears nothing.
+    It has the picker's inputs: prompt bytes, block hashes, its own dispatches and settlements, and
+    delayed telemetry. First tokens arrive ``LOG_DELAY_S`` late, as in the access log. Cache
+    contents are unknown.
 
     Args:
-        policy: The pool's policy.
+        policy: Policy of the pool.
         world: The simulation.
     """
 
@@ -44,7 +44,7 @@ class ProductionScheduler:
         self._router = Router(world.rng)
         self._tickets: dict[int, Ticket] = {}
         self._log: deque[tuple[float, int, EndpointKey, float]] = deque()
-        """First bytes on their way to the router: due when, of which ticket, by whom, seconds."""
+        """Pending log entries: (due time, ticket id, endpoint, time to first byte in seconds)."""
         scenario = world.scenario
         self._present = [index != scenario.joiner for index in range(scenario.replicas)]
         self._joined: dict[int, float] = {}
@@ -77,7 +77,7 @@ class ProductionScheduler:
         )
 
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:
-        """Let the router decide on the request that a client would have sent."""
+        """Let the router decide on the request of a client."""
         self._read_log(now)
         features = Features(
             form=Form.GENERATE_STREAM,
@@ -97,13 +97,13 @@ class ProductionScheduler:
         return SimulatedChoice(replicas, decision.matched_blocks)
 
     def moved(self, job: Job, replica: int, now: float) -> None:
-        """Tell the router who served, as Envoy's answer does."""
+        """Report the serving replica to the router, as Envoy's response does."""
         ticket = self._tickets.get(job.index)
         if ticket is not None:
             self._tickets[job.index] = self._router.served(ticket, _address(replica), now)
 
     def answering(self, job: Job, now: float) -> None:
-        """Note it for the access log, which brings it to the router a little later."""
+        """Append an access log entry, which the router receives ``LOG_DELAY_S`` later."""
         ticket = self._tickets.get(job.index)
         if ticket is not None:
             entry = (now + LOG_DELAY_S, ticket.id, ticket.endpoint, now - ticket.at)
@@ -122,7 +122,7 @@ class ProductionScheduler:
             self._router.settle(ticket, Outcome.DONE, now)
 
     def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:  # noqa: ARG002 - interface
-        """Hand on what Triton's metrics would say."""
+        """Report a reading with the values of Triton's metrics."""
         reading = Reading(
             at=sample.at,
             queued=float(sample.queued),
@@ -132,7 +132,7 @@ class ProductionScheduler:
         self._router.registry.observe(f"r{replica}", (reading,))
 
     def membership(self, replica: int, change: str, now: float) -> None:
-        """Hand on a join, a silence or a restart."""
+        """Report that a replica joined, went silent or restarted."""
         if change == "joined":
             self._present[replica] = True
             self._joined[replica] = now
@@ -148,7 +148,7 @@ def _address(index: int) -> str:
 
 
 def _prompt(job: Job, block_tokens: int) -> bytes:
-    """Write a prompt of the job's length in which equal blocks are equal bytes."""
+    """Return a prompt of the job's length in which equal blocks have equal bytes."""
     repeat = block_tokens * CHARS_PER_TOKEN // _BLOCK_ID_BYTES
     full = b"".join(
         [block.to_bytes(_BLOCK_ID_BYTES, "little", signed=True) * repeat for block in job.blocks]

@@ -1,4 +1,4 @@
-"""The schedulers by name: every policy of the picker, then those that exist only here."""
+"""Schedulers by name: all policies of the picker, then those of the simulator."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ OTHERS: Final[dict[str, Callable[[World], SimulatedScheduler]]] = {
     "probe": Probe,
     "oracle": Oracle,
 }
-"""Published rules of other routers, and what bounds or guides ours."""
+"""Published rules of other routers, and reference schedulers."""
 
 
 def names() -> list[str]:
-    """Return the names of all schedulers."""
+    """Return the names of all schedulers, the picker's policies first."""
     return [*POLICIES, *OTHERS]
 
 
 def make_scheduler(name: str, world: World) -> SimulatedScheduler:
-    """Make a scheduler, or one per picker where the scenario has several.
+    """Create a scheduler, or one per picker if the scenario has several.
 
     Raises:
-        ValueError: Nothing has that name; the message lists the names.
+        ValueError: The name is unknown; the message lists the names.
     """
     if name in POLICIES:
         make: Callable[[World], SimulatedScheduler] = partial(ProductionScheduler, name)

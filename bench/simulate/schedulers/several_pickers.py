@@ -1,7 +1,7 @@
-"""Several pickers side by side: each decides on its share of the jobs, as behind one Envoy.
+"""Several independent pickers behind one Envoy; each schedules a share of the jobs.
 
-They are of one kind and share nothing: what one sent, the others see only in readings. Readings
-and changes of membership reach all of them at the same time.
+All run the same scheduler and share no state: a picker sees the jobs of the others only in
+telemetry. Telemetry and membership changes reach all of them at the same time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class SeveralPickers:
-    """Schedulers behind one interface; which one decides on a job is drawn by chance.
+    """A group of schedulers; each job goes to a random one.
 
     Args:
-        make: Makes one scheduler.
-        world: The simulation; each scheduler gets chance of its own.
+        make: Creates one scheduler.
+        world: The simulation; each scheduler gets its own random generator.
     """
 
     def __init__(self, make: Callable[[World], SimulatedScheduler], world: World) -> None:
@@ -37,10 +37,10 @@ class SeveralPickers:
             for _ in range(world.scenario.pickers)
         ]
         self._of: dict[int, SimulatedScheduler] = {}
-        """Who decided, per job in flight."""
+        """Scheduler of each job in flight."""
 
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:
-        """Let one of them choose."""
+        """Let a random scheduler choose."""
         scheduler = self._rng.choice(self._schedulers)
         choice = scheduler.choose(job, now)
         if choice is not None:
@@ -48,23 +48,23 @@ class SeveralPickers:
         return choice
 
     def moved(self, job: Job, replica: int, now: float) -> None:
-        """Tell the one that decided."""
+        """Forward to the job's scheduler."""
         self._of[job.index].moved(job, replica, now)
 
     def answering(self, job: Job, now: float) -> None:
-        """Tell the one that decided."""
+        """Forward to the job's scheduler."""
         self._of[job.index].answering(job, now)
 
     def settled(self, job: Job, now: float) -> None:
-        """Tell the one that decided, for the last time."""
+        """Forward to the job's scheduler and forget the job."""
         self._of.pop(job.index).settled(job, now)
 
     def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:
-        """Tell all."""
+        """Forward to all schedulers."""
         for scheduler in self._schedulers:
             scheduler.observe(replica, sample, now)
 
     def membership(self, replica: int, change: str, now: float) -> None:
-        """Tell all."""
+        """Forward to all schedulers."""
         for scheduler in self._schedulers:
             scheduler.membership(replica, change, now)

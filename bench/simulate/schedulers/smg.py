@@ -1,12 +1,12 @@
-"""least_load of SMG (sgl-model-gateway, ``least_load.rs``): token work over throughput.
+"""The ``least_load`` rule of SMG (sgl-model-gateway, ``least_load.rs``): tokens over throughput.
 
-Rule: ``(queued_uncached_tokens + u) / throughput + 0.15 s * k / (1 - k)``, the lowest, where
-``u`` counts own prompt tokens since the last poll (every 10 s), ``k`` is the KV usage as polled
-(at most 0.999), and throughput is taken as 2,000 tokens/s where none is known. Equal scores go to
-the lowest index. Before the first poll the score is own requests times 1,024 tokens.
+Rule: lowest ``(queued_uncached_tokens + u) / throughput + 0.15 s * k / (1 - k)``, where ``u`` is
+the router's own prompt tokens since the last poll (every 10 s), ``k`` is the polled KV usage (at
+most 0.999), and throughput is 2,000 tokens/s if unknown. Ties go to the lowest index. Before the
+first poll, the score is the router's own requests times 1,024 tokens.
 
-Not the same here: throughput is always the default, so the barrier weighs a quarter of what it
-would with the engine's true prefill rate.
+Difference: throughput is always the default, so the KV term has a quarter of the weight that it
+would have with the engine's true prefill rate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_KV: Final = 0.999
 
 
 class LeastLoad(LocalScheduler):
-    """Shortest drain time, own dispatches credited between polls."""
+    """Shortest drain time; the router's own dispatches are added between polls."""
 
     def __init__(self, world: World) -> None:
         replicas = world.scenario.replicas
@@ -37,7 +37,7 @@ class LeastLoad(LocalScheduler):
         self._since = [0.0] * replicas
 
     def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
-        """Take the lowest score, of equal ones the lowest index."""
+        """Choose the lowest score; ties go to the lowest index."""
         costs: list[tuple[float, int]] = []
         for index in self.own.candidates():
             sample = self._polled[index]
@@ -56,7 +56,7 @@ class LeastLoad(LocalScheduler):
         return SimulatedChoice(order)
 
     def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:  # noqa: ARG002 - interface
-        """Take a reading where the last one is a poll's interval old."""
+        """Use a sample as a poll if the previous poll is one interval old."""
         last = self._polled[replica]
         if last is None or sample.at - last.at >= POLL_S:
             self._polled[replica] = sample

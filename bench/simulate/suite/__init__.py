@@ -1,1 +1,1 @@
-"""Many experiments as one: what the results in the documentation are made of."""
+"""Suite of experiments that produces the results in the documentation."""

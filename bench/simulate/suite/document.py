@@ -1,4 +1,4 @@
-"""Generated text inside a page that people write."""
+"""Generated text between markers of a hand-written page."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ END: Final = "<!-- end of results -->"
 
 
 class MarkersError(ValueError):
-    """A page does not have each marker once, in their order."""
+    """A page lacks the markers, repeats one, or has them in the wrong order."""
 
 
 def replaced(page: str, text: str) -> str:
-    """Return a page with the text between its markers.
+    """Return a page with the text between its markers replaced.
 
     Raises:
-        MarkersError: The markers are not there.
+        MarkersError: The page does not contain each marker once, in order.
     """
     if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
         raise MarkersError(f"the page must have the lines {BEGIN!r} and {END!r}, each once")

@@ -1,12 +1,13 @@
-"""What a suite runs: chapters of traffic, fleets and policies. Data only.
+"""Contents of a suite: chapters of traffic, fleets and policies. Data only.
 
-A chapter becomes one table per load. Its first arm holds the policies that are compared; further
-arms are yardsticks: the same traffic on another fleet or at another rate.
+A chapter becomes one table per load. Its first arm contains the compared policies; further arms
+are references: the same traffic on another fleet or at another rate.
 
-Rates are shares of what least-in-flight sustains on the standard fleet of eight replicas, scaled
-by the number of replicas: finding it anew for a thousand replicas would take longer than the rest.
-A large fleet so has the same rate per replica. What shares nothing scales like that; a policy that
-finds histories by chance only, on one of eight, does not find them on one of a hundred.
+Rates are fractions of the saturation rate of least-in-flight on the standard fleet of eight
+replicas, scaled by the number of replicas; a search for a thousand replicas would take longer than
+the rest of the suite. A large fleet thus has the same rate per replica. Traffic without shared
+prefixes scales like that; a policy that hits caches at random hits them less often on a hundred
+replicas than on eight.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"
 STANDARD: Final = Scenario()
-"""The fleet on which saturation is found."""
+"""Fleet on which the saturation rate is measured."""
 CONVERSATION: Final = "conversation_trace.jsonl"
 AZURE: Final = "AzureLLMInferenceTrace_conv.csv"
 GENERATED: Final = ("shared-prefix", "sessions", "bursts", "mixed")
@@ -53,21 +54,21 @@ TROUBLED: Final = (
     "smg-least-load",
     "llm-d",
 )
-"""For scenarios in which something is wrong."""
+"""Policies of scenarios with an incident."""
 BLIND: Final = (AUTO, "probe", "prefix-affinity", "prequal", "least-in-flight", "smg-least-load")
 LARGE: Final = (AUTO, "probe", "prefix-affinity", "p2c-work", "least-in-flight", "cache-aware")
 HUGE: Final = (AUTO, "probe", "prefix-affinity", "p2c-work")
-"""Without least-in-flight: overloaded, and looking at all of a thousand, it takes minutes a run."""
+"""Policies for 1,000 replicas; least-in-flight scans all replicas and takes minutes per run."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficSource:
-    """Where the jobs come from."""
+    """Source of the jobs."""
 
     source: str
-    """A generator's name or a trace's file name."""
+    """Name of a generator or of a trace file."""
     requests: int | None = None
-    """The first so many, or so many generated; ``None`` = all, or a generator's usual number."""
+    """Number of requests from the trace's start, or generated; ``None``: all, or the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,9 @@ class Arm:
     policies: tuple[str, ...]
     scenario: Scenario = STANDARD
     label: str = ""
-    """What is different from the chapter's first arm, behind the policy's name."""
+    """Suffix of the policy's name: the difference to the chapter's first arm."""
     pace: float = 1.0
-    """Of the rate of the chapter's first arm."""
+    """Factor on the rate of the chapter's first arm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +88,22 @@ class Chapter:
     """One comparison."""
 
     name: str
-    """For files."""
+    """Prefix of file names."""
     title: str
     about: str
-    """Sentences for the reader; may be empty."""
+    """Introduction of the chapter; may be empty."""
     traffic: TrafficSource
     loads: tuple[float, ...]
-    """Shares of saturation on the standard fleet."""
+    """Fractions of the saturation rate of the standard fleet."""
     arms: tuple[Arm, ...]
-    """The first one has ``auto``, with which everything is compared."""
+    """The first arm contains ``auto``, the baseline of all comparisons."""
     seeds: int = 5
     judged: bool = False
-    """Whether ``auto`` has aims here."""
+    """Whether ``auto`` has targets in this chapter."""
 
 
 def everything() -> tuple[str, ...]:
-    """Return every policy once; where two are one rule under two names, the first."""
+    """Return every policy once; of two names for the same rule, the first."""
     same = {
         *("least-request", "weighted-least-pending"),
         *("weighted-random", "weighted-round-robin"),  # with equal weights
@@ -111,13 +112,13 @@ def everything() -> tuple[str, ...]:
 
 
 def full() -> tuple[Chapter, ...]:
-    """Return the suite behind the documentation."""
+    """Return the suite of the documentation."""
     return (
         Chapter(
             "conversation",
             "Conversation trace, 8 replicas",
-            "Mooncake's trace, all of it: long prompts whose turns continue each other, and one"
-            " first block that all share.",
+            "Mooncake's complete trace: long prompts of multi-turn sessions, with one first block"
+            " that all share.",
             TrafficSource(CONVERSATION),
             LOADS,
             (Arm(everything()),),
@@ -126,7 +127,7 @@ def full() -> tuple[Chapter, ...]:
         Chapter(
             "azure",
             "Azure conversation trace, 8 replicas",
-            "Nothing is shared, so only balance counts. The first 10,000 requests.",
+            "No prefix is shared, so only load balance matters. The first 10,000 requests.",
             TrafficSource(AZURE, 10_000),
             LOADS,
             (Arm(everything()),),
@@ -150,8 +151,9 @@ def full() -> tuple[Chapter, ...]:
         Chapter(
             "hundred",
             "100 replicas, sessions",
-            "The first three tenths fill the caches. The rate per replica is that of eight;"
-            " least-in-flight finds histories by chance there, here it does not and is overloaded.",
+            "The first 30 % of requests warm the caches. The rate per replica is that of eight"
+            " replicas; there least-in-flight hits caches at random, here it does not and is"
+            " overloaded.",
             TrafficSource("sessions", 20_000),
             (0.9,),
             (Arm(LARGE, Scenario(replicas=100, warmup=0.3)),),
@@ -161,7 +163,7 @@ def full() -> tuple[Chapter, ...]:
         Chapter(
             "hundred-mixed",
             "100 replicas, mixed sizes",
-            "The rate per replica is that of eight; least-in-flight holds it here too.",
+            "The rate per replica is that of eight replicas; least-in-flight sustains it here too.",
             TrafficSource("mixed", 20_000),
             (0.9,),
             (Arm(LARGE, Scenario(replicas=100)),),
@@ -171,7 +173,8 @@ def full() -> tuple[Chapter, ...]:
         Chapter(
             "thousand",
             "1,000 replicas, sessions",
-            "The first half fills the caches. The rate per replica is that of eight.",
+            "The first half of the requests warms the caches. The rate per replica is that of"
+            " eight replicas.",
             TrafficSource("sessions", 40_000),
             (0.9,),
             (Arm(HUGE, Scenario(replicas=1_000, warmup=0.5)),),
@@ -182,7 +185,7 @@ def full() -> tuple[Chapter, ...]:
 
 
 def quick() -> tuple[Chapter, ...]:
-    """Return what two minutes allow."""
+    """Return a suite that takes about two minutes."""
     shown = (AUTO, "probe", "oracle", "prefix-affinity", "least-in-flight", "cache-aware", "llm-d")
     return (
         *(
@@ -217,15 +220,15 @@ _BRAKE_S: Final = 120.0
 
 
 def _slow() -> Sequence[Chapter]:
-    """Two of eight at half the speed: a fleet of seven, in work."""
+    """Return the chapters with two of eight replicas at half speed: the capacity of seven."""
     yardstick = Arm((AUTO,), STANDARD, "8 full ones at 8/7 of the rate", 8 / 7)
     return [
         Chapter(
             f"slow-{name}",
             f"Two half-speed replicas among eight, {title}",
-            "The first 6,000 requests of the conversation trace. The fleet does the work of seven:"
-            " the slow ones cost no more than their share if `auto` is no slower here than on eight"
-            " full replicas at 8/7 of the rate.",
+            "The first 6,000 requests of the conversation trace. The fleet has the capacity of"
+            " seven replicas: the slow ones cost no more than their share if `auto` is no slower"
+            " than on eight full-speed replicas at 8/7 of the rate.",
             _TRACE,
             (_LOAD,),
             (Arm(TROUBLED, Scenario(slow_replicas=2, capacities_known=known)), yardstick),
@@ -238,15 +241,15 @@ def _slow() -> Sequence[Chapter]:
 
 
 def _changes() -> Sequence[Chapter]:
-    """Return a replica joining, a replica failing, a replica that becomes slow."""
+    """Return the chapters in which a replica joins, fails or becomes slow."""
     window, braked = (_AT, _LATER), (_AT, _AT + _BRAKE_S)
     return [
         Chapter(
             "join",
             "A replica joins cold",
-            "Seven replicas, and an eighth from second 600 on, without a ramp; measured are the"
-            " requests of the 300 s after that. The yardsticks are those who never get the eighth,"
-            " and those who had it all along.",
+            "Seven replicas, and an eighth from second 600 on, without slow start. Measured: the"
+            " requests of the next 300 s. References: a fleet of seven, and a fleet of eight from"
+            " the start.",
             _TRACE,
             (_LOAD,),
             (
@@ -263,8 +266,8 @@ def _changes() -> Sequence[Chapter]:
         Chapter(
             "failure",
             "A replica fails",
-            "One of eight dies at second 600 and returns cold 60 s later; measured are the requests"
-            " of the 300 s after its death. Lost are those that had begun to be answered.",
+            "One of eight fails at second 600 and returns cold 60 s later. Measured: the requests"
+            " of the 300 s after the failure. Requests on it with a first token are lost.",
             _TRACE,
             (_LOAD,),
             (
@@ -275,8 +278,8 @@ def _changes() -> Sequence[Chapter]:
         Chapter(
             "slowed",
             "A replica becomes slow",
-            "One of eight works at a quarter of its speed from second 600 on, for 120 s, and tells"
-            " nobody; measured are the requests of that time.",
+            "One of eight runs at a quarter of its speed from second 600 on, for 120 s, without"
+            " notice. Measured: the requests of that time.",
             _TRACE,
             (_LOAD,),
             (
@@ -288,15 +291,14 @@ def _changes() -> Sequence[Chapter]:
 
 
 def _blind() -> Sequence[Chapter]:
-    """Return frozen readings, no readings, and several pickers."""
+    """Return the chapters with frozen telemetry, no telemetry, and several pickers."""
     window = (_AT, _LATER)
     return [
         Chapter(
             "frozen",
             "Telemetry frozen",
-            "From second 600 on readings come with new times and old numbers for 300 s; measured"
-            " are the requests of that time. Yardsticks: readings as they should be, and none at"
-            " all.",
+            "From second 600 on, samples have new times and old values for 300 s. Measured: the"
+            " requests of that time. References: correct telemetry, and no telemetry.",
             _TRACE,
             (_LOAD,),
             (
@@ -308,8 +310,8 @@ def _blind() -> Sequence[Chapter]:
         Chapter(
             "pickers",
             "Two and eight pickers",
-            "Each decides on its share of the requests and learns of the others from readings only,"
-            " once a second.",
+            "Each picker schedules its share of the requests and sees the load of the others only"
+            " in telemetry, once a second.",
             _TRACE,
             (_LOAD,),
             (
@@ -322,5 +324,5 @@ def _blind() -> Sequence[Chapter]:
 
 
 def picker_policies() -> frozenset[str]:
-    """Return the policies that run the picker's code."""
+    """Return the names of the policies that run the picker's code."""
     return frozenset(POLICIES)

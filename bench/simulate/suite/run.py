@@ -1,4 +1,4 @@
-"""Running a suite: saturation first, then every cell that is not known yet, in processes."""
+"""Execution of a suite in processes: saturation rates first, then every cell that is not stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCell:
-    """One run."""
+    """One run of the suite."""
 
     traffic: TrafficSource
     scenario: Scenario
@@ -53,17 +53,17 @@ class SuiteSection:
     chapter: Chapter
     load: float
     rate: float
-    """Of the first arm."""
+    """Rate of the first arm, requests per second."""
     jobs: int
     native_rate: float
     saturation: float
-    """What least-in-flight sustains on the standard fleet."""
+    """Highest rate that least-in-flight sustains on the standard fleet, requests per second."""
     slo_s: float
     parts: tuple[Part, ...]
 
 
 def workload(traces: Path, traffic: TrafficSource, replicas: int) -> Workload:
-    """Read or make the jobs; a generator's pace follows the fleet.
+    """Read or generate the jobs; a generator's pace is proportional to the number of replicas.
 
     Raises:
         TraceError: A trace cannot be read.
@@ -77,13 +77,13 @@ def workload(traces: Path, traffic: TrafficSource, replicas: int) -> Workload:
 
 
 class Suite:
-    """A suite over kept results.
+    """A suite with stored results.
 
     Args:
-        chapters: What to run.
-        traces: The folder of the traces.
-        store: What is known already.
-        processes: How many to run at a time.
+        chapters: Chapters to run.
+        traces: Folder of the traces.
+        store: Stored results.
+        processes: Number of concurrent processes.
     """
 
     def __init__(
@@ -98,23 +98,23 @@ class Suite:
         self._picker = picker_policies()
 
     def run(self, on_total: Callable[[str, int], None], on_done: Callable[[], None]) -> None:
-        """Run what is not known yet.
+        """Run all cells that are not stored.
 
         Args:
-            on_total: Hears what is to be done next, and how much of it.
-            on_done: Hears of each piece of it.
+            on_total: Called with the name of each stage and its number of runs.
+            on_done: Called after each run.
 
         Raises:
             TraceError: A trace cannot be read.
-            CalibrationError: A traffic has no saturation.
-            OSError: Results cannot be kept.
+            CalibrationError: The saturation rate of a traffic source cannot be found.
+            OSError: Results cannot be stored.
         """
         with ProcessPoolExecutor(self._processes, get_context("spawn")) as pool:
             try:
                 self._saturations(pool, on_total, on_done)
                 self._runs(pool, on_total, on_done)
             except BaseException:
-                # Whoever breaks off does not wait for what has not begun.
+                # After an interruption, do not wait for runs that have not started.
                 pool.shutdown(cancel_futures=True)
                 raise
 

@@ -1,13 +1,13 @@
-"""Results that are kept, so that a suite that was cut goes on where it was.
+"""Stored results, so that an interrupted suite resumes.
 
 Rules:
 
-1. A cell is one run's numbers under a key: a digest of everything that makes the run what it is,
-   the code included. Changed code has other keys, so a stale number is never shown.
-2. The digest of a policy of the picker covers ``ext_proc/routing``; other rules do not depend on
-   it and stay valid when it changes.
-3. The file only grows, a line per cell. A line that was cut off is passed over, and so is one
-   that this version cannot read.
+1. A cell contains the metrics of one run under a key: a digest of all inputs of the run, including
+   the code. Changed code has other keys, so stale results are never shown.
+2. The digest of a policy of the picker covers ``ext_proc/routing``; results of other policies do
+   not depend on it and stay valid when it changes.
+3. The file is append-only, one line per cell. Truncated lines and lines that this version cannot
+   parse are skipped.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from bench.simulate.suite.plan import TrafficSource
 
 SHOWING: Final = frozenset({"command.py", "page.py", "plots.py", "report.py", "suite"})
-"""What of the simulator only shows results."""
+"""Modules of the simulator that only present results."""
 _METRICS: Final = frozenset(field.name for field in fields(RunMetrics))
 
 
 def digest(paths: Iterable[Path]) -> str:
-    """Return one digest of files' names and contents."""
+    """Return one digest of the names and contents of files."""
     made = blake2b(digest_size=12)
     for path in sorted(paths):
         made.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -44,9 +44,9 @@ def digest(paths: Iterable[Path]) -> str:
 
 
 def simulator_digest() -> str:
-    """Return the digest of what makes the numbers of a rule that exists only here.
+    """Return the digest of the code that determines the results of the simulator's own policies.
 
-    That is the simulator without what only shows results, and the engine that it runs.
+    It covers the simulator, without ``SHOWING``, and the engine.
     """
     root, apart = Path(bench.simulate.__file__).parent, Path(production.__file__)
     simulator = [
@@ -58,7 +58,7 @@ def simulator_digest() -> str:
 
 
 def router_digest() -> str:
-    """Return the digest of the production routing code and what hands simulated jobs to it."""
+    """Return the digest of the picker's routing code and of the adapter that calls it."""
     return digest(
         [*Path(ext_proc.routing.__file__).parent.rglob("*.py"), Path(production.__file__)]
     )
@@ -74,11 +74,11 @@ def key(
     """Return the key of a cell.
 
     Args:
-        code: Digest of the code that makes it.
-        traffic: Where its jobs come from.
-        data: Digest of the trace's file; empty for a generator.
+        code: Digest of the code.
+        traffic: Source of the jobs.
+        data: Digest of the trace file; empty for a generator.
         scenario: The fleet.
-        run: Policy, seed, rate and what else differs.
+        run: Policy, seed, rate and other parameters.
     """
     whole = [code, asdict(traffic), data, asdict(scenario), sorted(run.items())]
     text = json.dumps(whole, sort_keys=True)
@@ -89,7 +89,7 @@ class Store:
     """Cells in a file.
 
     Args:
-        path: Made when the first cell is kept.
+        path: Path of the file; created with the first cell.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,19 +106,19 @@ class Store:
         return len(self._cells)
 
     def metrics(self, cell: str) -> RunMetrics | None:
-        """Return a run's numbers, ``None`` where it must be run."""
+        """Return the metrics of a run, or ``None`` if they are not stored."""
         value = self._cells.get(cell)
         if not isinstance(value, dict) or value.keys() != _METRICS:
             return None
         return RunMetrics(**value)
 
     def number(self, cell: str) -> float | None:
-        """Return a number that was kept."""
+        """Return a stored number, or ``None``."""
         value = self._cells.get(cell)
         return value if isinstance(value, float) else None
 
     def keep(self, cell: str, value: RunMetrics | float) -> None:
-        """Keep a run's numbers, or one number, at once.
+        """Store the metrics of a run, or one number, immediately.
 
         Raises:
             OSError: The file cannot be written.
@@ -127,7 +127,7 @@ class Store:
         self._cells[cell] = plain
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a+b") as file:
-            # A line that was cut off must not swallow this one.
+            # Terminate a truncated last line, so that it does not corrupt this one.
             end = file.seek(0, 2)
             if end:
                 file.seek(end - 1)

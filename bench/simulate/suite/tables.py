@@ -1,4 +1,4 @@
-"""A suite's results as Markdown, and as reports for the page and the plots."""
+"""Results of a suite as Markdown, and as reports for the HTML page and the plots."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _HEADS: Final = (
 )
 NONE: Final = "-"
 TOLERANCE: Final = 0.03
-"""``auto`` is no worse than another within this share, or inside the paired interval."""
+"""Relative difference up to which ``auto`` counts as no worse than another policy."""
 
 
 def values(runs: Sequence[Result], metric: str) -> list[float | None]:
-    """Return one number of several runs, in the order of their seeds."""
+    """Return one metric of several runs, in the order of their seeds."""
     return [getattr(run.metrics, metric) for run in runs]
 
 
 def base(section: SuiteSection) -> Sequence[Result]:
-    """Return the runs with which a section's others are compared."""
+    """Return the runs of a section's baseline."""
     return section.parts[0].runs[AUTO]
 
 
 def rows(section: SuiteSection) -> list[Row]:
-    """Return a row per policy and arm, each paired with ``auto`` of the first arm by seed."""
+    """Return one row per policy and arm, paired by seed with ``auto`` of the first arm."""
     found = []
     for part in section.parts:
         for policy, runs in part.runs.items():
@@ -58,7 +58,7 @@ def rows(section: SuiteSection) -> list[Row]:
 
 
 def reports(sections: Iterable[SuiteSection]) -> list[Report]:
-    """Return a report per chapter, its loads together."""
+    """Return one report per chapter with all its loads."""
     made: dict[str, Report] = {}
     for section in sections:
         chapter = section.chapter
@@ -78,7 +78,7 @@ def reports(sections: Iterable[SuiteSection]) -> list[Report]:
 
 
 def markdown(sections: Sequence[SuiteSection]) -> str:
-    """Return what the documentation shows: the aims first, then each chapter folded away."""
+    """Return the text of the documentation: the targets, then each chapter, collapsed."""
     parts = [_aims(sections)]
     seen: set[str] = set()
     for section in sections:
@@ -137,7 +137,7 @@ def _form(known: MeanEstimate | None, form: str) -> str:
 
 
 def difference(known: MeanEstimate | None) -> str:
-    """Return a relative difference with its interval."""
+    """Format a relative difference with its interval."""
     if known is None:
         return NONE
     if known.low == known.high == 0.0:
@@ -145,14 +145,14 @@ def difference(known: MeanEstimate | None) -> str:
     return f"{known.mean:+.1%} [{known.low:+.1%}, {known.high:+.1%}]"
 
 
-# --- The aims -----------------------------------------------------------------------------------
+# --- Targets ------------------------------------------------------------------------------------
 
 _RIVALS: Final = ("oracle", "probe")
 _BEST_OF: Final = ("e2e_p50", "e2e_p99", "goodput_own")
 
 
 def _aims(sections: Sequence[SuiteSection]) -> str:
-    """Return ``auto`` against those that it must not be worse than, a line per section."""
+    """Return the comparisons of ``auto`` with its reference policies, one line per section."""
     heads = (
         "traffic, load",
         *("TTFT mean vs oracle", "vs probe", "TTFT p99 vs oracle", "vs probe"),
@@ -190,9 +190,9 @@ def _aims(sections: Sequence[SuiteSection]) -> str:
     return (
         _wrapped(
             f"`auto` against others, paired by seed, with 95 % intervals: {held} of"
-            f" {held + missed} comparisons hold its aims (no worse by more than {TOLERANCE:.0%},"
-            " or inside the interval), the others are bold. Above 0 is slower, in the column *in"
-            " time* below 0 is worse. *best* is the best other policy of all that ran, named."
+            f" {held + missed} comparisons meet the target (no worse by more than {TOLERANCE:.0%},"
+            " or inside the interval); the others are bold. Above 0 is slower; in the column *in"
+            " time*, below 0 is worse. *best* is the best other policy that ran, with its name."
         )
         + "\n\n"
         + "\n".join(lines)
@@ -201,7 +201,7 @@ def _aims(sections: Sequence[SuiteSection]) -> str:
 
 
 def judged(own: Sequence[Result], other: Sequence[Result], metric: str) -> tuple[bool, str]:
-    """Return whether runs are no worse than others, and the difference as text, bold if worse."""
+    """Return whether runs are no worse than others, and the formatted difference, bold if worse."""
     found = paired(values(own, metric), values(other, metric))
     if found is None:
         return True, NONE
@@ -213,7 +213,7 @@ def judged(own: Sequence[Result], other: Sequence[Result], metric: str) -> tuple
 
 
 def best(part: Part, metric: str) -> tuple[str, Sequence[Result]]:
-    """Return the best policy other than ``auto`` in one number."""
+    """Return the best policy other than ``auto`` by one metric."""
     sign = -1.0 if metric == "goodput_own" else 1.0
 
     def rank(policy: str) -> float:

@@ -1,4 +1,4 @@
-"""The running sum of each sequence."""
+"""A stateful model that returns the running sum of each sequence."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 
 import numpy as np
 
-# Only Triton's stub process has this module.
+# Available in Triton's stub process only.
 import triton_python_backend_utils as pb_utils
 
 MAX_SEQUENCES = 4096
-"""Triton reaps idle sequences without telling the model; the oldest totals are dropped here."""
+"""Maximum number of sequences; the oldest are dropped, as Triton reaps idle ones silently."""
 
 
 class TritonPythonModel:
-    """The class that Triton's Python backend looks for."""
+    """Implementation of Triton's Python model interface."""
 
     def initialize(self, args: dict[str, str]) -> None:  # noqa: ARG002 - Triton's signature
-        """Start with no sequence."""
+        """Start without sequences."""
         self._totals: OrderedDict[int | str, int] = OrderedDict()
         self._replica = np.array(
             [os.environ.get("TIDEGATE_REPLICA", "").encode()], dtype=np.object_
         )
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Add each request's value to its sequence."""
+        """Add the value of each request to its sequence."""
         return [self._add(request) for request in requests]
 
     def _add(self, request: Any) -> Any:
@@ -39,7 +39,7 @@ class TritonPythonModel:
             self._totals[sequence] = total
             if len(self._totals) > MAX_SEQUENCES:
                 self._totals.popitem(last=False)
-        # INT32 as the protocol has it: the sum wraps like a machine's.
+        # The tensor is INT32: the sum wraps around.
         wrapped = np.array([total], dtype=np.int64).astype(np.int32)
         return pb_utils.InferenceResponse(
             [pb_utils.Tensor("total", wrapped), pb_utils.Tensor("replica", self._replica)]

@@ -4,4 +4,4 @@ from toyllm.backend import ToyModel
 
 
 class TritonPythonModel(ToyModel):
-    """The class that Triton's Python backend looks for."""
+    """Implementation of Triton's Python model interface."""

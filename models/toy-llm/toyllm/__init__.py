@@ -1,1 +1,1 @@
-"""A language model's serving engine in small: real batching, real prefix cache, invented words."""
+"""A toy LLM serving engine: real batching, a real prefix cache, generated words."""

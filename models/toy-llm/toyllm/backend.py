@@ -1,13 +1,14 @@
-"""The engine behind Triton's Python backend: requests in, responses out, one engine thread.
+"""Adapter between the engine and Triton's Python backend, with one engine thread.
 
 Rules:
 
-* The engine and the table of pending requests are touched only under one lock; nothing is sent
-  and nobody sleeps while it is held.
-* Every request gets exactly one final response: its last token, an error, or, when its client
-  has gone, an empty one.
-* An engine that breaks takes its process along: an error at once is better than no answer.
-* ``stream`` false: exactly one response. ``stream`` true: one response per token.
+1. One lock guards the engine and the table of pending requests; no thread sends or sleeps while
+   it holds the lock.
+2. Every request gets exactly one final response: its last token, an error, or an empty response
+   if its client has disconnected.
+3. An exception in the engine thread ends the process: clients then get an error at once instead
+   of no response.
+4. ``stream`` false: exactly one response. ``stream`` true: one response per token.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-# Only Triton's stub process has this module.
+# Available in Triton's stub process only.
 import triton_python_backend_utils as pb_utils
 
 from toyllm.engine import Engine, FullError, RequestTooLargeError, Token
@@ -31,7 +32,7 @@ from toyllm.settings import read_settings
 
 DEFAULT_MAX_TOKENS = 16
 CANCEL_CHECK_S = 0.05
-"""How often Triton is asked whether clients have gone; each question crosses processes."""
+"""Interval of the checks for cancelled requests, seconds; each is a call to Triton's process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +43,7 @@ class _Pending:
 
 
 class ToyModel:
-    """What both versions' ``model.py`` present to Triton as ``TritonPythonModel``."""
+    """Base class of ``TritonPythonModel`` in both versions' ``model.py``."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the settings and start the engine."""
@@ -69,7 +70,7 @@ class ToyModel:
             thread.start()
 
     def execute(self, requests: list[Any]) -> None:
-        """Queue the requests and return at once, as decoupled engines do."""
+        """Queue the requests and return immediately, as decoupled models do."""
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -80,7 +81,7 @@ class ToyModel:
                 _fail(sender, str(error), pb_utils.TritonError.UNAVAILABLE)
 
     def finalize(self) -> None:
-        """Stop the engine; requests that still run are answered with an error."""
+        """Stop the engine; running requests get an error."""
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
@@ -106,9 +107,9 @@ class ToyModel:
     def _run(self) -> None:
         try:
             self._drive()
-        except Exception:  # noqa: BLE001 - whatever broke, nobody may wait for ever
+        except Exception:  # noqa: BLE001 - after any error, no request may wait for ever
             pb_utils.Logger.log_error(f"the engine broke:\n{traceback.format_exc()}")
-            # Without its stub Triton answers 500 at once; a stub without its engine never would.
+            # Triton answers 500 if its stub is gone; a stub without an engine would never respond.
             os._exit(1)
 
     def _drive(self) -> None:
@@ -122,7 +123,7 @@ class ToyModel:
                 if self._stopping:
                     return
                 iteration = self._engine.step()
-            # Iterations follow each other without drift; an engine that lags does not catch up.
+            # Iterations follow each other without drift; a late engine does not catch up.
             due = max(due, time.monotonic() - 0.005) + iteration.seconds
             time.sleep(max(0.0, due - time.monotonic()))
             for token in iteration.tokens:
@@ -154,7 +155,7 @@ class ToyModel:
         pending.sender.send(response, flags=flags)
 
     def _drop_cancelled(self) -> None:
-        # Only this thread takes requests out, so a copy of the table cannot hold a closed sender.
+        # Only this thread removes requests, so a copy of the table cannot contain a closed sender.
         with self._wake:
             candidates = list(self._pending.items())
         for key, pending in candidates:

@@ -1,17 +1,17 @@
-"""The block cache: computed blocks, shared by all requests whose prompts begin alike.
+"""The block cache: computed blocks that requests with a common prompt prefix share.
 
 Rules:
 
-1. A block is named by something that stands for all text from the start to its end: a chained
-   hash, as in vLLM's automatic prefix caching, or an id of a trace. So matching goes from the
-   root on, without gaps.
-2. ``used + idle + free == capacity``, always. A running request's blocks are *used*: the ones it
-   shares count once, the ones it has still to fill are set aside when it is admitted, so a
+1. The name of a block identifies all text from the start to the end of the block: a chained hash,
+   as in vLLM's automatic prefix caching, or an id from a trace. Matching therefore starts at the
+   root and has no gaps.
+2. ``used + idle + free == capacity`` at all times. Blocks of running requests are *used*: shared
+   blocks count once, and blocks that a request will fill are reserved at its admission, so a
    running request never waits for memory. A request that does not fit changes nothing.
-3. Only idle blocks are evicted, the least recently used first, and a leaf always before its root.
-   The order of release gives both: a request gives back its blocks from the last to the first,
-   and whoever uses a block uses all blocks before it, so in the list of idle blocks a child always
-   stands before its parent.
+3. Only idle blocks are evicted, least recently used first, and a leaf always before its root.
+   Both follow from the order of release: a request releases its blocks from last to first, and a
+   request that uses a block uses all blocks before it, so a child always precedes its parent in
+   the list of idle blocks.
 4. A lease is released exactly once; a second release raises and changes nothing.
 """
 
@@ -31,7 +31,7 @@ CHARS_PER_BLOCK: Final = TOKENS_PER_BLOCK * CHARS_PER_TOKEN
 
 
 def extend_chain(chain: list[bytes], text: str) -> None:
-    """Append to ``chain`` the hashes of the full blocks of ``text`` that it does not have yet."""
+    """Append to ``chain`` the hashes of the full blocks of ``text`` that it lacks."""
     for start in range(
         len(chain) * CHARS_PER_BLOCK, len(text) - CHARS_PER_BLOCK + 1, CHARS_PER_BLOCK
     ):
@@ -44,10 +44,10 @@ class BlockLease:
     """The blocks of one running request.
 
     Attributes:
-        cached_blocks: How many were found computed when it was admitted.
-        private: Blocks set aside and not yet filled.
-        held: Names of its filled blocks, root first.
-        released: Whether they were given back.
+        cached_blocks: Number of blocks found in the cache at admission.
+        private: Number of reserved blocks that are not filled yet.
+        held: Names of the filled blocks, root first.
+        released: Whether the lease was released.
     """
 
     __slots__ = ("cached_blocks", "held", "private", "released")
@@ -63,7 +63,10 @@ class BlockCache:
     """A bounded set of blocks with reference counts.
 
     Args:
-        capacity: Blocks; at least 1.
+        capacity: Number of blocks, at least 1.
+
+    Raises:
+        ValueError: ``capacity`` is below 1.
     """
 
     __slots__ = ("_idle", "_private", "_references", "capacity", "reused_total")
@@ -73,10 +76,10 @@ class BlockCache:
             raise ValueError(f"capacity is {capacity} blocks; it must be at least 1")
         self.capacity: Final = capacity
         self.reused_total = 0
-        """Blocks found computed, summed over all leases."""
+        """Number of blocks found in the cache, summed over all leases."""
         self._references: dict[Hashable, int] = {}
         self._idle: dict[Hashable, None] = {}
-        """In the order of use, the oldest first (dictionaries keep the order of insertion)."""
+        """Idle blocks in order of use, oldest first (a dictionary keeps the insertion order)."""
         self._private = 0
 
     def __repr__(self) -> str:
@@ -94,7 +97,7 @@ class BlockCache:
 
     @property
     def free(self) -> int:
-        """Return the number of blocks with nothing in them."""
+        """Return the number of empty blocks."""
         return self.capacity - self.used - self.idle
 
     @property
@@ -103,11 +106,11 @@ class BlockCache:
         return len(self._references) + len(self._idle)
 
     def has(self, name: Hashable) -> bool:
-        """Tell whether a block can be matched."""
+        """Return whether a block can be matched."""
         return name in self._references or name in self._idle
 
     def match(self, chain: Sequence[Hashable]) -> int:
-        """Return how many leading blocks can be matched."""
+        """Return the number of leading blocks that can be matched."""
         references, idle = self._references, self._idle
         found = 0
         for name in chain:
@@ -119,12 +122,12 @@ class BlockCache:
     def lease(
         self, chain: Sequence[Hashable], reusable: int, total_blocks: int
     ) -> BlockLease | None:
-        """Admit a request, or return ``None`` while its blocks do not fit.
+        """Admit a request, or return ``None`` if its blocks do not fit now.
 
         Args:
             chain: Names of the prompt's full blocks.
-            reusable: At most so many of them may be taken from the cache.
-            total_blocks: Blocks for the prompt and all that will be generated.
+            reusable: Maximum number of blocks taken from the cache.
+            total_blocks: Number of blocks for the prompt and the whole answer.
         """
         references, idle = self._references, self._idle
         found = waking = 0
@@ -149,19 +152,20 @@ class BlockCache:
         return BlockLease(held, private)
 
     def commit(self, lease: BlockLease, chain: Sequence[Hashable]) -> None:
-        """Turn set-aside blocks into shared ones, up to the end of ``chain``.
+        """Turn reserved blocks into shared ones, up to the end of ``chain``.
 
-        A block that another request has computed meanwhile is shared and its copy given back.
+        If another request has computed a block in the meantime, that block is shared and the
+        duplicate is released.
 
         Raises:
-            ValueError: More were filled than set aside; nothing is changed.
+            ValueError: More blocks were filled than reserved; nothing changes.
         """
         held = lease.held
         filled = len(chain) - len(held)
         if filled <= 0:
             return
         if filled > lease.private:
-            raise ValueError("the request outgrew the blocks set aside for it")
+            raise ValueError("the request filled more blocks than were reserved for it")
         lease.private -= filled
         self._private -= filled
         references, idle = self._references, self._idle
@@ -172,10 +176,10 @@ class BlockCache:
         held.extend(new)
 
     def release(self, lease: BlockLease) -> None:
-        """Give back all blocks; the filled ones stay cached.
+        """Release all blocks; the filled ones stay cached.
 
         Raises:
-            ValueError: They were given back before.
+            ValueError: The lease was released before.
         """
         if lease.released:
             raise ValueError("the lease was released before")
@@ -191,7 +195,7 @@ class BlockCache:
                 idle[name] = None
 
     def clear(self) -> None:
-        """Forget everything, leases included: the process ended."""
+        """Drop all blocks and leases, as at the end of a process."""
         self._references.clear()
         self._idle.clear()
         self._private = 0

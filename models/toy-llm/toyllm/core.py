@@ -1,26 +1,25 @@
 """The engine core: continuous batching with chunked prefill over one block cache.
 
-It serves the toy model, which runs it in wall time with real text, and the benchmarks' simulated
-and emulated replicas, which run it in virtual time with token counts. What differs between them
-is a setting of ``EngineConfig``.
+The toy model runs it in wall time with real text; the benchmarks' simulated and emulated replicas
+run it in virtual time with token counts. ``EngineConfig`` contains their differences.
 
 Rules:
 
-1. Work is done in *steps*. A step gives each decoding request one token and spends what is left
-   of its token budget on prompts, first come first served, so that a long prompt delays the
-   others' next tokens but never stops them.
-2. A request is admitted in the order of arrival, when a place in the batch is free and all
-   blocks of its prompt and answer fit beside those of the running requests: nothing is preempted.
-   What the cache holds at that moment is not computed again, but at least one token of a prompt
-   is computed, as that gives the first token of the answer.
-3. The first token comes with the end of the step that ends the prompt, each further one with the
-   end of a step.
-4. A *stride* is a number of like steps: one where a prompt is computed, else as many as there are
-   up to the next end of an answer; ``cut`` shortens it. ``begin`` plans a stride and ``end``
-   carries it out. Requests arrive at any time; they are cancelled between strides only.
-5. Each request ends once: finished, cancelled, or lost by ``clear``.
+1. Work is done in *steps*. A step gives each decoding request one token and spends the rest of its
+   token budget on prompts, first come, first served. A long prompt thus delays the next tokens of
+   other requests but never stops them.
+2. Requests are admitted in order of arrival, when the batch has a free slot and all blocks of the
+   prompt and the answer fit beside those of the running requests; nothing is preempted. Cached
+   blocks are not recomputed, but at least one token of a prompt is computed, because it yields the
+   first token of the answer.
+3. The first token is produced at the end of the step that completes the prompt, each further token
+   at the end of a step.
+4. A *stride* is a number of equal steps: one step if a prompt is computed, otherwise all steps up
+   to the next end of an answer; ``cut`` shortens it. ``begin`` plans a stride and ``end`` executes
+   it. Requests may arrive at any time; they are cancelled between strides only.
+5. Each request ends once: finished, cancelled, or dropped by ``clear``.
 
-The core has no clock: it tells what a step takes, its user waits.
+The core has no clock: it returns the duration of a step, and its caller waits.
 """
 
 from __future__ import annotations
@@ -40,48 +39,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How large and how fast an engine is, and how it schedules.
+    """Size, speed and scheduling of an engine.
 
-    The defaults are those of the published mock worker of SMG (sgl-model-gateway), but for the
-    cache, whose 3,000 blocks of 512 tokens are what the reference hit ratios of Mooncake's trace
-    are given for.
+    The defaults are those of the mock worker published by SMG (sgl-model-gateway), except for the
+    cache: its 3,000 blocks of 512 tokens are the size for which the reference hit ratios of
+    Mooncake's trace are given.
     """
 
     prefill_rate: float = 8_000.0
     """Prompt tokens per second."""
     base_s: float = 0.006
-    """Seconds that any step takes."""
+    """Fixed time of a step, seconds."""
     per_request_s: float = 0.00035
-    """Seconds that each decoding request adds to a step."""
+    """Additional time of a step per decoding request, seconds."""
     step_tokens: int = 2_048
-    """Most tokens of one step, prompts and answers together."""
+    """Token budget of a step, prompts and answers together."""
     max_running: int = 256
-    """Most requests in the batch."""
+    """Maximum number of requests in the batch."""
     cache_blocks: int = 3_000
     block_tokens: int = 512
     base_always: bool = True
-    """Whether a step that decodes nothing takes ``base_s`` too."""
+    """Whether a step without decoding requests also takes ``base_s``."""
     shared_budget: bool = True
-    """Whether decoding requests take their tokens from ``step_tokens``, or it is all prompts'."""
+    """Whether decoding requests consume ``step_tokens``; otherwise prompts get all of it."""
     admit_ahead: bool = False
-    """Whether a request is admitted although the step has no budget left for its prompt."""
+    """Whether a request is admitted when the step has no budget left for its prompt."""
     cache_at_once: bool = False
-    """Whether a block can be matched from the end of the step that fills it, those of answers
-    included; else only a prompt's blocks can, and from its first token on."""
+    """Whether a block, also of an answer, can be matched from the end of the step that fills it;
+    otherwise only blocks of prompts can be matched, from the request's first token on."""
     recompute_block: bool = False
-    """Whether a prompt that is cached to its end has its last block computed again, as in vLLM,
-    or only its last token."""
+    """Whether the last block of a completely cached prompt is recomputed, as in vLLM; otherwise
+    only its last token."""
 
 
 class Task:
-    """One request: what is asked, and how far it is.
+    """One request and its progress.
 
     Args:
-        index: Tells requests apart; of those that end with one step the lowest ends first.
+        index: Unique number; of requests that end in the same step, the lowest ends first.
         prompt_tokens: Tokens of the prompt.
         answer_tokens: Tokens of the answer; at least 1.
-        blocks: Names of the prompt's full blocks, root first; a name stands for its whole prefix.
-            With ``cache_at_once`` its user appends those that the answer fills.
+        blocks: Names of the prompt's full blocks, root first; a name identifies its whole prefix.
+            With ``cache_at_once``, the caller appends the blocks that the answer fills.
     """
 
     __slots__ = ("answer_tokens", "blocks", "index", "lease", "left", "needed", "prompt_tokens")
@@ -96,16 +95,16 @@ class Task:
         self.left = prompt_tokens
         """Prompt tokens still to compute."""
         self.needed = 0
-        """Blocks that its prompt and answer fill; told by the core on its arrival."""
+        """Number of blocks of the prompt and the answer; set by the core on arrival."""
         self.lease: BlockLease | None = None
-        """Its blocks in the cache, from its admission on."""
+        """Its lease in the cache, from admission on."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.index} left={self.left}>"
 
     @property
     def matched(self) -> int:
-        """Return how many blocks were found in the cache at admission."""
+        """Return the number of blocks found in the cache at admission."""
         return 0 if self.lease is None else self.lease.cached_blocks
 
 
@@ -113,7 +112,7 @@ TaskT = TypeVar("TaskT", bound=Task)
 
 
 class Ended(Generic[TaskT]):
-    """What a stride brought: first tokens and finished answers, both at its end."""
+    """Result of a stride: first tokens and finished answers, both at its end."""
 
     __slots__ = ("finished", "first")
 
@@ -126,15 +125,15 @@ class EngineCore(Generic[TaskT]):
     """Scheduler and cache of one engine.
 
     Args:
-        config: What it is like.
+        config: Parameters of the engine.
 
     Attributes:
-        cache: Its blocks.
-        steps: Steps of the present stride; 0 where there is nothing to do.
-        step_s: Seconds that each of them takes.
-        steps_total: Steps that were done.
-        computed_tokens: Prompt tokens that were computed.
-        generated_tokens: Tokens of answers.
+        cache: The block cache.
+        steps: Steps of the current stride; 0 when idle.
+        step_s: Duration of each step, seconds.
+        steps_total: Number of executed steps.
+        computed_tokens: Number of computed prompt tokens.
+        generated_tokens: Number of generated tokens.
     """
 
     __slots__ = (
@@ -162,41 +161,41 @@ class EngineCore(Generic[TaskT]):
         self._waiting: deque[TaskT] = deque()
         self._prompts: deque[TaskT] = deque()
         self._decoding: list[tuple[int, int, TaskT]] = []
-        """A heap: the step after which a request ends, its index, itself."""
+        """Heap of (step after which a request ends, its index, the request)."""
         self._chunks: list[tuple[TaskT, int]] = []
-        """Whose prompt the present stride computes, and how many tokens of it."""
+        """Requests whose prompts the current stride computes, with their numbers of tokens."""
 
-    # --- What can be seen -----------------------------------------------------------------------
+    # --- State ----------------------------------------------------------------------------------
 
     @property
     def queued(self) -> int:
-        """Return the requests that wait for admission."""
+        """Return the number of requests that wait for admission."""
         return len(self._waiting)
 
     @property
     def prefilling(self) -> int:
-        """Return the requests in the batch whose prompt is not done."""
+        """Return the number of requests in the batch with an unfinished prompt."""
         return len(self._prompts)
 
     @property
     def decoding(self) -> int:
-        """Return the requests that are being answered."""
+        """Return the number of decoding requests."""
         return len(self._decoding)
 
     @property
     def running(self) -> int:
-        """Return the requests in the batch."""
+        """Return the number of requests in the batch."""
         return len(self._prompts) + len(self._decoding)
 
     @property
     def prefills(self) -> bool:
-        """Tell whether the present stride computes prompts."""
+        """Return whether the current stride computes prompts."""
         return bool(self._chunks)
 
     def due(self) -> list[TaskT]:
-        """Return the requests that get a token at the end of the present stride's first step.
+        """Return the requests that get a token at the end of the current stride's first step.
 
-        Decoding ones come first, then those whose prompt it ends; each the oldest first.
+        Decoding requests come first, then those whose prompt it completes; each oldest first.
         """
         decoding = [entry[2] for entry in self._decoding]
         decoding.sort(key=_index)
@@ -204,23 +203,23 @@ class EngineCore(Generic[TaskT]):
         return decoding
 
     def need(self, task: TaskT) -> int:
-        """Return the blocks that a request's prompt and answer fill, the last ones partly."""
+        """Return the number of blocks of a request's prompt and answer, partial ones included."""
         return -(-(task.prompt_tokens + task.answer_tokens) // self.config.block_tokens)
 
     def step_budget(self, decoding: int) -> tuple[float, int]:
-        """Return a step's seconds without its prompts, and its room for them, in tokens."""
+        """Return the duration of a step without prompts, seconds, and its prompt budget, tokens."""
         config = self.config
         base = config.base_s if decoding or config.base_always else 0.0
         room = config.step_tokens - decoding if config.shared_budget else config.step_tokens
         return base + config.per_request_s * decoding, room if room > 0 else 1
 
-    # --- What happens ---------------------------------------------------------------------------
+    # --- Operations -----------------------------------------------------------------------------
 
     def arrive(self, task: TaskT) -> None:
         """Queue a request.
 
         Raises:
-            ValueError: It could not run even alone, as the cache is too small.
+            ValueError: The cache is too small for the request alone.
         """
         need = self.need(task)
         if need > self.cache.capacity:
@@ -232,7 +231,7 @@ class EngineCore(Generic[TaskT]):
         self._waiting.append(task)
 
     def begin(self) -> int:
-        """Plan a stride: admit requests and share the budget out; return its steps."""
+        """Plan a stride: admit requests and distribute the budget; return the number of steps."""
         decoding = len(self._decoding)
         step_s, room = self.step_budget(decoding)
         if self.config.admit_ahead:
@@ -260,11 +259,11 @@ class EngineCore(Generic[TaskT]):
         return self.steps
 
     def cut(self, steps: int) -> None:
-        """Shorten the present stride to so many steps, at least 1."""
+        """Shorten the current stride to ``steps`` steps, at least 1."""
         self.steps = min(self.steps, steps)
 
     def end(self) -> Ended[TaskT]:
-        """Carry out the present stride; return what it brought."""
+        """Execute the current stride and return its result."""
         ended: Ended[TaskT] = Ended()
         heap, steps = self._decoding, self.steps
         self.steps = 0
@@ -278,7 +277,7 @@ class EngineCore(Generic[TaskT]):
             task.left -= tokens
             self.computed_tokens += tokens
             if not task.left:
-                self._prompts.popleft()  # chunks are given in the order of the queue
+                self._prompts.popleft()  # chunks are in the order of the queue
                 self.generated_tokens += 1
                 self._commit(task)
                 heappush(heap, (self.steps_total + task.answer_tokens - 1, task.index, task))
@@ -296,7 +295,7 @@ class EngineCore(Generic[TaskT]):
         """Drop a request that has not ended; only between strides.
 
         Raises:
-            ValueError: It is not here.
+            ValueError: The request is neither queued nor running.
         """
         if task.lease is None:
             self._waiting.remove(task)
@@ -312,7 +311,7 @@ class EngineCore(Generic[TaskT]):
         self._release(task)
 
     def clear(self) -> list[TaskT]:
-        """Lose everything; return the requests that were here, the oldest in the batch first."""
+        """Drop all state; return all requests, starting with the oldest of the batch."""
         lost = [*(entry[2] for entry in sorted(self._decoding)), *self._prompts, *self._waiting]
         self._decoding.clear()
         self._prompts.clear()
@@ -322,10 +321,10 @@ class EngineCore(Generic[TaskT]):
         self.cache.clear()
         return lost
 
-    # --- Inside ---------------------------------------------------------------------------------
+    # --- Internals ------------------------------------------------------------------------------
 
     def _admit(self) -> TaskT | None:
-        """Bring the first of the queue into the batch, ``None`` where it must wait."""
+        """Admit the first request of the queue to the batch; ``None`` if it must wait."""
         if not self._waiting:
             return None
         config = self.config
@@ -341,13 +340,13 @@ class EngineCore(Generic[TaskT]):
         self._waiting.popleft()
         task.lease = lease
         uncached = task.prompt_tokens - lease.cached_blocks * config.block_tokens
-        # An empty prompt has nothing to compute.
+        # An empty prompt has no tokens to compute.
         task.left = max(min(1, task.prompt_tokens), uncached)
         self._prompts.append(task)
         return task
 
     def _commit(self, task: TaskT) -> None:
-        """Let others match what a request has computed."""
+        """Make the computed blocks of a request available to others."""
         if task.lease is not None:
             blocks = task.blocks
             if task.left:

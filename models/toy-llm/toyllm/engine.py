@@ -1,13 +1,13 @@
-"""The toy model's engine: requests in text over the engine core, one iteration at a time.
+"""The toy model's engine: text requests over the engine core, one iteration at a time.
 
 Rules:
 
-* One call of ``step`` is one iteration: a stride of one step of the core. It says how long the
-  iteration takes and which tokens come out at its end; whoever drives the engine waits and
-  delivers. The engine itself has no clock.
-* Which requests run, what is computed and what is cached: see ``core``. Blocks of answers are
-  cached as well, so the next turn of a conversation finds them.
-* Every request that was admitted ends by exactly one last token or one ``cancel``.
+1. One call of ``step`` is one iteration: a stride of one step of the core. It returns the duration
+   of the iteration and the tokens at its end; the caller waits and delivers them. The engine has
+   no clock.
+2. ``core`` defines scheduling, computation and caching. Blocks of answers are cached as well, so
+   the next turn of a conversation finds them.
+3. Every admitted request ends with exactly one last token or one ``cancel``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class RequestTooLargeError(ValueError):
-    """The request can never run here."""
+    """A request that can never run on this engine."""
 
 
 class FullError(RuntimeError):
-    """Too many requests wait already; another replica may have room."""
+    """The queue is full; another replica may accept the request."""
 
 
 class Token(NamedTuple):
@@ -43,14 +43,14 @@ class Token(NamedTuple):
 
 
 class Iteration(NamedTuple):
-    """What one iteration did."""
+    """Result of one iteration."""
 
     seconds: float
     tokens: tuple[Token, ...]
 
 
 class EngineLoad(NamedTuple):
-    """The engine's gauges, named as TensorRT-LLM names them."""
+    """Gauges of the engine, with the names of TensorRT-LLM."""
 
     active: int
     max_requests: int
@@ -78,11 +78,11 @@ class _Sequence(Task):
         self._words = Words(version, prompt)
 
     def name_blocks(self) -> None:
-        """Give the full blocks of the text their names."""
+        """Compute the names of the text's full blocks."""
         extend_chain(self._chain, self._text)
 
     def speak(self) -> Token:
-        """Return the next token; its text joins the request's."""
+        """Return the next token and append its text to the request's text."""
         index = self.generated
         text = self._words.token(index)
         self._text += text
@@ -110,15 +110,15 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Tell whether there is nothing to do."""
+        """Return whether the engine has no requests."""
         return not self._live
 
     def submit(self, key: int, prompt: str, max_tokens: int) -> None:
-        """Queue a request under a key of the caller's that no other live request has.
+        """Queue a request under ``key``, which must be unique among live requests.
 
         Raises:
-            RequestTooLargeError: it can never fit, or asks for no or too many tokens.
-            FullError: the queue is at its bound.
+            RequestTooLargeError: The request can never fit, or ``max_tokens`` is out of range.
+            FullError: The queue is full.
         """
         limit = self._settings.max_tokens
         if not 1 <= max_tokens <= limit:
@@ -131,14 +131,14 @@ class Engine:
                 f"tokens; this replica has {capacity}: shorten the prompt"
             )
         if self._core.queued >= self._settings.max_waiting:
-            raise FullError(f"{self._core.queued} requests wait already")
+            raise FullError(f"the queue is full: {self._core.queued} requests wait")
         sequence.name_blocks()
         self._core.arrive(sequence)
         self._live[key] = sequence
         self._submitted += 1
 
     def cancel(self, key: int) -> bool:
-        """Drop a request; ``False`` where it is not (or no longer) known."""
+        """Drop a request; return ``False`` if the key is unknown or the request has ended."""
         sequence = self._live.pop(key, None)
         if sequence is None:
             return False
@@ -146,19 +146,19 @@ class Engine:
         return True
 
     def step(self) -> Iteration:
-        """Run one iteration; with nothing to do it takes no time and yields nothing."""
+        """Run one iteration; an idle engine takes no time and returns no tokens."""
         core = self._core
         if not core.begin():
             return Iteration(0.0, ())
         core.cut(1)
-        # The texts come first: the core caches the blocks that they fill.
+        # Generate the texts first: the core caches the blocks that they fill.
         tokens = tuple(sequence.speak() for sequence in core.due())
         for sequence in core.end().finished:
             del self._live[sequence.key]
         return Iteration(core.step_s * self._settings.time_scale, tokens)
 
     def load(self) -> EngineLoad:
-        """Return the gauges of this moment."""
+        """Return the current gauges."""
         core = self._core
         return EngineLoad(
             active=core.running + core.queued,
@@ -175,7 +175,7 @@ class Engine:
 
 
 def config_of(settings: Settings) -> EngineConfig:
-    """Return how the core runs under the model's settings, ``time_scale`` apart."""
+    """Return the core's configuration for the model's settings, without ``time_scale``."""
     prefill_us = settings.prefill_us_per_token
     return EngineConfig(
         prefill_rate=1e6 / prefill_us if prefill_us else inf,

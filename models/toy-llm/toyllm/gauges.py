@@ -1,7 +1,7 @@
-"""The engine's load as Prometheus series, in the words of Triton's TensorRT-LLM backend.
+"""The engine's load as Prometheus series, with the names of Triton's TensorRT-LLM backend.
 
 Names and label values follow triton-inference-server/tensorrtllm_backend,
-``custom_metrics_reporter.cc``, so a scraper that reads that backend reads this one too.
+``custom_metrics_reporter.cc``, so a scraper for that backend also reads this one.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Gauges:
 
     Args:
         pb_utils: Triton's ``triton_python_backend_utils``.
-        model: label ``model``.
-        version: label ``version``.
+        model: Value of the label ``model``.
+        version: Value of the label ``version``.
     """
 
     def __init__(self, pb_utils: Any, model: str, version: str) -> None:
         labels = {"model": model, "version": version}
-        # A family must live as long as its metrics: Triton drops both with the Python object.
+        # Keep references to the families: Triton drops a family with its Python object.
         self._families = []
         self._gauges: dict[tuple[str, str], Any] = {}
         for name, (label, values) in _FAMILIES.items():
@@ -63,7 +63,7 @@ class Gauges:
             self._counters[name] = family.Metric(labels=labels)
 
     def set(self, load: EngineLoad, timestamp_us: int) -> None:
-        """Renew all gauges. Each one crosses Triton's shared memory, so call it on a timer."""
+        """Update all gauges. Each update uses Triton's shared memory, so call this on a timer."""
         values = {
             "nv_trt_llm_request_metrics": (
                 load.active,
@@ -87,9 +87,9 @@ class Gauges:
                 self._gauges[name, label].set(value)
 
     def count(self, token: Token) -> None:
-        """Count a first or last token; call it before the token is sent.
+        """Count a first or last token; call this before the token is sent.
 
-        Whoever has an answer in hand then finds it counted.
+        A client that has received an answer then finds it counted.
         """
         if token.position == 0:
             self._counters["toy_llm_prompt_tokens_total"].increment(token.input_tokens)

@@ -1,4 +1,4 @@
-"""The toy model's settings: from ``parameters`` in config.pbtxt, overridden by the environment."""
+"""Settings of the toy model, from ``parameters`` in config.pbtxt and the environment."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ ENVIRONMENT_PREFIX = "TOY_LLM_"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How large and how fast the engine is. All times are multiplied by ``time_scale``."""
+    """Size and speed of the engine. All times are multiplied by ``time_scale``."""
 
     time_scale: float = 1.0
-    """0 computes as fast as the machine can."""
+    """Factor on all times; 0 removes all simulated delays."""
     prefill_us_per_token: float = 300.0
     decode_ms_base: float = 5.0
     decode_ms_per_running: float = 0.5
     chunk_tokens: int = 256
-    """Most prompt tokens computed in one iteration."""
+    """Maximum number of prompt tokens computed in one iteration."""
     max_running: int = 16
-    """Batch slots."""
+    """Number of batch slots."""
     max_waiting: int = 1024
-    """Requests that may wait for a slot; more are refused as unavailable."""
+    """Maximum queue length; further requests are rejected as unavailable."""
     max_tokens: int = 4096
-    """Most tokens that one request may ask for."""
+    """Maximum number of tokens that a request may generate."""
     cache_blocks: int = 1024
-    """Blocks of 16 tokens that the engine's memory holds."""
+    """Size of the block cache, blocks of 16 tokens."""
     stats_period_ms: float = 100.0
-    """How often the gauges are renewed."""
+    """Interval of updates of the gauges, milliseconds."""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check the ranges.
+
+        Raises:
+            ValueError: A setting is out of range.
+        """
         for name in (
             "time_scale",
             "prefill_us_per_token",
@@ -51,11 +55,11 @@ class Settings:
 
 
 def read_settings(parameters: Mapping[str, str], environment: Mapping[str, str]) -> Settings:
-    """Read settings; ``TOY_LLM_CACHE_BLOCKS`` in the environment wins over ``cache_blocks``.
+    """Read settings; the environment overrides parameters (``TOY_LLM_CACHE_BLOCKS`` etc.).
 
     Raises:
-        ValueError: a value is no number or out of range, or a parameter is unknown; the text
-            names it.
+        ValueError: A value is not a number or out of range, or a parameter is unknown; the
+            message names it.
     """
     defaults = asdict(Settings())
     known: dict[str, type[float]] = {name: type(value) for name, value in defaults.items()}

@@ -1,7 +1,7 @@
 """Tokens and words of the toy model.
 
-A token is four characters of text, so a text's token count needs no vocabulary and equals what
-a router can estimate. Every generated token is exactly four characters long.
+A token is four characters of text, so counting tokens needs no vocabulary and equals a router's
+estimate. Every generated token has exactly four characters.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _VOWELS: Final = "aeiou"
 
 
 def count_tokens(text: str) -> int:
-    """Return how many tokens ``text`` has; a last partial token counts as one."""
+    """Return the number of tokens of ``text``; a partial last token counts as one."""
     return -(-len(text) // CHARS_PER_TOKEN)
 
 
 class Words:
-    """The words that follow a prompt: the same prompt always gets the same ones.
+    """Deterministic words that follow a prompt: the same prompt always gets the same words.
 
-    The first token says which version speaks (``v1: ``), so that an answer shows its origin.
+    The first token is the model version (``v1: ``), so that an answer shows its origin.
     """
 
     def __init__(self, version: str, prompt: str) -> None:
@@ -30,7 +30,7 @@ class Words:
         self._seed = blake2b(f"{version}\n{prompt}".encode(), digest_size=16).digest()
 
     def token(self, index: int) -> str:
-        """Return the token at ``index`` of the answer, counted from 0."""
+        """Return the token of the answer at ``index``, from 0."""
         if index == 0:
             return self._first
         draw = blake2b(self._seed + index.to_bytes(4, "big"), digest_size=3).digest()

@@ -1,4 +1,4 @@
-"""A classifier in small: a fixed projection of the image, and a cost per batch and per image."""
+"""A toy classifier: a fixed projection of the image, with a time per batch and per image."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 
-# Only Triton's stub process has this module.
+# Available in Triton's stub process only.
 import triton_python_backend_utils as pb_utils
 
 CLASSES = 4
 
 
 class TritonPythonModel:
-    """The class that Triton's Python backend looks for."""
+    """Implementation of Triton's Python model interface."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the costs (milliseconds)."""
+        """Read the simulated times, milliseconds."""
         parameters = json.loads(args["model_config"]).get("parameters", {})
         self._batch_s = _cost_ms(parameters, "batch_ms") / 1000
         self._image_s = _cost_ms(parameters, "image_ms") / 1000
         self._replica = os.environ.get("TIDEGATE_REPLICA", "").encode()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Score one dynamic batch."""
+        """Classify one dynamic batch."""
         images = [pb_utils.get_input_tensor_by_name(r, "image").as_numpy() for r in requests]
         time.sleep(self._batch_s + self._image_s * sum(len(batch) for batch in images))
         return [self._answer(batch) for batch in images]
@@ -45,6 +45,6 @@ class TritonPythonModel:
 def _cost_ms(parameters: dict[str, dict[str, str]], name: str) -> float:
     text = os.environ.get(f"VISION_{name.upper()}", parameters[name]["string_value"])
     cost = float(text)
-    if not 0 <= cost <= 60_000:  # noqa: PLR2004 - a minute; more is a typing error
+    if not 0 <= cost <= 60_000:  # noqa: PLR2004 - more than a minute is likely a typing error
         raise ValueError(f"{name} is {text}; it must be 0 to 60000 milliseconds")
     return cost

@@ -12,7 +12,7 @@ import pytest
 from bench.emulator.fleet import ReplicaAddresses
 from bench.peers import contenders, envoys
 from bench.peers.environment import Environment
-from bench.run import LIMITS, Options, UsageError, limit_s, usual_s
+from bench.run import LIMITS, BenchOptions, UsageError, limit_s, usual_s
 from bench.simulate.workload import Job, Workload
 from bench.suites import fleet_plan, workloads
 from bench.suites.context import Context
@@ -153,9 +153,9 @@ def test_an_unknown_contender_is_refused() -> None:
 def test_unknown_names_are_usage_errors() -> None:
     """Suites and contenders are checked before anything runs."""
     with pytest.raises(UsageError, match="no suite 'all'; there are throughput"):
-        Options(suites=("all",))
+        BenchOptions(suites=("all",))
     with pytest.raises(UsageError, match="no contender 'nginx'"):
-        Options(contenders=("nginx",))
+        BenchOptions(contenders=("nginx",))
     assert sum(quick for quick, _ in LIMITS.values()) < 24 * 60
 
 
@@ -163,10 +163,10 @@ def test_a_page_without_markers_is_refused_at_once(tmp_path: Path) -> None:
     """Nobody measures for hours to hear that the results have no place."""
     page = tmp_path / "page.md"
     with pytest.raises(UsageError, match="No such file"):
-        Options(docs=page)
+        BenchOptions(docs=page)
     page.write_text("text")
     with pytest.raises(UsageError, match="has no lines"):
-        Options(docs=page)
+        BenchOptions(docs=page)
 
 
 def test_arrivals_have_the_wanted_rate() -> None:

@@ -1,7 +1,7 @@
-"""A house whose control server runs in the test's own process: Envoy, picker, instant upstreams.
+"""A stack with the control server in the test's process, and a real Envoy, picker and upstreams.
 
-Tests that change the fleet very often, bend its resources, or cut the control server off need it
-within reach; the data path is real.
+For tests that change the fleet at a high rate, corrupt its resources or disconnect the control
+server.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ GENERATE = "/v2/models/toy-llm/generate"
 WAIT = ChangeOptions("test", wait=True, timeout_s=30)
 
 
-class House:
-    """One running house; an async context manager.
+class InProcessStack:
+    """A running stack; an async context manager.
 
     Args:
-        protocol: How Envoy speaks to the control server.
-        spare: Upstream addresses, of which the first three are in the first fleet.
+        protocol: xDS variant of Envoy.
+        spare: Number of upstream addresses; the first three are in the first fleet.
         state: Folder of the control server's revisions; in memory if ``None``.
     """
 
@@ -80,10 +80,10 @@ class House:
     async def __aexit__(self, *_: object) -> None:
         await self._exit.aclose()
 
-    # --- the control server ---------------------------------------------------------------------
+    # --- Control server -------------------------------------------------------------------------
 
     async def start_control(self) -> None:
-        """Start a control server on the stored state, or on the first fleet."""
+        """Start a control server with the stored state, or with the first fleet."""
         self.store = await asyncio.to_thread(RevisionStore, self.state)
         self.ads = AdsServer(XdsMetrics(CollectorRegistry()))
         self.control = Control(self.store, self.ads, lambda: int(time.time() * 1e3), time.monotonic)
@@ -91,7 +91,7 @@ class House:
         await self.control.start(orjson.dumps(self.first_fleet()).decode(), "fleet")
 
     async def stop_control(self) -> None:
-        """Stop it; streams end as at a shutdown."""
+        """Stop the control server; its streams end as in a shutdown."""
         await self.ads.stop(0)
         await self.control.stop()
         self.store.close()
@@ -122,10 +122,10 @@ class House:
         return {"id": f"u{number}", "http": self.upstreams[number], "variant": variant}
 
     async def apply(self, fleet: dict[str, Any]) -> Change:
-        """Put a fleet in force and wait for it."""
+        """Apply a fleet and wait until it is acknowledged."""
         return await self.control.apply(Fleet.model_validate(fleet), WAIT)
 
-    # --- the others -----------------------------------------------------------------------------
+    # --- Picker and Envoy -----------------------------------------------------------------------
 
     async def _start_picker(self, page: str) -> None:
         command = (sys.executable, "-m", "ext_proc", "--listen", self.picker)
@@ -142,11 +142,11 @@ class House:
 
     @property
     def client_address(self) -> str:
-        """Where clients find the control server."""
+        """The ADS address that clients connect to."""
         return self.ads_address
 
     async def serving(self) -> None:
-        """Wait until requests are served with the picker's help and everybody is in sync."""
+        """Wait until requests are served through the picker and all clients are in sync."""
 
         async def synced() -> str | None:
             kinds = {client.kind for client in self.ads.clients()}
@@ -158,7 +158,7 @@ class House:
             lambda: picker_healthy(self.http, self.envoy_admin),
             lambda: http_ok(self.http, f"http://{self.listener}/v2/health/ready"),
         ):
-            await wait_until(look, "the house", timeout_s=60, supervisors=(self.supervisor,))
+            await wait_until(look, "the stack", timeout_s=60, supervisors=(self.supervisor,))
 
     async def envoy_page(self, page: str) -> Any:
         """Return a page of Envoy's admin interface as JSON."""
@@ -168,12 +168,12 @@ class House:
 
 @dataclass
 class Flow:
-    """Steady requests on kept connections, one after the other on each.
+    """A steady load on persistent connections, sequential on each.
 
     Args:
-        address: Envoy's listener.
-        rate: Requests per second, all connections together.
-        connections: How many.
+        address: Address of Envoy's listener.
+        rate: Requests per second over all connections.
+        connections: Number of connections.
     """
 
     address: str
@@ -195,7 +195,7 @@ class Flow:
 
     @property
     def per_second(self) -> float:
-        """Requests answered per second so far."""
+        """Mean rate of answered requests per second."""
         return self.answered / (time.monotonic() - self.began)
 
     async def _one(self, number: int) -> None:

@@ -1,0 +1,100 @@
+"""``up``, ``xds`` and ``picker`` really run from a folder that holds packages of our names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from contextlib import asynccontextmanager
+
+import pytest
+import yaml
+
+from support.hostile import TIDEGATE, fill
+from support.replicas import PATIENT
+from tidegate.stack.processes.ports import HeldPorts
+from tidegate.stack.processes.waiting import http_ok, wait_until
+from tidegate.stack.upstream import instant_upstreams
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("demo_extra")]
+
+
+@asynccontextmanager
+async def tidegate(folder, *arguments):
+    """Run the console script in a folder; it is asked to stop at the end."""
+    process = await asyncio.create_subprocess_exec(
+        *(TIDEGATE, *arguments),
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        said, _ = await process.communicate()
+        assert b"was imported" not in said, said
+
+
+@pytest.fixture
+async def place(tmp_path):
+    """Return a hostile folder with a fleet file for two pickers, and free addresses."""
+    async with instant_upstreams(1) as upstreams:
+        with HeldPorts() as ports:
+            free = {name: ports.address() for name in ("listener", "ads", "admin", "envoy", "page")}
+            pickers = [ports.address(), ports.address()]
+            fleet = {
+                "listener": {"address": free["listener"]},
+                "pickers": {"addresses": pickers, "timeout": PATIENT},
+                "pools": [
+                    {
+                        "name": "llm",
+                        "default": True,
+                        "match": {"models": ["toy-llm"]},
+                        "endpoints": [{"id": "u1", "http": upstreams[0]}],
+                    }
+                ],
+            }
+            (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(fleet))
+            yield fill(tmp_path), free, pickers
+
+
+async def test_up_runs(place, http):
+    """Control server, picker with two workers and Envoy come up and serve a request."""
+    folder, free, _ = place
+    command = (
+        *("up", "-f", "fleet.yaml", "--ads", free["ads"], "--admin", free["admin"]),
+        *("--envoy-admin", free["envoy"]),
+    )
+    async with tidegate(folder, *command) as process:
+        said = b""
+        while b"up: HTTP and gRPC at" not in said:
+            line = await process.stdout.readline()
+            assert line, said
+            said += line
+        async with http.get(f"http://{free['listener']}/v2/models/toy-llm") as answer:
+            assert answer.status == 200
+        async with tidegate(folder, "status", "--server", free["admin"], "-o", "json") as status:
+            seen = json.loads(await status.stdout.read())
+        assert {client["kind"] for client in seen["clients"]} == {"envoy", "picker"}
+
+
+async def test_the_services_run(place, http):
+    """A control server and a picker of two workers, started one by one, find each other."""
+    folder, free, pickers = place
+    xds = ("xds", "--fleet", "fleet.yaml", "--ads", free["ads"], "--admin", free["admin"])
+    picker = ("picker", "--listen", ",".join(pickers), "--xds", free["ads"], "--workers", "2")
+    with HeldPorts() as ports:
+        pages = [ports.address(), ports.address()]
+        async with (
+            tidegate(folder, *xds, "--metrics", free["page"]),
+            tidegate(folder, *picker, "--metrics", ",".join(pages)),
+        ):
+            for page in pages:
+                await wait_until(
+                    lambda page=page: http_ok(http, f"http://{page}/healthz"),
+                    "a worker",
+                    timeout_s=90,
+                    supervisors=(),
+                )

@@ -14,6 +14,7 @@ from support.hostile import TIDEGATE, fill
 from support.replicas import PATIENT
 from tidegate.stack.processes.ports import HeldPorts
 from tidegate.stack.processes.waiting import http_ok, wait_until
+from tidegate.stack.tritons.fleet import Tritons
 from tidegate.stack.upstream import instant_upstreams
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("demo_extra")]
@@ -78,6 +79,15 @@ async def test_up_runs(place, http):
         async with tidegate(folder, "status", "--server", free["admin"], "-o", "json") as status:
             seen = json.loads(await status.stdout.read())
         assert {client["kind"] for client in seen["clients"]} == {"envoy", "picker"}
+
+
+async def test_a_triton_runs(tmp_path, monkeypatch):
+    """Its Python stubs look into the current folder; that is not the caller's."""
+    monkeypatch.chdir(fill(tmp_path))
+    async with Tritons(1) as running:
+        assert [replica.name for replica in running.replicas] == ["r1"]
+        await running.kill("r1")
+        await running.restart("r1")
 
 
 async def test_the_services_run(place, http):

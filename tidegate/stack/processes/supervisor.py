@@ -63,6 +63,7 @@ class _Child:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     group: bool
+    cwd: Path | None
     process: asyncio.subprocess.Process
     watch: asyncio.Task[None] = field(init=False)
     expected: bool = False
@@ -112,7 +113,13 @@ class Supervisor:
         return self._children[name].process.pid
 
     async def start(
-        self, name: str, argv: Sequence[str], env: Mapping[str, str], *, group: bool = False
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        group: bool = False,
+        cwd: Path | None = None,
     ) -> None:
         """Start a child.
 
@@ -122,6 +129,7 @@ class Supervisor:
             env: Complete environment; Python adds LC_CTYPE if it names no locale.
             group: Whether the child starts processes of its own; they end with it, even if the
                 supervising process is killed.
+            cwd: Folder in which it runs; default: that of this process.
 
         Raises:
             ValueError: A child of that name is running.
@@ -134,12 +142,13 @@ class Supervisor:
                 *("-I", "-S", str(_GUARD), str(os.getpid()), "1" if group else "0"),
                 *argv,
                 env=env,
+                cwd=cwd,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        child = _Child(tuple(argv), dict(env), group, process)
+        child = _Child(tuple(argv), dict(env), group, cwd, process)
         child.watch = asyncio.create_task(self._watch(name, child), name=f"watch {name}")
         self._children[name] = child
 
@@ -163,7 +172,7 @@ class Supervisor:
         child = self._children[name]
         if self.running(name):
             await self.kill(name)
-        await self.start(name, child.argv, child.env, group=child.group)
+        await self.start(name, child.argv, child.env, group=child.group, cwd=child.cwd)
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
         """End all children."""

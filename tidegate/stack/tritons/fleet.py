@@ -91,6 +91,8 @@ class Tritons:
                     triton.triton_command(installation, replica, repository, backends, prefix),
                     triton.triton_environment(installation, replica, self._env),
                     group=True,
+                    # Its Python stubs look for packages in the current folder first.
+                    cwd=self._run.path,
                 )
             await asyncio.gather(*(self.wait_ready(replica.name) for replica in self.replicas))
             self._exit = exit_.pop_all()

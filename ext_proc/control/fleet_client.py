@@ -25,7 +25,8 @@ from envoy.service.discovery.v3 import ads_pb2_grpc
 from envoy.service.discovery.v3 import discovery_pb2 as pb
 from google.protobuf.message import DecodeError
 
-from ext_proc.control.pools import PoolError, pool_of
+from ext_proc.control.fields import PoolError
+from ext_proc.control.pools import pool_of
 from tidegate_api.fleet.v1 import pool_pb2
 from tidegate_api.names import PICKER_NODE_CLUSTER, POOL_TYPE
 from tidegate_common.backoff import Backoff

@@ -8,11 +8,12 @@ router's default wherever 0 has no meaning of its own.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import Final
 
-from ext_proc.routing.values.pool import BodyMode, Endpoint, EndpointKey, KvEvents, Pool, Variant
+from ext_proc.control.fields import Bounds, FieldReader, PoolError
+from ext_proc.routing.values.pool import Endpoint, EndpointKey, KvEvents, Pool, Variant
 from ext_proc.routing.values.settings import (
-    AdapterMode,
     CustomMetric,
     GpuWeights,
     LearnedSettings,
@@ -22,41 +23,71 @@ from ext_proc.routing.values.settings import (
 )
 from ext_proc.telemetry.dialects.custom import DECLARABLE
 from tidegate_api.fleet.v1 import pool_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from tidegate_api.pools import (
+    MAX_CO_BATCH_HOLD_MS,
+    MAX_CUSTOM,
+    MAX_ENGINES,
+    MAX_EXPLORE_PERCENT,
+    MAX_NEEDS,
+    MAX_PERCENT,
+    MIN_FACTOR,
+)
 
 MAX_ENDPOINTS: Final = 20_000
 """Maximum replicas of one pool."""
 
 MAX_VARIANTS: Final = 100
-MAX_CUSTOM: Final = 32
-MAX_PERCENT: Final = 100
-MAX_NEEDS: Final = 256
-MAX_HOLD_S: Final = 0.0005
-MAX_EXPLORE: Final = 0.02
-MAX_ENGINES: Final = 64
-"""Maximum engines of one replica that publish KV events."""
 MAX_CONDITIONS: Final = 16
 """Maximum reported conditions of one replica that are read."""
 
-_BODY: Final[Mapping[int, BodyMode]] = {
-    pool_pb2.BODY_MODE_UNSPECIFIED: "peek",
-    pool_pb2.BODY_MODE_NONE: "none",
-    pool_pb2.BODY_MODE_PEEK: "peek",
-    pool_pb2.BODY_MODE_FULL: "full",
-}
-_ADAPTERS: Final[Mapping[int, AdapterMode]] = {
-    pool_pb2.ADAPTERS_UNSPECIFIED: "prefer",
-    pool_pb2.ADAPTERS_IGNORE: "ignore",
-    pool_pb2.ADAPTERS_PREFER: "prefer",
-    pool_pb2.ADAPTERS_REQUIRE: "require",
-}
 _DEFAULT: Final = Pool(name="default")
 
-
-class PoolError(ValueError):
-    """The resource is invalid; the message names the faulty field."""
+_FACTOR: Final = Bounds(least=MIN_FACTOR)
+_PERCENT: Final = Bounds(most=MAX_PERCENT)
+_POOL: Final = FieldReader(
+    pool_pb2.Pool,
+    Pool,
+    zero={"per_endpoint_in_flight"},
+    elsewhere={
+        *("name", "models", "paths", "default_for", "default_for_paths", "variants", "endpoints"),
+        *("routing", "slow_start", "outlier", "custom_metrics", "deep_health", "model_needs"),
+    },
+)
+_ROUTING: Final = FieldReader(
+    pool_pb2.Routing,
+    Pool,
+    zero={"fallbacks"},
+    bounds={
+        "load_factor": _FACTOR,
+        "spill_factor": _FACTOR,
+        "co_batch_hold_seconds": Bounds(most=MAX_CO_BATCH_HOLD_MS / 1000),
+    },
+    elsewhere={"allow_override", "gpu_weights", "learned"},
+)
+_GPU_WEIGHTS: Final = FieldReader(
+    pool_pb2.GpuWeights, GpuWeights, zero={"queue", "gpu", "kv", "latency"}, place="gpu_weights."
+)
+_LEARNED: Final = FieldReader(
+    pool_pb2.Learned,
+    LearnedSettings,
+    zero={"explore"},
+    bounds={"explore": Bounds(most=MAX_EXPLORE_PERCENT / 100)},
+    place="learned.",
+)
+_SLOW_START: Final = FieldReader(
+    pool_pb2.SlowStart, SlowStart, zero={"min_weight"}, place="slow_start."
+)
+_OUTLIER: Final = FieldReader(
+    pool_pb2.Outlier,
+    Outlier,
+    zero={"max_ejection_percent", "failure_percent", "latency_factor", "frozen_after_seconds"},
+    bounds={
+        "max_ejection_percent": _PERCENT,
+        "failure_percent": _PERCENT,
+        "latency_factor": _FACTOR,
+    },
+    place="outlier.",
+)
 
 
 def pool_of(message: pool_pb2.Pool) -> Pool:
@@ -73,10 +104,8 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
     where = f"pool {name!r}"
     variants = _variants(message, where)
     endpoints = _endpoints(message, where, {variant.name for variant in variants})
-    routing, ramp = message.routing, message.slow_start
-    body = _BODY.get(routing.body)
-    if body is None:
-        raise PoolError(f"{where}: unknown body mode {routing.body}")
+    settings = _ROUTING.read(message.routing, where) | _POOL.read(message, where)
+    settings["session_header"] = settings["session_header"].lower()
     return Pool(
         name=name,
         models=frozenset(message.models),
@@ -85,50 +114,23 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
         default_for_paths=frozenset(message.default_for_paths),
         variants=variants,
         endpoints=endpoints,
-        policy=routing.policy or _DEFAULT.policy,
-        allow_override=frozenset(routing.allow_override),
-        body=body,
-        fallbacks=routing.fallbacks,
-        session_header=routing.session_header.lower() or _DEFAULT.session_header,
-        block_chars=routing.block_chars or _DEFAULT.block_chars,
-        block_tokens=routing.block_tokens or _DEFAULT.block_tokens,
-        tokenizer=routing.tokenizer,
-        index_blocks=routing.index_blocks_per_endpoint or _DEFAULT.index_blocks,
-        index_ttl_s=_positive(routing.index_ttl_seconds, _DEFAULT.index_ttl_s, where, "index_ttl"),
-        sequence_idle_s=_positive(
-            routing.sequence_idle_seconds, _DEFAULT.sequence_idle_s, where, "sequence_idle"
-        ),
-        load_factor=_positive(
-            routing.load_factor, _DEFAULT.load_factor, where, "load_factor", least=1.0
-        ),
-        max_body_bytes=routing.max_body_bytes or _DEFAULT.max_body_bytes,
-        slow_start=SlowStart(
-            window_s=_positive(ramp.window_seconds, 0.0, where, "slow_start.window"),
-            aggression=_positive(ramp.aggression, 1.0, where, "slow_start.aggression"),
-            min_weight=min(1.0, _positive(ramp.min_weight, 0.0, where, "slow_start.min_weight")),
-        ),
+        allow_override=frozenset(message.routing.allow_override),
+        slow_start=_slow_start(message, where),
         custom_metrics=_custom(message, where),
         model_needs=_model_needs(message, where),
-        gpu_weights=_gpu_weights(routing, where),
-        learned=_learned(routing, where),
-        co_batch_hold_s=_within(
-            routing.co_batch_hold_seconds, 0.0, MAX_HOLD_S, where, "co_batch_hold"
-        ),
-        adapters=_adapters(routing, where),
-        prefer_zone=routing.prefer_zone,
-        spill_factor=_positive(
-            routing.spill_factor, _DEFAULT.spill_factor, where, "spill_factor", least=1.0
-        ),
+        gpu_weights=_gpu_weights(message.routing, where),
+        learned=_learned(message.routing, where),
         repository=message.deep_health.repository,
         gpu_memory_free=_share(message.deep_health.gpu_memory_free, where, "gpu_memory_free"),
         share=message.deep_health.share,
-        orca=message.orca,
-        per_endpoint_in_flight=message.per_endpoint_in_flight,
         outlier=_outlier(message, where),
-        probe_interval_s=_positive(
-            message.probe_interval_seconds, _DEFAULT.probe_interval_s, where, "probe_interval"
-        ),
+        **settings,
     )
+
+
+def _slow_start(message: pool_pb2.Pool, where: str) -> SlowStart:
+    ramp = SlowStart(**_SLOW_START.read(message.slow_start, where))
+    return replace(ramp, min_weight=min(1.0, ramp.min_weight))
 
 
 def _model_needs(message: pool_pb2.Pool, where: str) -> tuple[ModelNeeds, ...]:
@@ -148,48 +150,22 @@ def _model_needs(message: pool_pb2.Pool, where: str) -> tuple[ModelNeeds, ...]:
 def _gpu_weights(routing: pool_pb2.Routing, where: str) -> GpuWeights:
     if not routing.HasField("gpu_weights"):
         return _DEFAULT.gpu_weights
-    sent = routing.gpu_weights
-    weights = [
-        _positive(value, 0.0, where, "gpu_weights")
-        for value in (sent.queue, sent.gpu, sent.kv, sent.latency)
-    ]
-    if not any(weights):
-        raise PoolError(f"{where}: all gpu_weights are 0")
-    return GpuWeights(*weights)
+    weights = _GPU_WEIGHTS.read(routing.gpu_weights, where)
+    if not any(weights.values()):
+        raise PoolError(f"{where}: all of gpu_weights are 0")
+    return GpuWeights(**weights)
 
 
 def _learned(routing: pool_pb2.Routing, where: str) -> LearnedSettings:
     if not routing.HasField("learned"):
         return _DEFAULT.learned
-    explore = _within(routing.learned.explore, 0.0, MAX_EXPLORE, where, "learned.explore")
-    return LearnedSettings(routing.learned.min_decisions or _DEFAULT.learned.min_decisions, explore)
-
-
-def _adapters(routing: pool_pb2.Routing, where: str) -> AdapterMode:
-    mode = _ADAPTERS.get(routing.adapters)
-    if mode is None:
-        raise PoolError(f"{where}: unknown adapter mode {routing.adapters}")
-    return mode
+    return LearnedSettings(**_LEARNED.read(routing.learned, where))
 
 
 def _outlier(message: pool_pb2.Pool, where: str) -> Outlier:
     if not message.HasField("outlier"):
         return _DEFAULT.outlier
-    sent, usual = message.outlier, _DEFAULT.outlier
-    if sent.max_ejection_percent > MAX_PERCENT or sent.failure_percent > MAX_PERCENT:
-        raise PoolError(f"{where}: a percentage of outlier is above {MAX_PERCENT}")
-    here = f"{where}: outlier"
-    return Outlier(
-        consecutive_failures=sent.consecutive_failures or usual.consecutive_failures,
-        interval_s=_positive(sent.interval_seconds, usual.interval_s, here, "interval"),
-        base_ejection_s=_positive(
-            sent.base_ejection_seconds, usual.base_ejection_s, here, "base_ejection"
-        ),
-        max_percent=sent.max_ejection_percent,
-        failure_percent=_positive(sent.failure_percent, 0.0, here, "failure_percent"),
-        latency_factor=_positive(sent.latency_factor, 0.0, here, "latency_factor", least=1.0),
-        frozen_after_s=_positive(sent.frozen_after_seconds, 0.0, here, "frozen_after"),
-    )
+    return Outlier(**_OUTLIER.read(message.outlier, where))
 
 
 def _variants(message: pool_pb2.Pool, where: str) -> tuple[Variant, ...]:
@@ -293,16 +269,10 @@ def _share(value: float, where: str, field: str) -> float:
     return value
 
 
-def _within(value: float, least: float, most: float, where: str, field: str) -> float:
-    if not least <= value <= most:
-        raise PoolError(f"{where}: {field} is {value}; it must be {least:g} to {most:g}")
-    return value
-
-
-def _positive(value: float, unset: float, where: str, field: str, least: float = 0.0) -> float:
+def _positive(value: float, unset: float, where: str, field: str) -> float:
     """Return ``value``, or ``unset`` for the wire's 0."""
     if value == 0:
         return unset
-    if not math.isfinite(value) or value < least:
-        raise PoolError(f"{where}: {field} is {value}; it must be finite and at least {least:g}")
+    if not math.isfinite(value) or value < 0:
+        raise PoolError(f"{where}: {field} is {value}; it must be finite and at least 0")
     return value

@@ -75,6 +75,7 @@ PURE = (
     "ext_proc.feedback.fold",
     "ext_proc.feedback.repository",
     "ext_proc.telemetry.orca",
+    "ext_proc.control.fields",
     "ext_proc.control.pools",
     "ext_proc.observability.series",
     "ext_proc.server.stream",

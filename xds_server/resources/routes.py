@@ -41,7 +41,8 @@ from xds_server.resources.pins import header_in, header_is, pins_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from xds_server.fleet.model.fleet import BodyMode, Fleet, PoolSpec, Routing, VariantSpec
+    from tidegate_api.pools import BodyMode
+    from xds_server.fleet.model.fleet import Fleet, PoolSpec, Routing, VariantSpec
     from xds_server.fleet.model.resilience import Shadow
 
 _GRPC_SERVICE = "/inference.GRPCInferenceService/"

@@ -9,8 +9,8 @@ Rules:
 2. Causes: consecutive failures, failure share, slow first bytes, no progress with work in flight.
    Each is relative: a replica is not ejected if the median of its peers (the closed replicas of its
    variant) is affected as well. Peers without results count as healthy.
-3. At most ``max_percent`` of a variant is ejected or half open. One replica of several may always
-   be, unless the share is 0; the only replica of a variant never is.
+3. At most ``max_ejection_percent`` of a variant is ejected or half open. One replica of several may
+   always be, unless the share is 0; the only replica of a variant never is.
 4. A half-open replica gets one request at a time; a request without a result is given up after the
    base time.
 5. Results of an ejected replica are ignored, except that a frozen replica which answers is half
@@ -255,8 +255,8 @@ class Ejection:
             return
         size = sum(1 for one in self._records.values() if one.variant == record.variant)
         out = sum(1 for one in self._out.values() if one.variant == record.variant)
-        most = size * rules.max_percent // 100
-        if size > 1 and rules.max_percent > 0:
+        most = size * rules.max_ejection_percent // 100
+        if size > 1 and rules.max_ejection_percent > 0:
             most = max(most, 1)
         if out < min(most, size - 1):
             self._eject(key, record, cause, now)

@@ -6,14 +6,13 @@ All are immutable. Unknown values are ``None``, never 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ext_proc.routing.values.settings import (
     USUAL_LEARNING,
     USUAL_OUTLIER,
     USUAL_SLOW_START,
     USUAL_WEIGHTS,
-    AdapterMode,
     CustomMetric,
     GpuWeights,
     LearnedSettings,
@@ -21,10 +20,12 @@ from ext_proc.routing.values.settings import (
     Outlier,
     SlowStart,
 )
+from tidegate_api.names import SESSION_HEADER
+
+if TYPE_CHECKING:
+    from tidegate_api.pools import AdapterMode, BodyMode
 
 Protocol = Literal["http", "grpc"]
-
-BodyMode = Literal["none", "peek", "full"]
 
 
 class EndpointKey(NamedTuple):
@@ -109,7 +110,7 @@ class Pool:
     """Policies that a request may select instead of ``policy``."""
     body: BodyMode = "peek"
     fallbacks: int = 2
-    session_header: str = "x-session-id"
+    session_header: str = SESSION_HEADER
     block_chars: int = 256
     block_tokens: int = 64
     """Tokens in a block of a prompt whose token ids are known."""

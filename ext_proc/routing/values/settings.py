@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
-
-AdapterMode = Literal["ignore", "prefer", "require"]
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Outlier:
     interval_s: float = 5.0
     """Seconds in which the weight of a result in the failure share falls to 1/e, about a third."""
     base_ejection_s: float = 10.0
-    max_percent: int = 50
+    max_ejection_percent: int = 50
     failure_percent: float = 50.0
     """Failure share that ejects, percent; 0 = no ejection by failure share."""
     latency_factor: float = 0.0

@@ -21,6 +21,7 @@ from tidegate.cli.options import (
 )
 from tidegate.cli.verbs.changing import perform
 from tidegate.terminal.output import Output
+from tidegate_api.pools import DURATION_UNITS_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,8 +45,7 @@ SLOW_START: Final = {
 """Name on the command line -> field of ``slow_start``."""
 
 _FRACTIONAL: Final = {"retry_budget_percent", "window", "aggression", "min_weight_percent"}
-_NUMBER = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|h)?")
-_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_NUMBER = re.compile(rf"([0-9]{{1,12}}(?:\.[0-9]{{1,9}})?)({'|'.join(DURATION_UNITS_S)})?")
 
 
 def breaker(
@@ -143,7 +143,7 @@ def parse_settings(words: list[str], known: Mapping[str, str]) -> dict[str, floa
         if number is None or (number[2] and field != "window"):
             raise typer.BadParameter(f"{word!r}: {text!r} is not a number")
         if field in _FRACTIONAL:
-            values[field] = float(number[1]) * _UNIT_S[number[2] or "s"]
+            values[field] = float(number[1]) * DURATION_UNITS_S[number[2] or "s"]
         elif "." in number[1] or int(number[1]) >= 2**32:
             raise typer.BadParameter(f"{word!r}: write a whole number below {2**32}")
         else:

@@ -20,8 +20,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+from tidegate_api.pools import DURATION_UNITS_S
+
+_UNITS = "|".join(DURATION_UNITS_S)
+_DURATION = re.compile(rf"(\d+(?:\.\d+)?)({_UNITS})")
 MAX_WEIGHT_SUM = 2**32 - 1
 """Envoy's bound on the sum of a route's cluster weights."""
 
@@ -35,7 +37,7 @@ def _parse_duration(value: Any) -> Any:
                 "'{value}' is no duration; write for example 500ms, 30s or 2m",
                 {"value": value[:64]},
             )
-        return float(found[1]) * _UNIT_S[found[2]]
+        return float(found[1]) * DURATION_UNITS_S[found[2]]
     return value
 
 
@@ -57,7 +59,7 @@ Duration = Annotated[
     AfterValidator(_to_nanoseconds),
     PlainSerializer(_print_duration, return_type=str),
     WithJsonSchema(
-        {"type": ["string", "number"], "pattern": r"^\d+(\.\d+)?(ms|s|m|h)$", "minimum": 0}
+        {"type": ["string", "number"], "pattern": rf"^\d+(\.\d+)?({_UNITS})$", "minimum": 0}
     ),
 ]
 """Seconds; written as ``500ms``, ``30s``, ``2m``, ``1h`` or a bare number of seconds."""

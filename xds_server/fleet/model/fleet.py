@@ -12,6 +12,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from tidegate_api.names import SESSION_HEADER
+from tidegate_api.pools import (
+    MAX_CO_BATCH_HOLD_MS,
+    MAX_NEEDS,
+    MIN_FACTOR,
+    AdapterMode,
+    BodyMode,
+)
 from xds_server.fleet.model.fields import (
     MAX_WEIGHT_SUM,
     RESERVED_HEADER_PREFIXES,
@@ -42,7 +50,6 @@ from xds_server.fleet.model.resilience import (
     Timeouts,
 )
 from xds_server.fleet.model.routing import (
-    MAX_NEEDS,
     GpuWeightsSpec,
     LearnedSpec,
     ModelNeedsSpec,
@@ -149,9 +156,6 @@ class EndpointSpec(Strict):
         return self
 
 
-BodyMode = Literal["none", "peek", "full"]
-
-
 class Routing(Strict):
     """How the picker chooses."""
 
@@ -166,7 +170,7 @@ class Routing(Strict):
     message, with every message going through the picker: then a stream breaks with its picker."""
     fallbacks: Annotated[int, Field(ge=0, le=8)] = 2
     """Further endpoints behind the pick, which Envoy's retries walk."""
-    session_header: HeaderName = "x-session-id"
+    session_header: HeaderName = SESSION_HEADER
     """Requests of one session draw the same variant."""
     block_chars: Annotated[int, Field(ge=16, le=65_536)] = 256
     """Characters of prompt in one prefix block."""
@@ -182,20 +186,20 @@ class Routing(Strict):
     sequence_idle: Duration = 60.0
     """A sequence keeps its replica for so long after its last request; at least Triton's
     `max_sequence_idle_microseconds`."""
-    load_factor: Annotated[float, Field(ge=1, le=100)] = 1.5
+    load_factor: Annotated[float, Field(ge=MIN_FACTOR, le=100)] = 1.5
     """The cached replica is chosen while its load is at most this factor above the mean."""
     gpu_weights: GpuWeightsSpec = GpuWeightsSpec()
     """Weights of the policy `gpu-composite`."""
     learned: LearnedSpec = LearnedSpec()
     """Settings of the policy `learned`."""
-    co_batch_hold_ms: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    co_batch_hold_ms: Annotated[float, Field(ge=0, le=MAX_CO_BATCH_HOLD_MS)] = 0.0
     """Policy `co-batch`: longest time for which a request waits for companions, where the rate
     makes one likely; 0 = none waits."""
-    adapters: Literal["ignore", "prefer", "require"] = "prefer"
+    adapters: AdapterMode = "prefer"
     """Whether replicas that have a request's LoRA adapter loaded are preferred or required."""
     prefer_zone: bool = False
     """Replicas of the picker's own zone (its `--zone`) are preferred."""
-    spill_factor: Annotated[float, Field(ge=1, le=100)] = 1.5
+    spill_factor: Annotated[float, Field(ge=MIN_FACTOR, le=100)] = 1.5
     """A preferred replica (zone, adapter, device) is kept to while its requests in flight are at
     most this factor above the mean."""
     peek_bytes: Annotated[int, Field(ge=4096, le=16 * 2**20)] = 65_536

@@ -7,6 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from tidegate_api.pools import MAX_PERCENT, MIN_FACTOR
 from xds_server.fleet.model.fields import (
     Duration,
     HttpPath,
@@ -56,9 +57,9 @@ class OutlierSpec(Strict):
     picker."""
     base_ejection: Annotated[Duration, Field(gt=0)] = 10.0
     """Length of the first ejection; each further one is longer by this."""
-    max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = 50
+    max_ejection_percent: Annotated[int, Field(ge=0, le=MAX_PERCENT)] = 50
     """Largest share of a variant's replicas that is ejected at once."""
-    failure_percent: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 50.0
+    failure_percent: Annotated[float, Field(ge=0, le=MAX_PERCENT, allow_inf_nan=False)] = 50.0
     """Share of failures for which a picker ejects a replica, unless its peers fail as much;
     0 = off."""
     latency_factor: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.0
@@ -70,7 +71,7 @@ class OutlierSpec(Strict):
 
     @model_validator(mode="after")
     def _factor(self) -> Self:
-        if 0 < self.latency_factor < 1:
+        if 0 < self.latency_factor < MIN_FACTOR:
             raise PydanticCustomError(
                 "latency_factor", "`latency_factor` must be 0 (off) or at least 1", {}
             )

@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from tidegate_api.pools import MAX_EXPLORE_PERCENT, PolicyName
 from xds_server.fleet.model.fields import Label, ModelName, Strict
 
-MAX_NEEDS = 256
-PolicyName = Literal[
-    "auto",
-    "prefix-affinity",
-    "learned",
-    "least-in-flight",
-    "least-request",
-    "weighted-least-pending",
-    "least-response-time",
-    "peak-ewma",
-    "p2c",
-    "p2c-work",
-    "p2c-drain",
-    "p2c-latency",
-    "prequal",
-    "gpu-composite",
-    "token-bucket",
-    "consistent-hash",
-    "consistent-hash-bounded",
-    "session-sticky",
-    "co-batch",
-    "round-robin",
-    "weighted-round-robin",
-    "random",
-    "weighted-random",
-]
-"""The picker's policies (``ext_proc.routing.policies``)."""
+__all__ = ["GpuWeightsSpec", "LearnedSpec", "ModelNeedsSpec", "PolicyName"]
 
 Share = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 
@@ -80,6 +55,6 @@ class LearnedSpec(Strict):
 
     min_decisions: Annotated[int, Field(ge=1000, le=10_000_000)] = 10_000
     """Finished requests between two judgements of what it would have done."""
-    explore_percent: Annotated[float, Field(ge=0, le=2)] = 1.0
+    explore_percent: Annotated[float, Field(ge=0, le=MAX_EXPLORE_PERCENT)] = 1.0
     """Share of requests on which it tries an alternative. With 0 it can never be judged, so it
     stays in the shadow of `auto`."""

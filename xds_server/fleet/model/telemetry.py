@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from tidegate_api.pools import MAX_CUSTOM, MAX_ENGINES, CustomReading
 from xds_server.fleet.model.fields import (
     METRIC_NAME,
     Label,
@@ -17,24 +18,13 @@ from xds_server.fleet.model.fields import (
     split_host_port,
 )
 
-MAX_CUSTOM = 32
-MAX_ENGINES = 64
 _PORTS = 65_536
 
 
 class CustomMetricSpec(Strict):
     """A series of the replicas' metrics pages that no built-in dialect contains."""
 
-    reading: Literal[
-        "queued",
-        "running",
-        "reused_blocks",
-        "kv_used",
-        "gpu_used",
-        "gpu_memory_used",
-        "kv_block_tokens",
-        "kv_blocks",
-    ]
+    reading: CustomReading
     """What it says. Counts of several series add up, shares are averaged."""
     metric: Annotated[str, Field(pattern=METRIC_NAME, max_length=256)]
     """Its name."""

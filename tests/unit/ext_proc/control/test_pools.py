@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from ext_proc.control.pools import MAX_ENDPOINTS, MAX_NEEDS, MAX_VARIANTS, PoolError, pool_of
+from ext_proc.control.fields import PoolError
+from ext_proc.control.pools import MAX_ENDPOINTS, MAX_VARIANTS, pool_of
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.settings import (
     GpuWeights,
@@ -16,6 +17,7 @@ from ext_proc.routing.values.settings import (
     SlowStart,
 )
 from tidegate_api.fleet.v1 import pool_pb2
+from tidegate_api.pools import MAX_NEEDS
 
 
 def message(**changes):
@@ -148,7 +150,7 @@ def test_defaults():
         ({"endpoints": [endpoint(capacity=-1)]}, "capacity is -1"),
         ({"endpoints": [endpoint(capacity=math.nan)]}, "capacity is nan"),
         ({"routing": pool_pb2.Routing(load_factor=0.5)}, "load_factor is 0.5"),
-        ({"routing": pool_pb2.Routing(body=9)}, "unknown body mode 9"),
+        ({"routing": pool_pb2.Routing(body=9)}, "body has the unknown value 9"),
         ({"slow_start": pool_pb2.SlowStart(window_seconds=math.inf)}, "slow_start.window"),
     ],
 )
@@ -181,7 +183,7 @@ def test_rules_of_ejection_and_probes_arrive():
     assert made.outlier == Outlier(5, 2.0, 3.0, 40, 60.0, 7.0, 8.0)
     assert made.probe_interval_s == 9.0
     off = pool_of(message(outlier=pool_pb2.Outlier())).outlier
-    assert off == Outlier(max_percent=0, failure_percent=0.0, frozen_after_s=0.0)
+    assert off == Outlier(max_ejection_percent=0, failure_percent=0.0, frozen_after_s=0.0)
     variant = pool_pb2.Variant(name="stable", weight=1, probe_path="/v2/health/ready")
     assert pool_of(message(variants=[variant])).variants[0].probe_path == "/v2/health/ready"
 
@@ -238,11 +240,14 @@ def test_constraints_and_settings_of_policies_arrive():
         ({"model_needs": [pool_pb2.ModelNeeds()]}, "without a model"),
         ({"model_needs": [pool_pb2.ModelNeeds(model="m", device_required=True)]}, "names none"),
         ({"routing": pool_pb2.Routing(gpu_weights=pool_pb2.GpuWeights())}, "gpu_weights are 0"),
-        ({"routing": pool_pb2.Routing(gpu_weights=pool_pb2.GpuWeights(kv=-1))}, "gpu_weights is"),
+        (
+            {"routing": pool_pb2.Routing(gpu_weights=pool_pb2.GpuWeights(kv=-1))},
+            "gpu_weights.kv",
+        ),
         ({"routing": pool_pb2.Routing(learned=pool_pb2.Learned(explore=0.03))}, "explore is 0.03"),
         ({"routing": pool_pb2.Routing(co_batch_hold_seconds=0.001)}, "co_batch_hold is 0.001"),
         ({"routing": pool_pb2.Routing(co_batch_hold_seconds=math.nan)}, "co_batch_hold is nan"),
-        ({"routing": pool_pb2.Routing(adapters=9)}, "unknown adapter mode 9"),
+        ({"routing": pool_pb2.Routing(adapters=9)}, "adapters has the unknown value 9"),
         ({"routing": pool_pb2.Routing(spill_factor=0.5)}, "spill_factor is 0.5"),
     ],
 )

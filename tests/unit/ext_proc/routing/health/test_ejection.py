@@ -158,7 +158,7 @@ def test_two_of_four_may_fail_together(build):
 def test_the_share_ejected_is_bounded(build):
     """At most half of four, one of two or three, none of one, and none if the share is 0."""
     for count, percent, most in ((4, 50, 2), (3, 10, 1), (2, 100, 1), (1, 100, 0), (4, 0, 0)):
-        case = Case(build, count, Outlier(max_percent=percent))
+        case = Case(build, count, Outlier(max_ejection_percent=percent))
         for number in range(count):
             case.fail(number)
         assert len(case.ejection.barred(1.0)) == most, (count, percent)
@@ -263,7 +263,9 @@ def test_removed_and_restarted_replicas_are_reset(build):
 )
 def test_after_any_events_the_share_holds_and_every_ejection_ends(build, events, percent):
     """Never more replicas than allowed are ejected, never all, and each ejection ends in time."""
-    case = Case(build, 5, Outlier(max_percent=percent, frozen_after_s=5.0, latency_factor=2.0))
+    case = Case(
+        build, 5, Outlier(max_ejection_percent=percent, frozen_after_s=5.0, latency_factor=2.0)
+    )
     now = 0.0
     for event, number in events:
         now += 0.5

@@ -14,8 +14,9 @@ from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.values.pool import Variant
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
-from ext_proc.routing.values.settings import AdapterMode, ModelNeeds
+from ext_proc.routing.values.settings import ModelNeeds
 from ext_proc.routing.values.ticket import Outcome
+from tidegate_api.pools import AdapterMode
 
 if TYPE_CHECKING:
     from ext_proc.routing.router import Router

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from ext_proc.control.pools import MAX_CUSTOM as MOST_TAKEN
-from ext_proc.control.pools import PoolError, pool_of
+from ext_proc.control.fields import PoolError
+from ext_proc.control.pools import pool_of
 from ext_proc.routing.values.pool import KvEvents as PickerKvEvents
 from ext_proc.routing.values.settings import CustomMetric
 from ext_proc.telemetry.dialects.custom import DECLARABLE
 from tidegate_api.fleet.v1 import pool_pb2
+from tidegate_api.pools import MAX_CUSTOM
 from xds_server.fleet.model.fleet import Fleet
-from xds_server.fleet.model.telemetry import MAX_CUSTOM, KvEventsSpec, PoolTelemetry
+from xds_server.fleet.model.telemetry import KvEventsSpec, PoolTelemetry
 from xds_server.fleet.rules.fleet import problems
 from xds_server.fleet.view import View
 from xds_server.resources.pools import pool_resource
@@ -49,7 +50,6 @@ def test_bounds():
     assert len(PoolTelemetry.model_validate({"custom": [custom()] * MAX_CUSTOM}).custom) == 32
     with pytest.raises(ValidationError):
         PoolTelemetry.model_validate({"custom": [custom()] * (MAX_CUSTOM + 1)})
-    assert MOST_TAKEN == MAX_CUSTOM
     for name in DECLARABLE:
         PoolTelemetry.model_validate({"custom": [custom(reading=name)]})
 
@@ -167,7 +167,7 @@ def test_pickers_reject_unknown_settings():
     with pytest.raises(PoolError, match="'mood'"):
         pool_of(message)
     del message.custom_metrics[:]
-    for _ in range(MOST_TAKEN + 1):
+    for _ in range(MAX_CUSTOM + 1):
         message.custom_metrics.add(reading="queued", metric="q")
     with pytest.raises(PoolError, match="33 declared series"):
         pool_of(message)

@@ -1,0 +1,93 @@
+"""What a pool's settings may be, for both services: their words, bounds and units.
+
+The fleet's models (``xds_server.fleet.model``) and the picker's conversion (``ext_proc.control``)
+take these from here, so neither repeats them. Default values stand in the models and in the
+picker's values; ``tests/unit/test_one_source.py`` holds them together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from google.protobuf.descriptor import EnumDescriptor
+
+PolicyName = Literal[
+    "auto",
+    "prefix-affinity",
+    "learned",
+    "least-in-flight",
+    "least-request",
+    "weighted-least-pending",
+    "least-response-time",
+    "peak-ewma",
+    "p2c",
+    "p2c-work",
+    "p2c-drain",
+    "p2c-latency",
+    "prequal",
+    "gpu-composite",
+    "token-bucket",
+    "consistent-hash",
+    "consistent-hash-bounded",
+    "session-sticky",
+    "co-batch",
+    "round-robin",
+    "weighted-round-robin",
+    "random",
+    "weighted-random",
+]
+POLICY_NAMES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
+"""The picker's policies; ``ext_proc.routing.policies`` makes each of them."""
+
+BodyMode = Literal["none", "peek", "full"]
+"""How much of a request's body the picker reads."""
+
+AdapterMode = Literal["ignore", "prefer", "require"]
+"""What it counts that a replica has a request's LoRA adapter loaded."""
+
+CustomReading = Literal[
+    "queued",
+    "running",
+    "reused_blocks",
+    "kv_used",
+    "gpu_used",
+    "gpu_memory_used",
+    "kv_block_tokens",
+    "kv_blocks",
+]
+"""Fields of a reading that a fleet file may declare a series for."""
+
+MAX_CUSTOM: Final = 32
+"""Declared series of one pool."""
+
+MAX_NEEDS: Final = 256
+"""Entries in one pool's ``model_needs``."""
+
+MAX_ENGINES: Final = 64
+"""Engines of one replica that publish KV events."""
+
+MIN_FACTOR: Final = 1
+"""Least of ``load_factor``, ``spill_factor`` and a ``latency_factor`` that is not off."""
+
+MAX_PERCENT: Final = 100
+
+MAX_EXPLORE_PERCENT: Final = 2
+"""Largest share of requests on which ``learned`` tries an alternative."""
+
+MAX_CO_BATCH_HOLD_MS: Final = 0.5
+"""Longest time for which ``co-batch`` lets a request wait."""
+
+DURATION_UNITS_S: Final[Mapping[str, float]] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+"""Units of durations, as people write them, in seconds."""
+
+
+def enum_numbers(enum: EnumDescriptor) -> dict[str, int]:
+    """Return an enum's numbers by the fleet file's words: ``peek`` is ``BODY_MODE_PEEK``.
+
+    The value 0, ``..._UNSPECIFIED``, has no word.
+    """
+    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return {value.name.removeprefix(prefix).lower(): value.number for value in enum.values[1:]}

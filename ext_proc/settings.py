@@ -7,6 +7,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tidegate_api.addresses import ADS_ADDRESS, PICKER_ADDRESS, PICKER_METRICS_ADDRESS
+from tidegate_common.logs import LogFormat, LogLevel  # noqa: TC001 - pydantic reads annotations
+
 EXIT_USAGE: Final = 2
 
 Transport = Literal["auto", "grpc", "nghttp2"]
@@ -39,14 +42,14 @@ class PickerSettings(BaseModel):
     workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
     """Processes that decide as one picker. Each has its own addresses: those listed, separated by
     commas, or the given port and the ports after it."""
-    listen: Addresses = "127.0.0.1:18001"
+    listen: Addresses = PICKER_ADDRESS
     """Address of the gRPC server that Envoy calls."""
     advertise: Addresses | None = None
     """Address by which the fleet's `pickers.addresses` knows this picker, if it is not `listen`.
     Envoys with several pickers use it to return log entries to the picker that made the pick."""
-    xds: Address = "127.0.0.1:18000"
+    xds: Address = ADS_ADDRESS
     """Address of the control server."""
-    metrics: Addresses = "127.0.0.1:18081"
+    metrics: Addresses = PICKER_METRICS_ADDRESS
     """Address that serves `/metrics`, `/debug/state` and `/healthz`."""
     id: Annotated[str, Field(min_length=1, max_length=128)] = Field(default_factory=_default_id)
     """Name of this picker, unique among all pickers."""
@@ -62,5 +65,5 @@ class PickerSettings(BaseModel):
     caller traces the request. Needs the extra `otel`."""
     drain: Annotated[float, Field(ge=0, le=3600)] = 10.0
     """Seconds that open streams may continue after SIGTERM."""
-    log_format: Literal["console", "json"] = "console"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: LogFormat = "console"
+    log_level: LogLevel = "info"

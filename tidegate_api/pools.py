@@ -80,6 +80,9 @@ MAX_EXPLORE_PERCENT: Final = 2
 MAX_CO_BATCH_HOLD_MS: Final = 0.5
 """Longest time for which ``co-batch`` lets a request wait."""
 
+MAX_WEIGHT_SUM: Final = 2**32 - 1
+"""Envoy's bound on the sum of a route's cluster weights."""
+
 DURATION_UNITS_S: Final[Mapping[str, float]] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 """Units of durations, as people write them, in seconds."""
 

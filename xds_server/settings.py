@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from tidegate_api.addresses import ADMIN_ADDRESS, ADS_ADDRESS, CONTROL_METRICS_ADDRESS
 from tidegate_common.logs import LogFormat, LogLevel  # noqa: TC001 - as above
 from xds_server.fleet.model.fields import join_host_port, split_host_port
 
@@ -33,11 +34,11 @@ class ControlSettings(BaseModel):
 
     fleet: Path
     """The fleet file, which is also watched."""
-    ads: ListenAddress = "127.0.0.1:18000"
+    ads: ListenAddress = ADS_ADDRESS
     """Address for Envoys and pickers."""
-    admin: ListenAddress = "127.0.0.1:18010"
+    admin: ListenAddress = ADMIN_ADDRESS
     """Address for operators. It has no authentication, so keep it on loopback."""
-    metrics: ListenAddress = "127.0.0.1:18080"
+    metrics: ListenAddress = CONTROL_METRICS_ADDRESS
     """Address of `/metrics` and `/healthz`."""
     state: Path | None = None
     """Folder for revisions; in memory if omitted."""

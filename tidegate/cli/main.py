@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
+from tidegate.cli.options import expand_bundles
 from tidegate.cli.verbs import (
     benching,
     changing,
@@ -114,7 +115,9 @@ VERBS: Final = (
 """All verbs, in the order of the help page."""
 
 for _one in VERBS:
-    app.command(_one.name, rich_help_panel=_one.panel, epilog=f"Example: {_one.example}")(_one.run)
+    app.command(_one.name, rich_help_panel=_one.panel, epilog=f"Example: {_one.example}")(
+        expand_bundles(_one.run)
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

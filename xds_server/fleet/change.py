@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import ValidationError
 
-from xds_server.fleet.model.fields import MAX_WEIGHT_SUM
+from tidegate_api.pools import MAX_WEIGHT_SUM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

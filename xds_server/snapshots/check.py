@@ -41,7 +41,7 @@ from tidegate_api.names import (
     RUNTIME_TYPE,
     SECRET_TYPE,
 )
-from xds_server.fleet.model.fields import MAX_WEIGHT_SUM
+from tidegate_api.pools import MAX_WEIGHT_SUM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,20 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.options import (
-    DEFAULT_SERVER,
-    DEFAULT_TIMEOUT_S,
-    AuthorOption,
-    ChangeFlags,
-    DryRunOption,
-    OutputOption,
-    ReasonOption,
-    ServerOption,
-    TimeoutOption,
-    WaitOption,
-)
+from tidegate.cli.options import ChangeFlags  # noqa: TC001 - typer reads annotations at runtime
 from tidegate.terminal.errors import CliError
-from tidegate.terminal.output import Output
+from tidegate_api.pools import MAX_WEIGHT_SUM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,30 +16,22 @@ if TYPE_CHECKING:
     from tidegate_api.admin.v1.admin_pb2 import ChangeResult
     from tidegate_api.admin.v1.admin_pb2_grpc import AdminStub
 
-MAX_WEIGHT = 2**32 - 1
-
 
 def apply(
     fleet: Annotated[
         str, typer.Option("--file", "-f", metavar="FLEET", help="Fleet file; `-` reads stdin.")
     ],
-    reason: ReasonOption = "",
-    author: AuthorOption = "",
-    dry_run: DryRunOption = False,
-    wait: WaitOption = True,
-    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
-    server: ServerOption = DEFAULT_SERVER,
-    output: OutputOption = Output.TABLE,
+    *,
+    change: ChangeFlags,
 ) -> None:
     """Apply a fleet file as one new revision."""
     from tidegate.cli.verbs.files import read_text
     from tidegate_api.admin.v1.admin_pb2 import ApplyRequest
 
     text, source = read_text(fleet)
-    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
     request = ApplyRequest(fleet=text, source=source, options=change.to_proto())
-    perform(change, output, lambda stub, bound: stub.Apply(request, timeout=bound))
-    if dry_run:
+    perform(change, lambda stub, bound: stub.Apply(request, timeout=bound))
+    if change.dry_run:
         _validate_with_envoy(text, source)
 
 
@@ -63,77 +44,53 @@ def weight(
             help="Weights, whole numbers from 0; variants that are not named keep theirs.",
         ),
     ],
-    reason: ReasonOption = "",
-    author: AuthorOption = "",
-    dry_run: DryRunOption = False,
-    wait: WaitOption = True,
-    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
-    server: ServerOption = DEFAULT_SERVER,
-    output: OutputOption = Output.TABLE,
+    *,
+    change: ChangeFlags,
 ) -> None:
     """Set the traffic weights of a pool's variants, for example for a canary."""
     from tidegate_api.admin.v1.admin_pb2 import SetWeightsRequest
 
-    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
     request = SetWeightsRequest(
         pool=pool, weights=parse_weights(weights), options=change.to_proto()
     )
-    perform(change, output, lambda stub, bound: stub.SetWeights(request, timeout=bound))
+    perform(change, lambda stub, bound: stub.SetWeights(request, timeout=bound))
 
 
 def drain(
     endpoint: Annotated[str, typer.Argument(help="Endpoint id in all pools, or POOL/ID in one.")],
-    reason: ReasonOption = "",
-    author: AuthorOption = "",
-    dry_run: DryRunOption = False,
-    wait: WaitOption = True,
-    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
-    server: ServerOption = DEFAULT_SERVER,
-    output: OutputOption = Output.TABLE,
+    *,
+    change: ChangeFlags,
 ) -> None:
     """Send no new requests to a replica; requests in flight finish."""
-    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
-    _set_draining(endpoint, draining=True, change=change, output=output)
+    _set_draining(endpoint, draining=True, change=change)
 
 
 def undrain(
     endpoint: Annotated[str, typer.Argument(help="Endpoint id in all pools, or POOL/ID in one.")],
-    reason: ReasonOption = "",
-    author: AuthorOption = "",
-    dry_run: DryRunOption = False,
-    wait: WaitOption = True,
-    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
-    server: ServerOption = DEFAULT_SERVER,
-    output: OutputOption = Output.TABLE,
+    *,
+    change: ChangeFlags,
 ) -> None:
     """Return a drained replica to service."""
-    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
-    _set_draining(endpoint, draining=False, change=change, output=output)
+    _set_draining(endpoint, draining=False, change=change)
 
 
 def rollback(
     revision: Annotated[int, typer.Argument(min=1, help="Revision to restore.")],
-    reason: ReasonOption = "",
-    author: AuthorOption = "",
-    dry_run: DryRunOption = False,
-    wait: WaitOption = True,
-    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
-    server: ServerOption = DEFAULT_SERVER,
-    output: OutputOption = Output.TABLE,
+    *,
+    change: ChangeFlags,
 ) -> None:
     """Apply the fleet of an earlier revision as a new revision."""
     from tidegate_api.admin.v1.admin_pb2 import RollbackRequest
 
-    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
     request = RollbackRequest(revision=revision, options=change.to_proto())
-    perform(change, output, lambda stub, bound: stub.Rollback(request, timeout=bound))
+    perform(change, lambda stub, bound: stub.Rollback(request, timeout=bound))
 
 
 def parse_weights(words: list[str]) -> dict[str, int]:
     """Parse arguments of the form ``VARIANT=W``.
 
     Raises:
-        typer.BadParameter: An argument is not of this form, its weight exceeds ``MAX_WEIGHT``,
+        typer.BadParameter: An argument is not of this form, its weight exceeds ``MAX_WEIGHT_SUM``,
             or a variant is named twice.
     """
     weights: dict[str, int] = {}
@@ -141,8 +98,8 @@ def parse_weights(words: list[str]) -> dict[str, int]:
         variant, equals, number = word.partition("=")
         if not variant or not equals or not number.isascii() or not number.isdigit():
             raise typer.BadParameter(f"{word!r} is not a weight; write VARIANT=W, e.g. canary=10")
-        if int(number) > MAX_WEIGHT:
-            raise typer.BadParameter(f"{word!r}: a weight is at most {MAX_WEIGHT}")
+        if int(number) > MAX_WEIGHT_SUM:
+            raise typer.BadParameter(f"{word!r}: a weight is at most {MAX_WEIGHT_SUM}")
         if variant in weights:
             raise typer.BadParameter(f"variant {variant!r} is named twice")
         weights[variant] = int(number)
@@ -191,7 +148,7 @@ def failure(result: ChangeResult, change: ChangeFlags) -> CliError | None:
     if result.acked < result.clients:
         return CliError(
             f"{result.acked} of {result.clients} clients have acknowledged revision "
-            f"{result.revision} after {change.timeout_s:g} s; the change continues, follow it "
+            f"{result.revision} after {change.timeout:g} s; the change continues, follow it "
             "with `tidegate status`"
         )
     return None
@@ -216,16 +173,14 @@ def _validate_with_envoy(text: str, source: str) -> None:
     envoy_check.hold(fleet, source, binary)
 
 
-def _set_draining(endpoint: str, *, draining: bool, change: ChangeFlags, output: Output) -> None:
+def _set_draining(endpoint: str, *, draining: bool, change: ChangeFlags) -> None:
     from tidegate_api.admin.v1.admin_pb2 import SetDrainingRequest
 
     request = SetDrainingRequest(endpoint=endpoint, draining=draining, options=change.to_proto())
-    perform(change, output, lambda stub, bound: stub.SetDraining(request, timeout=bound))
+    perform(change, lambda stub, bound: stub.SetDraining(request, timeout=bound))
 
 
-def perform(
-    change: ChangeFlags, output: Output, call: Callable[[AdminStub, float], ChangeResult]
-) -> None:
+def perform(change: ChangeFlags, call: Callable[[AdminStub, float], ChangeResult]) -> None:
     """Call the admin API and print the outcome.
 
     Raises:
@@ -235,11 +190,11 @@ def perform(
     from tidegate.cli.client import CHANGE_MARGIN_S, admin
     from tidegate.terminal.output import emit, spinner
 
-    bound = CHANGE_MARGIN_S + (change.timeout_s if change.wait else 0.0)
+    bound = CHANGE_MARGIN_S + (change.timeout if change.wait else 0.0)
     with admin(change.server) as stub, spinner("waiting for the clients to acknowledge"):
         result = call(stub, bound)
     data = views.change(result, dry_run=change.dry_run)
-    emit(data, ["\n".join(outcome_lines(result, change))], output)
+    emit(data, ["\n".join(outcome_lines(result, change))], change.output)
     error = failure(result, change)
     if error is not None:
         raise error

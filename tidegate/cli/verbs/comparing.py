@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.options import DEFAULT_SERVER, OutputOption, ServerOption
-from tidegate.terminal.output import Output
+from tidegate.cli.options import ReadFlags  # noqa: TC001 - typer reads annotations at runtime
 
 
 def diff(
@@ -28,8 +27,8 @@ def diff(
             help="Compare this fleet file with the fleet in force; `-` reads stdin.",
         ),
     ] = None,
-    server: ServerOption = DEFAULT_SERVER,
-    output: OutputOption = Output.TABLE,
+    *,
+    flags: ReadFlags,
 ) -> None:
     """Show the differences of two revisions, or what a fleet file would change."""
     from tidegate.cli.client import READ_TIMEOUT_S, admin
@@ -42,10 +41,10 @@ def diff(
     if fleet is not None:
         text, source = read_text(fleet)
         request = ApplyRequest(fleet=text, source=source, options=ChangeOptions(dry_run=True))
-        with admin(server) as stub:
+        with admin(flags.server) as stub:
             changes = list(stub.Apply(request, timeout=READ_TIMEOUT_S).changes)
     else:
-        with admin(server) as stub:
+        with admin(flags.server) as stub:
             asked = DiffRequest(old_revision=old or 0, new_revision=new or 0)
             changes = list(stub.Diff(asked, timeout=READ_TIMEOUT_S).changes)
-    emit({"changes": changes}, ["\n".join(changes) or "no difference"], output)
+    emit({"changes": changes}, ["\n".join(changes) or "no difference"], flags.output)

@@ -9,6 +9,7 @@ import typer
 from tidegate.cli.options import OutputOption  # noqa: TC001 - typer reads annotations at runtime
 from tidegate.terminal.errors import CliError
 from tidegate.terminal.output import Output
+from tidegate_api.addresses import PICKER_METRICS_ADDRESS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-DEFAULT_PICKER: Final = "127.0.0.1:18081"
 TIMEOUT_S: Final = 5.0
 MAX_BYTES: Final = 32 * 2**20
 MOST_SHOWN: Final = 64
@@ -48,7 +48,7 @@ def explain(
             metavar="HOST:PORT",
             help="Debug address of the picker (`tidegate picker --metrics`).",
         ),
-    ] = DEFAULT_PICKER,
+    ] = PICKER_METRICS_ADDRESS,
     pool: Annotated[
         str | None, typer.Option("--pool", metavar="NAME", help="Only decisions of this pool.")
     ] = None,

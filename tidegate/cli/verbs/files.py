@@ -10,6 +10,7 @@ import typer
 
 from tidegate.cli.options import ProtocolOption, XdsProtocol
 from tidegate.terminal.errors import CliError
+from tidegate_api.addresses import ADS_ADDRESS
 
 MAX_FILE_BYTES = 4 * 2**20
 
@@ -87,7 +88,7 @@ def envoy_bootstrap(
     ] = "tidegate",
     xds: Annotated[
         str, typer.Option("--xds", metavar="HOST:PORT", help="ADS address of the control server.")
-    ] = "127.0.0.1:18000",
+    ] = ADS_ADDRESS,
     admin: Annotated[
         str, typer.Option("--admin", metavar="HOST:PORT", help="Address of Envoy's admin page.")
     ] = "127.0.0.1:19000",

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli.options import DEFAULT_SERVER, OutputOption, ServerOption
-from tidegate.terminal.output import Output
+from tidegate.cli.options import ReadFlags  # noqa: TC001 - typer reads annotations at runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,8 +34,8 @@ LimitOption = Annotated[
 
 def get(
     what: Annotated[What, typer.Argument(help="Kind of objects to list.")],
-    server: ServerOption = DEFAULT_SERVER,
-    output: OutputOption = Output.TABLE,
+    *,
+    flags: ReadFlags,
 ) -> None:
     """List the pools, endpoints, clients or revisions of the control server."""
     from tidegate.cli import views
@@ -44,7 +43,7 @@ def get(
     from tidegate.terminal.output import emit
     from tidegate_api.admin.v1 import admin_pb2 as api
 
-    with admin(server) as stub:
+    with admin(flags.server) as stub:
         rows: list[dict[str, Any]]
         shown: Iterable[Table | str]
         if what is What.POOLS:
@@ -65,17 +64,17 @@ def get(
             )
             rows = views.revisions(listed.revisions)
             shown = [_revisions_table(rows)]
-    emit(rows, shown, output)
+    emit(rows, shown, flags.output)
 
 
-def status(server: ServerOption = DEFAULT_SERVER, output: OutputOption = Output.TABLE) -> None:
+def status(*, flags: ReadFlags) -> None:
     """Show the revision in force and what each client has acknowledged."""
     from tidegate.cli import views
     from tidegate.cli.client import READ_TIMEOUT_S, admin
     from tidegate.terminal.output import emit
     from tidegate_api.admin.v1 import admin_pb2 as api
 
-    with admin(server) as stub:
+    with admin(flags.server) as stub:
         answer = stub.GetStatus(api.GetStatusRequest(), timeout=READ_TIMEOUT_S)
     data = views.status(answer)
     head = f"revision {data['revision']}, " + (
@@ -91,13 +90,13 @@ def status(server: ServerOption = DEFAULT_SERVER, output: OutputOption = Output.
         shown.append(_messages_table(data["clients"]))
     if data["sick"]:
         shown.append(_sick_table(data["sick"]))
-    emit(data, shown, output)
+    emit(data, shown, flags.output)
 
 
 def history(
     limit: LimitOption = DEFAULT_LIMIT,
-    server: ServerOption = DEFAULT_SERVER,
-    output: OutputOption = Output.TABLE,
+    *,
+    flags: ReadFlags,
 ) -> None:
     """List revisions of the fleet, newest first, with author, reason, changes and outcome."""
     from tidegate.cli import views
@@ -105,10 +104,10 @@ def history(
     from tidegate.terminal.output import emit
     from tidegate_api.admin.v1 import admin_pb2 as api
 
-    with admin(server) as stub:
+    with admin(flags.server) as stub:
         answer = stub.ListRevisions(api.ListRevisionsRequest(limit=limit), timeout=READ_TIMEOUT_S)
     rows = views.revisions(answer.revisions)
-    emit(rows, [_revisions_table(rows)], output)
+    emit(rows, [_revisions_table(rows)], flags.output)
 
 
 def _sick_table(rows: list[dict[str, Any]]) -> Table:

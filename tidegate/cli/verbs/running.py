@@ -8,18 +8,18 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.options import ProtocolOption, XdsProtocol
+from tidegate.cli.options import LogFlags, ProtocolOption, XdsProtocol
+from tidegate_api.addresses import (
+    ADMIN_ADDRESS,
+    ADS_ADDRESS,
+    CONTROL_METRICS_ADDRESS,
+    PICKER_ADDRESS,
+    PICKER_METRICS_ADDRESS,
+)
 
 MIN_REPLICAS = 3
 """Two replicas of the stable variant and one of the canary."""
 MAX_REPLICAS = 8
-
-
-class LogFormat(StrEnum):
-    """Log format of the services."""
-
-    CONSOLE = "console"
-    JSON = "json"
 
 
 class Transport(StrEnum):
@@ -30,17 +30,6 @@ class Transport(StrEnum):
     NGHTTP2 = "nghttp2"
 
 
-class LogLevel(StrEnum):
-    """Lowest level that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="Log format (on stderr).")]
-LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="Lowest level to log.")]
 FleetOption = Annotated[Path, typer.Option("--fleet", metavar="FLEET", help="Fleet file.")]
 StateOption = Annotated[
     Path | None,
@@ -95,11 +84,11 @@ def up(
     fleet: Annotated[Path, typer.Option("--file", "-f", metavar="FLEET", help="Fleet file.")],
     ads: Annotated[
         str, typer.Option("--ads", metavar="HOST:PORT", help="ADS address of the control server.")
-    ] = "127.0.0.1:18000",
+    ] = ADS_ADDRESS,
     admin: Annotated[
         str,
         typer.Option("--admin", metavar="HOST:PORT", help="Admin address of the control server."),
-    ] = "127.0.0.1:18010",
+    ] = ADMIN_ADDRESS,
     envoy_admin: Annotated[
         str,
         typer.Option("--envoy-admin", metavar="HOST:PORT", help="Address of Envoy's admin page."),
@@ -127,16 +116,16 @@ def xds(
     fleet: FleetOption,
     ads: Annotated[
         str, typer.Option("--ads", metavar="HOST:PORT", help="ADS address for Envoys and pickers.")
-    ] = "127.0.0.1:18000",
+    ] = ADS_ADDRESS,
     admin: Annotated[
         str, typer.Option("--admin", metavar="HOST:PORT", help="Admin address for this command.")
-    ] = "127.0.0.1:18010",
+    ] = ADMIN_ADDRESS,
     metrics: Annotated[
         str, typer.Option("--metrics", metavar="HOST:PORT", help="Address of Prometheus metrics.")
-    ] = "127.0.0.1:18080",
+    ] = CONTROL_METRICS_ADDRESS,
     state: StateOption = None,
-    log_format: LogFormatOption = LogFormat.CONSOLE,
-    log_level: LogLevelOption = LogLevel.INFO,
+    *,
+    log: LogFlags,
 ) -> None:
     """Run the control server, which configures Envoys and pickers over ADS."""
     from xds_server.__main__ import main
@@ -147,8 +136,8 @@ def xds(
         *("--admin", admin),
         *("--metrics", metrics),
         *(("--state", str(state)) if state else ()),
-        *("--log-format", log_format.value),
-        *("--log-level", log_level.value),
+        *("--log-format", log.log_format.value),
+        *("--log-level", log.log_level.value),
     ]
     raise typer.Exit(main(arguments))
 
@@ -165,7 +154,7 @@ def picker(
     ] = 1,
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="ext_proc address for Envoys.")
-    ] = "127.0.0.1:18001",
+    ] = PICKER_ADDRESS,
     advertise: Annotated[
         str | None,
         typer.Option(
@@ -177,11 +166,11 @@ def picker(
     ] = None,
     xds_: Annotated[
         str, typer.Option("--xds", metavar="HOST:PORT", help="ADS address of the control server.")
-    ] = "127.0.0.1:18000",
+    ] = ADS_ADDRESS,
     metrics: Annotated[
         str,
         typer.Option("--metrics", metavar="HOST:PORT", help="Address of metrics and debug pages."),
-    ] = "127.0.0.1:18081",
+    ] = PICKER_METRICS_ADDRESS,
     name: Annotated[
         str | None, typer.Option("--id", metavar="NAME", help="Unique name of this picker.")
     ] = None,
@@ -223,8 +212,8 @@ def picker(
             "--drain", min=0, max=3600, help="Time for open streams at shutdown, seconds."
         ),
     ] = 10.0,
-    log_format: LogFormatOption = LogFormat.CONSOLE,
-    log_level: LogLevelOption = LogLevel.INFO,
+    *,
+    log: LogFlags,
 ) -> None:
     """Run a picker, which selects the replica of each request for Envoy."""
     from ext_proc.__main__ import main
@@ -241,8 +230,8 @@ def picker(
         *("--scrape-interval", str(scrape_interval)),
         *(("--otlp", otlp) if otlp else ()),
         *("--drain", str(drain)),
-        *("--log-format", log_format.value),
-        *("--log-level", log_level.value),
+        *("--log-format", log.log_format.value),
+        *("--log-level", log.log_level.value),
     ]
     raise typer.Exit(main(arguments))
 
@@ -263,8 +252,8 @@ def reporter(
         float,
         typer.Option("--interval", min=0.01, max=10, help="Interval of scrapes, seconds."),
     ] = 0.05,
-    log_format: LogFormatOption = LogFormat.CONSOLE,
-    log_level: LogLevelOption = LogLevel.INFO,
+    *,
+    log: LogFlags,
 ) -> None:
     """Push a replica's metrics to pickers when they change; run it beside the replica."""
     import asyncio
@@ -272,6 +261,6 @@ def reporter(
     from tidegate.reporter.run import ReporterOptions, run
     from tidegate_common import logs
 
-    logs.configure(log_format.value, log_level.value)
+    logs.configure(log.log_format.value, log.log_level.value)
     options = ReporterOptions(endpoint, metrics, tuple(pickers), interval)
     raise typer.Exit(asyncio.run(run(options)))

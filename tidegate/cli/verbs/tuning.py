@@ -7,24 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tidegate.cli.options import (
-    DEFAULT_SERVER,
-    DEFAULT_TIMEOUT_S,
-    AuthorOption,
-    ChangeFlags,
-    DryRunOption,
-    OutputOption,
-    ReasonOption,
-    ServerOption,
-    TimeoutOption,
-    WaitOption,
-)
+from tidegate.cli.options import ChangeFlags  # noqa: TC001 - typer reads annotations at runtime
 from tidegate.cli.verbs.changing import perform
-from tidegate.terminal.output import Output
 from tidegate_api.pools import DURATION_UNITS_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from google.protobuf.message import Message
 
 BREAKER: Final = {
     "max-connections": "max_connections",
@@ -44,7 +34,6 @@ SLOW_START: Final = {
 }
 """Name on the command line -> field of ``slow_start``."""
 
-_FRACTIONAL: Final = {"retry_budget_percent", "window", "aggression", "min_weight_percent"}
 _NUMBER = re.compile(rf"([0-9]{{1,12}}(?:\.[0-9]{{1,9}})?)({'|'.join(DURATION_UNITS_S)})?")
 
 
@@ -54,24 +43,18 @@ def breaker(
         list[str],
         typer.Argument(metavar="LIMIT=N...", help=f"Limits: {', '.join(BREAKER)}."),
     ],
-    reason: ReasonOption = "",
-    author: AuthorOption = "",
-    dry_run: DryRunOption = False,
-    wait: WaitOption = True,
-    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
-    server: ServerOption = DEFAULT_SERVER,
-    output: OutputOption = Output.TABLE,
+    *,
+    change: ChangeFlags,
 ) -> None:
     """Set circuit-breaker limits of a pool; limits that are not named stay unchanged."""
     from tidegate_api.admin.v1.admin_pb2 import SetBreakerRequest
 
-    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
     request = SetBreakerRequest(
         pool=pool,
         options=change.to_proto(),
-        **parse_settings(limits, BREAKER),  # type: ignore[arg-type]  # int for integer fields
+        **parse_settings(limits, BREAKER, SetBreakerRequest),  # type: ignore[arg-type]  # int for integer fields
     )
-    perform(change, output, lambda stub, bound: stub.SetBreaker(request, timeout=bound))
+    perform(change, lambda stub, bound: stub.SetBreaker(request, timeout=bound))
 
 
 def slow_start(
@@ -83,22 +66,18 @@ def slow_start(
             help="Fields: window (such as 30s), aggression (exponent), min (percent).",
         ),
     ],
-    reason: ReasonOption = "",
-    author: AuthorOption = "",
-    dry_run: DryRunOption = False,
-    wait: WaitOption = True,
-    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
-    server: ServerOption = DEFAULT_SERVER,
-    output: OutputOption = Output.TABLE,
+    *,
+    change: ChangeFlags,
 ) -> None:
     """Set the slow start of a pool's new replicas; fields that are not named stay unchanged."""
     from tidegate_api.admin.v1.admin_pb2 import SetSlowStartRequest
 
-    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
     request = SetSlowStartRequest(
-        pool=pool, options=change.to_proto(), **parse_settings(ramp, SLOW_START)
+        pool=pool,
+        options=change.to_proto(),
+        **parse_settings(ramp, SLOW_START, SetSlowStartRequest),
     )
-    perform(change, output, lambda stub, bound: stub.SetSlowStart(request, timeout=bound))
+    perform(change, lambda stub, bound: stub.SetSlowStart(request, timeout=bound))
 
 
 def shed(
@@ -106,23 +85,19 @@ def shed(
     percent: Annotated[
         float, typer.Argument(min=0, max=100, help="Percentage of requests to reject; 0 = none.")
     ],
-    reason: ReasonOption = "",
-    author: AuthorOption = "",
-    dry_run: DryRunOption = False,
-    wait: WaitOption = True,
-    timeout: TimeoutOption = DEFAULT_TIMEOUT_S,
-    server: ServerOption = DEFAULT_SERVER,
-    output: OutputOption = Output.TABLE,
+    *,
+    change: ChangeFlags,
 ) -> None:
     """Reject a percentage of a pool's requests with status 503, in an overload."""
     from tidegate_api.admin.v1.admin_pb2 import SetDropOverloadRequest
 
-    change = ChangeFlags(server, reason, author, dry_run, wait, timeout)
     request = SetDropOverloadRequest(pool=pool, percent=percent, options=change.to_proto())
-    perform(change, output, lambda stub, bound: stub.SetDropOverload(request, timeout=bound))
+    perform(change, lambda stub, bound: stub.SetDropOverload(request, timeout=bound))
 
 
-def parse_settings(words: list[str], known: Mapping[str, str]) -> dict[str, float]:
+def parse_settings(
+    words: list[str], known: Mapping[str, str], request: type[Message]
+) -> dict[str, float]:
     """Parse arguments of the form ``NAME=N`` into values by field.
 
     Only ``window`` takes a unit of time (ms, s, m, h); its value is in seconds.
@@ -142,7 +117,8 @@ def parse_settings(words: list[str], known: Mapping[str, str]) -> dict[str, floa
         number = _NUMBER.fullmatch(text)
         if number is None or (number[2] and field != "window"):
             raise typer.BadParameter(f"{word!r}: {text!r} is not a number")
-        if field in _FRACTIONAL:
+        kind = request.DESCRIPTOR.fields_by_name[field]
+        if kind.cpp_type == kind.CPPTYPE_DOUBLE:
             values[field] = float(number[1]) * DURATION_UNITS_S[number[2] or "s"]
         elif "." in number[1] or int(number[1]) >= 2**32:
             raise typer.BadParameter(f"{word!r}: write a whole number below {2**32}")

@@ -24,8 +24,6 @@ from tidegate_api.pools import DURATION_UNITS_S
 
 _UNITS = "|".join(DURATION_UNITS_S)
 _DURATION = re.compile(rf"(\d+(?:\.\d+)?)({_UNITS})")
-MAX_WEIGHT_SUM = 2**32 - 1
-"""Envoy's bound on the sum of a route's cluster weights."""
 
 
 def _parse_duration(value: Any) -> Any:

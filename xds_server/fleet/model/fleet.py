@@ -12,16 +12,17 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from tidegate_api.addresses import PICKER_ADDRESS
 from tidegate_api.names import SESSION_HEADER
 from tidegate_api.pools import (
     MAX_CO_BATCH_HOLD_MS,
     MAX_NEEDS,
+    MAX_WEIGHT_SUM,
     MIN_FACTOR,
     AdapterMode,
     BodyMode,
 )
 from xds_server.fleet.model.fields import (
-    MAX_WEIGHT_SUM,
     RESERVED_HEADER_PREFIXES,
     CookieName,
     CookieValue,
@@ -298,7 +299,7 @@ class ListenerSpec(Strict):
 class Pickers(Strict):
     """The pickers that Envoy asks."""
 
-    addresses: tuple[HostPort, ...] = ("127.0.0.1:18001",)
+    addresses: tuple[HostPort, ...] = (PICKER_ADDRESS,)
     """The pickers that Envoy asks; of a picker with several workers, each worker."""
     timeout: Annotated[Duration, Field(gt=0)] = 1.0
     """How long Envoy waits for an answer before it goes on by itself. A dead picker costs nothing

@@ -14,7 +14,8 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from xds_server.fleet.model.fields import MAX_WEIGHT_SUM, RESERVED_HEADER_PREFIXES, split_host_port
+from tidegate_api.pools import MAX_WEIGHT_SUM
+from xds_server.fleet.model.fields import RESERVED_HEADER_PREFIXES, split_host_port
 from xds_server.fleet.rules.kv_events import kv_events
 from xds_server.fleet.rules.problem import Location, Problem, repeated, spell
 from xds_server.fleet.rules.routing import constraints

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.fleets import endpoint, fleet, pool
+from tidegate_api.pools import MAX_WEIGHT_SUM
 from xds_server.fleet.change import (
     BadChange,
     UnknownName,
@@ -15,7 +16,6 @@ from xds_server.fleet.change import (
     set_section,
     set_weights,
 )
-from xds_server.fleet.model.fields import MAX_WEIGHT_SUM
 from xds_server.fleet.model.fleet import Fleet
 
 

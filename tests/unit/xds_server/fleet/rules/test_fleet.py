@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from support.fleets import endpoint, fleet, pool
+from tidegate_api.pools import MAX_WEIGHT_SUM
 from xds_server.fleet.load import load_text
-from xds_server.fleet.model.fields import MAX_WEIGHT_SUM
 from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path, problems
 from xds_server.fleet.rules.problem import spell
 

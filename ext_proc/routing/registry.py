@@ -178,8 +178,8 @@ class EndpointRegistry:
         have failed. An endpoint that never reported is not marked.
         """
         for replica in self._by_id.get(endpoint_id, ()):
-            self._conditions.silent += replica.heard - replica.silent
-            replica.silent = replica.heard
+            self._conditions.silent += replica.has_reported - replica.silent
+            replica.silent = replica.has_reported
 
     def sweep(self, now: float) -> None:
         """Look for replicas that make no progress with work in flight; call about once a second."""

@@ -1,1 +1,1 @@
-"""What the policy ``learned`` is made of: features, model, value, guard. Pure."""
+"""The parts of the policy ``learned``: features, model, value, guard. Pure."""

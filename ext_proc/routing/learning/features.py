@@ -1,9 +1,9 @@
-"""Features: one candidate of one request as a short vector, the same for each replica.
+"""Features: a short vector per candidate of a request, of the same form for each replica.
 
-All are without unit, mostly shares of ``expected``: what the pool's usual replica would need for
-this request with nothing cached and nothing before it. Each is at most ``MOST``, so no reading can
-run away with a prediction. What one candidate does not tell is the median of those that do, and 0
-where nobody does.
+All are dimensionless, mostly relative to ``expected``: the time that the pool's usual replica needs
+for the request when idle and with an empty cache. Each is at most ``MOST``, so that no reading can
+dominate a prediction. A value that is missing for a candidate is the median of the others, and 0 if
+it is missing for all.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ MOST: Final = 5.0
 FULL_PENDING: Final = 8.0
 """Pending requests per strength that count as 1."""
 STALE_S: Final = 10.0
-"""A replica that told its numbers and is silent for so long is stale."""
+"""Age in seconds of the latest reading from which a replica counts as stale."""
 LEAST_EXPECTED_S: Final = 1e-4
 
 
 def expected_s(context: SchedulingContext) -> float:
-    """Return what the usual replica, idle and cold, needs for the request, seconds."""
+    """Return the seconds that the usual replica needs for the request, idle and uncached."""
     latency_model = context.latency_model
     if context.tokens is None:
         return max(latency_model.service_s, LEAST_EXPECTED_S)
@@ -61,7 +61,7 @@ def features(context: SchedulingContext, expected: float) -> list[list[float]]:
     waits = _filled([_queue_s(candidate, stale) for candidate in context.candidates])
     found = []
     for index, candidate in enumerate(context.candidates):
-        slowness, at = candidate.latency_model.slowness, heard_at(candidate)
+        slowness, at = candidate.latency_model.slowness, reported_at(candidate)
         uncached = 0.0
         if context.tokens is not None:
             uncached = max(1.0, context.tokens - context.matched[index] * context.block_tokens)
@@ -82,10 +82,10 @@ def features(context: SchedulingContext, expected: float) -> list[list[float]]:
 
 
 def utilisation(context: SchedulingContext) -> float:
-    """Estimate how busy the candidates are, 0..1.
+    """Estimate the utilisation of the candidates, 0..1.
 
-    Of the work that waits, by the mean of a queue with random arrivals: ``W / (W + s)`` for a wait
-    ``W`` and a service time ``s``; where KV caches are fuller than that, by them.
+    It is ``W / (W + s)`` for a mean wait ``W`` and a service time ``s``, from the mean wait of a
+    queue with random arrivals, or the mean use of the KV caches if that is higher.
     """
     now, latency_model, candidates = context.now, context.latency_model, context.candidates
     if context.tokens is None:
@@ -105,31 +105,31 @@ def utilisation(context: SchedulingContext) -> float:
 
 
 def dark(context: SchedulingContext) -> bool:
-    """Tell whether half of the candidates that ever told their numbers are stale."""
-    told = [candidate for candidate in context.candidates if candidate.replica.heard]
-    if not told:
+    """Return whether at least half of the candidates that ever reported readings are stale."""
+    reporting = [candidate for candidate in context.candidates if candidate.replica.has_reported]
+    if not reporting:
         return False
     stale = context.now - STALE_S
     gone = sum(
-        candidate.replica.silent or (at := heard_at(candidate)) is None or at < stale
-        for candidate in told
+        candidate.replica.silent or (at := reported_at(candidate)) is None or at < stale
+        for candidate in reporting
     )
-    return 2 * gone >= len(told)
+    return 2 * gone >= len(reporting)
 
 
-def heard_at(candidate: Candidate) -> float | None:
-    """Return when a replica last told its numbers, ``None`` where it never did."""
+def reported_at(candidate: Candidate) -> float | None:
+    """Return when a replica last reported readings, ``None`` if it never did."""
     readings = candidate.replica.readings
     return readings[0].at if readings else None
 
 
 def _queue_s(candidate: Candidate, stale: float) -> float | None:
-    told = [
+    fresh = [
         each.queue_s
         for each in candidate.replica.readings
         if each.queue_s is not None and each.at > stale
     ]
-    return max(told, default=None)
+    return max(fresh, default=None)
 
 
 def _filled(values: Sequence[float | None]) -> list[float]:

@@ -1,20 +1,21 @@
-"""Guard: when a learned policy may act, and what stops it.
+"""Guard: decides when a learned policy may act, and stops it when it does harm.
 
-States and what leads on::
+States and transitions::
 
     SHADOW   the incumbent decides      proven better            -> LIVE
-    LIVE     the policy decides         any of the trips below   -> TRIPPED
-    TRIPPED  the incumbent decides      ``TRIP_S`` are over      -> SHADOW
+    LIVE     the policy decides         any trip (rule 2)        -> TRIPPED
+    TRIPPED  the incumbent decides      after ``TRIP_S``         -> SHADOW
 
 Rules:
 
-1. While it is live a share of ``CONTROL`` of the requests is the incumbent's, for comparison.
-2. It trips when, of the finished requests in its windows, the 99th percentile of cost is above
-   ``WORSE`` times that of the control share, or its failures above ``FAILING`` times the control's
-   (and at least ``LEAST_FAILURES``); when telemetry goes dark; when one replica got more than twice
-   its share of the last ``PICKS`` requests.
-3. A trip forgets what was proven: the policy is in the shadow again afterwards, and must prove
-   itself anew.
+1. While the policy is live, the incumbent decides a share ``CONTROL`` of the requests, for
+   comparison.
+2. The policy is tripped when, among the finished requests in its windows, its 99th percentile of
+   cost is above ``WORSE`` times that of the control share, or its failure share is above
+   ``FAILING`` times the control's (with at least ``LEAST_FAILURES`` failures); when readings are
+   stale (``dark``); or when one replica got more than twice its share of the last ``PICKS``
+   requests.
+3. After a trip the policy is in shadow mode again and must be proven again.
 """
 
 from __future__ import annotations
@@ -35,17 +36,18 @@ WORSE: Final = 1.2
 FAILING: Final = 1.5
 LEAST_FAILURES: Final = 5
 ENDS: Final = 2_000
-"""Finished requests of the policy that are compared."""
+"""Latest finished requests of the policy that are compared."""
 CONTROL_ENDS: Final = 500
+"""Latest finished requests of the control share that are compared."""
 LEAST_CONTROL: Final = 100
-"""Finished requests of the control share below which nothing is compared."""
+"""Minimum number of finished requests of the control share for a comparison."""
 JUDGE_EVERY: Final = 64
 PICKS: Final = 256
 MOST_SHARE: Final = 2.0
 
 
 class GuardState(StrEnum):
-    """Who decides."""
+    """State of the guard."""
 
     SHADOW = "shadow"
     LIVE = "live"
@@ -59,7 +61,7 @@ class _Arm:
 
     def __init__(self, most: int) -> None:
         self.ends: deque[float | None] = deque(maxlen=most)
-        """Costs; ``None`` = it failed."""
+        """Costs; ``None`` = failed."""
 
     def p99(self) -> float | None:
         costs = sorted([each for each in self.ends if each is not None])
@@ -70,15 +72,15 @@ class _Arm:
 
 
 class Guard:
-    """The state, and what is compared while the policy is live."""
+    """The state, and the windows that are compared while the policy is live."""
 
     def __init__(self) -> None:
         self._state = GuardState.SHADOW
         self._until = 0.0
         self.version = 0
-        """How often it went live; names the model in reasons."""
+        """Number of times it went live; reasons use it as the model's version."""
         self.trips: Counter[str] = Counter()
-        """By reason."""
+        """Number of trips by reason."""
         self._clear()
 
     def __repr__(self) -> str:
@@ -91,20 +93,20 @@ class Guard:
         self._ended = 0
 
     def state(self, now: float) -> GuardState:
-        """Return who decides now."""
+        """Return the current state."""
         if self._state is GuardState.TRIPPED and now >= self._until:
             return GuardState.SHADOW
         return self._state
 
     def proven(self, now: float) -> None:
-        """Go live, out of the shadow only."""
+        """Go live; has effect in shadow mode only."""
         if self.state(now) is GuardState.SHADOW:
             self._state = GuardState.LIVE
             self.version += 1
             self._clear()
 
     def trip(self, reason: str, now: float) -> None:
-        """Stop the policy; nothing happens where it is not live."""
+        """Stop the policy; has effect only if it is live."""
         if self._state is GuardState.LIVE:
             self._state, self._until = GuardState.TRIPPED, now + TRIP_S
             self.trips[reason] += 1
@@ -112,7 +114,7 @@ class Guard:
     def picked(
         self, key: EndpointKey, shares: Iterable[tuple[EndpointKey, float]], now: float
     ) -> None:
-        """Note to whom the live policy sent a request.
+        """Note a pick of the live policy.
 
         Args:
             key: The replica.
@@ -132,9 +134,9 @@ class Guard:
         """Note a finished request of the live policy or of the control share.
 
         Args:
-            cost: What it cost; ``None`` = it failed.
+            cost: Its cost; ``None`` = it failed.
             now: Monotonic seconds.
-            control: The incumbent decided it.
+            control: Whether the incumbent decided it.
         """
         (self._control if control else self._acting).ends.append(cost)
         self._ended += 1

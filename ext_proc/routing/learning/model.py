@@ -1,15 +1,16 @@
-"""Model: a linear prediction of cost with its uncertainty, learned one sample at a time.
+"""Model: an online linear prediction of cost with its uncertainty.
 
-Recursive least squares with exponential forgetting. ``spread`` is the inverse of the (forgetful)
-sum of ``x x'``, so ``sqrt(x' spread x)`` is the width that LinUCB calls for (Li, Chu, Langford and
+It is recursive least squares with exponential forgetting. ``spread`` is the inverse of the weighted
+sum of ``x x'``, so ``sqrt(x' spread x)`` is the confidence width of LinUCB (Li, Chu, Langford and
 Schapire 2010, contextual bandits for news).
 
 Rules:
 
-1. No sample moves the prediction by more than its bounded residual allows, and no weight leaves
-   ``[-BOUND, BOUND]``.
-2. The spread stays bounded: what is not seen for long is not forgotten without end.
-3. The same samples in the same order give the same model; it uses no chance.
+1. Residuals are bounded, so each sample moves the prediction by a bounded amount, and weights stay
+   in ``[-BOUND, BOUND]``.
+2. The spread stays bounded: forgetting pauses at the bound, so that what has no samples for long is
+   not forgotten without limit.
+3. The same samples in the same order give the same model; it uses no randomness.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
 
 BOUND: Final = 10.0
 MOST_OFF: Final = 3.0
-"""Residuals are clipped to this, in units of what is expected."""
+"""Maximum absolute residual, in units of the expected cost; larger ones are clipped."""
 FORGET: Final = 1.0 - 1.0 / 4096.0
 PRIOR_SPREAD: Final = 1.0
 MOST_SPREAD: Final = 4.0
-"""Per feature, on average."""
+"""Maximum of the spread's diagonal, as the mean per feature."""
 
 
 class Linear:
-    """A linear model of ``size`` features; the first sample finds it predicting 0."""
+    """A linear model of ``size`` features; it predicts 0 before the first sample."""
 
     __slots__ = ("samples", "size", "spread", "weights")
 
@@ -48,7 +49,7 @@ class Linear:
         return sum([weight * each for weight, each in zip(self.weights, x, strict=True)])
 
     def width(self, x: Sequence[float]) -> float:
-        """Return how unsure the prediction is, in the unit of the cost's noise."""
+        """Return the confidence width of the prediction, in units of the cost's noise."""
         return sqrt(max(0.0, sum([a * b for a, b in zip(self._spread_of(x), x, strict=True)])))
 
     def learn(self, x: Sequence[float], cost: float) -> None:
@@ -66,7 +67,7 @@ class Linear:
             for column, other in enumerate(along):
                 row[column] -= share * other
         own = [spread[at][at] for at in range(self.size)]
-        if min(own) <= 0.0:  # rounding ate it
+        if min(own) <= 0.0:  # lost to rounding
             self.spread = _prior(self.size)
         elif sum(own) < MOST_SPREAD * self.size * FORGET:
             for row in spread:

@@ -1,23 +1,24 @@
-"""Value: what another policy would have cost, told from the log of the one that decided.
+"""Value: off-policy evaluation, the cost of another policy estimated from the incumbent's log.
 
-Per decision the incumbent chose one candidate, the candidate policy would have drawn one of some
-that it holds for alike, and ``a`` was done with the known probability ``p``. The doubly robust
-estimate of a policy that draws from the set ``T`` (Dudik, Langford and Li 2011)::
+For each decision the incumbent selects one candidate, the evaluated policy would draw one from a
+set ``T`` of candidates that it considers equal, and the action ``a`` was taken with known
+probability ``p``. The doubly robust estimate of the evaluated policy's cost is (Dudik, Langford and
+Li 2011)::
 
     mean of m over T  +  (1 / |T| if a in T else 0) / p * (cost - m(a))
 
-where ``m`` is the model's prediction back then,
-
-is right on average if either the model or the probabilities are. The difference of the two
-estimates is exactly 0 where both would have chosen alike.
+where ``m`` is the model's prediction at the time of the decision. It is unbiased if either the
+model or the probabilities are correct. The difference between the two policies' estimates is
+exactly 0 if both select the same candidate.
 
 Rules:
 
-1. Ratios ``1 / p`` are bounded by ``MOST_RATIO``; beyond it the model's word counts for more.
-2. It is judged after ``least`` decisions, ``LEAST_EVIDENCE`` of which tried what it wanted and the
-   incumbent did not; after ``PATIENCE`` times as many it has failed without them.
-3. It is better only by the upper end of a one-sided 95 % interval.
-4. A judgement that fails starts afresh: what was true before a change says nothing after it.
+1. Ratios ``1 / p`` are bounded by ``MOST_RATIO``; beyond it the model has more weight.
+2. The policy is judged after ``least`` decisions, with at least ``LEAST_EVIDENCE`` in which its
+   choice differed from the incumbent's and was taken; without these it fails after ``PATIENCE``
+   times as many decisions.
+3. It is better only if the upper end of a one-sided 95 % confidence interval is below 0.
+4. After each judgement the estimate starts again, because the system may have changed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Z_95: Final = 1.645
 
 
 class Value:
-    """The running mean of the difference in cost, candidate minus incumbent; below 0 is better."""
+    """Running mean of the cost difference, evaluated policy minus incumbent; negative is better."""
 
     __slots__ = ("_squares", "count", "evidence", "mean")
 
@@ -46,7 +47,7 @@ class Value:
         return f"<Value mean={self.mean:.4g} count={self.count} evidence={self.evidence}>"
 
     def clear(self) -> None:
-        """Start afresh."""
+        """Drop all decisions."""
         self.count = 0
         self.evidence = 0
         self.mean = 0.0
@@ -65,12 +66,12 @@ class Value:
         """Take one finished decision.
 
         Args:
-            cost: What it cost.
+            cost: Its cost.
             propensity: The probability with which ``done`` was chosen.
             done: The candidate that was chosen.
-            incumbent: The one that the incumbent wanted.
-            targets: Those of which the policy draws one.
-            predicted: What the model had predicted for all of these.
+            incumbent: The candidate that the incumbent selected.
+            targets: The candidates of which the evaluated policy draws one.
+            predicted: The model's predictions for all of these at the time of the decision.
         """
         difference = 0.0
         if incumbent not in targets:
@@ -89,13 +90,13 @@ class Value:
 
     @property
     def upper(self) -> float | None:
-        """Return the upper end of the interval, ``None`` before the second decision."""
-        if self.count < 2:  # noqa: PLR2004 - one has no spread
+        """Upper end of the confidence interval, ``None`` before the second decision."""
+        if self.count < 2:  # noqa: PLR2004 - one value has no variance
             return None
         return self.mean + Z_95 * sqrt(self._squares / (self.count - 1) / self.count)
 
     def judge(self, least: int) -> bool | None:
-        """Tell whether the policy is surely better; ``None`` = not decided yet (rule 2)."""
+        """Return whether the policy is significantly better; ``None`` = undecided (rule 2)."""
         if self.evidence < LEAST_EVIDENCE:
             return False if self.count >= PATIENCE * least else None
         upper = self.upper

@@ -1,10 +1,11 @@
-"""Constraints: what a request needs of a replica beyond its health.
+"""Constraints: requirements of a request on a replica, besides its health.
 
 Rules:
 
-1. A constraint removes replicas: a device that the model requires, GPU memory for a model that is
-   not loaded there, an adapter where the pool requires it. Unknown memory removes no replica.
-2. A pool without constraints pays for one look at its settings.
+1. A constraint removes replicas. Constraints are: a device that the model requires, GPU memory for
+   a model that is not loaded there, and an adapter if the pool requires it. Unknown memory removes
+   no replica.
+2. In a pool without constraints the cost is one check of its settings.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.settings import ModelNeeds
 
 MEMORY_FRESH_S: Final = 10.0
-"""An older reading of GPU memory or adapters is unknown. Triton looks at its GPUs each 2 s."""
+"""Age in seconds from which readings of GPU memory and adapters are stale; Triton reads its GPUs
+every 2 s."""
 
 
 def needs_of(pool: Pool, features: Features) -> ModelNeeds | None:
-    """Return what a request's model needs, ``None`` where nothing is declared."""
+    """Return the declared needs of a request's model, ``None`` if there are none."""
     for each in pool.model_needs:
         if each.model == features.model:
             return each
@@ -34,7 +36,7 @@ def needs_of(pool: Pool, features: Features) -> ModelNeeds | None:
 
 
 def unmet(pool: Pool, features: Features, candidate: Candidate, now: float) -> str | None:
-    """Name the need that a replica does not meet, ``None`` where it meets all.
+    """Return the first constraint that a replica does not meet, ``None`` if it meets all.
 
     Args:
         pool: The pool.
@@ -64,18 +66,18 @@ def unmet(pool: Pool, features: Features, candidate: Candidate, now: float) -> s
 def satisfying(
     pool: Pool, features: Features, candidates: Sequence[Candidate], now: float, where: str
 ) -> Sequence[Candidate] | Refusal:
-    """Keep the candidates that meet all needs of a request (rule 1).
+    """Keep the candidates that meet all constraints of a request (rule 1).
 
     Args:
         pool: The pool.
         features: The request.
-        candidates: What the pool offers.
+        candidates: The candidates.
         now: Monotonic seconds.
         where: Pool and variant, for the message.
 
     Returns:
-        ``candidates`` itself where nothing is needed; a refusal where there are some and none is
-        able.
+        The remaining candidates, which is ``candidates`` itself if none was removed; a refusal if
+        all were removed.
     """
     if not pool.model_needs and (features.adapter is None or pool.adapters != "require"):
         return candidates
@@ -97,7 +99,7 @@ def satisfying(
 
 
 def has_adapter(candidate: Candidate, adapter: str, now: float) -> bool:
-    """Tell whether a LoRA adapter is declared for a replica, or runs or waits there."""
+    """Return whether a LoRA adapter is declared for a replica, or in use there by a reading."""
     if adapter in candidate.adapters:
         return True
     stale = now - MEMORY_FRESH_S
@@ -108,10 +110,10 @@ def has_adapter(candidate: Candidate, adapter: str, now: float) -> bool:
 
 
 def _too_small(needs: ModelNeeds, candidate: Candidate, now: float) -> bool:
-    """Tell whether a model is surely not loaded on a replica and surely does not fit."""
+    """Return whether fresh readings show that a model is not loaded and does not fit."""
     stale = now - MEMORY_FRESH_S
-    told = {each.model for each in candidate.replica.readings if each.model and each.at > stale}
-    if not told or needs.model in told:
+    loaded = {each.model for each in candidate.replica.readings if each.model and each.at > stale}
+    if not loaded or needs.model in loaded:
         return False
     free = [
         each.gpu_memory_free

@@ -1,4 +1,4 @@
-"""Between the router and its policies: what a policy is shown, and the order its prices make."""
+"""The scheduling context that a policy gets, and the order that its prices give."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.rng import Rng
 
 CHARS_PER_TOKEN: Final = 4
-"""The usual rule of thumb for text; exact for prompts of 32-bit token ids."""
+"""A common rule of thumb for text; exact for prompts of 32-bit token ids."""
 
 
 def make_context(
@@ -34,19 +34,19 @@ def make_context(
     unix_now: float,
     branched: int = 0,
 ) -> SchedulingContext:
-    """Gather what a policy may know of a request and its candidates.
+    """Build the scheduling context of a request and its candidates.
 
     Args:
         pool_state: The pool.
         request: The request.
         variant: Its variant.
         candidates: Its candidates.
-        matched: How many of its blocks each probably has cached.
-        shared: How many of these are common property.
-        rng: Chance.
+        matched: Leading blocks of the prompt that each candidate probably has cached.
+        shared: Leading blocks that are worth a copy on every replica.
+        rng: Source of randomness.
         now: Monotonic seconds, for the age of readings.
-        unix_now: Wall clock, for ramps.
-        branched: How many of its blocks belong to several prompts.
+        unix_now: Wall-clock seconds, for ramps.
+        branched: Leading blocks that belong to several prompts.
     """
     pool = pool_state.pool
     stale = now - FRESH_S
@@ -99,7 +99,7 @@ def _ramp(pool: Pool, candidates: Sequence[Candidate], unix_now: float) -> list[
 
 
 def silent_last(context: SchedulingContext, prices: Sequence[float]) -> Sequence[float]:
-    """Return the prices with replicas that stopped answering behind all the others."""
+    """Return the prices with silent replicas last."""
     if not any(candidate.replica.silent for candidate in context.candidates):
         return prices
     behind = max(prices) - min(prices) + 1.0

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class Decision(Plain):
-    """An ordered choice with its reason.
+    """An ordered choice of replicas with its reason.
 
     Args:
-        ticket: ``None`` for requests that are not inference.
-        addresses: The pick and then its fallbacks.
+        ticket: The charge of the pick; ``None`` for non-inference requests.
+        addresses: The pick, followed by its fallbacks.
         pool: The pool's name.
-        variant: The variant's.
-        reason: Short label out of a fixed set, e.g. ``prefix``, ``least``, ``sequence``.
-        retriable: False for sequences: their state lives in one replica.
+        variant: The variant's name.
+        reason: Short label from a fixed set, e.g. ``prefix``, ``least``, ``sequence``.
+        retriable: False for sequences, because only one replica has their state.
         matched_blocks: Blocks of the prompt that the pick probably holds.
         candidates: The candidates.
         prices: Their prices, lower is better.
@@ -64,7 +64,7 @@ class Decision(Plain):
 
     @property
     def scores(self) -> list[tuple[str, float]]:
-        """Return endpoint id and price of each candidate, for explanations."""
+        """Endpoint id and price of each candidate, for explanations."""
         return [
             (candidate.key.id, price)
             for candidate, price in zip(self.candidates, self.prices, strict=True)

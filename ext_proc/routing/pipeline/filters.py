@@ -1,4 +1,4 @@
-"""Filters: which candidates may be chosen at all, before any price is asked."""
+"""Filters: remove candidates that must not be chosen, before any are priced."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def in_subset(
 ) -> Sequence[Candidate]:
     """Keep the candidates that a subset hint allows.
 
-    The hint is that of the endpoint-picker protocol (Gateway API Inference Extension, proposal
-    004): an entry is ``ip:port``, or a bare IP that allows every port of it. ``None`` is no hint
-    and allows all; an empty hint allows none.
+    The hint is defined by the endpoint-picker protocol (Gateway API Inference Extension, proposal
+    004): an entry is ``ip:port``, or a bare IP that allows all its ports. ``None`` is no hint and
+    allows all; an empty hint allows none.
     """
     if subset is None:
         return candidates
@@ -45,22 +45,20 @@ def eligible(
     """Apply all filters.
 
     Args:
-        candidates: What the pool offers.
+        candidates: The candidates.
         subset: The request's subset hint.
-        limit: Most requests in flight on one replica; 0 = no limit.
+        limit: Maximum number of requests in flight on one replica; 0 = no limit.
         where: Pool and variant, for the message.
 
     Returns:
-        At least one candidate, or why there is none: ``SATURATED`` only where the in-flight limit
-        alone stands in the way, which waiting cures; else ``NO_ENDPOINTS``.
+        At least one candidate, or a refusal: ``SATURATED`` if only the in-flight limit removed the
+        last candidates, so that a retry may succeed; otherwise ``NO_ENDPOINTS``.
     """
     if not candidates:
         return Refusal(RefusalKind.NO_ENDPOINTS, f"{where} has no endpoint that takes new work")
     allowed = in_subset(candidates, subset)
     if not allowed:
-        return Refusal(
-            RefusalKind.NO_ENDPOINTS, f"{where} has no endpoint in the subset that was asked for"
-        )
+        return Refusal(RefusalKind.NO_ENDPOINTS, f"{where} has no endpoint in the requested subset")
     free = below_limit(allowed, limit)
     if not free:
         return Refusal(

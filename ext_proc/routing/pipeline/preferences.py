@@ -1,4 +1,4 @@
-"""Preferences: what a request would rather have of a replica.
+"""Preferences: properties of a replica that a request prefers but does not require.
 
 Rules:
 
@@ -6,14 +6,14 @@ Rules:
    Of the candidates that meet a preference, those within the bound of their share of the requests
    come first:
    ``in flight + 1 <= max(2, ceil(spill_factor * (all in flight + 1) * capacity / all capacity))``.
-   The others follow in the policy's order: requests spill to them when all of these are full, and
-   they stay fallbacks for retries.
-2. A preference that no candidate meets, or that all of them meet, has no effect. A later preference
-   orders only within what the earlier ones left alike.
-3. A pool without preferences pays for one look at its settings.
+   The others follow in the policy's order: requests spill to them when all preferred candidates
+   are at the bound, and they stay fallbacks for retries.
+2. A preference that no candidate meets, or that all candidates meet, has no effect. A later
+   preference only orders candidates that are equal by the earlier ones.
+3. In a pool without preferences the cost is one check of its settings.
 
 The bound is that of consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam
-2016), with a floor of 2, so that a fleet with little to do keeps to its preferences.
+2016), with a minimum of 2, so that a nearly idle fleet keeps to its preferences.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEAST_BOUND: Final = 2
 def preferences(
     pool: Pool, features: Features, candidates: Sequence[Candidate], zone: str, now: float
 ) -> list[tuple[str, list[bool]]]:
-    """Return each wish of a request with who fulfils it, the strongest first.
+    """Return each preference of a request, and which candidates meet it, the strongest first.
 
     Args:
         pool: The pool.
@@ -67,7 +67,7 @@ def preferred_first(
     zone: str,
     now: float,
 ) -> Sequence[float]:
-    """Return the prices with those behind that lack what is wished for, or are full (rule 2)."""
+    """Return the prices with the preferred candidates within the bound first (rule 1)."""
     if not (pool.prefer_zone or pool.model_needs or features.adapter is not None):
         return prices
     preferred = preferences(pool, features, candidates, zone, now)
@@ -85,7 +85,7 @@ def preferred_first(
 
 
 def within_bound(candidates: Sequence[Candidate], factor: float) -> list[bool]:
-    """Tell of each candidate whether one more request keeps it within its share; see rule 2."""
+    """Return for each candidate whether one more request keeps it within its bound (rule 1)."""
     share = factor * (sum(candidate.load.in_flight for candidate in candidates) + 1.0)
     share /= sum(candidate.capacity for candidate in candidates)
     return [

@@ -1,19 +1,20 @@
-"""Candidates: whom a policy is shown in a large pool; a decision costs the same at any size.
+"""Sampling: selects candidates in a large pool, so that a decision costs the same at any size.
 
 Rules:
 
-1. A pool of up to ``SMALL`` eligible candidates is shown whole, and so is any pool to a policy that
-   must see everyone, and one whose request came with a subset hint.
-2. Of a larger one the candidates are the ``HOLDERS`` candidates that hold most of the prompt
-   (equals by chance), ``SAMPLE`` candidates drawn at random, and the ``REMEMBERED`` cheapest of
-   those that the decision before saw and did not take.
-3. Where the in-flight limit leaves none of them, all candidates are looked at: a sample never
-   refuses.
+1. All eligible candidates are used if there are at most ``SMALL``, if the policy needs every
+   candidate (``Policy.everyone``), or if the request has a subset hint.
+2. Otherwise the candidates are the ``HOLDERS`` candidates that hold most of the prompt (ties broken
+   at random), ``SAMPLE`` candidates drawn at random, and the ``REMEMBERED`` cheapest candidates
+   that the previous decision did not pick.
+3. If conditions or the in-flight limit leave none of them, all candidates are used: a sample never
+   causes a refusal.
 
-The best of 12 drawn at random is in the best fifth of the pool with 93 % probability, and pickers
-that draw apart do not chase the same replica (Mitzenmacher 2001, the power of random choices).
-Remembering the best that were left makes a small sample as good as a much larger one (Mitzenmacher,
-Prabhakar and Shah 2002, load balancing with memory): what is good stays in view until it is taken.
+The best of 12 random candidates is in the best fifth of the pool with 93 % probability, and pickers
+that draw independently do not all choose the same replica (Mitzenmacher 2001, the power of random
+choices). Remembering the best candidates that were left makes a small sample as good as a much
+larger one (Mitzenmacher, Prabhakar and Shah 2002, load balancing with memory): a good candidate
+stays in the sample until it is picked.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ def shortlist(
     steps: Steps,
     rng: Rng,
 ) -> tuple[list[Candidate], list[int]]:
-    """Return the candidates among many candidates, and how much of the prompt each holds.
+    """Return a sample of the candidates, and the match depth of each.
 
     Args:
         candidates: The eligible candidates, more than ``SMALL``.
-        by_key: The same ones by identity.
-        remembered: Some of them that were good a moment ago.
+        by_key: The same candidates by identity.
+        remembered: Good candidates left over from the previous decision.
         index: The prefix index.
-        steps: The prompt's walk through it.
-        rng: Chance.
+        steps: Result of ``index.match`` for the prompt.
+        rng: Source of randomness.
     """
     matched: dict[Candidate, int] = {}
     random = rng.random
@@ -71,9 +72,10 @@ def shortlist(
 def worth_remembering(
     context: SchedulingContext, prices: Sequence[float], picked: int
 ) -> tuple[Candidate, ...]:
-    """Return the cheapest candidates of an offer that were not picked.
+    """Return the cheapest candidates that were not picked, for the next sample.
 
-    Whoever holds more of this prompt than is common property is cheap for this one only.
+    Candidates that hold more of this prompt than its shared blocks are left out, because they are
+    cheap for this prompt only.
     """
     shared, matched = context.shared, context.matched
     left = [at for at in range(len(prices)) if matched[at] <= shared and at != picked]

@@ -1,11 +1,11 @@
-"""Choosing: from a request to its candidates with their prices, before anything changes.
+"""Scheduler: filters and prices the candidates of a request, without changing any state.
 
 Rules:
 
-1. The order is: lease, variant, subset, needs, conditions, in-flight limit, candidates, prices,
-   slow start of ramping replicas, preferences, silent ones last.
-2. Nothing changes but the ``rng`` that is passed in, and leases that have run out are dropped. So
-   an explanation asks the same question as a decision and gets the same prices.
+1. The order is: lease, variant, subset, constraints, conditions, in-flight limit, sampling, prices,
+   slow start of ramping replicas, preferences, silent replicas last.
+2. Nothing is changed except the ``rng`` argument and that expired leases are dropped. An
+   explanation therefore gets the same prices as a decision.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 
 class Choice:
-    """Candidates with their prices, before anything has changed.
+    """Candidates with their prices, before any state is changed.
 
     Args:
-        policy: Who priced them.
-        context: The candidates.
-        prices: The prices.
-        lease_key: The request's sequence.
-        leased: A live lease left no choice.
-        sampled: The pool is large: not all were looked at.
+        policy: The policy that priced them.
+        context: The scheduling context with the candidates.
+        prices: Their prices.
+        lease_key: The lease key of the request's sequence, ``None`` without one.
+        leased: Whether a live lease determined the candidate.
+        sampled: Whether the pool is large, so that the candidates are a sample.
     """
 
     __slots__ = (
@@ -80,13 +80,13 @@ class Choice:
 
 
 class Scheduler:
-    """Asks filters and policies; the router keeps what it reads up to date.
+    """Applies filters and policies to requests; the router keeps the inputs up to date.
 
     Args:
-        index: What the replicas probably have cached.
-        leases: Where sequences live.
-        conditions: What keeps replicas from new work.
-        zone: Where this picker stands; empty = unknown.
+        index: Blocks that the replicas probably have cached.
+        leases: Leases of sequences.
+        conditions: Health conditions of the replicas.
+        zone: Zone of this picker; empty = unknown.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class Scheduler:
         self._leases = leases
         self._least = LeastInFlight()
         self.policies: Mapping[str, Mapping[str, Policy]] = {}
-        """By pool and name: the pool's own one and those that a request may ask for."""
+        """Policies by pool and name: the pool's own policy and those that a request may select."""
 
     def make_policies(self, pools: Mapping[str, Pool], rng: Rng) -> dict[str, dict[str, Policy]]:
-        """Make and configure the policies of pools; those at work now are kept.
+        """Create and configure the policies of pools; existing ones are kept.
 
         Raises:
             ValueError: A pool names an unknown policy.
@@ -121,7 +121,7 @@ class Scheduler:
     def choose(
         self, pool_state: PoolState, request: Request, rng: Rng, now: float, unix_now: float
     ) -> Choice | Refusal:
-        """Filter and price, changing nothing but ``rng`` and leases that have run out."""
+        """Filter and price the candidates; changes nothing but ``rng`` and expired leases."""
         pool, features = pool_state.pool, request.features
         inference = features.is_inference
         policy = self._least if not inference else self._allowed(pool, request)
@@ -172,7 +172,7 @@ class Scheduler:
     def _prices(
         self, pool: Pool, policy: Policy, context: SchedulingContext, *, inference: bool
     ) -> Sequence[float]:
-        """Return the policy's prices after ramps, wishes and silence."""
+        """Return the policy's prices after slow start, preferences and silent replicas."""
         prices, features = policy.prices(context), context.request.features
         if inference:
             if context.ramp is not None:
@@ -194,18 +194,18 @@ class Scheduler:
         rng: Rng,
         now: float,
     ) -> tuple[Sequence[Candidate], Sequence[int]]:
-        """Sample a large pool: candidates and blocks that each holds; none where all are full."""
-        door = (variant, request.protocol)
-        by_key, known = pool_state.open_by_key(*door), pool_state.remembered.get(door, ())
+        """Return a sample with the match depths; empty if all of it is at the in-flight limit."""
+        group = (variant, request.protocol)
+        by_key, known = pool_state.open_by_key(*group), pool_state.remembered.get(group, ())
         few, held = shortlist(candidates, by_key, known, self._index, steps, rng)
-        # Within the able: conditions never empty a choice.
+        # Conditions come before the limit, because they never empty a choice.
         free = below_limit(self._conditions.keep(request.pool, few, now), limit)
         return free, held if free is few else [held[few.index(candidate)] for candidate in free]
 
     def _open(
         self, pool_state: PoolState, request: Request, rng: Rng, now: float
     ) -> tuple[str, Sequence[Candidate], bool] | Refusal:
-        """Draw the variant; return it, who may be chosen, and whether needs kept anyone out."""
+        """Draw the variant; return it, its candidates, and whether constraints removed any."""
         pool, features = pool_state.pool, request.features
         drawn: str | Refusal | None = pool_state.only if not features.version else None
         if drawn is None:
@@ -229,42 +229,42 @@ class Scheduler:
     def _in_common(
         self, policy: Policy, blocks: tuple[int, ...], matched: Sequence[int], candidates: int
     ) -> tuple[int, int]:
-        """Return how much of a prompt is common property, and how much belongs to several."""
+        """Return the number of leading blocks that are shared, and that are branched."""
         deepest = max(matched)
         if not deepest:
             return 0, 0
         branched = self._index.branched_depth(blocks, deepest) if policy.copies else 0
-        if policy.stepwise:  # one copy more than there are
+        if policy.stepwise:  # one more copy than there are
             candidates = min(candidates, 1 + len(matched) - matched.count(0))
         return self._index.shared_depth(blocks, deepest, candidates), branched
 
     def _allowed(self, pool: Pool, request: Request) -> Policy | Refusal:
-        """Return the pool's policy, or the one that the request asks for and the pool allows."""
+        """Return the pool's policy, or the one that the request selects if the pool allows it."""
         policies = self.policies[pool.name]
-        asked = request.headers.get(POLICY_HEADER)
-        if asked is None:
+        selected = request.headers.get(POLICY_HEADER)
+        if selected is None:
             return policies[pool.policy]
-        if asked == pool.policy or asked in pool.allow_override:
-            return policies[asked]
+        if selected == pool.policy or selected in pool.allow_override:
+            return policies[selected]
         allowed = ", ".join(sorted(pool.allow_override)) or "none"
         return Refusal(
             RefusalKind.BAD_REQUEST,
             f"{POLICY_HEADER}: pool {pool.name!r} does not let a request choose the policy"
-            f" {asked[:64]!r}; it allows: {allowed}",
+            f" {selected[:64]!r}; it allows: {allowed}",
         )
 
     def _leased(
         self, pool_state: PoolState, request: Request, key: LeaseKey, now: float
     ) -> tuple[str, Sequence[Candidate]] | None:
-        """Return variant and candidate of a live lease; ``None``: the sequence is free to move."""
+        """Return variant and candidate of a live lease; ``None`` if the sequence may be moved."""
         lease = self._leases.find(key, now)
         if lease is None:
             return None
-        if lease.endpoint not in pool_state.keys:  # it left this pool, though another may have it
+        if lease.endpoint not in pool_state.keys:  # removed from this pool, maybe not from others
             self._leases.release(key)
             return None
         candidate = pool_state.candidate(lease.endpoint, request.protocol)
-        if candidate is None:  # only there can the sequence go on, but not in this protocol
+        if candidate is None:  # only this replica has the state, but it lacks the protocol
             return lease.variant, ()
         if candidate.draining and request.features.sequence_start:
             return None

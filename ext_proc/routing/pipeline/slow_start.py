@@ -1,17 +1,18 @@
-"""Turns: how a replica that ramps up gets its share, at any load.
+"""Slow start: gives a ramping replica its share of requests, at any load.
 
-Dividing its load by a ramp factor, as weighted least-request does, gives it that share only where
-everybody is busy: with a few requests in flight it is never the cheapest and starves, and once
-the ramp is far enough it takes everything at once. So its share is drawn:
+Dividing its load by a ramp factor, as weighted least-request does, gives a ramping replica its
+share only if all replicas are busy: with a few requests in flight it is never the cheapest and
+starves, and later in the ramp it suddenly takes all requests. Its share is therefore drawn at
+random:
 
-1. Of the requests whose prompt no replica holds, each ramping replica is *called* with the
-   probability ``f * c / sum(f * c)``: its ramped part of the candidates' capacity.
-2. The called one comes first, unless it already has more to do, per capacity, than the others on
-   average. A ramping replica that is not called comes last; where prices are seconds, its price
-   counts ``1 / f`` times instead, so that warm replicas are not overrun while new ones stand idle.
-3. A replica that holds part of the prompt that the others lack keeps its price: an affinity hit
-   is worth the same on a young replica.
-4. Where all candidates ramp there is nobody to spare them: prices stay as they are.
+1. For requests whose prompt no replica holds beyond its shared blocks, each ramping replica is
+   *drawn* with probability ``f * c / sum(f * c)``: its ramped share of the candidates' capacity.
+2. The drawn replica comes first, unless its load per capacity is already above the mean. A ramping
+   replica that is not drawn comes last; if prices are seconds, its price is multiplied by ``1 / f``
+   instead, so that warm replicas are not overloaded while new ones are idle.
+3. A ramping replica that holds more of the prompt than its shared blocks keeps its price: an
+   affinity hit is worth the same on a new replica.
+4. If all candidates are ramping, prices are unchanged.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ def with_slow_start(
         return prices
     lowest, highest = min(prices), max(prices)
     first, behind = lowest - 1.0, highest - lowest + 1.0
-    called = -1 if max(context.matched) > context.shared else _called(context, ramp, rng)
+    drawn = -1 if max(context.matched) > context.shared else _drawn(context, ramp, rng)
     return [
         price
         if factor >= 1.0 or matched > context.shared
         else first
-        if index == called
+        if index == drawn
         else price / factor
         if in_seconds
         else price + behind
@@ -49,8 +50,8 @@ def with_slow_start(
     ]
 
 
-def _called(context: SchedulingContext, ramp: Sequence[float], rng: Rng) -> int:
-    """Draw the ramping candidate whose turn it is; -1 = none, or it has enough to do."""
+def _drawn(context: SchedulingContext, ramp: Sequence[float], rng: Rng) -> int:
+    """Draw a ramping candidate to come first; -1 = none, or its load is above the mean."""
     strengths = [factor * capacity for factor, capacity in zip(ramp, context.strength, strict=True)]
     left = rng.random() * sum(strengths)
     for index, strength in enumerate(strengths):

@@ -1,9 +1,9 @@
-"""Drawing the variant of a request, before affinity looks at any endpoint.
+"""Variants: draws the variant of a request, before any endpoint is considered.
 
-The order: lease, version pin, header pin, what Envoy's route drew already, weights. A session
-draws by hash instead of chance, with the arithmetic of Envoy's weighted clusters under
-``use_hash_policy`` on one header: ``xxHash64(value, seed 0) % total`` laid over the cumulative
-weights in the order of the variants. So Envoy and picker send one session to one variant.
+The order is: lease, version pin, header pin, the draw of Envoy's route, weights. With a session the
+draw is by hash instead of at random, with the arithmetic of Envoy's weighted clusters under
+``use_hash_policy`` on one header: ``xxHash64(value, seed 0) % total`` over the cumulative weights
+in the order of the variants. Envoy and picker therefore send a session to the same variant.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def session_point(session: str, total: int) -> int:
-    """Return where a session lies on a line of ``total`` weights, the same in Envoy."""
+    """Return a session's point in ``range(total)``, equal to Envoy's."""
     return xxhash.xxh64_intdigest(session.encode("utf-8", "surrogateescape"), 0) % total
 
 
@@ -40,15 +40,15 @@ def draw_variant(
 
     Args:
         pool: The request's pool.
-        features: Its version and session count.
+        features: Features of the request; its version and session are used.
         headers: Its headers by lower-case name, for header pins.
         leased: The variant of the sequence's lease.
-        drawn: The variant that Envoy's route drew; it holds unless a pin says otherwise.
-        rng: Chance, used only where neither lease, pin nor session decides.
+        drawn: The variant that Envoy's route drew; it is kept unless a pin overrides it.
+        rng: Source of randomness, used only if neither lease, pin, route nor session decides.
 
     Returns:
-        A variant of the pool, or a refusal: ``UNKNOWN_VERSION`` where every variant declares a
-        version and none of them the asked one, ``NO_ENDPOINTS`` where no variant has weight.
+        A variant of the pool, or a refusal: ``UNKNOWN_VERSION`` if every variant declares a version
+        and none declares the requested one, ``NO_ENDPOINTS`` if no variant has weight.
     """
     if leased is not None:
         return leased
@@ -78,7 +78,7 @@ def _by_weight(
 ) -> str | Refusal:
     total = sum(each.weight for each in variants)
     if total == 0:
-        if pinned:  # the version was asked for by name: its variants serve it at any weight
+        if pinned:  # a requested version is served by its variants at any weight
             return variants[0].name
         return Refusal(
             RefusalKind.NO_ENDPOINTS, f"no variant of pool {pool.name!r} has a weight above 0"
@@ -90,5 +90,5 @@ def _by_weight(
         point -= each.weight
         if point < 0:
             return each.name
-    # Only an rng that breaks its promise and returns 1.0 comes here.
+    # Reached only with an rng that violates its contract and returns 1.0.
     return next(each.name for each in reversed(variants) if each.weight)

@@ -29,7 +29,7 @@ class Replica:
     __slots__ = (
         "busy_until",
         "first_bytes",
-        "heard",
+        "has_reported",
         "key",
         "kv_at",
         "kv_used",
@@ -65,7 +65,7 @@ class Replica:
         """Requests of other clients queued in the replica at ``others_at``."""
         self.others_at = float("-inf")
         """Monotonic seconds; once ``FRESH_S`` old, ``others`` is unknown."""
-        self.heard = False
+        self.has_reported = False
         """It has reported readings at least once."""
         self.silent = False
         """Its readings have stopped: it is probably dead, so it is chosen last."""
@@ -78,7 +78,7 @@ class Replica:
         none of ours twice.
         """
         self.readings = tuple(readings[:MAX_READINGS])
-        self.heard, self.silent = True, False
+        self.has_reported, self.silent = True, False
         known = [(each.queued, each.at) for each in self.readings if each.queued is not None]
         if known:
             queued = sum(number for number, _ in known)

@@ -1,4 +1,4 @@
-"""When a learned policy may act, and what stops it."""
+"""The guard: when a learned policy may act, and what stops it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ A, B, C = (EndpointKey(name, 1) for name in "abc")
 
 
 def live() -> Guard:
-    """Return a guard whose policy was proven at 0."""
+    """Return a guard whose policy was proven at second 0."""
     guard = Guard()
     guard.proven(0.0)
     return guard
 
 
 def end(guard: Guard, acting: list[float | None], control: list[float | None]) -> None:
-    """Let requests end, the control share's first."""
+    """Let requests end, those of the control share first."""
     for cost in control:
         guard.ended(cost, 1.0, control=True)
     for cost in acting:
@@ -37,7 +37,7 @@ def end(guard: Guard, acting: list[float | None], control: list[float | None]) -
 
 
 def test_it_begins_in_the_shadow_and_goes_live_once_proven() -> None:
-    """Each proof is a version; one while it is live is none."""
+    """Each proof gives a new version, except while the policy is live."""
     guard = Guard()
     assert guard.state(0.0) is GuardState.SHADOW
     guard.trip("dark", 0.0)
@@ -48,7 +48,7 @@ def test_it_begins_in_the_shadow_and_goes_live_once_proven() -> None:
 
 
 def test_a_trip_lasts_ten_minutes_and_forgets_the_proof() -> None:
-    """Nothing shortens it, and afterwards the policy is in the shadow."""
+    """A proof does not shorten it, and afterwards the policy is in shadow mode."""
     guard = live()
     guard.trip("dark", 5.0)
     guard.proven(6.0)
@@ -61,7 +61,7 @@ def test_a_trip_lasts_ten_minutes_and_forgets_the_proof() -> None:
 
 @pytest.mark.parametrize(("factor", "tripped"), [(1.19, False), (1.21, True)])
 def test_a_slower_p99_trips(factor: float, tripped: bool) -> None:
-    """Above 1.2 times that of the control share."""
+    """It trips above 1.2 times the p99 of the control share."""
     guard = live()
     end(guard, [factor] * 1000, [1.0] * LEAST_CONTROL)
     assert (guard.state(1.0) is GuardState.TRIPPED) is tripped
@@ -70,15 +70,15 @@ def test_a_slower_p99_trips(factor: float, tripped: bool) -> None:
 
 @pytest.mark.parametrize(("failures", "tripped"), [(14, False), (17, True)])
 def test_more_failures_trip(failures: int, tripped: bool) -> None:
-    """Above 1.5 times the control share's."""
+    """They trip above 1.5 times the failures of the control share."""
     guard = live()
     acting: list[float | None] = [1.0] * (1000 - failures) + [None] * failures
     end(guard, acting + [None, *[1.0] * 99] * 1, [None, *[1.0] * (LEAST_CONTROL - 1)])
     assert (guard.state(1.0) is GuardState.TRIPPED) is tripped
 
 
-def test_few_failures_and_a_small_control_share_say_nothing() -> None:
-    """Chance would trip it every hour."""
+def test_few_failures_or_a_small_control_share_do_not_trip() -> None:
+    """Small samples are not compared, because they would trip it at random."""
     guard = live()
     end(guard, [None] * (LEAST_FAILURES - 1) + [1.0] * 1000, [1.0] * LEAST_CONTROL)
     assert guard.state(1.0) is GuardState.LIVE
@@ -101,7 +101,7 @@ def test_one_replica_may_not_take_all() -> None:
 
 @given(share=st.floats(0.5, 1.0))
 def test_of_two_replicas_one_may_take_all(share: float) -> None:
-    """Twice a half is everything."""
+    """With two replicas, twice a fair share is all requests, so it never trips."""
     guard = live()
     for _ in range(PICKS * 2):
         guard.picked(A, [(A, share), (B, 1 - share)], 1.0)
@@ -110,7 +110,7 @@ def test_of_two_replicas_one_may_take_all(share: float) -> None:
 
 @given(st.lists(st.tuples(st.one_of(st.none(), st.floats(0, 10)), st.booleans()), max_size=3000))
 def test_windows_are_bounded(ends: list[tuple[float | None, bool]]) -> None:
-    """However many requests end, what is kept and shown is not."""
+    """The kept results are bounded for any number of requests."""
     guard = live()
     for cost, control in ends:
         guard.ended(cost, 1.0, control=control)

@@ -13,7 +13,7 @@ from ext_proc.routing.learning.model import BOUND, MOST_SPREAD, Linear
 
 
 def test_it_finds_a_line_through_noise() -> None:
-    """A thousand samples give the weights to a few percent."""
+    """A thousand samples give the weights within a few percent."""
     rng, model = random.Random(1), Linear(3)
     for _ in range(1000):
         x = [1.0, rng.random(), rng.random()]
@@ -22,7 +22,7 @@ def test_it_finds_a_line_through_noise() -> None:
 
 
 def test_it_follows_a_change() -> None:
-    """What was true long ago is forgotten."""
+    """Old samples are forgotten."""
     rng, model = random.Random(1), Linear(2)
     for slope in (1.0, 3.0):
         for _ in range(20_000):
@@ -32,7 +32,7 @@ def test_it_follows_a_change() -> None:
 
 
 def test_the_width_shrinks_where_samples_are() -> None:
-    """Unsure is who was not seen: LinUCB tries it."""
+    """A candidate without samples has the largest width, so LinUCB tries it."""
     model = Linear(2)
     before = model.width([1.0, 0.0])
     for _ in range(100):
@@ -48,7 +48,7 @@ def test_the_width_shrinks_where_samples_are() -> None:
     )
 )
 def test_weights_and_spread_stay_bounded(samples: list[tuple[list[float], float]]) -> None:
-    """Whatever comes, no weight runs away and no number is lost."""
+    """For any samples, weights and spread are finite and within their bounds."""
     model = Linear(3)
     for x, cost in samples:
         model.learn(x, cost)
@@ -59,7 +59,7 @@ def test_weights_and_spread_stay_bounded(samples: list[tuple[list[float], float]
 
 
 def test_one_outlier_moves_little() -> None:
-    """A request that hung counts as one that took long."""
+    """A request that hung counts as a long one."""
     calm, shaken = Linear(2), Linear(2)
     for model in (calm, shaken):
         for number in range(100):

@@ -1,4 +1,4 @@
-"""What a policy would have cost, told from another one's log."""
+"""Off-policy evaluation: a policy's cost estimated from the incumbent's log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COSTS = (1.0, 1.3, 0.9)
 def log(
     value: Value, target: int, count: int, *, predicted: tuple[float, ...] = COSTS, seed: int = 1
 ) -> None:
-    """Log an incumbent that takes 0 and tries all three, with costs that vary."""
+    """Log an incumbent that selects 0 and explores all three candidates, with varying costs."""
     rng = random.Random(seed)
     for _ in range(count):
         done = int(rng.random() * 3) if rng.random() < EXPLORE else 0
@@ -30,15 +30,15 @@ def log(
 
 
 def test_the_difference_is_found_with_a_right_model() -> None:
-    """The candidate's mean cost less the incumbent's."""
+    """The estimate is the evaluated policy's mean cost minus the incumbent's."""
     value = Value()
     log(value, 2, 20_000)
     assert value.mean == pytest.approx(-0.1, abs=0.02)
     assert value.judge(10_000) is True
 
 
-def test_a_wrong_model_is_corrected_by_what_was_tried() -> None:
-    """The model says that 1 is the best; the log knows that it is the worst."""
+def test_a_wrong_model_is_corrected_by_the_trials() -> None:
+    """The model predicts that 1 is the best; the log shows that it is the worst."""
     value = Value()
     log(value, 1, 40_000, predicted=(1.0, 0.2, 0.9))
     assert value.mean == pytest.approx(0.3, abs=0.2)
@@ -46,7 +46,7 @@ def test_a_wrong_model_is_corrected_by_what_was_tried() -> None:
 
 
 def test_agreement_is_no_difference() -> None:
-    """Who chooses as the incumbent does is neither better nor worse."""
+    """A policy that selects the same as the incumbent has a difference of 0."""
     value = Value()
     log(value, 0, 20_000)
     assert (value.mean, value.upper) == (0.0, 0.0)
@@ -55,7 +55,7 @@ def test_agreement_is_no_difference() -> None:
 
 
 def test_nothing_is_judged_early() -> None:
-    """Neither before the decisions are there, nor without anything tried."""
+    """It needs enough decisions, and enough trials among them."""
     value = Value()
     assert value.upper is None
     log(value, 2, 999)
@@ -74,7 +74,7 @@ def test_nothing_is_judged_early() -> None:
 
 
 def test_false_proofs_are_rare() -> None:
-    """Where both are equal the candidate is called better in few of many trials."""
+    """If both policies are equal, few of many evaluations call the evaluated one better."""
     rng = random.Random(7)
     proofs = 0
     for _ in range(100):
@@ -94,7 +94,7 @@ def test_false_proofs_are_rare() -> None:
 
 
 def test_a_draw_among_equals_is_judged_as_one() -> None:
-    """What was tried of any of them is evidence, and weighs by the chance to be drawn."""
+    """A trial of any target is evidence, weighted by its probability to be drawn."""
     value, rng = Value(), random.Random(1)
     for _ in range(20_000):
         done = int(rng.random() * 3) if rng.random() < EXPLORE else 0

@@ -1,4 +1,4 @@
-"""What a policy is shown, and the order that its prices make."""
+"""The scheduling context, and the order that prices give."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def test_the_cheapest_come_in_order() -> None:
-    """The lowest prices, lowest first, as many as asked or as there are."""
+    """It returns the lowest prices first, at most as many as requested and as there are."""
     rng = random.Random(0)
     assert cheapest([3.0, 1.0, 2.0], 2, rng) == [1, 2]
     assert cheapest([3.0, 1.0], 5, rng) == [1, 0]
 
 
-def test_equal_prices_are_drawn_by_chance() -> None:
-    """No place in the list is favoured."""
+def test_equal_prices_are_drawn_at_random() -> None:
+    """No position in the list is favoured."""
     rng = random.Random(0)
     picks = Counter(cheapest([1.0, 1.0, 2.0, 1.0], 1, rng)[0] for _ in range(3_000))
     assert set(picks) == {0, 1, 3}
@@ -43,7 +43,7 @@ def test_equal_prices_are_drawn_by_chance() -> None:
 def test_work_is_the_uncached_part(
     build: Build, prompt: bytes | None, blocks: int, matched: int, tokens: float
 ) -> None:
-    """Four characters are a token, what is cached is free, and nothing is less than 1."""
+    """Four characters are a token, cached tokens are free, and the minimum is 1."""
     request = build.request(tuple(range(blocks)), prompt=prompt)
     router = build.router(build.pool(1))
     if matched:
@@ -56,7 +56,7 @@ def test_work_is_the_uncached_part(
 
 @pytest.mark.parametrize(("count", "matched", "tokens"), [(100, 0, 100.0), (100, 2, 68.0)])
 def test_known_tokens_are_no_estimates(build: Build, count: int, matched: int, tokens: int) -> None:
-    """Where token ids are known, prompt and blocks count by them."""
+    """If token ids are known, prompt and blocks are counted by them."""
     known = build.request(tuple(range(4)), prompt=b"x" * 9000).changed(
         block_tokens=16.0, tokens=count
     )

@@ -1,4 +1,4 @@
-"""Filters: subset hint, in-flight limit, and the right refusal."""
+"""Filters: subset hint, in-flight limit, and the resulting refusals."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def chosen(subset: frozenset[str] | None, candidates: Sequence[Candidate] = SEAT
     ],
 )
 def test_the_subset_hint_limits_the_choice(subset: set[str] | None, expected: list[str]) -> None:
-    """``ip:port`` allows one address, a bare IP all its ports, an empty hint nothing."""
+    """``ip:port`` allows one address, a bare IP all its ports, an empty hint none."""
     assert chosen(None if subset is None else frozenset(subset)) == expected
 
 
 @pytest.mark.parametrize("entry", ["[::1]:8080", "::1", "[::1]"])
 def test_ipv6_entries_match_with_and_without_brackets(entry: str) -> None:
-    """A bare IPv6 address may be bracketed or not."""
+    """A bare IPv6 address may have brackets or not."""
     assert chosen(frozenset({entry}), [candidate("[::1]:8080")]) == ["[::1]:8080"]
 
 
@@ -77,10 +77,10 @@ def test_the_limit_keeps_full_replicas_out() -> None:
         ([candidate("10.0.0.1:1", 5)], None, RefusalKind.SATURATED),
     ],
 )
-def test_a_refusal_tells_full_from_absent(
+def test_a_refusal_distinguishes_full_from_absent(
     candidates: list[Candidate], subset: frozenset[str] | None, kind: RefusalKind
 ) -> None:
-    """Only what waiting cures is SATURATED; the message names pool and variant."""
+    """SATURATED is used only if a retry may succeed; the message names pool and variant."""
     refused = eligible(candidates, subset=subset, limit=5, where="llm/stable")
     assert isinstance(refused, Refusal)
     assert refused.kind is kind

@@ -1,4 +1,4 @@
-"""Needs remove replicas, wishes order them."""
+"""Constraints remove replicas, preferences order them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GIB = 2**30
 
 
 def zoned(build: Build, zones: str, **changes: Any) -> Pool:
-    """Return a pool with an endpoint per letter, which is its zone."""
+    """Return a pool with one endpoint per letter; the letter is its zone."""
     endpoints = tuple(build.endpoint(number, zone=zone) for number, zone in enumerate(zones))
     return build.pool(endpoints=endpoints, **{"prefer_zone": True, **changes})
 
@@ -42,7 +42,7 @@ def ask(router: Router, build: Build, now: float = 0.0, **changes: Any) -> str:
 
 
 def refused(router: Router, build: Build, **changes: Any) -> Refusal:
-    """Decide one request that nobody can serve."""
+    """Decide one request that no replica can serve; return the refusal."""
     refusal = router.decide(build.request(**changes), 0.0, 0.0)
     assert isinstance(refusal, Refusal)
     assert len(router.ledger) == 0
@@ -50,7 +50,7 @@ def refused(router: Router, build: Build, **changes: Any) -> Refusal:
 
 
 def test_a_required_device_is_the_only_one(build: Build) -> None:
-    """However busy it is; other models go where they like."""
+    """It is used at any load; other models may use other devices."""
     endpoints = (build.endpoint(0, device="a100"), build.endpoint(1, device="t4"))
     pool = build.pool(
         endpoints=endpoints, model_needs=(ModelNeeds("m", device="a100", device_required=True),)
@@ -60,8 +60,8 @@ def test_a_required_device_is_the_only_one(build: Build) -> None:
     assert ask(router, build, model="other") == "r1"
 
 
-def test_nobody_has_the_device(build: Build) -> None:
-    """The refusal says what is missing."""
+def test_a_missing_device_is_refused(build: Build) -> None:
+    """The refusal names what is missing."""
     needs = (ModelNeeds("m", device="a100", device_required=True),)
     refusal = refused(build.router(build.pool(2, model_needs=needs)), build)
     assert refusal.kind is RefusalKind.NO_ENDPOINTS
@@ -69,7 +69,7 @@ def test_nobody_has_the_device(build: Build) -> None:
 
 
 def test_a_preferred_device_spills_when_full(build: Build) -> None:
-    """Two requests always fit; then the others take some."""
+    """Two requests always fit; then other devices take some."""
     endpoints = (build.endpoint(0, device="a100"), build.endpoint(1), build.endpoint(2))
     pool = build.pool(endpoints=endpoints, model_needs=(ModelNeeds("m", device="a100"),))
     router = build.router(pool)
@@ -96,10 +96,10 @@ def test_a_preferred_device_spills_when_full(build: Build) -> None:
         ),
     ],
 )
-def test_memory_removes_only_who_surely_lacks_it(
+def test_memory_removes_only_replicas_that_surely_lack_it(
     build: Build, readings: list[Reading], kept: bool
 ) -> None:
-    """Unknown and stale numbers remove nobody, nor does a model that is loaded already."""
+    """Unknown or stale readings remove no replica, and neither does a model that is loaded."""
     pool = build.pool(2, model_needs=(ModelNeeds("m", memory_bytes=2 * GIB),))
     router = build.router(pool)
     router.registry.observe("r0", readings)
@@ -107,19 +107,19 @@ def test_memory_removes_only_who_surely_lacks_it(
 
 
 def test_a_wanted_adapter_is_preferred(build: Build) -> None:
-    """Declared, or told by the engine a moment ago; requests without one go anywhere."""
+    """It is declared or in a fresh reading; requests without an adapter go anywhere."""
     endpoints = (build.endpoint(0), build.endpoint(1, adapters=frozenset({"fr"})))
-    for pool, told in ((build.pool(endpoints=endpoints), False), (build.pool(2), True)):
+    for pool, reported in ((build.pool(endpoints=endpoints), False), (build.pool(2), True)):
         router = build.router(pool)
-        if told:
+        if reported:
             router.registry.observe("r1", [Reading(at=0.0, adapters=frozenset({"fr"}))])
         assert [ask(router, build, adapter="fr") for _ in range(2)] == ["r1", "r1"]
         assert ask(router, build) == "r0"
 
 
 @pytest.mark.parametrize("mode", ["ignore", "prefer", "require"])
-def test_an_adapter_that_nobody_has(build: Build, mode: AdapterMode) -> None:
-    """Where it is required the request is refused by name, else somebody loads it."""
+def test_an_adapter_that_no_replica_has(build: Build, mode: AdapterMode) -> None:
+    """If it is required the request is refused by name, otherwise any replica serves it."""
     router = build.router(build.pool(2, adapters=mode))
     if mode == "require":
         assert "the adapter 'fr' loaded" in refused(router, build, adapter="fr").message
@@ -128,7 +128,7 @@ def test_an_adapter_that_nobody_has(build: Build, mode: AdapterMode) -> None:
 
 
 def test_a_required_adapter_is_never_spilled(build: Build) -> None:
-    """The limit of requests in flight then refuses, as waiting cures it."""
+    """At the in-flight limit the request is refused as saturated."""
     endpoints = (build.endpoint(0), build.endpoint(1, adapters=frozenset({"fr"})))
     pool = build.pool(endpoints=endpoints, adapters="require", per_endpoint_in_flight=3)
     router = build.router(pool)
@@ -139,7 +139,7 @@ def test_a_required_adapter_is_never_spilled(build: Build) -> None:
 
 
 def test_the_own_zone_comes_first_and_others_stay_fallbacks(build: Build) -> None:
-    """A retry may leave the zone; without a zone of its own the picker prefers none."""
+    """A retry may leave the zone; a picker without a zone prefers none."""
     router = build.router(zoned(build, "abb"), zone="a")
     decision = router.decide(build.request(), 0.0, 0.0)
     assert isinstance(decision, Decision)
@@ -149,14 +149,14 @@ def test_the_own_zone_comes_first_and_others_stay_fallbacks(build: Build) -> Non
     assert {ask(elsewhere, build) for _ in range(3)} == {"r0", "r1", "r2"}
 
 
-def test_a_zone_without_replicas_is_no_wish(build: Build) -> None:
-    """Where nobody stands in the picker's zone all are alike."""
+def test_a_zone_without_replicas_is_no_preference(build: Build) -> None:
+    """If no replica is in the picker's zone, all are equal."""
     router = build.router(zoned(build, "bbb"), zone="a")
     assert {ask(router, build) for _ in range(3)} == {"r0", "r1", "r2"}
 
 
-def test_the_adapter_is_wished_for_before_the_zone(build: Build) -> None:
-    """The nearest of those that have it, then the others that have it, then the zone."""
+def test_the_adapter_is_preferred_over_the_zone(build: Build) -> None:
+    """The order is: adapter in the zone, adapter elsewhere, the zone."""
     fr = frozenset({"fr"})
     endpoints = (
         build.endpoint(0, zone="a"),
@@ -179,7 +179,7 @@ def test_the_adapter_is_wished_for_before_the_zone(build: Build) -> None:
 def test_the_bound_of_spilling_holds(
     build: Build, zones: list[tuple[str, float]], factor: float, ends: list[bool]
 ) -> None:
-    """The own zone is left exactly when each of its replicas has its share of the requests."""
+    """Requests leave the own zone exactly when each of its replicas is at its bound."""
     endpoints = tuple(
         build.endpoint(number, zone=zone, capacity=capacity)
         for number, (zone, capacity) in enumerate(zones)
@@ -206,8 +206,8 @@ def test_the_bound_of_spilling_holds(
             assert router.settle(open_tickets.pop(0), Outcome.DONE, float(at))
 
 
-def test_needs_hold_in_a_large_pool(build: Build) -> None:
-    """A sample never shows whom needs removed, and finds the one who is able."""
+def test_constraints_hold_in_a_large_pool(build: Build) -> None:
+    """A removed replica is never picked, and the only one that fits is found."""
     endpoints = tuple(
         build.endpoint(number, device="a100" if number == 77 else "t4") for number in range(100)
     )
@@ -218,8 +218,8 @@ def test_needs_hold_in_a_large_pool(build: Build) -> None:
     assert {ask(router, build, blocks=(1, 2)) for _ in range(10)} == {"r77"}
 
 
-def test_a_lease_is_stronger_than_needs_and_wishes(build: Build) -> None:
-    """A sequence's state lives in one replica only."""
+def test_a_lease_overrides_constraints_and_preferences(build: Build) -> None:
+    """A sequence stays on the only replica that holds its state."""
     pool = zoned(build, "ab", variants=(Variant("stable", 1),))
     router = build.router(pool, zone="b")
     sequence = {"sequence_id": 7}

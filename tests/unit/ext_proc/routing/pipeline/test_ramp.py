@@ -15,7 +15,7 @@ from ext_proc.routing.values.settings import SlowStart
     [(15, 1.0, 0.25), (15, 2.0, 0.5), (0, 1.0, 0.1), (59, 1.0, 59 / 60), (60, 1.0, 1.0)],
 )
 def test_it_is_envoys_formula(age: float, aggression: float, expected: float) -> None:
-    """A window of 60 s gives the numbers of Envoy's documentation."""
+    """A window of 60 s gives the values of Envoy's documentation."""
     ramp = SlowStart(window_s=60.0, aggression=aggression, min_weight=0.1)
     assert factor(ramp, 1000.0, 1000.0 + age) == pytest.approx(expected)
 
@@ -26,7 +26,7 @@ def test_the_age_has_envoys_floor() -> None:
 
 
 def test_warm_means_one() -> None:
-    """Without a joining time or a window there is no ramp."""
+    """Without a joining time or a window the factor is 1."""
     assert factor(SlowStart(60.0), None, 5.0) == 1.0
     assert factor(SlowStart(0.0), 4.9, 5.0) == 1.0
 
@@ -35,7 +35,7 @@ def test_warm_means_one() -> None:
 def test_it_stays_between_0_and_1(
     window: float, aggression: float, minimum: float, age: float
 ) -> None:
-    """Whatever the settings and the clock, loads can be divided by it."""
+    """For any settings and clock it is above 0, so loads can be divided by it."""
     assert 0 < factor(SlowStart(window, aggression, minimum), 1e6, 1e6 + age) <= 1
 
 
@@ -45,6 +45,6 @@ def test_it_stays_between_0_and_1(
 def test_it_never_falls_with_age(
     window: float, aggression: float, minimum: float, age: float, more: float
 ) -> None:
-    """A replica's share only grows while it ramps up."""
+    """The factor never falls as the age grows."""
     ramp = SlowStart(window, aggression, minimum)
     assert factor(ramp, 1e6, 1e6 + age) <= factor(ramp, 1e6, 1e6 + age + more) + 1e-12

@@ -1,4 +1,4 @@
-"""Whom a policy is shown in a large pool."""
+"""Sampling: the candidates in a large pool."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def decide(router: Router, request: Request, now: float = 0.0) -> Decision:
     ("count", "most"), [(SMALL, SMALL), (SMALL + 100, HOLDERS + SAMPLE + REMEMBERED)]
 )
 def test_a_large_pool_is_sampled(build: Build, count: int, most: int) -> None:
-    """A small pool is shown whole, of a large one a bounded part, each replica once."""
+    """All replicas of a small pool are candidates, of a large one a bounded number, each once."""
     router = build.router(build.pool(count))
     names = [name for name, _ in decide(router, build.request()).scores]
     assert len(set(names)) == len(names) <= most
     assert count > SMALL or len(names) == count
 
 
-def test_whoever_holds_the_prompt_is_a_candidate(build: Build) -> None:
-    """A conversation finds its replica among hundreds, turn after turn."""
+def test_the_holder_of_the_prompt_is_a_candidate(build: Build) -> None:
+    """Each turn of a conversation finds its replica among hundreds."""
     router = build.router(build.pool(250))
     blocks = tuple(range(50))
     home = decide(router, build.request(blocks)).addresses[0]
@@ -47,7 +47,7 @@ def test_whoever_holds_the_prompt_is_a_candidate(build: Build) -> None:
 
 
 def test_every_replica_is_drawn_in_time(build: Build) -> None:
-    """No place in the pool is out of reach."""
+    """Every position in the pool can be drawn."""
     router = build.router(build.pool(100))
     drawn = set()
     for _ in range(60):
@@ -56,14 +56,14 @@ def test_every_replica_is_drawn_in_time(build: Build) -> None:
 
 
 def test_a_sample_never_refuses(build: Build) -> None:
-    """With one replica below its limit it is found; with none the refusal is the usual one."""
+    """The only replica below its limit is found; with none the usual refusal is returned."""
     router = build.router(build.pool(80, per_endpoint_in_flight=1))
     assert len({decide(router, build.request()).addresses[0] for _ in range(80)}) == 80
     assert isinstance(router.decide(build.request(), 0.0, 0.0), Refusal)
 
 
-def test_a_subset_is_looked_at_whole(build: Build) -> None:
-    """The one replica that a hint allows is found among many."""
+def test_a_subset_is_not_sampled(build: Build) -> None:
+    """The only replica that a hint allows is found among many."""
     router = build.router(build.pool(200))
     decision = decide(router, build.request(subset=frozenset({"10.0.0.77"})))
     assert decision.addresses == ("10.0.0.77:8000",)

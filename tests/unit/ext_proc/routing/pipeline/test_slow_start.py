@@ -1,4 +1,4 @@
-"""Turns give a ramping replica its share, and no more."""
+"""Slow start gives a ramping replica its share, and no more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def context(ramp: Sequence[float], **changes: Any) -> SchedulingContext:
-    """Return an offer of idle candidates that ramp like this."""
+    """Return a context of idle candidates with these ramp factors."""
     candidates, fleet = [], FleetLatencyModel()
     for number in range(len(ramp)):
         key, address = EndpointKey(f"r{number}", 1), f"10.0.0.{number}:1"
@@ -54,11 +54,11 @@ def context(ramp: Sequence[float], **changes: Any) -> SchedulingContext:
 
 
 def firsts(made: SchedulingContext, prices: list[float], draws: int = 4000) -> list[float]:
-    """Return how often each candidate came first."""
+    """Return the share of draws in which each candidate came first."""
     rng, counts = random.Random(3), [0] * len(prices)
     for _ in range(draws):
-        turned = list(with_slow_start(made, prices, rng))
-        counts[turned.index(min(turned))] += 1
+        changed = list(with_slow_start(made, prices, rng))
+        counts[changed.index(min(changed))] += 1
     return [count / draws for count in counts]
 
 
@@ -68,42 +68,42 @@ def test_the_share_is_the_ramped_part_of_the_capacity() -> None:
     assert shares[2] == pytest.approx(0.5 / 2.5, abs=0.03)
 
 
-def test_a_busy_one_is_not_called() -> None:
-    """A turn passes by where the ramping replica has more to do than the others."""
+def test_a_busy_replica_is_not_put_first() -> None:
+    """A drawn replica does not come first if its load is above the mean."""
     assert firsts(context([1.0, 0.5], pending=[1.0, 3.0]), [1.0, 2.0])[1] == 0.0
 
 
-def test_overrun_warm_replicas_are_helped() -> None:
-    """Where prices are seconds a replica at a tenth is worth ten times its price, not never."""
+def test_overloaded_warm_replicas_are_relieved() -> None:
+    """With prices in seconds, a replica at a tenth of its ramp costs ten times its price."""
     made = context([1.0, 0.1], pending=[60.0, 0.0])
     for warm, shares in ((9.0, [1.0, 0.0]), (11.0, [0.0, 1.0])):
-        turned = with_slow_start(made, [warm, 1.0], Never(), in_seconds=True)
-        assert list(turned) == [warm, 10.0]
-        assert [price == min(turned) for price in turned] == [bool(each) for each in shares]
+        changed = with_slow_start(made, [warm, 1.0], Never(), in_seconds=True)
+        assert list(changed) == [warm, 10.0]
+        assert [price == min(changed) for price in changed] == [bool(each) for each in shares]
 
 
 class Never:
-    """Chance that calls nobody: the warm candidates come last in the draw."""
+    """An rng with which no ramping candidate is drawn."""
 
     def random(self) -> float:
         """Return nearly 1."""
         return 0.999
 
 
-def test_a_prompt_that_somebody_holds_is_nobodys_turn() -> None:
-    """A cached request is not sent to a cold replica for the ramp's sake."""
+def test_a_cached_prompt_puts_no_ramping_replica_first() -> None:
+    """A request with a cached prompt is not sent to a cold replica because of its ramp."""
     made = context([1.0, 0.9], matched=[4, 0], blocks=5)
     assert firsts(made, [1.0, 2.0]) == [1.0, 0.0]
 
 
 def test_a_hit_on_the_ramping_replica_keeps_its_price() -> None:
-    """Affinity is worth the same on a young replica."""
+    """An affinity hit is worth the same on a new replica."""
     made = context([1.0, 0.1], matched=[0, 4], blocks=5)
     assert list(with_slow_start(made, [5.0, 1.0], random.Random(1))) == [5.0, 1.0]
 
 
 def test_where_all_are_new_prices_stay() -> None:
-    """A fleet that just started is used as it is."""
+    """If all candidates are ramping, prices are unchanged."""
     prices = [3.0, 1.0]
     assert with_slow_start(context([0.1, 0.2]), prices, random.Random(1)) is prices
 
@@ -116,11 +116,13 @@ def test_where_all_are_new_prices_stay() -> None:
     ),
     st.integers(0, 2**32),
 )
-def test_warm_seats_keep_their_order(rows: list[tuple[float, float, float]], seed: int) -> None:
-    """Turns never change the order among warm replicas, nor any of their prices."""
+def test_warm_candidates_keep_their_prices(
+    rows: list[tuple[float, float, float]], seed: int
+) -> None:
+    """Slow start never changes the prices of warm replicas."""
     made = context([row[0] for row in rows], pending=[row[1] for row in rows])
     prices = [row[2] for row in rows]
-    turned = with_slow_start(made, prices, random.Random(seed))
-    assert [t for t, row in zip(turned, rows, strict=True) if row[0] >= 1.0] == [
+    changed = with_slow_start(made, prices, random.Random(seed))
+    assert [price for price, row in zip(changed, rows, strict=True) if row[0] >= 1.0] == [
         row[2] for row in rows if row[0] >= 1.0
     ]

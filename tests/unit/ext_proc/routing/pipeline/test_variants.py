@@ -33,19 +33,19 @@ CANARY = Variant("canary", 10, "2", (("x-canary", "yes"),))
 
 
 def test_a_lease_decides_before_everything() -> None:
-    """A sequence stays in its variant, whatever version or header say."""
+    """A sequence stays in its variant, with any version or header."""
     made = pool(STABLE, CANARY)
     assert draw(made, leased="canary", version="1", headers={}) == "canary"
 
 
 def test_a_version_pins() -> None:
-    """The variant that declares the asked version gets the request, at weight 0 too."""
+    """The variant that declares the requested version gets the request, even at weight 0."""
     made = pool(STABLE, Variant("dark", 0, "3"))
     assert draw(made, version="3", drawn="stable") == "dark"
 
 
 def test_an_unknown_version_is_refused() -> None:
-    """Where every variant declares a version, another one is refused by name."""
+    """If every variant declares a version, another version is refused by name."""
     refused = draw(pool(STABLE, CANARY), version="7")
     assert isinstance(refused, Refusal)
     assert refused.kind is RefusalKind.UNKNOWN_VERSION
@@ -53,21 +53,21 @@ def test_an_unknown_version_is_refused() -> None:
 
 
 def test_a_variant_without_a_version_takes_any() -> None:
-    """An undeclared variant serves versions that no other one declares, and only those."""
+    """A variant without a version serves only versions that no other variant declares."""
     made = pool(STABLE, Variant("any", 1))
     assert draw(made, version="7") == "any"
     assert draw(made, version="1") == "stable"
 
 
-def test_two_variants_of_the_asked_version_share_it() -> None:
-    """Among variants of one version the weights go on; without any the first has it."""
+def test_two_variants_of_the_requested_version_share_it() -> None:
+    """Variants of one version share by weight; if all weights are 0 the first is used."""
     made = pool(Variant("a", 0, "1"), Variant("b", 5, "1"), Variant("c", 50, "2"))
     assert draw(made, version="1") == "b"
     assert draw(pool(Variant("a", 0, "1"), Variant("b", 0, "1")), version="1") == "a"
 
 
 def test_headers_pin() -> None:
-    """All headers of a variant must match; the pin beats what the route drew."""
+    """All headers of a variant must match; the pin overrides the route's draw."""
     made = pool(STABLE, CANARY)
     assert draw(made, headers={"x-canary": "yes"}, drawn="stable") == "canary"
     assert draw(made, headers={"x-canary": "no"}, drawn="stable") == "stable"
@@ -75,27 +75,27 @@ def test_headers_pin() -> None:
     assert draw(pool(STABLE, both), headers={"a": "1"}) == "stable"
 
 
-def test_a_version_is_stronger_than_a_header() -> None:
-    """A header cannot lead to replicas that do not serve the asked version."""
+def test_a_version_overrides_a_header() -> None:
+    """A header cannot select replicas that do not serve the requested version."""
     assert draw(pool(STABLE, CANARY), version="1", headers={"x-canary": "yes"}) == "stable"
 
 
-def test_what_the_route_drew_holds() -> None:
-    """Without a pin Envoy's draw is kept; one that is no variant any more is drawn again."""
+def test_the_route_s_draw_is_kept() -> None:
+    """Without a pin Envoy's draw is kept; a removed variant is drawn again."""
     made = pool(Variant("stable", 1), Variant("canary", 0))
     assert draw(made, drawn="canary") == "canary"
     assert draw(made, drawn="gone") == "stable"
 
 
-def test_without_weights_nobody_is_drawn() -> None:
-    """A pool whose weights are all 0 refuses what nothing pins."""
+def test_without_weights_no_variant_is_drawn() -> None:
+    """A pool whose weights are all 0 refuses requests without a pin."""
     refused = draw(pool(Variant("a", 0), Variant("b", 0)))
     assert isinstance(refused, Refusal)
     assert refused.kind is RefusalKind.NO_ENDPOINTS
 
 
 def test_a_session_uses_envoys_arithmetic() -> None:
-    """xxHash64 of the session, modulo the total, over cumulative weights in order."""
+    """The draw is xxHash64 of the session, modulo the total, over cumulative weights in order."""
     made = pool(Variant("a", 3), Variant("b", 0), Variant("c", 7))
     for number in range(200):
         session = f"session-{number}"
@@ -104,7 +104,7 @@ def test_a_session_uses_envoys_arithmetic() -> None:
 
 
 def test_the_hash_is_the_published_one() -> None:
-    """xxHash64 with seed 0 of "a" and of nothing are the reference values."""
+    """xxHash64 with seed 0 of "a" and of the empty string give the reference values."""
     assert session_point("a", 2**64) == 0xD24EC4F1A98C6E5B
     assert session_point("", 2**64) == 0xEF46DB3751D8E999
 
@@ -113,7 +113,7 @@ def test_the_hash_is_the_published_one() -> None:
 @settings(max_examples=20, deadline=None)
 @given(weights=st.lists(st.integers(0, 100), min_size=1, max_size=4).filter(sum))
 def test_shares_are_the_weights(session: str | None, weights: list[int]) -> None:
-    """By chance or by session, shares equal weights, and weight 0 is never drawn."""
+    """Drawn at random or by session, shares equal weights, and weight 0 is never drawn."""
     made = pool(*(Variant(f"v{n}", weight) for n, weight in enumerate(weights)))
     rng = random.Random(0)
     drawn = Counter(
@@ -127,7 +127,7 @@ def test_shares_are_the_weights(session: str | None, weights: list[int]) -> None
 
 
 def test_a_raised_weight_moves_only_its_share_of_the_sessions() -> None:
-    """At a fixed total, sessions of the canary stay there as it grows at the end of the line."""
+    """At a fixed total, sessions of the last variant stay there as its weight grows."""
     before, after = (
         pool(Variant("canary", share), Variant("stable", 100 - share)) for share in (10, 30)
     )
@@ -136,8 +136,8 @@ def test_a_raised_weight_moves_only_its_share_of_the_sessions() -> None:
             assert draw(after, session=f"s{number}") == "canary"
 
 
-def test_a_broken_source_of_chance_still_draws_a_weighted_variant() -> None:
-    """An rng that returns 1.0 against its promise gets the last variant with weight."""
+def test_a_broken_rng_still_draws_a_weighted_variant() -> None:
+    """An rng that violates its contract and returns 1.0 gets the last variant with weight."""
 
     class One:
         def random(self) -> float:

@@ -71,7 +71,7 @@ def explain(
         return {"refused": str(choice.kind), "why": choice.message, "removed": verdicts}
     context, prices = choice.context, choice.prices
     order = sorted(range(len(prices)), key=prices.__getitem__)
-    offered = {candidate.key for candidate in context.candidates}
+    candidates = {candidate.key for candidate in context.candidates}
     left: dict[str, str] | None = None
     if most is None or len(pool.endpoints) <= most:
         left = {
@@ -79,7 +79,7 @@ def explain(
                 pool_state, each, context.variant, request, ledger, conditions, now
             )
             for each in pool.endpoints
-            if each.key not in offered
+            if each.key not in candidates
         }
     preferred = preferences(pool, request.features, context.candidates, zone, now)
     return {

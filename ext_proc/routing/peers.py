@@ -71,7 +71,7 @@ class PeerWorkers:
         conditions: Notified of the picks of peer workers.
         replicas: The registered replicas.
         per_token: Returns the seconds of prefill per token on a replica of a pool.
-        teach: Learns from a ticket that ended normally; its second argument is the end, monotonic
+        learn: Learns from a ticket that ended normally; its second argument is the end, monotonic
             seconds.
     """
 
@@ -83,7 +83,7 @@ class PeerWorkers:
         conditions: Conditions,
         replicas: Mapping[EndpointKey, Replica],
         per_token: Callable[[str, EndpointKey], float],
-        teach: Callable[[Ticket, float], None],
+        learn: Callable[[Ticket, float], None],
     ) -> None:
         self._ledger = ledger
         self._index = index
@@ -91,7 +91,7 @@ class PeerWorkers:
         self._conditions = conditions
         self._replicas = replicas
         self._per_token = per_token
-        self._teach = teach
+        self._learn = learn
         self._shares: dict[int, dict[tuple[str, EndpointKey], Share]] = {}
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ class PeerWorkers:
                 self._index.insert(event.endpoint, event.blocks, now)
         elif isinstance(event, LatencySample):
             if event.ticket.endpoint in self._replicas:
-                self._teach(event.ticket, event.ended)
+                self._learn(event.ticket, event.ended)
         elif isinstance(event, Leased):
             self._lease(event, now)
         elif isinstance(event, Released):

@@ -182,8 +182,8 @@ class Router:
                 context, choice.prices, picked
             )
         sample = self._explained(pool_state, request, choice, now) if self.recent.due(now) else None
-        said = choice.policy.picked(context, picked)
-        reason = "sequence" if choice.leased else said
+        label = choice.policy.picked(context, picked)
+        reason = "sequence" if choice.leased else label
         candidates = context.candidates
         candidate, matched = candidates[picked], context.matched[picked]
         self.conditions.picked(pool.name, candidate.key, now)

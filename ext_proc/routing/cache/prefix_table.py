@@ -114,13 +114,13 @@ class PrefixTable:
             alive = 0 if entry is None else alive & entry.mask
         return steps
 
-    def deepest(self, steps: Steps, most: int, chance: float = 0.0) -> dict[EndpointKey, int]:
+    def deepest(self, steps: Steps, most: int, start: float = 0.0) -> dict[EndpointKey, int]:
         """Return the match depth of the endpoints with the deepest matches.
 
         Args:
             steps: Result of ``match``, with no change of the index since.
             most: Maximum number of endpoints; those with the shallowest matches are left out.
-            chance: Random number in [0, 1): where to begin among equal depths, so that not always
+            start: Random number in [0, 1): where to begin among equal depths, so that not always
                 the same endpoints are left out.
         """
         found: dict[EndpointKey, int] = {}
@@ -128,7 +128,7 @@ class PrefixTable:
         deeper = 0
         for alive, depth in reversed(steps):
             bits = alive & ~deeper
-            first = int(chance * bits.bit_length())
+            first = int(start * bits.bit_length())
             later = bits >> first << first
             for some in (later, bits ^ later):
                 left = some

@@ -129,8 +129,8 @@ def test_the_pool_is_found_by_header_model_path_or_default(build: Build) -> None
         ),
     )
 
-    def found(path: str, protocol: str = "http", **says: str) -> str | RefusalKind:
-        answer = router.pool_for(Features(Form.OPENAI, **says), path, protocol)
+    def found(path: str, protocol: str = "http", **features: str) -> str | RefusalKind:
+        answer = router.pool_for(Features(Form.OPENAI, **features), path, protocol)
         return answer.kind if isinstance(answer, Refusal) else answer
 
     assert found("/", pool="a", model="n") == "a"

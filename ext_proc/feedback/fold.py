@@ -175,7 +175,7 @@ class Feedback:
             self._router.conditions.alive(key, now)
         number = self._number(entry)
         if entry.served is not None and number is not None:
-            self.moved += self._router.told(number, entry.served, now)
+            self.moved += self._router.note_serving(number, entry.served, now)
 
     def _number(self, entry: Entry) -> int | None:
         text = entry.ticket[len(self._life) :]

@@ -316,7 +316,7 @@ class Router:
         if blocks and endpoint in self._members:
             self._inserted(endpoint, blocks, now)
 
-    def told(self, ticket_id: int, address: str, now: float) -> bool:
+    def note_serving(self, ticket_id: int, address: str, now: float) -> bool:
         """Move the charge of a running request to the replica at ``address`` that serves it.
 
         The caller that holds the original ticket still settles the request with that ticket.

@@ -182,12 +182,12 @@ def test_a_charge_moves_while_its_holder_keeps_the_old_ticket(build):
     ticket = router.decide(build.request(), 0.0, 0.0).ticket
     other = "10.0.0.1:8000" if ticket.endpoint == R0 else "10.0.0.0:8000"
     there = R1 if ticket.endpoint == R0 else R0
-    assert router.told(ticket.id, other, 1.0)
-    assert not router.told(ticket.id, other, 2.0)
+    assert router.note_serving(ticket.id, other, 1.0)
+    assert not router.note_serving(ticket.id, other, 2.0)
     assert router.registry.in_flight() == {ticket.endpoint.id: 0, there.id: 1}
     assert router.settle(ticket, Outcome.DONE, 3.0)
     assert set(router.registry.in_flight().values()) == {0}
-    assert not router.told(ticket.id, other, 4.0)
+    assert not router.note_serving(ticket.id, other, 4.0)
     assert not router.settle(ticket, Outcome.DONE, 5.0)
 
 

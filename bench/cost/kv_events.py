@@ -41,7 +41,7 @@ SECONDS = 5.0
 
 def follower(index: ExactIndex) -> Follower:
     """Return a follower of one engine."""
-    index.tell(KEY, complete=False)
+    index.set_reporting(KEY, complete=False)
     translator = Translator(
         KEY, 0, model="m", models=frozenset({"m"}), block_tokens=SIZE, block=index.block
     )

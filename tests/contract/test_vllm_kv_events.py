@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ext_proc.requests.blocks import chained
-from ext_proc.routing.cache.exact_index import ExactIndex, Removed, Telling
+from ext_proc.routing.cache.exact_index import ExactIndex, Removed, Reporting
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.request import Features, Form
 from ext_proc.telemetry.kv_events.decode import decode
@@ -46,10 +46,10 @@ def index():
     follower = Follower(
         translator,
         index.apply,
-        lambda complete: index.apply(Telling(R1, complete)),
+        lambda complete: index.apply(Reporting(R1, complete)),
         can_replay=True,
     )
-    index.apply(Telling(R1, complete=False))
+    index.apply(Reporting(R1, complete=False))
     for message, payload in zip(MESSAGES, PAYLOADS, strict=True):
         assert follower.live(message["seq"], payload)
     assert follower.complete

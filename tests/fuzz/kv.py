@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ext_proc.routing.cache.exact_index import ExactIndex, Telling
+from ext_proc.routing.cache.exact_index import ExactIndex, Reporting
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.telemetry.kv_events.follower import Follower
 from ext_proc.telemetry.kv_events.translate import Translator
@@ -14,14 +14,14 @@ MAX_BLOCKS = 1000
 def one_batch(data: bytes) -> None:
     """Take ``data`` as batches: a byte of number, two of length, and a batch, again and again."""
     index = ExactIndex(max_blocks=MAX_BLOCKS)
-    index.tell(KEY, complete=False)
+    index.set_reporting(KEY, complete=False)
     translator = Translator(
         KEY, 0, model="m", models=frozenset({"m", "a"}), block_tokens=2, block=index.block
     )
     follower = Follower(
         translator,
         index.apply,
-        lambda complete: index.apply(Telling(KEY, complete)),
+        lambda complete: index.apply(Reporting(KEY, complete)),
         can_replay=True,
     )
     at = 0
@@ -33,6 +33,6 @@ def one_batch(data: bytes) -> None:
             assert follower.live(data[at], payload)
         assert index.held(KEY) == index.blocks <= MAX_BLOCKS
         at += 3 + length
-    index.tell(KEY, complete=None)
+    index.set_reporting(KEY, complete=None)
     index.expire(0.0)
     assert index.blocks == 0

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 NAME_BITS: Final = 60
 
 
-class Telling(NamedTuple):
+class Reporting(NamedTuple):
     """An endpoint starts or stops reporting its cache."""
 
     endpoint: EndpointKey
@@ -76,7 +76,7 @@ class Cleared(NamedTuple):
     engine: int
 
 
-CacheEvent = Telling | Stored | Removed | Cleared
+CacheEvent = Reporting | Stored | Removed | Cleared
 IndexEvent = prefix_index.IndexEvent | CacheEvent
 
 
@@ -87,22 +87,22 @@ class ExactIndex(PrefixIndex):
         self, max_blocks: int = prefix_index.MAX_BLOCKS, ttl_s: float = prefix_index.TTL_S
     ) -> None:
         super().__init__(max_blocks, ttl_s)
-        self._telling: dict[EndpointKey, bool] = {}
+        self._reporting: dict[EndpointKey, bool] = {}
         self._reported_bits = 0
         self.overflowed = 0
         """Number of reported blocks ignored at an endpoint's bound (rule 4)."""
 
     # --- Queries --------------------------------------------------------------------------------
 
-    def telling(self) -> tuple[int, int, int]:
+    def reporting(self) -> tuple[int, int, int]:
         """Count the reporting endpoints: all, those without gaps, and those that never match."""
         reported = [each.reported for each in self._holders.values() if each.reported is not None]
         vain = sum(each.complete and not each.believed for each in reported)
-        return len(self._telling), sum(self._telling.values()), vain
+        return len(self._reporting), sum(self._reporting.values()), vain
 
     def is_exact(self, endpoint: EndpointKey) -> bool | None:
         """Whether an endpoint's reports are complete and match; ``None`` if it does not report."""
-        complete = self._telling.get(endpoint)
+        complete = self._reporting.get(endpoint)
         holder = self._holders.get(endpoint)
         if not complete or holder is None or holder.reported is None:
             return complete
@@ -146,17 +146,17 @@ class ExactIndex(PrefixIndex):
             self.remove(*event)
         elif isinstance(event, Cleared):
             self.clear(*event)
-        elif isinstance(event, Telling):
-            self.tell(*event)
+        elif isinstance(event, Reporting):
+            self.set_reporting(*event)
         else:
             super().apply(event)
 
     def forget(self, endpoint: EndpointKey) -> None:
         """Purge an endpoint that was removed, including its bounds and reports."""
         super().forget(endpoint)
-        self._telling.pop(endpoint, None)
+        self._reporting.pop(endpoint, None)
 
-    def tell(self, endpoint: EndpointKey, complete: bool | None) -> None:
+    def set_reporting(self, endpoint: EndpointKey, complete: bool | None) -> None:
         """Start or stop taking an endpoint's reports, or set whether they have gaps.
 
         Args:
@@ -164,12 +164,12 @@ class ExactIndex(PrefixIndex):
             complete: Whether its reports cover all that it holds; ``None`` = it stops reporting.
         """
         if complete is None:
-            if self._telling.pop(endpoint, None) is not None:
+            if self._reporting.pop(endpoint, None) is not None:
                 self.purge(endpoint)
             return
-        if endpoint not in self._telling:
+        if endpoint not in self._reporting:
             self.purge(endpoint)  # blocks sent before would never be confirmed
-        self._telling[endpoint] = complete
+        self._reporting[endpoint] = complete
         holder = self._holders.get(endpoint)
         if holder is not None and holder.reported is not None:
             holder.reported.complete = complete
@@ -184,7 +184,7 @@ class ExactIndex(PrefixIndex):
         parent: int | None = None,
     ) -> None:
         """Record that an engine stored blocks; ignored for an endpoint that does not report."""
-        if endpoint not in self._telling:
+        if endpoint not in self._reporting:
             return
         holder = self._holders.get(endpoint) or self._enrol(endpoint)
         reported = holder.reported
@@ -248,7 +248,7 @@ class ExactIndex(PrefixIndex):
 
     def _enrol(self, endpoint: EndpointKey) -> Holder:
         holder = super()._enrol(endpoint)
-        complete = self._telling.get(endpoint)
+        complete = self._reporting.get(endpoint)
         if complete is None:
             self._reported_bits &= ~holder.bit
         else:

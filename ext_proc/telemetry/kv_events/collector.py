@@ -20,7 +20,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ext_proc.routing.cache.exact_index import CacheEvent, Telling
+from ext_proc.routing.cache.exact_index import CacheEvent, Reporting
 from ext_proc.telemetry.kv_events.translate import Translator
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class KvCollector(Collector):
             events.add_metric([what], count)
         yield events
         followed, complete, unconfirmed = (
-            self._sink.index.telling() if self._followed else (0, 0, 0)
+            self._sink.index.reporting() if self._followed else (0, 0, 0)
         )
         endpoints = GaugeMetricFamily(
             "tidegate_picker_kv_endpoints",
@@ -198,7 +198,7 @@ class KvCollector(Collector):
             for each in known.engines:
                 each.task.cancel()
             self._ended.update(_counts(known))
-            self._sink.cached(Telling(key, None))
+            self._sink.cached(Reporting(key, None))
         for key, wanted in self._wanted.items():
             if key not in self._followed and not self._unavailable:
                 self._begin(key, wanted)
@@ -225,11 +225,11 @@ class KvCollector(Collector):
         events = wanted.events
         followers: list[Follower] = []
         engines: list[_Engine] = []
-        self._sink.cached(Telling(key, complete=False))
+        self._sink.cached(Reporting(key, complete=False))
 
         def completeness(_: bool) -> None:
             complete = len(followers) == events.engines and all(f.complete for f in followers)
-            self._sink.cached(Telling(key, complete=complete))
+            self._sink.cached(Reporting(key, complete=complete))
 
         for number in range(events.engines):
             translator = Translator(

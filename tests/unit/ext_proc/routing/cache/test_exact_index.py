@@ -16,8 +16,8 @@ from ext_proc.routing.cache.exact_index import (
     ExactIndex,
     IndexEvent,
     Removed,
+    Reporting,
     Stored,
-    Telling,
 )
 from ext_proc.routing.cache.prefix_index import Inserted, Purged
 from ext_proc.routing.cache.prefix_table import LONG
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 A, B = (EndpointKey(name, 1) for name in "ab")
 
 
-def telling(**kwargs: float) -> ExactIndex:
+def reporting(**kwargs: float) -> ExactIndex:
     """Return an index in which A reports all that it holds and B does not report."""
     index = ExactIndex(**kwargs)
-    index.tell(A, complete=True)
+    index.set_reporting(A, complete=True)
     return index
 
 
 def test_what_an_engine_stores_is_held_until_it_removes_it() -> None:
     """Stored blocks match until they are removed, and do not expire."""
-    index = telling(ttl_s=10.0)
+    index = reporting(ttl_s=10.0)
     index.store(A, 0, (71, 72, 73), (1, 2, 3))
     index.expire(1e6)
     assert index.match_all((1, 2, 3, 4)) == {A: 3}
@@ -52,7 +52,7 @@ def test_what_an_engine_stores_is_held_until_it_removes_it() -> None:
 
 def test_a_removed_parent_ends_the_match_however_long_the_prompt() -> None:
     """Matches stay contiguous if an engine removes a block before its children."""
-    index = telling()
+    index = reporting()
     blocks = tuple(range(1, 3 * LONG))
     index.store(A, 0, blocks, blocks)
     index.insert(B, blocks[: LONG + 5], 0.0)
@@ -64,7 +64,7 @@ def test_a_removed_parent_ends_the_match_however_long_the_prompt() -> None:
 
 def test_a_block_is_held_until_its_last_copy_is_removed() -> None:
     """Two copies, in one engine or in two, need two removals."""
-    index = telling()
+    index = reporting()
     index.store(A, 0, (7,), (1,))
     index.store(A, 0, (7,), (1,))
     index.store(A, 1, (7,), (1,))
@@ -79,7 +79,7 @@ def test_a_block_is_held_until_its_last_copy_is_removed() -> None:
 
 def test_what_it_was_sent_counts_for_two_seconds_unless_it_confirms() -> None:
     """A dispatched block is held speculatively until the engine's report confirms it."""
-    index = telling(ttl_s=1e6)
+    index = reporting(ttl_s=1e6)
     index.insert(A, (1, 2, 3), 0.0)
     index.store(A, 0, (71, 72), (1, 2))
     assert index.match_all((1, 2, 3)) == {A: 3}
@@ -89,7 +89,7 @@ def test_what_it_was_sent_counts_for_two_seconds_unless_it_confirms() -> None:
 
 def test_a_removal_ends_what_was_sent_before_it() -> None:
     """Dispatching blocks that the endpoint reported does not make them speculative."""
-    index = telling()
+    index = reporting()
     index.store(A, 0, (71, 72), (1, 2))
     index.insert(A, (1, 2), 0.0)
     index.remove(A, 0, (71, 72))
@@ -98,34 +98,34 @@ def test_a_removal_ends_what_was_sent_before_it() -> None:
 
 def test_reports_with_gaps_leave_the_usual_time() -> None:
     """With gaps, dispatched blocks are held as for an endpoint that does not report."""
-    index = telling(ttl_s=100.0)
-    index.tell(A, complete=False)
+    index = reporting(ttl_s=100.0)
+    index.set_reporting(A, complete=False)
     index.insert(A, (1, 2), 0.0)
     index.expire(50.0)
     assert index.match_all((1, 2)) == {A: 2}
-    index.tell(A, complete=True)
+    index.set_reporting(A, complete=True)
     index.expire(51.1)
     assert index.match_all((1, 2)) == {}
 
 
 def test_reports_that_never_match_are_not_trusted_until_they_do() -> None:
     """Mismatched hashes fall back to the usual time, are counted, and recover on a match."""
-    index = telling(ttl_s=1000.0)
+    index = reporting(ttl_s=1000.0)
     for number in range(DOUBTS):
         assert index.is_exact(A)
         index.insert(A, (number + 10,), 0.0)
         index.store(A, 0, (number,), (-number - 1,))
     assert index.is_exact(A) is False
-    assert index.telling() == (1, 1, 1)
+    assert index.reporting() == (1, 1, 1)
     index.expire(500.0)
     assert index.match_all((10,)) == {A: 1}
     index.store(A, 0, (12345,), (10,))
     assert index.is_exact(A)
-    assert index.telling() == (1, 1, 0)
+    assert index.reporting() == (1, 1, 0)
 
 
 def test_reports_of_an_endpoint_that_does_not_report_are_ignored() -> None:
-    """Stores, removals and clears are ignored before ``tell``."""
+    """Stores, removals and clears are ignored before ``set_reporting``."""
     index = ExactIndex()
     index.store(B, 0, (7,), (1,))
     index.remove(B, 0, (7,))
@@ -135,9 +135,9 @@ def test_reports_of_an_endpoint_that_does_not_report_are_ignored() -> None:
 
 def test_an_endpoint_that_stops_reporting_is_purged() -> None:
     """Its reports are dropped, and later dispatches count for the usual time."""
-    index = telling(ttl_s=100.0)
+    index = reporting(ttl_s=100.0)
     index.store(A, 0, (7,), (1,))
-    index.tell(A, complete=None)
+    index.set_reporting(A, complete=None)
     assert index.match_all((1,)) == {}
     index.insert(A, (1,), 0.0)
     index.expire(50.0)
@@ -147,16 +147,16 @@ def test_an_endpoint_that_stops_reporting_is_purged() -> None:
 
 def test_an_endpoint_that_is_gone_leaves_nothing() -> None:
     """Forgetting drops its reports and its state as a reporting endpoint."""
-    index = telling()
+    index = reporting()
     index.store(A, 0, (7,), (1,))
     index.forget(A)
     index.expire(0.0)
-    assert (index.blocks, index.telling()) == (0, (0, 0, 0))
+    assert (index.blocks, index.reporting()) == (0, (0, 0, 0))
 
 
 def test_a_purge_takes_effect_at_once_and_the_endpoint_still_reports() -> None:
     """After a purge new stores count, and the memory is freed later."""
-    index = telling()
+    index = reporting()
     index.store(A, 0, tuple(range(500)), tuple(range(1, 501)))
     index.purge(A)
     assert index.match_all((1,)) == {}
@@ -169,7 +169,7 @@ def test_a_purge_takes_effect_at_once_and_the_endpoint_still_reports() -> None:
 
 def test_one_engine_of_several_is_cleared_alone() -> None:
     """Blocks of another engine of the endpoint stay."""
-    index = telling()
+    index = reporting()
     index.store(A, 0, (7, 8, 8), (1, 2, 2))
     index.store(A, 1, (7,), (1,))
     index.clear(A, 0)
@@ -180,7 +180,7 @@ def test_one_engine_of_several_is_cleared_alone() -> None:
 
 def test_the_bound_holds_and_is_counted() -> None:
     """Reports beyond the bound are ignored; dispatched blocks are evicted for reported ones."""
-    index = telling(max_blocks=3)
+    index = reporting(max_blocks=3)
     index.insert(A, (1, 2, 3), 0.0)
     index.store(A, 0, (74, 75, 76, 77), (4, 5, 6, 7))
     assert index.held(A) == 3
@@ -193,10 +193,10 @@ def test_the_bound_holds_and_is_counted() -> None:
 
 def test_a_lowered_ttl_reaches_an_endpoint_with_gaps() -> None:
     """The pool's TTL applies as soon as the endpoint's reports have gaps."""
-    index = telling(ttl_s=1000.0)
+    index = reporting(ttl_s=1000.0)
     index.insert(A, (1,), 0.0)
     index.limit(A, 100, 5.0)
-    index.tell(A, complete=False)
+    index.set_reporting(A, complete=False)
     index.expire(4.0)
     assert index.match_all((1,)) == {A: 1}
     index.expire(6.1)
@@ -205,7 +205,7 @@ def test_a_lowered_ttl_reaches_an_endpoint_with_gaps() -> None:
 
 def test_a_prefix_reported_in_many_continuations_is_shared() -> None:
     """Forks are counted in reports too, with the parent in an earlier event."""
-    index = telling()
+    index = reporting()
     index.store(A, 0, (1,), (1,))
     for number in range(10, 16):
         index.store(A, 0, (number,), (number,), 1)
@@ -217,7 +217,7 @@ def test_a_reported_block_takes_less_than_200_bytes(length: int) -> None:
     """Names and blocks of one endpoint take less than 200 bytes each, at 200,000 of them."""
     rng = random.Random(1)
     total = 200_000
-    index = telling(max_blocks=total)
+    index = reporting(max_blocks=total)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     for _ in range(total // length):
@@ -241,7 +241,7 @@ STEPS = st.lists(
         st.tuples(st.just("clear"), ENGINES),
         st.tuples(st.just("purge"), st.sampled_from([A, B])),
         st.tuples(st.just("wait"), st.integers(1, 4)),
-        st.tuples(st.just("tell"), st.sampled_from([True, False])),
+        st.tuples(st.just("set_reporting"), st.sampled_from([True, False])),
     ),
     max_size=40,
 )
@@ -319,9 +319,9 @@ class Model:
             self.engines = {0: Counter(), 1: Counter()}
         return Purged(key)
 
-    def tell(self, complete: bool) -> IndexEvent:
+    def set_reporting(self, complete: bool) -> IndexEvent:
         self.complete = complete
-        return Telling(A, complete)
+        return Reporting(A, complete)
 
     def wait(self, seconds: int) -> None:
         self.now += seconds + 1.0  # expiry works once a second
@@ -338,7 +338,7 @@ def test_it_equals_the_engines_cache(steps: list[tuple]) -> None:
 
     A second index that applied the same events is equal too.
     """
-    model, indexes = Model(), (telling(ttl_s=USUAL_S), telling(ttl_s=USUAL_S))
+    model, indexes = Model(), (reporting(ttl_s=USUAL_S), reporting(ttl_s=USUAL_S))
     for kind, *rest in steps:
         event = getattr(model, kind)(*rest)
         for index in indexes:
@@ -352,7 +352,7 @@ def test_it_equals_the_engines_cache(steps: list[tuple]) -> None:
                 assert index.match_all(blocks) == model.depths(blocks)
                 assert index._match_long(blocks) == index.match(blocks)
     index = indexes[0]
-    index.tell(A, complete=None)
+    index.set_reporting(A, complete=None)
     index.purge(B)
     index.expire(model.now)
     assert (index.blocks, len(index._forks), index._by_bit) == (0, 0, {})
@@ -365,10 +365,10 @@ def test_cache_events_reach_index_and_followers(build: Build) -> None:
     """Cache events change the index and are passed on; unknown endpoints are ignored."""
     events: list[object] = []
     router, key = build.router(build.pool(2), on_event=events.append), EndpointKey("r1", 1)
-    reports = [Telling(key, complete=True), Stored(key, 0, (7, 8), (1, 2))]
+    reports = [Reporting(key, complete=True), Stored(key, 0, (7, 8), (1, 2))]
     for event in reports:
         router.registry.cached(event)
-    router.registry.cached(Telling(EndpointKey("gone", 1), complete=True))
+    router.registry.cached(Reporting(EndpointKey("gone", 1), complete=True))
     assert events == reports
     decision = router.decide(build.request((1, 2, 3)), 0.0, 0.0)
     assert isinstance(decision, Decision)
@@ -378,7 +378,7 @@ def test_cache_events_reach_index_and_followers(build: Build) -> None:
 def test_a_restart_leaves_an_exact_cache_to_its_engine(build: Build) -> None:
     """A restart does not purge it: the engine's own events may already describe the new cache."""
     router, key = build.router(build.pool(2)), EndpointKey("r1", 1)
-    router.registry.cached(Telling(key, complete=True))
+    router.registry.cached(Reporting(key, complete=True))
     router.registry.cached(Stored(key, 0, (7,), (1,)))
     router.registry.restarted("r1", 0.0)
     assert router.index.match_all((1,)) == {key: 1}

@@ -267,7 +267,7 @@ async def test_an_endpoint_that_is_named_no_longer_is_left_alone(made):
         assert made.depth(A) == 0
         assert made.sink.index.is_exact(R1) is None
         await asyncio.sleep(0)
-        assert made.sink.index.telling() == (0, 0, 0)
+        assert made.sink.index.reporting() == (0, 0, 0)
         assert made.count("BlockStored") == 1
         assert made.collector.state() == {}
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ext_proc.requests.blocks import chained
-from ext_proc.routing.cache.exact_index import ExactIndex, Telling
+from ext_proc.routing.cache.exact_index import ExactIndex, Reporting
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.request import Features, Form
 from ext_proc.telemetry.kv_events.events import BlockRemoved, BlockStored
@@ -33,7 +33,7 @@ class Made:
 
     def __init__(self, *, can_replay=True, models=frozenset({"m"}), size=SIZE):
         self.index = ExactIndex()
-        self.index.tell(R1, complete=False)
+        self.index.set_reporting(R1, complete=False)
         self.told = []
         self.translator = Translator(
             R1, 0, model="m", models=models, block_tokens=size, block=self.index.block
@@ -44,7 +44,7 @@ class Made:
 
     def _complete(self, complete):
         self.told.append(complete)
-        self.index.apply(Telling(R1, complete))
+        self.index.apply(Reporting(R1, complete))
 
     def held(self, *prompts):
         return [self.index.matched(blocks_of(each), R1) for each in prompts]

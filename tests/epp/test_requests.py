@@ -44,7 +44,7 @@ def pool(mode, count=3, **changes):
 
 
 def queued(chooser, *queues, running=None, at=None):
-    """Tell the picker what each replica's page says."""
+    """Report queued requests of each replica's page to the picker."""
     at = time.monotonic() if at is None else at
     for number, waiting in enumerate(queues, 1):
         chooser.registry.observe(f"r{number}", [Reading(at=at, queued=waiting, running=running)])
@@ -84,7 +84,7 @@ async def test_queues(mode):
 
 
 async def test_nothing_is_shed_by_default(mode):
-    """V35, V58: everybody above every threshold is no reason to refuse."""
+    """V35, V58: load above every threshold on all replicas is no reason to refuse."""
     async with Proxy(router(pool(mode))) as proxy:
         queued(proxy.router, 600.0, 700.0, 800.0, running=64.0)
         assert (await proxy.ask(mode, chunks=[PROMPT])).picked[0] == FIRST
@@ -94,7 +94,7 @@ async def test_nothing_is_shed_by_default(mode):
 
 @pytest.mark.parametrize("path", [GRPC_STREAM, GRPC_LIVE])
 async def test_other_methods(mode, path):
-    """V56, V57: streams and other calls of the service are placed too."""
+    """V56, V57: streams and other calls of the service are routed too."""
     async with Proxy(router(pool(mode))) as proxy:
         queued(proxy.router, 3.0, 0.0, 10.0)
         asked = await proxy.ask(mode, path, [frame("toy-llm")])
@@ -103,7 +103,7 @@ async def test_other_methods(mode, path):
 
 
 async def test_stale_readings(mode):
-    """V120: readings of long ago are no readings; the ledger alone decides, nobody is refused."""
+    """V120: old readings count as none; the ledger alone decides, and no request is refused."""
     async with Proxy(router(pool(mode))) as proxy:
         queued(proxy.router, 0.0, 900.0, 900.0, at=time.monotonic() - 3600)
         first = {(await proxy.ask(mode, chunks=[b"{}"])).picked[0] for _ in range(3)}
@@ -119,7 +119,7 @@ async def test_round_robin(mode):
 
 
 async def test_sequences_while_their_replica_drains(seeing):
-    """V122: what began there goes on there; a new sequence goes elsewhere."""
+    """V122: a sequence stays on its replica; a new sequence goes elsewhere."""
     chooser = router(pool(seeing, 2))
     async with Proxy(chooser) as proxy:
         asked = await proxy.ask(seeing, GRPC_INFER, [frame("toy-llm", sequence=7)])
@@ -183,7 +183,7 @@ async def test_subsets_of_nobody(mode, hint):
 
 
 async def test_the_subset_beats_the_load(mode):
-    """V41, V42, V61: the best of the subset, however much better others are."""
+    """V41, V42, V61: the best replica of the subset is picked, however much better others are."""
     async with Proxy(router(pool(mode))) as proxy:
         queued(proxy.router, 0.0, 5.0, 50.0)
         every = [FIRST, SECOND, THIRD]
@@ -194,7 +194,7 @@ async def test_the_subset_beats_the_load(mode):
 
 
 async def test_the_metadata_of_the_last_message(seeing):
-    """V78: what the body message says replaces what the head said."""
+    """V78: the subset of the body message replaces that of the headers."""
     async with Proxy(router(pool(seeing))) as proxy:
         call = proxy.open()
         messages = Messages(mode=ANNOUNCED[seeing])
@@ -213,7 +213,7 @@ async def test_the_metadata_of_the_last_message(seeing):
 
 @pytest.mark.parametrize("body", [b"passthrough-parser", b"\xff\0", b'{"text_input": 7}'])
 async def test_an_opaque_body(mode, body):
-    """V36, V44: with a known pool it is routed, untouched; the replica may understand it."""
+    """V36, V44: with a known pool it is routed unchanged; the replica may understand it."""
     async with Proxy(router(pool(mode))) as proxy:
         queued(proxy.router, 3.0, 0.0, 10.0)
         asked = await proxy.ask(mode, chunks=[body], headers={"x-unknown-objective": "direct"})
@@ -234,7 +234,7 @@ async def test_a_body_in_two_chunks(mode):
 
 
 async def test_an_invalid_body_that_should_name_the_model(seeing):
-    """V38: 400 where only the body could tell the pool; a message for people, JSON for clients."""
+    """V38: 400 if only the body could name the pool; readable text, as JSON for JSON clients."""
     async with Proxy(router(pool(seeing))) as proxy:
         for body in (b"no healthy upstream", b'{"model": 7}', b"[]"):
             asked = await proxy.ask(seeing, CHAT_PATH, [body], route="unnamed/chat")
@@ -245,7 +245,7 @@ async def test_an_invalid_body_that_should_name_the_model(seeing):
 
 
 async def test_a_missing_model(seeing):
-    """V39: the path's default pool takes it; where there is none the answer names the headers."""
+    """V39: the path's default pool takes it; without one the answer names the headers."""
     body = [b'{"messages": []}']
     async with Proxy(router(pool(seeing))) as proxy:
         asked = await proxy.ask(seeing, CHAT_PATH, body, route="unnamed/chat")
@@ -257,7 +257,7 @@ async def test_a_missing_model(seeing):
 
 
 async def test_a_held_reply():
-    """V31: in duplex exactly two replies: the head with the pick, then the body, unchanged."""
+    """V31: in duplex exactly two replies: the headers' with the pick, then the body, unchanged."""
     async with Proxy(router(pool("duplex"))) as proxy:
         asked = await proxy.ask("duplex", chunks=[PROMPT])
         first, second = asked.answers
@@ -327,7 +327,7 @@ async def test_saturation(mode):
 
 
 async def test_a_body_above_the_cap():
-    """V80, V119: at the cap it is served, above it 413; the stream stays whole."""
+    """V80, V119: at the cap it is served, above it refused with 413; the stream stays intact."""
     body = b'{"text_input": "' + b"x" * 5_000_000 + b'"}'
     for cap, status in ((len(body), None), (len(body) - 1, 413)):
         async with Proxy(router(pool("buffered", max_body_bytes=cap))) as proxy:
@@ -382,7 +382,7 @@ async def test_responses(mode, path, streamed, trailers):
 
 
 async def test_who_served(mode):
-    """V28, V29: the one that served is credited; an answer that does not tell changes nothing."""
+    """V28, V29: the replica that served is credited; without that report nothing changes."""
     async with Proxy(router(pool(mode))) as proxy:
         asked = await proxy.ask(mode, chunks=[PROMPT])
         other = asked.picked[1]
@@ -400,7 +400,7 @@ async def test_who_served(mode):
 
 
 async def test_a_duplicate_last_chunk(seeing):
-    """Section 4, rule 7: a second end of stream (envoy #46237) is answered and never decided on."""
+    """Section 4, rule 7: a second end of stream (envoy #46237) is answered without a decision."""
     async with Proxy(router(pool(seeing))) as proxy:
         asked = await proxy.ask(seeing, chunks=[PROMPT])
         _, (answer,) = await proxy.talk(Messages().body(b""), asked.call)
@@ -409,7 +409,7 @@ async def test_a_duplicate_last_chunk(seeing):
 
 
 async def test_fifty_at_once(mode):
-    """V103: streams do not wait for each other, and each ends its own charge."""
+    """V103: streams do not wait for each other, and each settles its own charge."""
     async with Proxy(router(pool(mode))) as proxy:
         held = await proxy.ask(mode, chunks=[PROMPT])
         many = await asyncio.gather(*(proxy.ask(mode, chunks=[PROMPT]) for _ in range(50)))

@@ -1,4 +1,4 @@
-"""KV events as they come from a network: any numbers and any bytes, bounded and without a raise."""
+"""KV events from a network: any numbers and any bytes stay within bounds and raise nothing."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ TARGETS = {
 
 
 def main() -> None:
-    """Fuzz for a while; exits with an error where an input breaks a promise."""
+    """Fuzz for a while; exit with an error if an input breaks a promise."""
     seconds = sys.argv[1] if len(sys.argv) > 1 else "60"
     target = sys.argv[2] if len(sys.argv) > 2 else "request"
     found = Path(tempfile.gettempdir()) / f"tidegate-fuzz-{target}"

@@ -69,7 +69,7 @@ class _Words:
 
 
 def read(path: str, headers: dict[str, str], body: bytes, *, complete: bool) -> Features | None:
-    """Read a body; whatever it is, the result is bounded."""
+    """Read a body; the result is always bounded."""
     try:
         features = read_body(read_head("POST", path, headers), headers, body, complete=complete)
     except BadRequest:
@@ -126,7 +126,7 @@ def metrics_page(data: bytes) -> None:
 
 
 def load_report(data: bytes) -> None:
-    """Read ``data`` as the load report in an answer's headers, in both of them."""
+    """Read ``data`` as the load report in a response's headers, in both of them."""
     text = data.decode("latin-1")
     for name in (LOAD_HEADER, LOAD_BIN_HEADER):
         with contextlib.suppress(orca.NoReportError):

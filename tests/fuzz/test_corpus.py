@@ -34,7 +34,7 @@ def test_random_requests(data):
 
 @given(st.binary(max_size=300), st.sampled_from([b"", b"JSON ", b"TEXT ", b"BIN "]))
 def test_random_load_reports(data, form):
-    """Random bytes in the headers of answers are read or refused."""
+    """Random bytes in response headers are read or refused."""
     load_report(form + data)
 
 

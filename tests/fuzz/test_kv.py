@@ -43,13 +43,13 @@ def framed(number: int, payload: bytes) -> bytes:
 
 @given(st.binary(max_size=300))
 def test_random_bytes(data):
-    """Whatever it is, the index stays within bounds and can be emptied."""
+    """The index stays within bounds and can be emptied, whatever the bytes are."""
     one_batch(data)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.lists(EVENTS, max_size=4)), max_size=8))
 def test_random_events(batches):
-    """Events that look right and make no sense do no harm."""
+    """Well-formed but meaningless events do no harm."""
     one_batch(b"".join(framed(n, msgspec.msgpack.encode([0.0, events])) for n, events in batches))
 
 

@@ -102,18 +102,18 @@ def test_bent_messages(real, data):
 
 @given(st.binary(max_size=200))
 def test_random_bytes(data):
-    """They are refused, or read alike."""
+    """Random bytes are refused, or read alike."""
     one_message(data)
 
 
 @given(written(), written())
 def test_messages_one_behind_the_other(first, second):
-    """What protobuf merges is merged: the entries of both come."""
+    """Concatenated messages are merged as protobuf merges them: the entries of both are read."""
     one_message(first + second)
 
 
 def test_hostile_bytes_are_not_remembered():
-    """Long addresses and statuses are read each time; many short ones are forgotten together."""
+    """Long addresses and statuses are parsed each time; a full cache of short ones is cleared."""
     message = full_log.parse(b"")
     entry = message.http_logs.log_entry.add()
     place = entry.common_properties.upstream_remote_address.socket_address
@@ -131,7 +131,7 @@ def test_hostile_bytes_are_not_remembered():
 
 
 def test_nesting_without_end_is_refused():
-    """A tower of structures in the metadata, which Envoy's own message refuses too."""
+    """Deeply nested structures in the metadata are refused, as by Envoy's own message."""
     value = b""
     for _ in range(200):
         value = b"\x2a" + _long(b"\x0a" + _long(b"\x0a\x01k\x12" + _long(value)))

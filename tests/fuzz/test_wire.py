@@ -26,7 +26,7 @@ def test_the_corpus():
 
 @given(st.binary(max_size=600))
 def test_any_stream(data):
-    """No exception, nothing kept beyond its bound, no reply that Envoy would not take."""
+    """No exception, no unbounded state, and only replies that Envoy accepts."""
     one_stream(data)
 
 
@@ -36,13 +36,13 @@ def test_any_stream(data):
     st.booleans(),
 )
 def test_what_goes_into_duplex_comes_out(chunks, path, unnamed):
-    """However a body is cut, all of it goes on in order, and its end once."""
+    """However a body is split, all of it is forwarded in order, and its end once."""
     duplex_is_complete(chunks, path, unnamed=unnamed)
 
 
 @pytest.mark.parametrize("path", [GRPC_INFER, GRPC_STREAM])
 def test_a_large_body_in_duplex(path):
-    """Above the bound of what is held, too."""
+    """This also holds above the bound of held bytes."""
     message = frame("toy-llm", tensor=300_000)
     pieces = [message[at : at + 16_384] for at in range(0, len(message), 16_384)]
     duplex_is_complete(pieces, path, unnamed=True)

@@ -70,7 +70,7 @@ _HEADER_VALUE = re.compile(r"[\x20-\x7e]{0,4096}")
 
 
 class Source:
-    """The fuzzer's bytes, read from the front; where they end, zeros follow."""
+    """The fuzzer's bytes, read from the front; zeros follow after their end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -84,13 +84,13 @@ class Source:
         return (self.bytes(1) or b"\0")[0]
 
     def bytes(self, count: int) -> bytes:
-        """Return at most so many bytes."""
+        """Return at most this many bytes."""
         taken = self._data[self._at : self._at + count]
         self._at += count
         return taken
 
     def some(self) -> bytes:
-        """Return as many bytes as the next one says; large numbers repeat what they got."""
+        """Return as many bytes as the next byte states; large numbers repeat the available ones."""
         size = self.byte()
         if size < 224:
             return self.bytes(size)
@@ -152,7 +152,7 @@ def _message(source: Source, mode: int, kind: int) -> bytes:
 
 
 def one_stream(data: bytes) -> None:
-    """Play the stream that ``data`` describes; raise where a promise breaks."""
+    """Run the stream that ``data`` describes; raise if a promise breaks."""
     source = Source(data)
     settings = source.byte()
     body = ("none", "peek", "full")[settings % 3]
@@ -190,7 +190,7 @@ def one_stream(data: bytes) -> None:
 
 
 def _acceptable(reply: bytes, exchange: Exchange) -> bool:
-    """Hold one reply against what Envoy takes; tell whether it decides."""
+    """Check one reply against what Envoy accepts; return whether it carries a decision."""
     message = pb.ProcessingResponse.FromString(reply)
     kind = message.WhichOneof("response")
     assert kind is not None
@@ -235,7 +235,7 @@ def _good_headers(options: Any) -> None:
 
 
 def duplex_is_complete(chunks: list[bytes], path: str, *, unnamed: bool) -> None:
-    """Play a whole duplex request: what goes on is what came, or it is refused."""
+    """Run a whole duplex request: the forwarded bytes equal the received ones, or it is refused."""
     chooser = router(llm(), vision())
     exchange = Exchange(chooser)
     protocol = "grpc" if path.startswith("/inference") else "http"

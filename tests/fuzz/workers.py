@@ -1,4 +1,4 @@
-"""What is fuzzed of the workers: the bytes that one reads from another, in two pieces."""
+"""Fuzz target of the workers: the bytes that one reads from another, in two pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ext_proc.workers.records import GarbledError, framed
 
 
 def one_stream(data: bytes) -> None:
-    """Read ``data`` as a stream and as one frame; events come out, or ``GarbledError``."""
+    """Read ``data`` as a stream and as one frame; the result is messages or ``GarbledError``."""
     half = len(data) // 2
     for stream in (data, framed(data)):
         decoder = Decoder()

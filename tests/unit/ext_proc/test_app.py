@@ -41,7 +41,7 @@ async def started(*changes):
 
 
 async def test_starts_shows_itself_and_stops_on_sigterm():
-    """Without a control server it serves, is not ready, says so, and ends with 0 when told."""
+    """Without a control server it serves, is not ready, shows this, and ends with 0 on a signal."""
     async with asyncio.timeout(60):
         process, line = await started()
         assert line["event"] == "picker_started"
@@ -79,7 +79,7 @@ async def test_a_taken_port_ends_with_2(option, capsys):
 
 
 async def test_pools_reach_router_and_telemetry():
-    """What the control server says is where requests go and whose pages are read."""
+    """The control server's pools determine where requests go and whose pages are read."""
     replica = Endpoint(
         EndpointKey("r1", 1), "stable", "127.0.0.1:1", None, "http://127.0.0.1:1/metrics"
     )
@@ -92,7 +92,7 @@ async def test_pools_reach_router_and_telemetry():
 
 
 async def test_a_pools_tokenizer_reaches_its_prompts(tmp_path):
-    """The file that a pool names is read, and blocks of its prompts are of tokens."""
+    """The file that a pool names is read, and blocks of its prompts consist of tokens."""
     file = tmp_path / "tokenizer.json"
     words = HuggingFace(models.WordLevel({"low": 0, "tide": 1}, "low"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -111,7 +111,7 @@ async def test_a_pools_tokenizer_reaches_its_prompts(tmp_path):
 
 
 async def test_a_part_that_ends_is_a_crash(monkeypatch):
-    """The picker does not live on without one of its parts: it stops and says so with 1."""
+    """The picker does not continue without one of its parts: it stops with exit code 1."""
     async with Picker(settings(drain=0)) as picker:
 
         async def crash():
@@ -122,7 +122,7 @@ async def test_a_part_that_ends_is_a_crash(monkeypatch):
 
 
 async def test_spans_without_the_extra_are_one_clear_error(monkeypatch, capsys):
-    """The option says what to install; nothing is started."""
+    """The error names the extra to install; nothing is started."""
     monkeypatch.setitem(sys.modules, "ext_proc.observability.tracing", None)
     assert await run_picker(settings(otlp="127.0.0.1:4317")) == EXIT_USAGE
     said = capsys.readouterr()
@@ -131,7 +131,7 @@ async def test_spans_without_the_extra_are_one_clear_error(monkeypatch, capsys):
 
 @pytest.mark.parametrize("transport", ["grpc", "nghttp2"])
 async def test_it_says_over_what_it_serves(transport, capsys):
-    """The start's log line and the state page name it, whatever was left to it."""
+    """The start's log line and the state page name the transport, also for `auto`."""
     logs.configure("json", "info")
     async with Picker(settings(transport=transport)) as picker:
         assert picker._state()["transport"] == transport
@@ -143,7 +143,7 @@ async def test_it_says_over_what_it_serves(transport, capsys):
 
 
 async def test_a_transport_without_its_extra_is_one_clear_error(monkeypatch, capsys):
-    """The option says what to install; nothing is started."""
+    """The error names the extra to install; nothing is started."""
     monkeypatch.setitem(sys.modules, "ngh2", None)
     assert await run_picker(settings(transport="nghttp2")) == EXIT_USAGE
     said = capsys.readouterr()

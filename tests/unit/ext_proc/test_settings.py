@@ -10,7 +10,7 @@ from ext_proc.settings import EXIT_USAGE, PickerSettings
 
 
 def test_defaults_are_loopback():
-    """Nothing listens beyond this machine unless told to."""
+    """Nothing listens beyond this machine by default."""
     settings = PickerSettings()
     assert (settings.listen, settings.xds) == ("127.0.0.1:18001", "127.0.0.1:18000")
     assert settings.metrics == "127.0.0.1:18081"
@@ -28,6 +28,6 @@ def test_bad_settings_are_refused(bad):
 
 
 def test_a_bad_option_is_named(capsys):
-    """The command line says which option is wrong, and ends with 2."""
+    """The command line names the wrong option, and ends with 2."""
     assert main(["--scrape-interval", "soon"]) == EXIT_USAGE
     assert capsys.readouterr().err.startswith("--scrape-interval 'soon':")

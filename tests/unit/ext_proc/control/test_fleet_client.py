@@ -1,4 +1,4 @@
-"""The picker's side of ADS: taken whole or not at all."""
+"""The picker's side of ADS: a response is applied completely or not at all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def response(*pools, removed=(), nonce="n1", version="v1", type_url=POOL_TYPE):
 
 
 class Taken:
-    """Remembers what was put in force."""
+    """Records the pools that were put in force."""
 
     def __init__(self):
         self.pools = None
@@ -54,7 +54,7 @@ def watch(taken):
 
 
 def test_hello(watch):
-    """The first request names the node and nothing else: the legacy wildcard."""
+    """The first request names only the node: the legacy wildcard."""
     request = watch.first_request()
     assert (request.node.id, request.node.cluster) == ("picker-1", PICKER_NODE_CLUSTER)
     assert request.type_url == POOL_TYPE
@@ -63,7 +63,7 @@ def test_hello(watch):
 
 
 def test_a_response_is_acknowledged_once_it_is_in_force(watch, taken):
-    """The ACK carries the nonce and no error; the router has the pools by then."""
+    """The ACK carries the nonce and no error; by then the router has the pools."""
     request = watch.answer(response(pool()))
     assert request.response_nonce == "n1"
     assert not request.HasField("error_detail")
@@ -73,7 +73,7 @@ def test_a_response_is_acknowledged_once_it_is_in_force(watch, taken):
 
 
 def test_changes_and_removals(watch, taken):
-    """A later response changes what it names; what it does not name stays."""
+    """A later response changes the pools that it names; others stay."""
     watch.answer(response(pool(), pool("vision"), pool("old")))
     watch.answer(response(pool(models=["m"]), removed=["old", "never"], nonce="n2", version="v2"))
     assert set(taken.pools) == {"llm", "vision"}
@@ -95,7 +95,7 @@ def test_changes_and_removals(watch, taken):
     ],
 )
 def test_a_bad_response_is_refused_whole(watch, taken, bad, why):
-    """The NACK says why, and what was in force stays."""
+    """The NACK states the reason, and the previous state stays in force."""
     watch.answer(response(pool()))
     request = watch.answer(bad)
     assert request.response_nonce == "n2"
@@ -116,7 +116,7 @@ def test_a_resource_that_does_not_parse_or_lies_about_its_name(watch):
 
 
 def test_what_the_router_refuses_is_refused(watch, taken):
-    """An unknown policy is the router's to find; the server hears it, and recovery is possible."""
+    """The router detects an unknown policy; the server gets the reason, and can recover."""
     taken.refuse = ValueError("no policy 'x'")
     assert watch.answer(response(pool())).error_detail.message == "no policy 'x'"
     assert not watch.synced
@@ -132,14 +132,14 @@ def test_pools_are_bounded(watch):
 
 
 def test_no_pools_at_all_is_known(watch, taken):
-    """An empty answer is an answer."""
+    """An empty response counts as a response."""
     watch.answer(response())
     assert watch.synced
     assert taken.pools == {}
 
 
 class Server(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):
-    """A control server that hands out one response per stream and ends on demand."""
+    """A control server that sends one response per stream and ends on demand."""
 
     def __init__(self):
         self.requests = asyncio.Queue()
@@ -169,7 +169,7 @@ async def served():
 
 @pytest.mark.parametrize("status", [None, grpc.StatusCode.UNAVAILABLE])
 async def test_a_lost_server_freezes_membership_and_is_found_again(served, watch, taken, status):
-    """The client comes back by itself and says what it holds; nothing is forgotten meanwhile."""
+    """The client reconnects by itself and sends its versions; nothing is discarded meanwhile."""
     servicer, channel = served
     servicer.status = status
     connected = []

@@ -1,4 +1,4 @@
-"""From the wire's pool to the router's."""
+"""Conversion of the wire's pool to the router's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def endpoint(**changes):
 
 
 def test_every_field():
-    """Each field arrives where it belongs, with its unit."""
+    """Each field is converted to its place, with its unit."""
     made = pool_of(
         pool_pb2.Pool(
             name="llm",
@@ -120,7 +120,7 @@ def test_every_field():
 
 
 def test_defaults():
-    """What the wire leaves out takes the router's default; a warm endpoint has no join time."""
+    """Omitted fields take the router's default; a warm endpoint has no join time."""
     made = pool_of(message())
     default = Pool(name="llm")
     assert (made.policy, made.body, made.block_chars) == ("auto", "peek", 256)
@@ -155,13 +155,13 @@ def test_defaults():
     ],
 )
 def test_nonsense_names_its_place(changes, place):
-    """What makes no sense is refused with the place that is wrong."""
+    """Invalid values are refused with the faulty field."""
     with pytest.raises(PoolError, match=place):
         pool_of(message(**changes))
 
 
 def test_too_many_endpoints():
-    """A pool has a bound."""
+    """The number of endpoints is bounded."""
     many = [pool_pb2.Endpoint()] * (MAX_ENDPOINTS + 1)
     with pytest.raises(PoolError, match="at most"):
         pool_of(message(endpoints=many))
@@ -201,7 +201,7 @@ def test_rules_of_ejection_and_probes_arrive():
     ],
 )
 def test_senseless_rules_of_ejection_are_refused(changes):
-    """With the pool's name, so that the control server shows it."""
+    """The error names the pool, so that the control server shows it."""
     with pytest.raises(PoolError, match="llm"):
         pool_of(message(**changes))
 
@@ -252,6 +252,6 @@ def test_constraints_and_settings_of_policies_arrive():
     ],
 )
 def test_senseless_constraints_are_refused(changes, place):
-    """Each with its place, so that the control server shows it."""
+    """Each error names the field, so that the control server shows it."""
     with pytest.raises(PoolError, match=place):
         pool_of(message(**changes))

@@ -14,7 +14,7 @@ from tidegate_common.backoff import Backoff
 
 
 class Server(report_pb2_grpc.PickerReportsServicer):
-    """Keeps what it hears; ends a stream after its second report."""
+    """Records received reports; ends a stream after its second report."""
 
     def __init__(self):
         self.heard = asyncio.Queue()
@@ -30,14 +30,14 @@ class Server(report_pb2_grpc.PickerReportsServicer):
 
 
 def test_a_report_is_full_and_sorted():
-    """Each endpoint with requests in flight, by name."""
+    """It contains each endpoint with requests in flight, by name."""
     report = report_of("picker-1", {"r2": 1, "r1": 3})
     assert report.picker_id == "picker-1"
     assert [(each.id, each.in_flight) for each in report.endpoints] == [("r1", 3), ("r2", 1)]
 
 
 async def test_reports_follow_changes_and_survive_the_server():
-    """Full at the start, again on a change, and full again on a new stream."""
+    """The first report is complete, a change sends another, a new stream starts anew."""
     server, servicer = grpc.aio.server(), Server()
     report_pb2_grpc.add_PickerReportsServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -71,7 +71,7 @@ def test_a_text_that_fails(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[]"])
 def test_broken_file(tmp_path, content):
-    """A file that is no tokenizer is refused with the fix."""
+    """A file that is not a tokenizer is refused with the fix."""
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
     with pytest.raises(TokenizerError, match=r"put the model's tokenizer\.json there"):
@@ -79,7 +79,7 @@ def test_broken_file(tmp_path, content):
 
 
 def test_missing_file(tmp_path):
-    """A file that is not there is refused with the fix."""
+    """A missing file is refused with the fix."""
     with pytest.raises(TokenizerError, match=r"No such file.*put the model's"):
         load(str(tmp_path / "none.json"))
 
@@ -117,7 +117,7 @@ async def test_read_once_per_path():
 
 
 async def test_forgotten():
-    """What no pool names is forgotten."""
+    """A file that no pool names is dropped."""
     files = TokenizerFiles(lambda _: Fake())
     async with running(files):
         files.set_pools(pools("/a"))
@@ -128,7 +128,7 @@ async def test_forgotten():
 
 
 async def test_a_failure_is_one_line_and_changes_nothing_else(tmp_path, vocabulary):
-    """A broken file is named once with its pool; the others are read."""
+    """A broken file is logged once with its pool; the others are read."""
     missing = str(tmp_path / "none.json")
     files = TokenizerFiles()
     with capture_logs() as lines:
@@ -143,7 +143,7 @@ async def test_a_failure_is_one_line_and_changes_nothing_else(tmp_path, vocabula
 
 
 async def test_bound():
-    """One file beyond the bound is not read, and says so."""
+    """One file beyond the bound is not read, and this is logged."""
     files = TokenizerFiles(lambda _: Fake())
     with capture_logs() as lines:
         async with running(files):

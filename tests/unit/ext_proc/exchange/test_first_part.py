@@ -29,13 +29,13 @@ def head(sent, *, end=False):
     ],
 )
 def test_who_waits(sent, form, body, waits):
-    """Unary inference of pools that read bodies, and streams only where chunks wait for us."""
+    """Unary inference waits if its pool reads bodies; a stream waits only in duplex."""
     assert needs_body(head(sent), form, llm(body=body)) is waits
     assert not needs_body(head(sent, end=True), form, llm(body=body))
 
 
 def test_an_unknown_pool_is_worth_the_wait():
-    """Only the body can name it."""
+    """Only the body can name the pool."""
     assert needs_body(head(BodySending.NONE), Form.OPENAI, None)
 
 
@@ -55,5 +55,5 @@ def test_an_unknown_pool_is_worth_the_wait():
     ],
 )
 def test_what_is_enough(held, form, is_enough):
-    """The first gRPC message, or the bound, which a length that lies cannot lift."""
+    """The first gRPC message, or the bound, which a wrong length cannot exceed."""
     assert has_first_part(bytearray(held), form) is is_enough

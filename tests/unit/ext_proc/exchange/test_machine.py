@@ -1,4 +1,4 @@
-"""The exchange's law, row by row."""
+"""The rules of the exchange, row by row."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def in_flight(chooser):
 
 
 def test_peek_requests_the_first_part():
-    """Nothing announced and a pool that peeks: the reply requests the body and has no pick."""
+    """Nothing is announced and the pool peeks: the reply requests the body and has no pick."""
     exchange, reply = run(router(llm()), head())
     assert reply == ReplyHead(override=BodyModeOverride.FIRST_PART)
     assert exchange.state is ExchangeState.WAITING
@@ -109,7 +109,7 @@ def test_a_partial_body_is_enough():
 
 
 def test_a_pools_tokenizer_cuts_its_prompts():
-    """Where the tokenizer that a pool names is at hand, blocks are of tokens."""
+    """If the pool's tokenizer is loaded, blocks consist of tokens."""
     llm_with_one = llm(tokenizer="/t.json", block_tokens=16)
 
     class Words:
@@ -156,7 +156,7 @@ def test_buffered_waits_without_asking():
     ],
 )
 def test_decides_at_the_head(event):
-    """Where the body cannot tell more, or would come too late, the head decides (V46)."""
+    """If the body cannot add information, or would come too late, the headers decide (V46)."""
     exchange, reply = run(router(llm()), event)
     assert exchange.state is ExchangeState.DECIDED
     assert reply.pick is not None
@@ -171,7 +171,7 @@ def test_a_pool_without_bodies_decides_at_the_head():
 
 @pytest.mark.parametrize("event", [grpc(GRPC_STREAM), head("/v2/models/toy-llm/config")])
 def test_an_unwanted_buffered_body_is_called_off(event):
-    """A buffered body that nobody reads is not waited for: a stream's would never end."""
+    """A buffered body that is not read is not waited for: a stream's body would never end."""
     _, reply = run(router(llm(body="full")), event.changed(request_body=BodySending.BUFFERED))
     assert reply.pick is not None
     assert reply.override is BodyModeOverride.NOTHING
@@ -199,13 +199,13 @@ def test_an_unnamed_route_that_was_right_is_kept():
 
 
 def test_an_unnamed_route_reads_the_body_even_if_the_default_pool_does_not():
-    """The default pool's mode none says nothing about a request whose pool is not known."""
+    """The default pool's mode none does not apply to a request whose pool is not known."""
     _, reply = run(router(llm(body="none"), vision()), unnamed())
     assert reply.override is BodyModeOverride.FIRST_PART
 
 
 def test_an_unnamed_route_with_a_pool_header_follows_that_pool():
-    """The head names a pool in mode none, so the head decides."""
+    """The headers name a pool in mode none, so they decide."""
     event = unnamed(headers={"tidegate-pool": "vision"})
     _, reply = run(router(llm(), vision(body="none")), event)
     assert reply.pick.destination == "10.0.0.20:8080"
@@ -213,27 +213,27 @@ def test_an_unnamed_route_with_a_pool_header_follows_that_pool():
 
 
 def test_an_unknown_pool_header_is_refused_at_the_head():
-    """A pool that nobody has is 404 before any body is read."""
+    """An unknown pool is 404 before any body is read."""
     _, reply = run(router(llm()), unnamed(headers={"tidegate-pool": "nope"}))
     assert (reply.status, reply.reason) == (404, "unknown-pool")
 
 
 def test_an_unknown_model_is_refused():
-    """Only the body names the pool, and nobody serves that model."""
+    """Only the body names the pool, and no pool serves that model."""
     body = Body(b'{"model": "nope", "messages": []}', end_of_stream=True)
     _, reply = run(router(llm()), unnamed(), body)
     assert (reply.status, reply.reason) == (404, "unknown-model")
 
 
 def test_a_stream_on_an_unnamed_route_goes_to_the_default_pool():
-    """A stream's body cannot be waited for; without a name it is the default pool's."""
+    """A stream's body cannot be waited for; without a name it belongs to the default pool."""
     event = grpc(GRPC_STREAM).changed(route="unnamed/grpc")
     _, reply = run(router(llm()), event)
     assert reply.pick.decision.pool == "llm"
 
 
 def test_a_streamed_unnamed_request_goes_to_the_default_pool():
-    """Announced chunks come too late for a pool that only they name."""
+    """Streamed chunks come too late for a pool that only they name."""
     _, reply = run(router(llm()), unnamed(request_body=BodySending.STREAMED))
     assert reply.pick.decision.pool == "llm"
     _, refused = run(
@@ -243,7 +243,7 @@ def test_a_streamed_unnamed_request_goes_to_the_default_pool():
 
 
 def test_the_drawn_variant_is_kept():
-    """The variant of Envoy's cluster is where the pick comes from."""
+    """The pick comes from the variant of Envoy's cluster."""
     _, reply = run(router(llm()), head(cluster="llm/canary/http", end_of_stream=True))
     assert reply.pick.destination == "10.0.0.9:8080"
     assert not reply.pick.clear_route_cache
@@ -256,7 +256,7 @@ def test_the_protocol_is_the_clusters():
 
 
 def test_a_sequence_has_one_address_and_no_retries():
-    """Its state lives in one replica, and Envoy must not try another."""
+    """Its state is in one replica, and Envoy must not try another."""
     event = grpc(GRPC_STREAM, headers={"tidegate-sequence-id": "7"})
     chooser = router(llm())
     _, reply = run(chooser, event)
@@ -296,7 +296,7 @@ def test_the_session_header_reaches_the_router():
 
 
 def test_the_subset_of_the_last_message_counts():
-    """V78: what the body message says about the subset replaces what the head said."""
+    """V78: the subset of the body message replaces that of the headers."""
     first, last = frozenset({"10.0.0.1"}), frozenset({"10.0.0.2:8080"})
     body = Body(PROMPT, end_of_stream=True, subset=last)
     _, reply = run(router(llm()), head(subset=first), body)
@@ -359,7 +359,7 @@ def test_a_first_part_is_never_too_large():
     ],
 )
 def test_not_knowing_is_a_pass(chooser, event, why):
-    """Without knowledge the proxy goes on by itself, even if a body follows."""
+    """Without pools or a known cluster the proxy continues by itself, even if a body follows."""
     exchange, reply = run(chooser, event)
     assert reply == ReplyHead()
     assert exchange.passed == why
@@ -367,14 +367,14 @@ def test_not_knowing_is_a_pass(chooser, event, why):
 
 
 def test_no_endpoints_is_a_refusal():
-    """V16, V40: a known pool without a replica is 503, at the head too."""
+    """V16, V40: a known pool without a replica is 503, on the headers too."""
     _, reply = run(router(llm(endpoints=())), head(end_of_stream=True))
     assert (reply.status, reply.reason) == (503, "no-endpoints")
     assert ("retry-after", "1") in reply.headers
 
 
 def test_an_empty_subset_is_a_refusal():
-    """V23: a subset that names nobody leaves nobody."""
+    """V23: a subset without a known replica leaves no candidate."""
     _, reply = run(router(llm()), head(end_of_stream=True, subset=frozenset()))
     assert reply.reason == "no-endpoints"
 
@@ -406,7 +406,7 @@ def test_later_messages_get_empty_replies():
 
 @pytest.mark.parametrize("event", [Trailers(), Response(ResponsePart.HEADERS)])
 def test_no_body_after_all_is_a_pass(event):
-    """Trailers or a response instead of the awaited body: nobody is charged."""
+    """Trailers or a response arrive instead of the body: nothing is charged."""
     chooser = router(llm())
     exchange, _ = run(chooser, head(), event)
     assert exchange.state is ExchangeState.DECIDED
@@ -428,7 +428,7 @@ def test_duplex_chunks_are_passed_through():
 
 @pytest.mark.parametrize("cuts", [(), (1,), (4,), (5,), (9,), (3, 7, 11)])
 def test_a_stream_in_duplex_is_decided_on_its_first_message(cuts):
-    """However it is cut: one decision when the first message is whole; nobody half-closed."""
+    """However it is split: one decision when the first message is complete, before a half-close."""
     chooser = router(llm(default_for_grpc=True), vision())
     event = grpc(GRPC_STREAM, request_body=BodySending.DUPLEX).changed(route="unnamed/stream")
     exchange = Exchange(chooser)
@@ -452,7 +452,7 @@ def test_a_stream_in_duplex_is_decided_on_its_first_message(cuts):
 
 
 def test_a_sequence_in_duplex_is_read_from_the_first_message():
-    """Both streams of one sequence go to one replica, though no header names it."""
+    """Both streams of one sequence go to one replica, although no header names it."""
     chooser = router(llm())
     event = grpc(GRPC_STREAM, request_body=BodySending.DUPLEX)
     picks = set()
@@ -466,7 +466,7 @@ def test_a_sequence_in_duplex_is_read_from_the_first_message():
 
 
 def test_a_stream_in_duplex_without_messages_is_routed_by_its_head():
-    """A client may half-close at once; that is no bad request."""
+    """A client may half-close at once; that is a valid request."""
     chooser = router(llm())
     event = grpc(GRPC_STREAM, request_body=BodySending.DUPLEX).changed(route="unnamed/stream")
     for end, last in (
@@ -484,7 +484,7 @@ def test_a_stream_in_duplex_without_messages_is_routed_by_its_head():
 
 
 def test_trailers_end_a_duplex_body_that_is_held():
-    """The request ends by trailers: decide, hand back what was held, answer the trailers."""
+    """Trailers end the request: decide, forward the held chunks, answer the trailers."""
     exchange = Exchange(router(llm()))
     exchange.on(head(request_body=BodySending.DUPLEX), 1.0, 1.0)
     assert exchange.on(Body(PROMPT, end_of_stream=False), 1.0, 1.0) == ()
@@ -495,7 +495,7 @@ def test_trailers_end_a_duplex_body_that_is_held():
 
 
 def test_what_a_duplex_decision_holds_is_bounded():
-    """At the bound the decision falls, though the message is longer; nothing is lost."""
+    """At the bound the decision is made, although the message is longer; nothing is lost."""
     exchange = Exchange(router(llm()))
     exchange.on(grpc(GRPC_STREAM, request_body=BodySending.DUPLEX), 1.0, 1.0)
     first = frame("toy-llm", tensor=10**6)
@@ -535,7 +535,7 @@ def test_duplex_response_bodies_are_passed_through():
 
 @pytest.mark.parametrize("part", [ResponsePart.HEADERS, ResponsePart.TRAILERS])
 def test_the_replica_that_served_gets_the_charge(part):
-    """V28: the proxy tried another one; the ticket goes there, and settles there."""
+    """V28: the proxy tried another replica; the ticket moves there, and settles there."""
     chooser = router(llm())
     exchange, reply = run(chooser, head(end_of_stream=True))
     pick, other, *_ = reply.pick.destination.split(",")
@@ -551,7 +551,7 @@ def test_the_replica_that_served_gets_the_charge(part):
 
 
 def test_a_served_replica_without_a_ticket_is_nothing():
-    """V29: what was never charged, or is settled, is not moved."""
+    """V29: a request that was never charged, or is settled, is not moved."""
     chooser = router(llm())
     exchange, _ = run(chooser, grpc(GRPC_LIVE))
     exchange.on(Response(ResponsePart.HEADERS, served="10.0.0.2:8081"), 1.0, 1.0)
@@ -575,7 +575,7 @@ def test_a_served_replica_without_a_ticket_is_nothing():
     ],
 )
 def test_the_ticket_settles_at_the_end(end, outcome):
-    """How the stream ended is how the ticket ends."""
+    """The end of the stream determines the outcome of the ticket."""
     chooser = router(llm())
     exchange, _ = run(chooser, head(), Body(PROMPT, end_of_stream=True))
     assert in_flight(chooser) == 1
@@ -595,7 +595,7 @@ def test_a_client_that_leaves_before_the_body_charges_nobody():
 
 
 def test_requests_that_are_not_inference_have_no_ticket():
-    """A health call is picked for but not charged."""
+    """A health call gets a pick but is not charged."""
     chooser = router(llm())
     _, reply = run(chooser, grpc(GRPC_LIVE))
     assert reply.pick.ticket is None
@@ -603,7 +603,7 @@ def test_requests_that_are_not_inference_have_no_ticket():
 
 
 def test_pools_may_change_while_a_body_is_awaited():
-    """A pool that went away in between is refused, not crashed on."""
+    """A pool that was removed meanwhile leads to a refusal, not to an exception."""
     chooser = router(llm())
     exchange = Exchange(chooser)
     exchange.on(head(), 1.0, 1.0)
@@ -645,7 +645,7 @@ KIND = {Head: ReplyHead, Body: ReplyBody, Trailers: ReplyTrailers, Response: Rep
 
 
 class Book:
-    """What the proxy waits for: in duplex answers may come late, but in order and once."""
+    """Checks replies as the proxy would: in duplex they may be late, but come in order and once."""
 
     def __init__(self):
         self.owed = []
@@ -733,7 +733,7 @@ def asked(name: str) -> Body:
 
 
 def test_a_call_about_a_model_goes_to_its_pool():
-    """Only the body of ModelReady names the model: its pool gets it, and nobody is charged."""
+    """Only the body of ModelReady names the model: its pool gets the call, nothing is charged."""
     chooser = router(llm(), vision())
     event = grpc(GRPC_READY, route="unnamed/grpc")
     exchange, reply = run(chooser, event)
@@ -743,20 +743,20 @@ def test_a_call_about_a_model_goes_to_its_pool():
 
 
 def test_a_call_about_a_model_that_nobody_serves_is_answered_by_a_replica():
-    """Triton's ModelReady says no; a refusal would be an error instead."""
+    """Triton's ModelReady answers no; a refusal would be an error instead."""
     event = grpc(GRPC_READY, route="unnamed/grpc")
     _, reply = run(router(llm(), vision()), event, asked("nope"))
     assert reply.pick.decision.pool == "llm"
 
 
 def test_a_call_about_a_model_is_not_read_where_its_pool_is_known():
-    """A header that names the pool saves the reading."""
+    """A header that names the pool makes reading the body unnecessary."""
     _, reply = run(router(llm()), grpc(GRPC_READY))
     assert reply.pick.decision.pool == "llm"
 
 
 def test_an_adapter_behind_the_model():
-    """A model with an adapter behind it goes to the pool of the model."""
+    """A model with an appended adapter goes to the pool of the model."""
     body = Body(b'{"model": "toy-llm:sql", "messages": []}', end_of_stream=True)
     _, reply = run(router(llm(), vision()), unnamed(), body)
     assert reply.pick.decision.pool == "llm"

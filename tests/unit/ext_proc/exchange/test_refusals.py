@@ -26,7 +26,7 @@ GRPC = {"content-type": "application/grpc+proto"}
     ],
 )
 def test_statuses(kind, status, grpc_status, retry):
-    """Each kind has an HTTP status, a gRPC status, its reason, and says when to come back."""
+    """Each kind has an HTTP status, a gRPC status, its reason, and a retry delay if it applies."""
     http = refuse(Refusal(kind, "why"), Form.GENERATE, {})
     assert (http.status, http.grpc_status, http.reason) == (status, None, kind.value)
     assert ("x-tidegate-reason", kind.value) in http.headers

@@ -33,7 +33,7 @@ def pick(chosen, prompt=None, blocks=TEXT):
 
 
 def test_a_pick_in_its_own_cluster_sets_the_destination_only():
-    """Nothing else is touched."""
+    """No other header is set."""
     made = pick(decision())
     assert made.headers == (("x-gateway-destination-endpoint", "10.0.0.1:80,10.0.0.2:80"),)
     assert (made.clear_route_cache, made.ticket) == (False, "7")
@@ -41,21 +41,21 @@ def test_a_pick_in_its_own_cluster_sets_the_destination_only():
 
 @pytest.mark.parametrize("changes", [{"pool": "other"}, {"variant": "canary"}])
 def test_a_pick_elsewhere_moves_the_request(changes):
-    """Another pool or variant is named in headers and the route is matched again."""
+    """Another pool or variant is named in headers, and the route is matched again."""
     made = pick(decision(**changes))
     assert made.clear_route_cache
     assert [name for name, _ in made.headers[1:]] == ["x-tidegate-pool", "x-tidegate-variant"]
 
 
 def test_a_pick_that_must_not_move_has_one_address():
-    """Even a list given by mistake is cut for a sequence."""
+    """Fallbacks are removed for a sequence even if the decision has some."""
     made = pick(decision(retriable=False))
     assert made.destination == "10.0.0.1:80"
     assert made.headers[1] == ("x-envoy-max-retries", "0")
 
 
 def test_tokens_are_estimates_and_unknown_without_a_prompt():
-    """Four characters are a token; no prompt is no number."""
+    """Four characters count as a token; without a prompt the number is unknown."""
     assert pick(decision()).prompt_tokens is None
     made = pick(decision(matched_blocks=1), prompt=b"x" * 600)
     assert (made.prompt_tokens, made.matched_tokens) == (150, 64)
@@ -81,7 +81,7 @@ def test_known_tokens_are_no_estimates():
     ],
 )
 def test_pass_through_sizes(size, count):
-    """V75: chunks at the bound, the end flag on the last only, the bytes whole."""
+    """V75: chunks at the bound, the end flag only on the last, all bytes present."""
     made = passed_through(Body(b"x" * size, end_of_stream=True))
     assert len(made) == count
     assert sum(len(part.chunk) for part in made) == size

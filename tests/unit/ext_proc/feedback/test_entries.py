@@ -1,4 +1,4 @@
-"""What one entry says of the replica."""
+"""The verdict of one entry on its replica."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ ENTRY = Entry(
     ],
 )
 def test_a_verdict(changes, verdict):
-    """Who is to blame: nobody, the client, the replica, or the proxy itself."""
+    """The cause may be none, the client, the replica, or the proxy itself."""
     assert judge(ENTRY._replace(**changes)) is verdict
 
 
 def test_attempts_before_the_last_failed_on_the_picks_before_it():
-    """The proxy walks the list in its order."""
+    """The proxy tries the list in order."""
     assert passed_over(ENTRY) == []
     third = ENTRY._replace(attempts=3, served="10.0.0.3:8000")
     assert passed_over(third) == ["10.0.0.1:8000", "10.0.0.2:8000"]

@@ -1,4 +1,4 @@
-"""Entries folded into the router."""
+"""Entries applied to the router."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_retry_credits_who_served_and_blames_who_did_not():
     [{"status": 400}, {"status": 404}, {"status": 500, "unreadable": True}, {"left": True}],
 )
 def test_what_clients_do_ejects_nobody(changes):
-    """Bad requests, malformed bodies and clients that leave, however many."""
+    """Clients' bad requests, malformed bodies and disconnects eject no replica, in any number."""
     router, feedback = made()
     for _ in range(100):
         feedback.take(entry(**changes), 1.0)
@@ -77,7 +77,7 @@ def test_what_clients_do_ejects_nobody(changes):
 
 
 def test_errors_eject():
-    """The third 500 in a row."""
+    """The third consecutive 500 ejects."""
     router, feedback = made()
     for _ in range(3):
         feedback.take(entry(status=500), 1.0)
@@ -100,7 +100,7 @@ def test_errors_eject():
     ],
 )
 def test_entries_that_fit_nothing_are_counted(changes, outcome):
-    """Late, foreign and unknown ones change nothing and cost a count."""
+    """Late, foreign and unknown entries change nothing but a counter."""
     router, feedback = made()
     assert feedback.take(entry(status=500 if outcome != "good" else 200, **changes), 1.0) == outcome
     assert feedback.outcomes == {outcome: 1}
@@ -108,7 +108,7 @@ def test_entries_that_fit_nothing_are_counted(changes, outcome):
 
 
 def test_an_intermediate_entry_moves_the_charge_and_settles_nothing():
-    """A long request that was retried counts where it runs."""
+    """A long retried request is counted at the replica where it runs."""
     router, feedback = made()
     decision = router.decide(
         Request("llm", None, "http", Features(form=Form.GENERATE, model="m")), 0.0, 0.0
@@ -146,7 +146,7 @@ def test_an_intermediate_entry_moves_the_charge_and_settles_nothing():
     )
 )
 def test_no_entry_breaks_the_fold(entries):
-    """Whatever a proxy writes, each entry is counted once and the ledger stays whole."""
+    """Whatever a proxy writes, each entry is counted once and the ledger stays consistent."""
     router, feedback = made()
     for number, each in enumerate(entries):
         feedback.take(each, float(number))
@@ -170,7 +170,7 @@ def test_an_answer_teaches_time_and_speed():
 
 
 def test_a_long_request_teaches_its_first_byte_once():
-    """With the entry after that byte; later ones and the last one repeat it."""
+    """The entry after that byte reports it; later entries and the last one repeat it."""
     router, feedback = made()
     long = {"first_at_s": 1.4, "first_byte_s": 1.4, "answer_bytes": 1}
     feedback.take(entry(final=False, first_byte_s=None, lasted_s=1.0, answer_bytes=0), 1.0)
@@ -181,7 +181,7 @@ def test_a_long_request_teaches_its_first_byte_once():
 
 
 def test_a_retried_answer_teaches_no_time():
-    """Its clock ran while somebody else was tried."""
+    """Its time includes the attempts at other replicas."""
     router, feedback = made()
     feedback.take(
         entry(attempts=2, served=address(2), first_at_s=0.3, last_at_s=0.31, lasted_s=0.3), 1.0
@@ -190,14 +190,14 @@ def test_a_retried_answer_teaches_no_time():
 
 
 def test_failures_teach_nothing():
-    """A replica that refuses at once is not fast."""
+    """A replica that refuses at once does not count as fast."""
     router, feedback = made()
     feedback.take(entry(status=500, first_at_s=0.001, lasted_s=0.001), 1.0)
     assert estimates(router) == (None, None, 0)
 
 
 def test_the_prompt_of_a_retried_request_is_who_served_its():
-    """The index expects its blocks there, once the log has told."""
+    """The index expects the blocks at that replica once the entry has arrived."""
     router, feedback = made()
     request = Request("llm", None, "http", Features(Form.GENERATE), blocks=(1, 2))
     ticket = router.decide(request, 0.0, 0.0).ticket
@@ -211,7 +211,7 @@ def test_the_prompt_of_a_retried_request_is_who_served_its():
 
 @pytest.mark.parametrize("final", [True, False])
 def test_the_beginning_of_an_answer_tells_the_speed(final, monkeypatch):
-    """The first byte goes to the router with number and replica, but not that of an error."""
+    """The first byte is reported with number and replica, but not that of an error."""
     router, feedback = made()
     heard = []
     monkeypatch.setattr(router.learner, "began", lambda *what: heard.append(what))

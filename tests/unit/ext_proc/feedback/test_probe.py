@@ -16,7 +16,7 @@ KEY = EndpointKey("r1", 1)
 
 
 def test_only_replicas_with_http_and_a_path_are_asked():
-    """A gRPC-only replica, and a variant without a path, are not judged."""
+    """A gRPC-only replica, and a variant without a path, are not probed."""
     pool = Pool(
         name="llm",
         variants=(Variant("stable", 1, probe_path="/ready"), Variant("canary", 1)),
@@ -65,7 +65,7 @@ async def probing(targets):
 
 @pytest.mark.parametrize(("status", "ready"), [(200, True), (400, False), (302, False)])
 async def test_only_200_is_a_yes(status, ready):
-    """Triton answers 400 where a model is not ready; a redirect proves nothing."""
+    """Triton answers 400 if a model is not ready; a redirect proves nothing."""
     async with (
         replica([status]) as url,
         probing({Target("llm", KEY, url, 0.01)}) as (results, _),
@@ -75,7 +75,7 @@ async def test_only_200_is_a_yes(status, ready):
 
 
 async def test_nobody_there_is_a_no_and_a_return_is_seen():
-    """A refused connection and a wrong address are noes; the loop goes on."""
+    """A refused connection and a wrong address mean not ready; the loop continues."""
     status = [400]
     async with (
         replica(status) as url,
@@ -92,7 +92,7 @@ async def test_nobody_there_is_a_no_and_a_return_is_seen():
 
 
 def test_a_pool_that_wants_it_asks_the_repository_too():
-    """For its models, in the version of the variant."""
+    """The probe covers the pool's models, in the version of the variant."""
     pool = Pool(
         name="llm",
         models=frozenset({"m"}),
@@ -109,7 +109,7 @@ LOADING = b'[{"name":"m","version":"1","state":"LOADING","reason":""}]'
 
 
 async def test_what_the_index_says_and_what_says_nothing(monkeypatch):
-    """A state is told; an error, a page too large, or one that is none is no state."""
+    """A state is reported; an error, a page that is too large, or an invalid one is no state."""
     monkeypatch.setattr(probe, "MAX_BYTES", 1000)
     answers = [(200, READY), (500, b""), (200, b"[" * 2000), (200, b"<html>"), (200, LOADING)]
     asked = []

@@ -1,4 +1,4 @@
-"""What a repository index says."""
+"""States in a repository index."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def index(*rows):
     ],
 )
 def test_a_model_that_is_listed_must_be_ready(rows, version, why):
-    """In the version asked for, or in any; who is not listed is not judged."""
+    """The requested version must be READY, or any; a model that is not listed is not judged."""
     assert unavailable(index(*rows), {"m"}, version) == why
 
 
@@ -54,7 +54,7 @@ def test_the_reason_is_bounded():
     ).map(orjson.dumps)
 )
 def test_whatever_comes_is_read_or_refused(data):
-    """Nothing else is raised."""
+    """Only the documented error is raised."""
     try:
         why = unavailable(data, {"m", "a"}, "1")
     except IndexUnreadableError:

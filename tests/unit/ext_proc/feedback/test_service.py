@@ -1,4 +1,4 @@
-"""The log service over a real channel, and what it counts."""
+"""The log service over a real channel, and its counters."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def first(message):
 
 
 def test_an_entry_is_read_as_envoy_writes_it():
-    """Who picked, who served, how it went, how long it took."""
+    """Picker, replica, outcome and durations are read."""
     entry = first(logged())
     assert (entry.picker, entry.ticket, entry.unreadable) == ("p", "x-7", False)
     assert (entry.cluster, entry.served) == ("llm/stable/http", "10.0.0.1:8000")
@@ -65,13 +65,13 @@ def test_an_entry_is_read_as_envoy_writes_it():
 
 
 def test_the_picks_of_a_retried_request_are_read():
-    """They say who had the earlier attempts; with one attempt they say nothing."""
+    """They name the replicas of earlier attempts; with one attempt they are not read."""
     entry = first(logged(upstream_request_attempt_count=2))
     assert (entry.picks, entry.attempts) == ("10.0.0.1:8000,10.0.0.2:8000", 2)
 
 
 def test_what_is_not_there_is_unknown():
-    """An empty entry is a local answer of the proxy, picked by nobody."""
+    """An empty entry is a local answer of the proxy, without a picker."""
     message = als_pb2.StreamAccessLogsMessage()
     message.http_logs.log_entry.add()
     entry = first(message)
@@ -94,7 +94,7 @@ def test_what_is_not_there_is_unknown():
     ],
 )
 def test_flags_say_whose_trouble_it_was(flag, place):
-    """The replica's connection, the client, or the proxy's own limits."""
+    """Flags show a fault of the replica's connection, of the client, or the proxy's own limits."""
     message = logged()
     flags = message.http_logs.log_entry[0].common_properties.response_flags
     setattr(flags, flag, True)
@@ -171,7 +171,7 @@ async def setup():
 
 
 async def test_a_stream_is_taken_on_the_pickers_own_port(setup):
-    """Entries are folded, their lag is measured, the stream's end is answered."""
+    """Entries are applied, their lag is measured, and the stream's end is answered."""
     address = await setup.server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.stream_unary(f"/{SERVICE}/{METHOD}")()
@@ -186,7 +186,7 @@ async def test_a_stream_is_taken_on_the_pickers_own_port(setup):
 
 
 async def test_a_long_message_is_taken_in_slices_and_in_order(setup, monkeypatch):
-    """Others have their turn after each slice, and no entry is lost or doubled."""
+    """Other tasks run after each slice, and no entry is lost or duplicated."""
     setup.clock.times = iter(range(100))
     taken: list[tuple[str, float]] = []
 
@@ -210,7 +210,7 @@ async def test_a_long_message_is_taken_in_slices_and_in_order(setup, monkeypatch
 
 
 async def test_a_garbled_stream_ends_and_is_counted(setup):
-    """Bytes that are no message cost their stream."""
+    """Bytes that are not a message end their stream."""
     address = await setup.server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.stream_unary(f"/{SERVICE}/{METHOD}")()
@@ -228,7 +228,7 @@ async def test_a_message_above_the_bound_is_dropped(setup):
 
 
 def test_conditions_and_ejections_are_on_the_page(setup):
-    """What the router leaves alone is a metric."""
+    """Ejections and conditions of the router are metrics."""
     for _ in range(2):
         setup.router.conditions.probed("llm", EndpointKey("r1", 1), ready=False)
     assert setup.counted("conditions", pool="llm", condition="not-ready") == 1

@@ -8,7 +8,7 @@ from ext_proc.observability.counts import MAX_SERIES, Counts, Timings
 
 
 def test_counts_add_up_by_label():
-    """Each label set has its own sum; what is known is shown as 0 from the start."""
+    """Each label set has its own sum; known ones are shown as 0 from the start."""
     registry = CollectorRegistry()
     counts = Counts("c", "About.", ["a", "b"], registry, known=[("x", "y")])
     assert registry.get_sample_value("c_total", {"a": "x", "b": "y"}) == 0

@@ -22,14 +22,14 @@ def registry(series: int) -> CollectorRegistry:
 
 
 async def test_a_page_in_slices_is_the_page():
-    """Byte for byte, with fewer, as many, and more samples than a slice has."""
+    """It is equal byte for byte, with fewer, as many, and more samples than a slice has."""
     for series in (0, 1, SLICE - 1, SLICE, SLICE + 1, 3 * SLICE + 7):
         made = registry(series)
         assert await page_of(made) == generate_latest(made)
 
 
 async def test_others_have_their_turn_between_slices():
-    """A long page takes as many turns of the loop as it has slices."""
+    """A long page takes as many iterations of the loop as it has slices."""
     writing = asyncio.create_task(page_of(registry(5 * SLICE)))
     turns = 0
     while not writing.done():

@@ -56,7 +56,7 @@ def test_matched_tokens_never_exceed_the_prompt(registry):
 
 
 def test_series_are_bounded(registry):
-    """What is above the bound counts under ``other``."""
+    """Label sets above the bound count under ``other``."""
     metrics = Metrics(registry)
     for number in range(MAX_SERIES + 5):
         metrics.picked(pick(pool=f"p{number}"))
@@ -65,7 +65,7 @@ def test_series_are_bounded(registry):
 
 
 def test_in_flight_is_read_when_asked(registry):
-    """The ledger is the truth; above the bound endpoints are summed."""
+    """The values come from the ledger; above the bound endpoints are summed."""
     counts = {f"r{number:05}": 1 for number in range(MAX_SERIES + 3)}
     Metrics(registry, in_flight=lambda: counts, pools=lambda: 2, index_blocks=lambda: 7)
     assert value(registry, "in_flight", endpoint="r00000") == 1
@@ -106,7 +106,7 @@ async def test_decisions_are_explained_newest_first(registry):
 
 
 def test_predicted_and_observed_reuse_by_endpoint(registry):
-    """What was sent and predicted, and what the endpoint says; who says nothing has no series."""
+    """Sent, predicted and reported tokens; an endpoint that reports none has no series."""
     metrics = Metrics(registry, reused=lambda: {"r1": 48.0})
     for name in ("r1", "r2"):
         sent = pick()

@@ -1,4 +1,4 @@
-"""What a picker believes of replicas, as Prometheus reads it."""
+"""Estimates of replicas, as Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pages(chooser, now=10.0):
 
 
 def test_what_is_believed_of_a_replica():
-    """Ours and others' requests add up; what nobody told has no sample."""
+    """Our requests and other clients' add up; an unknown value has no sample."""
     chooser = router(llm(policy="round-robin"))
     for _ in range(3):
         chooser.decide(Request("llm", None, "http", Features(Form.GENERATE)), 9.0, 9.0)
@@ -39,7 +39,7 @@ def test_what_is_believed_of_a_replica():
 
 
 def test_series_are_bounded(monkeypatch):
-    """A fleet of any size costs a page of one size."""
+    """The size of the page is bounded for a fleet of any size."""
     monkeypatch.setattr(replica_metrics, "MAX_SERIES", 2)
     sample = pages(router(llm()))
     shown = [sample(QUEUE, {"endpoint": f"r{number}"}) for number in (1, 2, 3)]

@@ -29,7 +29,7 @@ MODELS = {"llama", "meta/llama", "meta", "with:colon"}
     ],
 )
 def test_split(whole, model, adapter):
-    """The longest served name is the model, what stands behind a separator the adapter."""
+    """The longest served name is the model; the text after a separator is the adapter."""
     features = split_adapter(Features(Form.OPENAI, model=whole), MODELS)
     assert (features.model, features.adapter) == (model, adapter)
 

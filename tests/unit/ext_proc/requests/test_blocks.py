@@ -15,7 +15,7 @@ STABLE = (-7379436069183963961, -7544060080626200717)
 
 @pytest.mark.parametrize(("size", "count"), [(0, 0), (15, 0), (16, 1), (31, 1), (32, 2)])
 def test_only_full_blocks_count(size, count):
-    """The rest behind the last full block has no hash."""
+    """The rest after the last full block has no hash."""
     assert len(prompt_blocks(BASE.changed(prompt=bytes(size)), 16)) == count
 
 
@@ -25,7 +25,7 @@ def test_no_prompt():
 
 
 def test_limit():
-    """No more than ``limit`` hashes are made, the same ones as without it."""
+    """At most ``limit`` hashes are returned, equal to those without it."""
     assert prompt_blocks(BASE, 16, limit=2) == prompt_blocks(BASE, 16)[:2]
 
 

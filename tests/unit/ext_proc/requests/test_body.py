@@ -24,7 +24,7 @@ PATHS = {
 
 
 def test_other_bodies_are_not_read():
-    """The body of what is no inference says nothing."""
+    """The body of a request that is not an inference yields nothing."""
     head = read_head("POST", "/v2/repository/index", {})
     assert read_body(head, {}, b"\xff", complete=True) == head
 

@@ -43,14 +43,14 @@ GRPC = "/inference.GRPCInferenceService/"
     ],
 )
 def test_path(path, form, model, version):
-    """A path says form, model and version."""
+    """A path yields form, model and version."""
     features = read_head("POST", path, {})
     assert (features.form, features.model, features.version) == (form, model, version)
 
 
 @pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v1/completions", GRPC + "ModelInfer"])
 def test_get_is_no_inference(path):
-    """Only POST makes a replica work."""
+    """Only POST is an inference."""
     assert read_head("GET", path, {}).form is Form.OTHER
 
 
@@ -79,7 +79,7 @@ def test_sequence_header(text, expected):
 
 
 def test_overlong_names_are_unknown():
-    """A header beyond the bound of names says nothing."""
+    """A header beyond the bound of names is ignored."""
     features = read_head("POST", "/v1/completions", {"tidegate-model": "m" * 257})
     assert features.model is None
 
@@ -114,17 +114,17 @@ def test_bad_grpc_timeout_is_unknown(text):
     ],
 )
 def test_timeout_header(headers, expected):
-    """Our own header counts milliseconds; the sooner of two deadlines holds."""
+    """Our own header is in milliseconds; the sooner of two deadlines is used."""
     assert read_head("POST", "/v1/completions", headers).timeout_s == expected
 
 
 def test_request_id_header():
-    """A request is named by a header until its body names it."""
+    """A header names the request until its body names it."""
     assert read_head("POST", "/v1/completions", {"x-request-id": "r"}).request_id == "r"
 
 
 @given(st.text(), st.text(), st.dictionaries(st.sampled_from(["tidegate-model"]), st.text()))
 def test_never_raises(method, path, headers):
-    """Whatever the head says, reading it never raises."""
+    """Reading any headers never raises."""
     read_head(method, path, headers)
     read_head("POST", "/v2/models/" + path, headers)

@@ -46,7 +46,7 @@ class Words:
 
 
 class Dumb:
-    """Has ids for nothing."""
+    """Returns no ids for any text."""
 
     def encode(self, _):
         return None
@@ -66,19 +66,19 @@ def ids(numbers):
 
 
 def test_ids_are_cut_by_tokens():
-    """Blocks of ids have ``block_tokens`` ids whatever ``block_chars`` says."""
+    """Blocks of ids have ``block_tokens`` ids, whatever ``block_chars`` is."""
     found = token_blocks(ids(range(50)), 16, 8, None)
     assert (len(found.hashes), found.block_tokens, found.tokens) == (6, 8.0, 50)
 
 
 def test_texts_are_cut_by_characters_without_a_tokenizer():
-    """Nothing changes where no tokens are known."""
+    """Without a tokenizer blocks consist of characters, as before."""
     features = text("x" * 100)
     assert token_blocks(features, 16, 8, None) == (prompt_blocks(features, 16), 4.0, None)
 
 
 def test_a_text_without_ids_is_cut_by_characters():
-    """A tokenizer that fails on a text costs nothing but exactness."""
+    """A tokenizer that fails on a text costs only accuracy."""
     features = text("x" * 100)
     assert token_blocks(features, 16, 8, Dumb()) == token_blocks(features, 16, 8, None)
 
@@ -89,7 +89,7 @@ def test_no_prompt():
 
 
 def test_ids_and_text_are_the_same_prompt():
-    """A text has the blocks of the ids that the tokenizer maps it to."""
+    """A text has the blocks of the ids to which the tokenizer maps it."""
     prompt = " ".join(WORDS * 4)
     known = token_blocks(ids(BPE.encode(prompt)), 16, 4, BPE)
     assert len(known.hashes) > 8
@@ -143,7 +143,7 @@ def test_appended_turns_extend_the_chain():
     st.data(),
 )
 def test_a_cut_prompt_is_a_prefix(words, data):
-    """However a prompt of words is cut, its blocks begin the whole one's, and few are lost."""
+    """However a prompt of words is cut, its blocks begin the whole prompt's, and few are lost."""
     prompt = " ".join(words).encode()
     cut = prompt[: data.draw(st.integers(0, len(prompt)))]
     features = Features(Form.OPENAI, model="m", prompt=prompt)
@@ -160,7 +160,7 @@ def test_a_cut_prompt_loses_one_word():
 
 
 def test_a_cut_prompt_without_spaces_loses_tokens():
-    """Where nothing separates words, the last ``DROPPED_TOKENS`` are left out."""
+    """Without separators the last ``DROPPED_TOKENS`` are dropped."""
     whole = token_blocks(text("水" * 100), 256, 1, BPE)
     part = token_blocks(text("水" * 60, partial=True), 256, 1, BPE)
     seen = len(BPE.encode("水" * 60))
@@ -169,7 +169,7 @@ def test_a_cut_prompt_without_spaces_loses_tokens():
 
 
 def test_a_cut_prompt_with_few_tokens():
-    """Where all tokens may be split there is no block."""
+    """If all tokens may be incomplete there is no block."""
     assert token_blocks(text("水", partial=True), 256, 1, BPE).hashes == ()
 
 
@@ -203,6 +203,6 @@ def test_text_that_is_no_utf8():
 
 
 def test_batch_of_token_ids():
-    """A prompt of ids that was cut does not say how many there are."""
+    """A cut prompt of ids has an unknown number of tokens."""
     features = ids(range(10)).changed(prompt_is_partial=True)
     assert token_blocks(features, 256, 4, None).tokens is None

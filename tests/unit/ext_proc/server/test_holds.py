@@ -1,4 +1,4 @@
-"""Groups that are let go together."""
+"""Groups that are released together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEY = ("p", "10.0.0.1:80")
 
 
 class Clock:
-    """A clock that goes on by a tenth of the longest hold at each look."""
+    """A clock that advances by a tenth of the longest hold at each reading."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,7 +25,7 @@ class Clock:
 
 
 async def test_a_group_goes_when_it_is_full() -> None:
-    """Long before its time, and all of its members."""
+    """All members are released, long before the time is over."""
     clock = Clock()
     holds = Holds(clock)
     waits = [asyncio.create_task(holds.wait(KEY, MOST_S)) for _ in range(GROUP)]
@@ -35,7 +35,7 @@ async def test_a_group_goes_when_it_is_full() -> None:
 
 
 async def test_a_group_goes_when_its_time_is_over() -> None:
-    """However few came; a wait is never longer than the bound."""
+    """However few members came; a wait never exceeds the bound."""
     clock = Clock()
     holds = Holds(clock)
     await asyncio.gather(holds.wait(KEY, 1000.0), holds.wait(KEY, 1000.0))
@@ -43,14 +43,14 @@ async def test_a_group_goes_when_its_time_is_over() -> None:
 
 
 async def test_replicas_do_not_wait_for_each_other() -> None:
-    """A group is of one pool and one replica."""
+    """A group belongs to one pool and one replica."""
     holds = Holds(Clock())
     await asyncio.gather(*[holds.wait(("p", f"10.0.0.{n}:80"), MOST_S) for n in range(GROUP)])
     assert holds.held == GROUP
 
 
 async def test_nobody_is_left_when_the_first_one_goes() -> None:
-    """Its stream may end while it waits; the others are let go and the group is closed."""
+    """Its stream may end while it waits; the others are released and the group is closed."""
     holds = Holds(lambda: 0.0)  # time stands still: only the end of the first one frees them
     first = asyncio.create_task(holds.wait(KEY, MOST_S))
     await asyncio.sleep(0)
@@ -64,7 +64,7 @@ async def test_nobody_is_left_when_the_first_one_goes() -> None:
 
 
 async def test_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound nobody waits."""
+    """Beyond the bound requests do not wait."""
     monkeypatch.setattr(module, "MAX_GROUPS", 1)
     holds = Holds(lambda: 0.0)
     first = asyncio.create_task(holds.wait(KEY, MOST_S))

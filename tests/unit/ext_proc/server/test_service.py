@@ -1,4 +1,4 @@
-"""The gRPC face over a real channel in this process."""
+"""The gRPC service over a real channel in this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROMPT = {"text_input": "tell me about tides " * 60}
 
 @pytest.fixture(autouse=True, params=["grpc", "nghttp2"])
 def transport(request):
-    """All of it holds over both transports."""
+    """All tests run over both transports."""
     before, Peer.transport = Peer.transport, request.param
     yield request.param
     Peer.transport = before
@@ -58,7 +58,7 @@ async def test_a_peeked_request():
 
 
 async def test_what_others_did_is_read_before_a_decision():
-    """Before each message that may be decided on, and not after the pick."""
+    """They are read before each message that may lead to a decision, and not after the pick."""
     chooser, seen = router(llm()), []
     async with Peer(chooser, refresh=lambda: seen.append(chooser.registry.in_flight())) as peer:
         call, _ = await peer.talk(Messages().head().body(PROMPT).response())
@@ -99,7 +99,7 @@ async def test_subsets(hint, allowed):
 
 @pytest.mark.parametrize("hint", [[], "192.168.1.1:8080", "10.0.0.1:3000"])
 async def test_subsets_without_a_match(hint):
-    """V23, V25, V27d: nobody in the subset is 503 with its reason."""
+    """V23, V25, V27d: a subset without a known replica is 503 with its reason."""
     async with Peer(router(llm())) as peer:
         _, (answer,) = await peer.talk(Messages().head(end=True, subset=hint))
         assert (answer.status, answer.reason) == (503, "no-endpoints")
@@ -116,7 +116,7 @@ async def test_the_body_message_decides_about_the_subset():
 
 @pytest.mark.parametrize("body", [b"no healthy upstream", b'{"prompt": "hello'])
 async def test_unreadable_bodies(body):
-    """V38: 400 where only the body names the pool; with a known pool the request goes on."""
+    """V38: 400 if only the body names the pool; with a known pool the request continues."""
     async with Peer(router(llm())) as peer:
         _, answers = await peer.talk(Messages(route="unnamed/chat").head(CHAT_PATH).body(body))
         assert (answers[-1].status, answers[-1].reason) == (400, "bad-request")
@@ -148,7 +148,7 @@ async def test_a_moved_request():
 
 
 async def test_served_elsewhere_is_credited_and_counted():
-    """V28: response headers say another replica served; it holds the ticket to the end."""
+    """V28: response headers report that another replica served; it holds the ticket to the end."""
     async with Peer(router(llm(body="none"))) as peer:
         call, (answer,) = await peer.talk(Messages().head())
         served = {"x-gateway-destination-endpoint-served": answer.picked[1]}
@@ -162,7 +162,7 @@ async def test_served_elsewhere_is_credited_and_counted():
 
 
 async def test_no_pools_is_no_pick():
-    """Before any pool is known the proxy goes on by itself."""
+    """Before any pool is known the proxy continues by itself."""
     async with Peer(router()) as peer:
         _, (answer,) = await peer.talk(Messages().head())
         assert (answer.kind, answer.picked) == ("request_headers", None)
@@ -170,7 +170,7 @@ async def test_no_pools_is_no_pick():
 
 
 async def test_cancelled_after_the_decision():
-    """Envoy cancels where it needs nothing more: that is a usual end."""
+    """Envoy cancels a stream when it needs nothing more: that is a normal end."""
     async with Peer(router(llm())) as peer:
         call, _ = await peer.talk(Messages().head().body(PROMPT))
         call.cancel()
@@ -179,7 +179,7 @@ async def test_cancelled_after_the_decision():
 
 
 async def test_cancelled_before_the_decision():
-    """A client that leaves while the body is awaited costs nothing."""
+    """A client that disconnects while the body is awaited costs nothing."""
     async with Peer(router(llm())) as peer:
         call, _ = await peer.talk(Messages().head())
         call.cancel()
@@ -190,7 +190,7 @@ async def test_cancelled_before_the_decision():
 
 
 async def test_a_stop_settles_open_streams():
-    """Streams still open after the grace end, and their tickets with them."""
+    """Streams still open after the grace end, and their tickets settle."""
     async with Peer(router(llm())) as peer:
         await peer.talk(Messages().head().body(PROMPT))
         await peer.server.stop(0)
@@ -198,7 +198,7 @@ async def test_a_stop_settles_open_streams():
 
 
 async def test_a_stop_waits_for_exchanges_only():
-    """An open health watch, which the proxy never ends, does not take the whole grace."""
+    """An open health watch, which the proxy never ends, does not extend the stop."""
     async with Peer(router(llm())) as peer:
         watch = health_pb2_grpc.HealthStub(peer.channel).Watch(health_pb2.HealthCheckRequest())
         await watch.read()
@@ -214,7 +214,7 @@ async def test_a_stop_waits_for_exchanges_only():
 
 @pytest.mark.parametrize("grace_s", [0.0, 0.02, 60.0])
 async def test_no_grace_of_grpc_ever_ends(monkeypatch, grace_s):
-    """Its server crashes where a second stop meets the end of a grace: only ``None`` cuts it."""
+    """Its server crashes if a second stop meets the end of a grace, so only ``None`` ends it."""
     async with Peer(router(llm())) as peer:
         watch = health_pb2_grpc.HealthStub(peer.channel).Watch(health_pb2.HealthCheckRequest())
         await watch.read()
@@ -237,7 +237,7 @@ async def test_no_grace_of_grpc_ever_ends(monkeypatch, grace_s):
     ids=["body-first", "two-heads", "trailers-first"],
 )
 async def test_illegal_orders_close_the_stream_with_ok(messages):
-    """Envoy goes on by itself; the stream is counted and not answered."""
+    """Envoy continues by itself; the stream is counted and not answered."""
     async with Peer(router(llm())) as peer:
         call, answers = await peer.talk(messages)
         assert len(answers) == len(messages.made) - 1
@@ -246,7 +246,7 @@ async def test_illegal_orders_close_the_stream_with_ok(messages):
 
 
 async def test_garbage_closes_the_stream_with_ok():
-    """Bytes that are no message, and a message that says nothing."""
+    """Bytes that are not a message, and a message without content."""
     async with Peer(router(llm())) as peer:
         for data in (b"\xff\xff", b""):
             call = peer.open()
@@ -291,7 +291,7 @@ async def test_a_large_body_crosses():
 
 
 async def test_a_taken_port_is_one_clear_error():
-    """Two pickers never share a port in silence."""
+    """Two pickers never share a port silently."""
     async with Peer(router()) as peer:
         other = PickerServer(router(), picker="x", metrics=Metrics(CollectorRegistry()))
         with pytest.raises(AddressError, match=f"cannot listen on {peer.address}"):
@@ -326,7 +326,7 @@ async def test_health():
 
 
 async def test_load_reports_go_to_whom_asked_for_them():
-    """With the replica that has the request; without a ticket they are nobody's."""
+    """They are passed on with the replica that has the request; without a ticket they are not."""
     heard = []
     async with Peer(router(llm(orca=True, body="none")), lambda *told: heard.append(told)) as peer:
         call, (picked,) = await peer.talk(Messages().head())
@@ -339,7 +339,7 @@ async def test_load_reports_go_to_whom_asked_for_them():
 
 
 async def test_an_override_keeps_the_answers_headers_where_a_pool_asks():
-    """The picker's own mode would otherwise undo the route's."""
+    """Without it the picker's own override would undo the route's mode."""
     for orca, mode in ((True, MODE.SEND), (False, MODE.SKIP)):
         async with Peer(router(llm(orca=orca))) as peer:
             call, (asked, _) = await peer.talk(Messages().head().body(PROMPT))
@@ -348,12 +348,12 @@ async def test_an_override_keeps_the_answers_headers_where_a_pool_asks():
 
 
 async def test_a_waiting_stream_keeps_no_message():
-    """Law 4: while a stream waits for its end, nothing holds its body's message any more."""
+    """Rule 4: while a stream waits for its end, the body's message is not referenced any more."""
     sent = Messages().head().body(PROMPT).bytes()
     references = []
 
     class Stream:
-        """Hands the messages out, and counts the references to the last one at the end."""
+        """Delivers the messages, and counts the references to the last one at the end."""
 
         async def read(self):
             if sent:

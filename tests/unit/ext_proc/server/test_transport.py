@@ -1,4 +1,4 @@
-"""How gRPC is told to read sockets."""
+"""Selection of gRPC's socket polling."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ext_proc.settings import EXIT_USAGE, MissingExtraError
 
 
 def test_the_cheaper_listener_is_named():
-    """A process that says nothing gets it."""
+    """It is selected unless the environment names one."""
     environment: dict[str, str] = {}
     transport.choose(environment)
     assert environment == {"GRPC_EXPERIMENTS": "-event_engine_listener"}
 
 
 def test_an_operators_choice_stays():
-    """What is set already is left alone."""
+    """An existing setting is left unchanged."""
     environment = {"GRPC_EXPERIMENTS": "call_v3"}
     transport.choose(environment)
     assert environment == {"GRPC_EXPERIMENTS": "call_v3"}
 
 
 def test_grpc_knows_the_name():
-    """The installed gRPC takes the name without complaint, or the choice has no effect."""
+    """The installed gRPC accepts the name without a warning; otherwise it would have no effect."""
     begin = (
         "from concurrent.futures import ThreadPoolExecutor; import grpc\n"
         "server = grpc.server(ThreadPoolExecutor(1)); server.add_insecure_port('127.0.0.1:0')\n"
@@ -42,7 +42,7 @@ def test_grpc_knows_the_name():
 
 
 def test_it_is_chosen_in_time():
-    """The picker's command chooses before gRPC is loaded, as gRPC reads the choice then only."""
+    """The picker's command sets it before gRPC is loaded, because gRPC reads it only then."""
     look = "import sys, ext_proc.__main__; print('grpc' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"
@@ -50,13 +50,13 @@ def test_it_is_chosen_in_time():
 
 @pytest.mark.parametrize(("wanted", "meant"), [("auto", "nghttp2"), ("nghttp2", "nghttp2")])
 def test_the_fast_one_is_taken_where_it_is_installed(wanted, meant):
-    """It is the default then; who asks for gRPC's own gets that."""
+    """It is the default then; gRPC's own server can still be requested."""
     assert transport.named(wanted) == meant
     assert transport.named("grpc") == "grpc"
 
 
 def test_without_the_extra_the_default_is_grpc(monkeypatch):
-    """Nothing needs the extra unless it is asked for by name."""
+    """Nothing needs the extra unless it is requested by name."""
     monkeypatch.setitem(sys.modules, "ngh2", None)
     assert transport.named("auto") == "grpc"
     with pytest.raises(MissingExtraError, match=r"--transport nghttp2 .*'tidegate\[fast\]'"):
@@ -64,7 +64,7 @@ def test_without_the_extra_the_default_is_grpc(monkeypatch):
 
 
 def test_the_command_says_once_what_is_missing(monkeypatch, capsys):
-    """Before any worker starts, and with the code of a usage error."""
+    """The error is reported before any worker starts, with the exit code of a usage error."""
     monkeypatch.setitem(sys.modules, "ngh2", None)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     assert main(["--transport", "nghttp2", "--workers", "2"]) == EXIT_USAGE
@@ -72,7 +72,7 @@ def test_the_command_says_once_what_is_missing(monkeypatch, capsys):
 
 
 def test_the_picker_runs_without_the_extra():
-    """All of the picker is loaded and a server made where it is not installed."""
+    """Without it all of the picker is loaded and a server is created."""
     look = (
         "import sys; sys.modules['ngh2'] = None\n"
         "import asyncio, ext_proc.app, ext_proc.server.service\n"

@@ -1,4 +1,4 @@
-"""Envoy's messages to events, actions to Envoy's messages."""
+"""Envoy's messages to events, and actions to Envoy's messages."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_head():
 
 
 def test_a_head_without_attributes_and_config():
-    """What is not sent is unknown, and without an announced mode there is no body."""
+    """Values that are not sent are unknown, and without an announced mode there is no body."""
     made = event(Messages(cluster=None, route=None, mode=None).head())
     assert (made.cluster, made.route, made.request_body) == (None, None, BodySending.NONE)
 
@@ -96,7 +96,7 @@ def test_a_head_without_attributes_and_config():
     ],
 )
 def test_modes(mode, sending):
-    """Each announced mode has its meaning; one of a later Envoy is taken as chunks."""
+    """Each announced mode is mapped; an unknown one of a later Envoy counts as streamed."""
     assert event(Messages(mode=mode).head()).request_body is sending
 
 
@@ -111,12 +111,12 @@ def test_modes(mode, sending):
     ],
 )
 def test_header_reading(item, value):
-    """V76: the raw value wins, names lose their case, the text is the fallback."""
+    """V76: the raw value wins, names are lower-cased, the text value is the fallback."""
     assert headers(item) == {item["key"].lower(): value}
 
 
 def test_repeated_headers_keep_all_values_in_order():
-    """V20: both values of each are kept, cookies in their own way."""
+    """V20: all values of each are kept; cookies have their own separator."""
     assert headers(
         {"key": "x-forwarded-for", "raw_value": b"a"},
         {"key": "cookie", "raw_value": b"c=1"},
@@ -140,7 +140,7 @@ def test_repeated_headers_keep_all_values_in_order():
     ],
 )
 def test_subset_hints(hint, entries):
-    """V17-V26: absent is no limit, empty is nobody, ragged texts and lists are read."""
+    """V17-V26: absent is no limit, empty is no endpoint, ragged texts and lists are read."""
     found = event(Messages().head(subset=hint)).subset
     assert found == entries
     assert event(Messages().body(b"x", subset=hint)).subset == entries
@@ -173,19 +173,19 @@ def test_other_messages():
 )
 @pytest.mark.parametrize("part", ["headers", "trailers"])
 def test_the_served_replica(part, space, served):
-    """V28, V29: a response's headers and trailers tell who served, if the proxy says it."""
+    """V28, V29: a response's headers and trailers name the replica that served, if sent."""
     made = Messages().response(part, served=space)
     assert event(made) == Response(ResponsePart[part.upper()], served=served)
 
 
 def test_a_message_without_content():
-    """A request that carries nothing known is an error, not a guess."""
+    """A request without a known part is an error, not a guess."""
     with pytest.raises(WireError, match="request: none"):
         event_of(pb.ProcessingRequest())
 
 
 def test_a_pick_in_a_head_reply():
-    """Destination as header and metadata, picker and ticket as metadata, nothing cleared."""
+    """Destination as header and metadata, picker and ticket as metadata, no route cleared."""
     answer = write(ReplyHead(PICK))
     assert (answer.kind, answer.picked) == ("request_headers", ["10.0.0.1:80"])
     assert not answer.common.clear_route_cache
@@ -200,7 +200,7 @@ def test_a_pick_in_a_head_reply():
 
 
 def test_a_pick_tells_access_logs_where_to_go():
-    """The picker's address, tickets of this life, and bodies that may be the caller's fault."""
+    """The picker's address, tickets of this run, and bodies that may be the caller's fault."""
     writer = Writer("picker-1", "127.0.0.1:18001", "a1-")
     answer = Answer.of(writer.write(ReplyHead(PICK.changed(unreadable=True))))
     assert dict(answer.message.dynamic_metadata["tidegate"]) == {
@@ -224,7 +224,7 @@ def test_a_pick_tells_access_logs_where_to_go():
 def test_a_pick_out_of_parts_says_all_of_it(
     picker, life, at, ticket, destination, unreadable, clear, override
 ):
-    """However long names and tickets are, the parts make the message that was meant."""
+    """However long names and tickets are, the parts form the intended message."""
     headers = (("x-gateway-destination-endpoint", destination), ("x-envoy-max-retries", "0"))
     pick = PICK.changed(
         destination=destination,
@@ -254,7 +254,7 @@ def test_a_pick_out_of_parts_says_all_of_it(
 
 
 def test_a_pick_that_calls_the_body_off():
-    """The pick rides with the override, and response trailers keep the stream open."""
+    """The pick and the override are in one reply, and response trailers keep the stream open."""
     answer = write(ReplyHead(PICK, BodyModeOverride.NOTHING))
     assert answer.picked is not None
     assert answer.message.mode_override.request_body_mode == MODE.NONE
@@ -262,7 +262,7 @@ def test_a_pick_that_calls_the_body_off():
 
 
 def test_asking_for_the_first_part():
-    """BUFFERED_PARTIAL, and the other modes stay as the route has them."""
+    """BUFFERED_PARTIAL is requested, and the other modes stay as the route has them."""
     answer = write(ReplyHead(override=BodyModeOverride.FIRST_PART))
     mode = answer.message.mode_override
     assert answer.picked is None
@@ -284,7 +284,7 @@ def test_asking_for_the_first_part():
     ],
 )
 def test_plain_replies(action, kind):
-    """Each says only: go on."""
+    """Each only tells Envoy to continue."""
     answer = write(action)
     assert answer.kind == kind
     assert answer.message.ByteSize() == 2
@@ -310,7 +310,7 @@ def test_a_pick_in_a_body_reply_without_ticket():
 
 
 def test_pass_through():
-    """Chunks are handed back as streamed responses in both directions."""
+    """Chunks are returned as streamed responses in both directions."""
     for action in (
         ReplyBody(pass_through=PassThrough(b"x", end_of_stream=True)),
         ReplyResponse(ResponsePart.BODY, PassThrough(b"x", end_of_stream=True)),
@@ -320,7 +320,7 @@ def test_pass_through():
 
 
 def test_a_refusal():
-    """Status, reason header, body, details, and the gRPC status for those who read it."""
+    """Status, reason header, body and details, and the gRPC status for gRPC callers."""
     answer = write(
         Refuse(503, 14, "no-endpoints", b"why", (("x-tidegate-reason", "no-endpoints"),))
     )

@@ -27,7 +27,7 @@ def test_the_newest_that_knows_wins_field_by_field():
 
 
 def test_models_and_the_endpoint_stay_apart():
-    """A reading of the GPUs stands beside those of the models."""
+    """A reading of the GPUs is kept besides those of the models."""
     made = board()
     made.put("r", "gpu", [Reading(1.0, gpu_used=0.5)], 1.0)
     merged = made.put("r", "page", [Reading(1.1, "m", "1", queued=1)], 1.1)
@@ -38,7 +38,7 @@ def test_models_and_the_endpoint_stay_apart():
 
 
 def test_a_source_that_is_too_old_adds_nothing():
-    """What was said long before the newest word is no part of the truth."""
+    """Readings far older than the newest contribute nothing."""
     made = board()
     made.put("r", "gpu", [Reading(1.0, gpu_used=0.5)], 1.0)
     assert made.put("r", "page", [Reading(1.0 + FRESH_S, "m")], 1.0 + FRESH_S)[1].gpu_used == 0.5
@@ -47,7 +47,7 @@ def test_a_source_that_is_too_old_adds_nothing():
 
 
 def test_leaving():
-    """Sources and endpoints that go take what they said with them."""
+    """Readings of removed sources and endpoints are removed with them."""
     made = board()
     made.put("r", "a", [Reading(1.0, queued=1)], 1.0)
     made.put("r", "b", [Reading(1.0, running=1)], 1.0)
@@ -63,7 +63,7 @@ def test_leaving():
 
 
 def test_bounds():
-    """Sources and readings are bounded, and a stranger is passed over."""
+    """Sources and readings are bounded, and an unknown endpoint is ignored."""
     made = board()
     many = [Reading(1.0, f"m{index}") for index in range(MAX_READINGS + 1)]
     assert len(made.put("r", "s0", many, 1.0)) == MAX_READINGS
@@ -88,7 +88,7 @@ def test_bounds():
     )
 )
 def test_no_number_looks_younger_than_it_is(said):
-    """Whatever was said in which order, each merged number was said at or after the merged time."""
+    """In any order of reports, each merged number is at least as new as the merged time."""
     made, latest = board(), {}
     for source, at, queued, running in said:
         reading = Reading(at, "m", "1", queued=queued, running=running)

@@ -16,7 +16,7 @@ from tidegate_api.names import LOAD_HEADER
 
 
 class Router:
-    """Remembers what it is told."""
+    """Records the calls that it receives."""
 
     def __init__(self):
         self.told = []
@@ -35,7 +35,7 @@ class Router:
 
 
 class Made:
-    """A hub over two replicas at a clock that stands still."""
+    """A hub over two replicas with a stopped clock."""
 
     def __init__(self):
         self.now = 100.0
@@ -79,7 +79,7 @@ async def made():
 
 
 async def test_sources_are_merged_for_the_router(made):
-    """What the router hears holds the words of all sources."""
+    """The router receives the merged readings of all sources."""
     made.hub._observe("a", PAGE, (Reading(100.0, "m", "1", queued=1, kv_used=0.5),), 100.0)
     made.hub._observe("a", GPU, (Reading(100.0, gpu_used=0.25),), 100.0)
     made.hub._observe("a", PUSH, (Reading(100.0, "m", "1", queued=2),), 100.1)
@@ -92,7 +92,7 @@ async def test_sources_are_merged_for_the_router(made):
 
 
 async def test_staleness_is_counted_and_blindness_said_once(made):
-    """Endpoints without news are counted; that all are is logged once, and so is the end of it."""
+    """Stale endpoints are counted; that all are stale is logged once, and so is its end."""
     made.hub._observe("a", PAGE, (Reading(100.0, "m"),), 100.0)
     assert made.stale() == 1
     with structlog.testing.capture_logs() as logs:
@@ -106,7 +106,7 @@ async def test_staleness_is_counted_and_blindness_said_once(made):
 
 
 async def test_silent_only_where_no_source_tells(made):
-    """A page that fails is no silence while the replica's reporter speaks."""
+    """A failing page is not silence while the replica's reporter pushes."""
     made.hub.take(ScrapeFailed("a", SILENT_AFTER - 1))
     assert made.router.told == []
     made.hub._observe("a", PUSH, (), made.now)
@@ -118,7 +118,7 @@ async def test_silent_only_where_no_source_tells(made):
 
 
 async def test_a_restart_forgets_what_all_sources_said(made):
-    """The new process is known by its own words only."""
+    """Readings of the old process are dropped."""
     made.hub._observe("a", PUSH, (Reading(100.0, "m", kv_used=0.5),), 100.0)
     made.hub.take(Restarted("a"))
     assert made.router.told[-1] == ("restarted", "a", 7.0)
@@ -127,7 +127,7 @@ async def test_a_restart_forgets_what_all_sources_said(made):
 
 
 async def test_strangers_are_passed_over(made):
-    """Who pushes for an endpoint that the fleet does not have is neither expected nor stale."""
+    """A reporter for an endpoint outside the fleet is neither expected nor stale."""
     made.hub._observe("stranger", PUSH, (Reading(100.0),), 100.0)
     assert made.stale() == 2
     assert "stranger" not in made.hub.state()["ages_s"]
@@ -147,7 +147,7 @@ REPORT = ((LOAD_HEADER, "TEXT named_metrics.queue_size=3"),)
 
 
 async def test_a_load_report_counts_where_nobody_else_tells(made):
-    """Beside a page, which tells each model's numbers, it would count requests twice."""
+    """Besides a page, which has values per model, it would count requests twice."""
     made.hub.reported("a", REPORT)
     assert made.router.told == [("observe", "a", (Reading(100.0, queued=3.0),))]
     made.hub._observe("a", PAGE, (Reading(100.0, "m", queued=3),), 100.0)
@@ -161,7 +161,7 @@ async def test_a_load_report_counts_where_nobody_else_tells(made):
 
 
 async def test_a_load_report_of_nonsense_is_counted(made):
-    """And nothing else comes of it."""
+    """It has no other effect."""
     made.hub.reported("a", ((LOAD_HEADER, "JSON {"),))
     assert made.router.told == []
     name = "tidegate_picker_telemetry_load_reports_total"

@@ -1,4 +1,4 @@
-"""Load reports in answers' headers."""
+"""Load reports in response headers."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def binary(**fields):
     ],
 )  # fmt: skip
 def test_every_form_is_read(value, expected):
-    """Three forms, with and without their word, with both separators."""
+    """Three forms, with and without their keyword, with both separators."""
     assert text(value) == Reading(7.0, **expected)
 
 
 def test_the_message_itself():
-    """In base64 with and without padding; a 0 that may be nothing is not told."""
+    """In base64 with and without padding; a 0 that may be unset is left out."""
     value = binary(mem_utilization=0.5, named_metrics={"kv_cache_usage_perc": 0.0})
     for written in (value, value.rstrip("=")):
         assert read([(LOAD_BIN_HEADER, written)], 7.0) == Reading(7.0, memory_used=0.5, kv_used=0.0)
@@ -63,13 +63,13 @@ def test_the_message_itself():
      "TEXT " + "x" * MAX_BYTES],
 )  # fmt: skip
 def test_nonsense_is_no_report(value):
-    """Nothing is made of it, least of all a 0."""
+    """Invalid values are left out and never become 0."""
     with pytest.raises(NoReportError):
         text(value)
 
 
 def test_keys_are_bounded():
-    """What comes behind many others is not read."""
+    """Keys beyond the bound are not read."""
     many = ",".join(f"k{n}=1" for n in range(MAX_KEYS))
     with pytest.raises(NoReportError):
         text(f"TEXT {many},rps=1")
@@ -81,7 +81,7 @@ def test_keys_are_bounded():
 @given(st.text(max_size=200) | st.binary(max_size=60).map(lambda b: base64.b64encode(b).decode()))
 @example('JSON {"rps": 1e999}')
 def test_whatever_comes_is_read_or_refused(value):
-    """Nothing but the one error is raised."""
+    """Only the documented error is raised."""
     for name in (LOAD_HEADER, LOAD_BIN_HEADER):
         for form in ("", "JSON ", "TEXT ", "BIN "):
             try:

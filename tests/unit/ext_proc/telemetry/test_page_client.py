@@ -1,4 +1,4 @@
-"""One page's client against servers that speak raw bytes."""
+"""One page's client against servers that send raw bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TO_THE_END = b"HTTP/1.1 200 OK\r\n\r\n" + PAGE
 
 
 class Server:
-    """Answers each request with the next of its answers, in the pieces that these have."""
+    """Answers each request with the next of its responses, in the given pieces."""
 
     def __init__(self, *answers, closes=False):
         self.answers = list(answers)
@@ -61,7 +61,7 @@ async def serving(server, path="/metrics", **options):
 
 
 async def fetch(client):
-    """Fetch once; return the page, or the text of why there is none."""
+    """Fetch once; return the page, or the text of the error."""
     loop = asyncio.get_running_loop()
     found = loop.create_future()
     client.get(found.set_result)
@@ -71,7 +71,7 @@ async def fetch(client):
 
 @pytest.mark.parametrize("answer", [SIZED, CHUNKED], ids=["sized", "chunked"])
 async def test_a_connection_is_kept(answer):
-    """Fetch after fetch goes over one connection, and asks for a plain page."""
+    """Successive fetches use one connection, and request an uncompressed page."""
     server = Server(*[answer] * 3)
     async with serving(server, "/metrics?x=1") as client:
         assert [await fetch(client) for _ in range(3)] == [PAGE] * 3
@@ -128,7 +128,7 @@ async def test_a_kept_connection_that_was_closed_costs_nothing():
     ],
 )
 async def test_other_answers_are_no_pages(answer, words):
-    """Each has its reason, ends its connection, and the next fetch is a new beginning."""
+    """Each has its reason and closes its connection; the next fetch opens a new one."""
     server = Server(answer, SIZED, closes=True)
     async with serving(server) as client:
         assert words in await fetch(client)
@@ -137,14 +137,14 @@ async def test_other_answers_are_no_pages(answer, words):
 
 
 async def test_an_answer_that_never_comes_costs_its_time():
-    """A head alone is no page."""
+    """Headers alone are not a page."""
     server = Server([b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n"], b"")
     async with serving(server, timeout_s=0.05) as client:
         assert (await fetch(client)).startswith("TimeoutError")
 
 
 async def test_what_nobody_asked_for_ends_the_connection():
-    """A second answer to one request is not taken for the next one's."""
+    """A second response to one request is not taken for that of the next."""
     server = Server(SIZED + SIZED, SIZED)
     async with serving(server) as client:
         assert await fetch(client) == PAGE
@@ -152,7 +152,7 @@ async def test_what_nobody_asked_for_ends_the_connection():
 
 
 async def test_one_fetch_at_a_time():
-    """A second fetch beside the first is a bug of the caller; a closed one calls nobody."""
+    """A second concurrent fetch is a bug of the caller; a closed one calls no callback."""
     server = Server([])
     async with serving(server) as client:
         client.get(lambda _: pytest.fail("closed"))
@@ -163,7 +163,7 @@ async def test_one_fetch_at_a_time():
 
 @pytest.mark.parametrize("url", ["ftp://x/", "http://", "http://h:port/", "nonsense", "http://ö/"])
 async def test_no_url(url):
-    """What cannot be asked fails at each fetch, not before."""
+    """An invalid URL fails at each fetch, not before."""
     client = PageClient(url, timeout_s=1.0, max_bytes=10)
     assert "not an http" in await fetch(client)
     assert "not an http" in await fetch(client)
@@ -194,7 +194,7 @@ class Wire(asyncio.Transport):
 
 
 def answered(pieces):
-    """Feed pieces to a client that has asked; return what it said, in order."""
+    """Feed pieces to a client with a pending fetch; return its results in order."""
 
     async def run():
         client = PageClient("http://h/", timeout_s=60.0, max_bytes=64)
@@ -214,7 +214,7 @@ def answered(pieces):
 @settings(max_examples=50)
 @given(st.sampled_from([SIZED, CHUNKED, TO_THE_END]), st.lists(st.integers(1, 60), max_size=5))
 def test_pieces_do_not_matter(answer, cuts):
-    """However an answer is cut, it is the same page, once."""
+    """However a response is split, it is the same page, once."""
     at = [0, *sorted({min(cut, len(answer)) for cut in cuts}), len(answer)]
     pieces = [answer[a:b] for a, b in itertools.pairwise(at) if a < b]
     assert answered(pieces) == [PAGE]
@@ -223,7 +223,7 @@ def test_pieces_do_not_matter(answer, cuts):
 @settings(max_examples=50)
 @given(st.lists(st.binary(max_size=30) | st.sampled_from([SIZED, CHUNKED[:40]]), max_size=6))
 def test_any_bytes_end_a_fetch_once(pieces):
-    """Whatever comes, exactly one page of bounded size or one reason."""
+    """Any bytes lead to exactly one page of bounded size or one error."""
     said = answered(pieces)
     assert len(said) == 1
     assert isinstance(said[0], Exception) or len(said[0]) <= 64

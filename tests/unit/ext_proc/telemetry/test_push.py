@@ -17,7 +17,7 @@ from tidegate_api.telemetry.v1 import telemetry_pb2_grpc
 
 
 class Picker:
-    """A server with the service alone; remembers what it heard."""
+    """A server with this service only; records what it receives."""
 
     def __init__(self):
         self.heard = asyncio.Queue()
@@ -51,7 +51,7 @@ async def stub(picker):
 
 
 async def test_reports_are_heard_in_order_and_end(picker, stub):
-    """Readings come with their time; the end of the stream is told."""
+    """Readings arrive with their time; the end of the stream is reported."""
     call = stub.Report()
     await call.write(write("r", 0.5, [Reading(0.0, "m", queued=1)]))
     endpoint, (reading,), at = await picker.next()
@@ -66,7 +66,7 @@ async def test_reports_are_heard_in_order_and_end(picker, stub):
 
 
 async def test_a_bad_report_ends_its_stream_only(picker, stub):
-    """It is refused with its reason; another stream goes on."""
+    """It is refused with its reason; another stream continues."""
     good, bad = stub.Report(), stub.Report()
     await good.write(write("good", 0.0, []))
     await picker.next()
@@ -81,7 +81,7 @@ async def test_a_bad_report_ends_its_stream_only(picker, stub):
 
 
 async def test_the_newer_stream_of_an_endpoint_counts(picker, stub):
-    """What the older one still says is passed over, and its end ends nothing."""
+    """Further reports of the older one are ignored, and its end has no effect."""
     older = stub.Report()
     await older.write(write("r", 0.0, [Reading(0.0, queued=1)]))
     await picker.next()
@@ -111,7 +111,7 @@ async def test_streams_are_bounded(picker, stub, monkeypatch):
 
 
 async def test_a_reporter_tells_changes_and_restarts(picker):
-    """The reporter reads a page and the picker hears its numbers, their changes and a restart."""
+    """The reporter reads a page; the picker receives its numbers, their changes and a restart."""
     page = {"done": 5, "queued": 1}
 
     async def answer(_):

@@ -42,7 +42,7 @@ def test_nothing_ended():
 
 
 def test_failures_by_reason():
-    """Failures are per second and by reason; reasons without news are left out."""
+    """Failures are per second and by reason; unchanged reasons are left out."""
     rates = Rates()
     rates.take(page(1.0, 1, BACKEND=2, OTHER=4))
     (reading,) = rates.take(page(3.0, 1, BACKEND=5, OTHER=4)).readings
@@ -50,7 +50,7 @@ def test_failures_by_reason():
 
 
 def test_a_restart_is_seen_and_nothing_is_computed_across_it():
-    """A success counter that fell is a restart; the next page begins anew."""
+    """A success counter that fell is a restart; the next page starts anew."""
     rates = Rates()
     assert not rates.take(page(1.0, 10, 100)).restarted
     rated = rates.take(page(2.0, 4, 200, BACKEND=9))
@@ -60,7 +60,7 @@ def test_a_restart_is_seen_and_nothing_is_computed_across_it():
 
 
 def test_a_model_that_left_is_remembered():
-    """A restarted server shows a model late; its counter still tells."""
+    """A restarted server shows a model late; its counter still reveals the restart."""
     rates = Rates()
     rates.take(page(1.0, 10))
     assert not rates.take(page(2.0, 1, model="n")).restarted
@@ -76,7 +76,7 @@ def test_models_are_bounded():
 
 
 def test_durations_of_a_model_that_hands_on_are_unknown():
-    """Triton's durations say nothing about requests that vLLM's backend took at once."""
+    """Triton's durations do not describe requests that vLLM's backend accepted at once."""
     vllm = 'vllm:prompt_tokens_total{model="m",version="1"} 5\n'
     rates = Rates()
     for at, done in ((1.0, 1), (2.0, 5)):

@@ -37,7 +37,7 @@ def sent(*readings, age_s=0.5, **more):
 
 
 def test_round_trip():
-    """Each field comes over as it was, unknown ones as unknown, at the age that was told."""
+    """Each field is unchanged, unknown ones stay unknown, and the age is kept."""
     bare = Reading(at=9.5)
     idle = Reading(at=9.5, version="2", adapters=frozenset())
     news = report.read(sent(FULL, bare, idle, gone=[("n", None)], restarts=2), now=10.0)
@@ -71,7 +71,7 @@ def test_what_cannot_be(fields, what):
     "adapters", [{"a" * 257}, {f"a{index}" for index in range(report.MAX_ADAPTERS + 1)}]
 )
 def test_adapters_that_a_report_may_not_have_are_unknown(adapters):
-    """A page with too many of them, or too long ones, does not cost the other numbers."""
+    """A page with too many adapters, or too long ones, keeps its other numbers."""
     reading = Reading(9.5, queued=1, adapters=frozenset(adapters))
     (told,) = report.read(sent(reading), now=10.0).readings
     assert told == Reading(9.5, queued=1)
@@ -97,7 +97,7 @@ def test_bounds():
 
 
 def test_a_stream_tells_changes():
-    """What changed replaces, what is gone leaves, the rest is confirmed at the report's age."""
+    """Changed readings replace old ones, gone ones are removed, others get the report's age."""
     told = report.ReportedValues()
     first = [Reading(0.0, "a", queued=1), Reading(0.0, "b", queued=2)]
     told.take(report.read(sent(*first, age_s=0), 1.0), 1.0)
@@ -110,7 +110,7 @@ def test_a_stream_tells_changes():
 
 
 def test_a_restart_forgets():
-    """When the count of restarts rises, what was told before is gone."""
+    """When the count of restarts rises, earlier readings are dropped."""
     told = report.ReportedValues()
     told.take(report.read(sent(Reading(0.0, "a"), restarts=1), 1.0), 1.0)
     readings, restarted = told.take(report.read(sent(Reading(0.0, "b"), restarts=2), 2.0), 2.0)
@@ -119,7 +119,7 @@ def test_a_restart_forgets():
 
 
 def test_a_stream_is_bounded():
-    """One stream speaks of one endpoint, and of so many models."""
+    """One stream reports on one endpoint, with a bounded number of models."""
     told = report.ReportedValues()
     told.take(report.read(sent(*(Reading(0.0, f"m{i}") for i in range(MAX_READINGS))), 1.0), 1.0)
     with pytest.raises(report.BadReport, match="more than 256 models"):

@@ -23,7 +23,7 @@ def page(count: int, model: str = "m") -> str:
 
 
 class Replica:
-    """A metrics port that answers what it is told."""
+    """A metrics port with a configurable response."""
 
     def __init__(self) -> None:
         self.body: str | bytes = page(1)
@@ -48,7 +48,7 @@ class Replica:
 
 
 class Heard:
-    """Remembers all calls in their order."""
+    """Records all calls in order."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -82,7 +82,7 @@ async def replica():
 
 @asynccontextmanager
 async def scraping(heard: Heard, targets, **options):
-    """Run a scraper whose own rounds never come, so that tests drive it."""
+    """Run a scraper whose own rounds never start, so that tests drive it."""
     options = {
         "clock": lambda: 5.0,
         "jitter": lambda: 0.9,
@@ -146,7 +146,7 @@ async def test_bad_pages(replica, changes, words):
 
 
 async def test_hanging_page(replica):
-    """A page that never comes costs its timeout."""
+    """A hanging page costs its timeout."""
     replica.hangs = True
     heard = Heard()
     async with scraping(heard, {"r": replica.url}, timeout_s=0.05) as scraper:
@@ -173,7 +173,7 @@ async def test_nobody_listens():
 
 
 async def test_recovery(replica):
-    """A good page ends the row of failures."""
+    """A good page resets the consecutive failures."""
     heard = Heard()
     async with scraping(heard, {"r": replica.url}) as scraper:
         replica.status = 500
@@ -186,7 +186,7 @@ async def test_recovery(replica):
 
 @pytest.mark.parametrize("fails_between", [False, True])
 async def test_restart(replica, fails_between):
-    """A counter that fell says restart, once, before the new readings."""
+    """A counter that fell reports a restart, once, before the new readings."""
     heard = Heard()
     async with scraping(heard, {"r": replica.url}) as scraper:
         replica.body = page(9)
@@ -205,7 +205,7 @@ async def test_restart(replica, fails_between):
 
 
 async def test_restart_is_seen_when_the_model_comes_back(replica):
-    """A model that was away while the server restarted is still compared."""
+    """A model that was missing while the server restarted is still compared."""
     heard = Heard()
     async with scraping(heard, {"r": replica.url}) as scraper:
         for body in (page(9), "nv_cpu_utilization 0.1\n", page(0)):
@@ -215,7 +215,7 @@ async def test_restart_is_seen_when_the_model_comes_back(replica):
 
 
 async def test_growing_counters_are_no_restart(replica):
-    """Counters that rise, stay or appear say nothing."""
+    """Counters that rise, stay or appear are no restart."""
     heard = Heard()
     async with scraping(heard, {"r": replica.url}) as scraper:
         for body in (page(1), page(1), page(5), page(5) + page(0, "n")):
@@ -233,7 +233,7 @@ async def test_remembered_models_are_bounded(replica):
 
 
 async def test_removed_while_on_the_way(replica):
-    """A replica that was removed while its page came is not reported."""
+    """A replica that was removed during its fetch is not reported."""
     heard = Heard()
     async with scraping(heard, {"r": replica.url}) as scraper:
         scrape = asyncio.create_task(scraper.scrape_once("r"))
@@ -246,7 +246,7 @@ async def test_removed_while_on_the_way(replica):
 
 
 async def test_another_url_begins_anew(replica):
-    """A replica with another URL is another one; one with the same URL keeps its state."""
+    """A replica with another URL starts anew; one with the same URL keeps its state."""
     heard = Heard()
     async with scraping(heard, {"r": replica.url}) as scraper:
         await scraper.scrape_once("r")
@@ -257,7 +257,7 @@ async def test_another_url_begins_anew(replica):
 
 
 async def test_a_broken_callback_is_a_failed_scrape(replica):
-    """A bug in a callback is shown and does not end the scraping."""
+    """An exception in a callback is shown and does not end the scraping."""
     heard = Heard()
     async with scraping(heard, {"r": replica.url}) as scraper:
         scraper._on_readings = lambda *_: {}["bug"]
@@ -269,7 +269,7 @@ async def test_a_broken_callback_is_a_failed_scrape(replica):
 
 
 async def test_rounds(replica):
-    """While it runs, every replica is scraped again and again, also one that is added later."""
+    """While it runs, every replica is scraped repeatedly, also one that is added later."""
     heard = Heard()
     seen = asyncio.Event()
 
@@ -319,7 +319,7 @@ async def test_loaded_replicas_are_read_more_often():
 
 
 async def test_the_budget_stretches_all_pauses():
-    """More replicas than the budget allows are read less often, all alike."""
+    """More replicas than the budget allows are read less often, by the same factor."""
     scraper = Scraper(
         Heard().readings,
         Heard().restart,

@@ -1,4 +1,4 @@
-"""What peer workers hear of requests are sums: whoever follows them knows what is in flight."""
+"""Peer workers receive sums of requests, from which the in-flight load follows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ticket(number: int, replica: int = 0, work: float = 10.0, **more) -> Ticket:
 
 
 def test_a_batch_has_one_share_for_each_replica():
-    """However many requests came and went, a replica is told of once, as it stands."""
+    """However many requests came and went, a replica has one share per batch, its current load."""
     account = Account()
     for number in range(5):
         assert account.take(Charged(ticket(number)), 1.0) == ()
@@ -38,7 +38,7 @@ def test_a_batch_has_one_share_for_each_replica():
 
 
 def test_who_begins_to_listen_hears_what_stands():
-    """Replicas with nothing in flight are not named."""
+    """Replicas without requests in flight are not named."""
     account = Account()
     account.take(Charged(ticket(1)), 1.0)
     account.take(Charged(ticket(2, 1)), 1.0)
@@ -47,7 +47,7 @@ def test_who_begins_to_listen_hears_what_stands():
 
 
 def test_an_unknown_settle_tells_nothing():
-    """A ticket that was not charged, or whose replica has left, changes no sum."""
+    """A ticket that was not charged, or whose replica was removed, changes no sum."""
     account = Account()
     account.take(Charged(ticket(1)), 1.0)
     account.take(EndpointRemoved(key(0)), 1.0)
@@ -58,7 +58,7 @@ def test_an_unknown_settle_tells_nothing():
 
 
 def test_early_requests_teach_one_by_one_and_later_ones_each_fourth():
-    """Peer workers hear enough to learn from, and not what would change little."""
+    """Peer workers receive enough samples to learn, and none that would change little."""
     account, samples = Account(), []
     for number in range(ALL_SAMPLES + 10 * THEN_EVERY):
         account.take(Charged(ticket(number)), 1.0)
@@ -68,15 +68,15 @@ def test_early_requests_teach_one_by_one_and_later_ones_each_fourth():
 
 
 @pytest.mark.parametrize(("outcome", "drain_s"), [(Outcome.ABORTED, 0.0), (Outcome.DONE, None)])
-def test_what_teaches_nothing_here_is_no_lesson(outcome, drain_s):
-    """Only requests that ended as they should, where they began, are told of."""
+def test_what_teaches_nothing_here_is_no_sample(outcome, drain_s):
+    """Only requests that ended normally, on their first replica, are samples."""
     account = Account()
     account.take(Charged(ticket(1, drain_s=drain_s)), 1.0)
     assert account.take(Settled(1, outcome), 2.0) == ()
 
 
 def test_good_answers_are_told_by_their_means():
-    """Those of one batch are one word for each replica; what is not known is in no mean."""
+    """Those of one batch are one message per replica; unknown values are in no mean."""
     account = Account()
     for first_byte_s, answer_s in ((0.1, 1.0), (None, 2.0), (0.3, 6.0)):
         judged = Judged(POOL, key(0), Verdict.GOOD, first_byte_s, answer_s)
@@ -89,7 +89,7 @@ def test_good_answers_are_told_by_their_means():
 
 
 def test_a_failure_keeps_its_place_among_good_answers():
-    """A row of failures is broken by what was good before them, not after."""
+    """Consecutive failures are interrupted by earlier good answers, not by later ones."""
     account = Account()
     good, bad = (Judged(POOL, key(0), each) for each in (Verdict.GOOD, Verdict.BROKEN))
     account.take(good, 1.0)
@@ -100,8 +100,8 @@ def test_a_failure_keeps_its_place_among_good_answers():
     assert account.sums() == [good]
 
 
-def test_what_siblings_learn_by_themselves_is_not_told():
-    """Blocks and leases are told as they are; purges and membership are not."""
+def test_what_peers_learn_by_themselves_is_not_told():
+    """Blocks and leases are sent unchanged; purges and membership are not sent."""
     account = Account()
     for told in (
         Inserted(key(0), (1, 2), 1.0),
@@ -123,7 +123,7 @@ def test_what_siblings_learn_by_themselves_is_not_told():
     )
 )
 def test_who_follows_the_sums_knows_what_is_in_flight(steps):
-    """Whenever a batch is told, or a new connection begins, loads are those of the open tickets."""
+    """After each batch and each snapshot, loads equal those of the open tickets."""
     account, follower = Account(), router(3)
     model: dict[int, Ticket] = {}
     for what, number, replica in steps:

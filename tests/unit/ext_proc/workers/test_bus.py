@@ -1,4 +1,4 @@
-"""Workers in one loop, over real sockets: what one does, the others know."""
+"""Workers in one loop, over real sockets: events of one reach the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.crew import POOL, decide, key, loads, pool, router
 
 
 class Worker:
-    """A router on the bus, with what reached it."""
+    """A router on the bus that records what it receives."""
 
     def __init__(self, folder: Path, number: int, count: int, clock: Callable[[], float]) -> None:
         self.news: list = []
@@ -52,7 +52,7 @@ class Worker:
 
 
 class WorkerGroup:
-    """Some workers; their clock is the test's."""
+    """Some workers with a common test clock."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.now = 100.0
@@ -60,14 +60,14 @@ class WorkerGroup:
         self.workers: dict[int, Worker] = {}
 
     def start(self, number: int) -> Worker:
-        """Start a worker, or start it again."""
+        """Start or restart a worker."""
         worker = Worker(self.folder, number, self.count, lambda: self.now)
         self.workers[number] = worker
         worker.bus.open()
         return worker
 
     async def settle(self) -> None:
-        """Let all that is under way arrive."""
+        """Deliver everything that is under way."""
         for _ in range(3):
             for worker in self.workers.values():
                 worker.bus.tick()
@@ -79,7 +79,7 @@ class WorkerGroup:
 
 
 @asynccontextmanager
-async def crew_of(folder: Path, count: int):
+async def worker_group(folder: Path, count: int):
     group = WorkerGroup(folder, count)
     for number in range(count):
         group.start(number)
@@ -93,7 +93,7 @@ async def crew_of(folder: Path, count: int):
 
 async def test_charges_and_settles_reach_the_others(tmp_path):
     """A request in flight at one worker counts at all of them, and at none once it has ended."""
-    async with crew_of(tmp_path, 3) as group:
+    async with worker_group(tmp_path, 3) as group:
         first, *others = group.workers.values()
         made = decide(first.router, 100.0, (1, 2, 3))
         await group.settle()
@@ -108,8 +108,8 @@ async def test_charges_and_settles_reach_the_others(tmp_path):
 
 
 async def test_events_go_out_by_themselves(tmp_path):
-    """Nobody needs to flush: a charge is known within a few milliseconds."""
-    async with crew_of(tmp_path, 2) as group:
+    """No explicit flush is needed: a charge is known within a few milliseconds."""
+    async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         decide(first.router, 100.0)
         async with asyncio.timeout(60):
@@ -118,9 +118,9 @@ async def test_events_go_out_by_themselves(tmp_path):
                 other.bus.refresh()
 
 
-async def test_what_siblings_send_is_read_when_asked_for(tmp_path, monkeypatch):
-    """It wakes nobody; asked for, it is read where the last look is old enough."""
-    async with crew_of(tmp_path, 2) as group:
+async def test_what_peers_send_is_read_when_asked_for(tmp_path, monkeypatch):
+    """It wakes no peer; on refresh it is read if the last read is old enough."""
+    async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         decide(first.router, 100.0)
         for _ in range(20):
@@ -137,8 +137,8 @@ async def test_what_siblings_send_is_read_when_asked_for(tmp_path, monkeypatch):
 
 
 async def test_charges_go_out_at_once_and_then_together(tmp_path, monkeypatch):
-    """The first after a pause in its own turn of the loop; what follows soon waits for company."""
-    async with crew_of(tmp_path, 2) as group:
+    """The first after a pause is sent in its own iteration of the loop; later ones are batched."""
+    async with worker_group(tmp_path, 2) as group:
         first, _ = group.workers.values()
         sent = []
         monkeypatch.setattr(first.bus._outlet, "send", sent.append)
@@ -158,8 +158,8 @@ async def test_charges_go_out_at_once_and_then_together(tmp_path, monkeypatch):
 
 
 async def test_a_dead_worker_leaves_no_charges(tmp_path):
-    """When its connection ends, the others forget at once what it had in flight."""
-    async with crew_of(tmp_path, 2) as group:
+    """When its connection ends, the others drop its in-flight load at once."""
+    async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         decide(first.router, 100.0)
         await group.settle()
@@ -170,9 +170,9 @@ async def test_a_dead_worker_leaves_no_charges(tmp_path):
         assert set(loads(other.router).values()) == {(0, 0.0)}
 
 
-async def test_the_end_of_a_sibling_wakes_the_others(tmp_path):
-    """What it sends does not, but that it is gone is known without a look."""
-    async with crew_of(tmp_path, 2) as group:
+async def test_the_end_of_a_peer_wakes_the_others(tmp_path):
+    """Its messages do not wake the others, but its end does."""
+    async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         decide(first.router, 100.0)
         first.bus.flush()
@@ -187,8 +187,8 @@ async def test_the_end_of_a_sibling_wakes_the_others(tmp_path):
 
 
 async def test_who_begins_later_learns_what_is_open(tmp_path):
-    """Tickets, leases and the prefix index come with the first connection; nothing twice."""
-    async with crew_of(tmp_path, 2) as group:
+    """Load, leases and the prefix index come with the first connection; nothing twice."""
+    async with worker_group(tmp_path, 2) as group:
         first, _ = group.workers.values()
         made = decide(first.router, 100.0, (1, 2, 3))
         leased = decide(first.router, 100.0, sequence_id=7)
@@ -206,8 +206,8 @@ async def test_who_begins_later_learns_what_is_open(tmp_path):
 
 
 async def test_nobody_is_dialled_before_pools_are_known(tmp_path):
-    """A worker dials its peer workers only once it has pools: before, it could keep no state."""
-    async with crew_of(tmp_path, 2) as group:
+    """A worker dials its peers only once it has pools: before, it could keep no state."""
+    async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         decide(first.router, 100.0)
         leased = decide(first.router, 100.0, sequence_id=7)
@@ -225,9 +225,9 @@ async def test_nobody_is_dialled_before_pools_are_known(tmp_path):
 
 
 async def test_an_index_of_many_parts_arrives_whole(tmp_path, monkeypatch):
-    """Parts follow one another while new events go out between them."""
+    """Its parts follow one another while new events are sent in between."""
     monkeypatch.setattr(module, "PART_BYTES", 256)
-    async with crew_of(tmp_path, 2) as group:
+    async with worker_group(tmp_path, 2) as group:
         first, _ = group.workers.values()
         for number in range(60):
             made = decide(first.router, 100.0, tuple(range(number * 100, number * 100 + 20)))
@@ -245,8 +245,8 @@ async def test_an_index_of_many_parts_arrives_whole(tmp_path, monkeypatch):
 
 
 async def test_a_lease_is_known_before_the_next_request(tmp_path):
-    """Without a turn of the loop between them, the other worker keeps the sequence's place."""
-    async with crew_of(tmp_path, 2) as group:
+    """Without a loop iteration in between, the other worker keeps the sequence's replica."""
+    async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         for sequence in range(1, 30):
             began = decide(first.router, 100.0, sequence_id=sequence, sequence_start=True)
@@ -259,8 +259,8 @@ async def test_a_lease_is_known_before_the_next_request(tmp_path):
 
 
 async def test_a_renewal_does_not_outlive_the_release(tmp_path):
-    """Told after another worker's release it would bring the sequence's lease back."""
-    async with crew_of(tmp_path, 2) as group:
+    """Sent after another worker's release it would restore the sequence's lease."""
+    async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         decide(first.router, 100.0, sequence_id=1, sequence_start=True)
         decide(other.router, 100.0, sequence_id=1)
@@ -273,8 +273,8 @@ async def test_a_renewal_does_not_outlive_the_release(tmp_path):
 
 
 async def test_the_lowest_live_worker_leads(tmp_path):
-    """One leads; when it dies the next one does at once, and gives way when it is back."""
-    async with crew_of(tmp_path, 3) as group:
+    """One leads; when it dies the next one does at once, and yields when it is back."""
+    async with worker_group(tmp_path, 3) as group:
         group.now += module.GRACE_S
         await group.settle()
         assert [w.bus.leading for w in group.workers.values()] == [True, False, False]
@@ -289,7 +289,7 @@ async def test_the_lowest_live_worker_leads(tmp_path):
 
 
 async def test_a_worker_that_begins_waits_for_those_before_it(tmp_path):
-    """Alone, the second one leads only after it has given the first one time to come."""
+    """When alone, the second one leads only after waiting for the first one."""
     group = WorkerGroup(tmp_path, 2)
     late = group.start(1)
     try:
@@ -303,7 +303,7 @@ async def test_a_worker_that_begins_waits_for_those_before_it(tmp_path):
 
 async def test_what_the_leader_finds_reaches_all(tmp_path):
     """Readings, probes and verdicts are the same for all workers."""
-    async with crew_of(tmp_path, 2) as group:
+    async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         heard = ReadingsUpdate("r0", "page", (Reading(at=99.0, queued=3.0),), 99.0)
         judged = Judged(POOL, key(0), Verdict.BROKEN)
@@ -318,8 +318,8 @@ async def test_what_the_leader_finds_reaches_all(tmp_path):
 
 
 async def test_a_push_ends_with_the_worker_that_had_it(tmp_path):
-    """What only a dead worker heard is nobody's word any more."""
-    async with crew_of(tmp_path, 2) as group:
+    """The push is over for all workers when the only worker that received it dies."""
+    async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         first.bus.publish(ReadingsUpdate("r0", "push", (), 99.0))
         await group.settle()
@@ -328,9 +328,9 @@ async def test_a_push_ends_with_the_worker_that_had_it(tmp_path):
         assert other.news[-1] == PushEnded("r0")
 
 
-async def test_a_silent_sibling_is_given_up(tmp_path, monkeypatch):
-    """A worker that hangs keeps its socket open; its charges do not stay for that."""
-    async with crew_of(tmp_path, 2) as group:
+async def test_a_silent_peer_is_given_up(tmp_path, monkeypatch):
+    """A worker that hangs keeps its socket open; its charges are dropped nevertheless."""
+    async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         decide(first.router, 100.0)
         await group.settle()
@@ -343,9 +343,9 @@ async def test_a_silent_sibling_is_given_up(tmp_path, monkeypatch):
 
 
 async def test_a_reader_that_does_not_read_is_dropped(tmp_path, monkeypatch):
-    """What is kept for it is bounded; the others go on."""
+    """Its buffer is bounded; the others continue."""
     monkeypatch.setattr(links, "MAX_BACKLOG", 1000)
-    async with crew_of(tmp_path, 2) as group:
+    async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         with socket.socket(socket.AF_UNIX) as idle:
             idle.connect(str(links.path_of(tmp_path, 0)))
@@ -362,8 +362,8 @@ async def test_a_reader_that_does_not_read_is_dropped(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"tidegate 9 *" * 3])
 async def test_strangers_are_not_served(tmp_path, said):
-    """Who does not greet as a worker of this version is sent away."""
-    async with crew_of(tmp_path, 1) as group:
+    """A connection without this version's greeting is closed."""
+    async with worker_group(tmp_path, 1) as group:
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(str(links.path_of(tmp_path, 0)))
             stranger.send(said)
@@ -378,7 +378,7 @@ async def test_strangers_are_not_served(tmp_path, said):
 
 async def test_nonsense_ends_a_connection_only(tmp_path):
     """A peer worker that sends garbage is dialled again; its charges are dropped meanwhile."""
-    async with crew_of(tmp_path, 2) as group:
+    async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         decide(first.router, 100.0)
         await group.settle()
@@ -391,8 +391,8 @@ async def test_nonsense_ends_a_connection_only(tmp_path):
 
 
 async def test_names_begin_anew_before_they_run_out(tmp_path, monkeypatch):
-    """A worker that has told as many names as it may starts new connections with new ones."""
-    async with crew_of(tmp_path, 2) as group:
+    """A worker whose name table is full starts new connections with new names."""
+    async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         decide(first.router, 100.0)
         await group.settle()

@@ -1,4 +1,4 @@
-"""The parent with real processes: stopped together, started again, told when addresses are bad."""
+"""The parent with real processes: common stop, restart, and addresses in use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def workers(listen: str, metrics: str, *more: str):
 
 
 async def event(process, name: str) -> dict:
-    """Return the next line of the log that tells of an event."""
+    """Return the next log line of an event."""
     while line := await process.stderr.readline():
         told = json.loads(line) if line.startswith(b"{") else {"event": "gRPC's own line"}
         if told["event"] == name:
@@ -50,7 +50,7 @@ def children(pid: int) -> list[int]:
 
 
 async def number(http: aiohttp.ClientSession, page: str) -> int:
-    """Ask a worker which one it is."""
+    """Return the number of a worker, read from its state page."""
     async with http.get(f"http://{page}/debug/state") as answer:
         return (await answer.json())["workers"]["worker"]
 

@@ -1,4 +1,4 @@
-"""From one picker's settings to those of its workers."""
+"""Settings of workers, derived from those of one picker."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def settings(**changes) -> PickerSettings:
 
 
 def test_one_process_is_as_it_was():
-    """Without workers nothing changes, the id included."""
+    """Without workers nothing changes, including the id."""
     one = settings()
     assert plan(one) == [one]
 
 
 def test_ports_are_counted_up():
-    """Each worker has an id, a port to listen on and a page of its own."""
+    """Each worker has its own id, port and page."""
     made = plan(settings(workers=3, listen="[::1]:5000", metrics="127.0.0.1:6000"))
     assert [each.id for each in made] == ["p.w0", "p.w1", "p.w2"]
     assert [each.listen for each in made] == ["[::1]:5000", "[::1]:5001", "[::1]:5002"]
@@ -30,7 +30,7 @@ def test_ports_are_counted_up():
 
 
 def test_addresses_may_be_listed():
-    """Where one is listed for each worker they are taken as they are."""
+    """If one is listed for each worker they are used unchanged."""
     made = plan(settings(workers=2, listen="a:1,b:2", metrics="c:3,c:9", advertise="d:4"))
     assert [(each.listen, each.metrics, each.advertise) for each in made] == [
         ("a:1", "c:3", "d:4"),
@@ -50,12 +50,12 @@ def test_addresses_may_be_listed():
     ],
 )
 def test_bad_addresses_are_named(changes, said):
-    """Each mistake names the option, what is wrong and what to do."""
+    """Each error names the option, the fault and the remedy."""
     with pytest.raises(PlanError, match=said.replace("+", r"\+")):
         plan(settings(**changes))
 
 
 def test_a_bad_plan_ends_with_2(capsys):
-    """The command line says it in one line and starts nothing."""
+    """The command line prints it in one line and starts nothing."""
     assert main(["--workers", "2", "--listen", "127.0.0.1:0"]) == EXIT_USAGE
     assert capsys.readouterr().err.startswith("--listen 127.0.0.1:0: 2 workers need")

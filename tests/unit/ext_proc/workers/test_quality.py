@@ -1,4 +1,4 @@
-"""Workers that hear each other decide as well as one picker does, in simulated time."""
+"""Workers that replicate their events decide as well as one picker does, in simulated time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def ratio(pickers: int, delay_s: float | None) -> tuple[float, float]:
 
 
 def test_what_is_told_soon_is_as_good_as_known():
-    """With what is told as late as it may be neither waiting nor cache hits suffer."""
+    """With the maximum delay of replication neither waiting times nor cache hits suffer."""
     times, hits = ratio(2, LATE_S)
     assert times < 1.1
     assert hits > 0.98
 
 
 def test_what_is_not_told_costs():
-    """Untold, the same workers are worse, so the test above can fail."""
+    """Without replication the same workers are worse, so the test above can fail."""
     times, hits = ratio(2, None)
     assert times > 1.4
     assert hits < 0.95

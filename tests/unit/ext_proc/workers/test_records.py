@@ -1,4 +1,4 @@
-"""Events as bytes: what was written is read, and what is no such stream is refused."""
+"""Messages as bytes: encoding and decoding are inverse, and invalid streams are refused."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ events = st.one_of(
 
 @given(st.lists(events, max_size=20), st.lists(st.integers(1, 200), max_size=30))
 def test_what_was_written_is_read(written, cuts):
-    """However the bytes are cut on their way, the same events come out, in order."""
+    """However the bytes are split, the same messages are decoded, in order."""
     encoder = Encoder()
     stream = bytearray()
     for number, event in enumerate(written):
@@ -129,7 +129,7 @@ def test_what_was_written_is_read(written, cuts):
 
 @given(st.lists(events, max_size=10), st.lists(events, max_size=10))
 def test_a_stream_that_begins_later_knows_the_names(before, after):
-    """Names told before are told again at the beginning, so that the rest can be read."""
+    """Names are repeated at the beginning, so that the rest can be decoded."""
     encoder = Encoder()
     for event in before:
         encoder.put(event)
@@ -142,14 +142,14 @@ def test_a_stream_that_begins_later_knows_the_names(before, after):
 
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_are_read_or_refused(data, whole):
-    """Nothing else than ``GarbledError`` comes out of bytes that are no stream."""
+    """Only ``GarbledError`` is raised for bytes that are not a stream."""
     with contextlib.suppress(GarbledError):
         list(Decoder().feed(framed(data) if whole else data))
 
 
 @given(st.lists(events, min_size=1, max_size=5), st.data())
 def test_bent_streams_are_read_or_refused(written, data):
-    """A stream with changed bytes gives events or ``GarbledError``."""
+    """A stream with changed bytes yields messages or ``GarbledError``."""
     encoder = Encoder()
     for event in written:
         encoder.put(event)
@@ -199,12 +199,12 @@ NAMES = name(b'"pool"') + name(b'["a", 1]')
     ],
 )
 def test_what_breaks_the_format_is_refused(records):
-    """Each bound and each kind of nonsense ends the stream."""
+    """Each exceeded bound and each invalid value ends the stream."""
     with pytest.raises(GarbledError):
         list(Decoder().feed(framed(records)))
 
 
 def test_a_huge_frame_is_refused_before_it_is_kept():
-    """The length alone is enough to refuse it."""
+    """The length alone suffices to refuse it."""
     with pytest.raises(GarbledError):
         list(Decoder().feed(LENGTH.pack(MAX_FRAME + 1)))

@@ -60,24 +60,24 @@ def test_sequences_are_ignored():
 
 
 def test_unusable_options_are_unknown():
-    """Options of a wrong type are the replica's to judge."""
+    """Options of a wrong type are left to the replica's validation."""
     features = read({"max_tokens": True, "lora_name": 1, "sampling_parameters": "{", "id": 5})
     assert (features.max_tokens, features.adapter, features.request_id) == (None, None, None)
 
 
 def test_empty_body_is_legal():
-    """Nothing says nothing."""
+    """Without a body nothing is known."""
     assert read(b"") == HEAD
 
 
 def test_bad_json():
-    """What is no JSON object is refused."""
+    """A body that is not a JSON object is refused."""
     with pytest.raises(BadRequest, match="generate request"):
         read(b"hello")
 
 
 def test_long_prompt_is_cut():
-    """A prompt beyond the bound is cut and says so."""
+    """A prompt beyond the bound is cut and marked partial."""
     features = read({"text_input": "x" * (MAX_PROMPT_BYTES + 1)})
     assert features.prompt == b"x" * MAX_PROMPT_BYTES
     assert features.prompt_is_partial

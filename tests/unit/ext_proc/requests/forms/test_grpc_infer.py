@@ -90,7 +90,7 @@ def test_parameters():
 
 
 def test_sequence_of_a_wrong_type_is_refused():
-    """A sequence id that is no integer or text is a clear error."""
+    """A sequence id that is neither an integer nor a text is a clear error."""
     message = request()
     message.parameters["sequence_id"].bool_param = True
     with pytest.raises(BadRequest, match="sequence_id must be an integer or a string"):
@@ -143,7 +143,7 @@ def test_typed_tokens_equal_raw_ones():
 
 
 def test_typed_token_bound(monkeypatch):
-    """Typed integers beyond the bound are not read, and the prompt says so."""
+    """Typed integers beyond the bound are not read, and the prompt is marked partial."""
     monkeypatch.setattr(grpc_infer, "MAX_PACKED", 2)
     contents = service_pb2.InferTensorContents(int64_contents=[1, 2, 3])
     features = read(request(inputs=[tensor("input_ids", "INT64", contents=contents)]))
@@ -163,7 +163,7 @@ def test_integer_that_does_not_fit_is_refused():
 
 
 def test_fields_in_any_order():
-    """A message whose bulk comes first says the same."""
+    """A message whose bulk comes first yields the same features."""
     inputs = service_pb2.ModelInferRequest(inputs=[tensor("text_input", "BYTES")])
     raw = service_pb2.ModelInferRequest(raw_input_contents=[elements(b"hi")])
     name = service_pb2.ModelInferRequest(model_name="m")
@@ -173,7 +173,7 @@ def test_fields_in_any_order():
 
 
 def test_truncation():
-    """Every first part of a message says nothing that the whole does not say."""
+    """Every first part of a message yields only features of the whole message."""
     message = request(
         model_version="2",
         inputs=[tensor("text_input", "BYTES")],
@@ -232,7 +232,7 @@ def test_bad_frames(body, words):
 
 
 def test_no_bytes_yet():
-    """A first part without a whole frame header says nothing."""
+    """A first part without a complete frame header yields nothing."""
     assert read(b"\0\0", complete=False) == HEAD
 
 
@@ -265,14 +265,14 @@ def test_typed_text_bound():
 
 
 def test_the_first_input_of_a_name_counts():
-    """An input that is given twice is read once."""
+    """If an input is given twice, the first is read."""
     twice = [tensor("prompt", "BYTES"), tensor("prompt", "BYTES")]
     message = request(inputs=twice, raw_input_contents=[elements(b"one"), elements(b"two")])
     assert read(message).prompt == b"one"
 
 
 def test_wrong_kinds_inside_tensors_are_refused():
-    """Contents that are no bytes are a clear error."""
+    """Contents that are not bytes are a clear error."""
     wrong = b"\x2a" + bytes([17]) + b"\x0a\x06prompt\x12\x05BYTES"
     with pytest.raises(BadRequest, match="raw_input_contents"):
         read(frame(b"\x2a\x0f" + wrong[2:] + b"\x38\x01"))
@@ -291,19 +291,19 @@ CALL = Features(Form.MODEL_CALL)
 
 @pytest.mark.parametrize("kind", CALLS)
 def test_model_call(kind):
-    """All calls about a model say which one, and its version."""
+    """All calls about a model name it and its version."""
     features = read_model_call(CALL, {}, frame(kind(name="m", version="2")), complete=True)
     assert (features.model, features.version, features.is_inference) == ("m", "2", False)
 
 
 def test_model_call_about_no_model():
-    """Statistics may be asked of all models."""
+    """Statistics may be requested for all models."""
     empty = frame(service_pb2.ModelStatisticsRequest())
     assert read_model_call(CALL, {}, empty, complete=True) == CALL
 
 
 def test_unreadable_model_call():
-    """A call about a model whose name is no text is refused; an unknown coding says nothing."""
+    """A call about a model whose name is not text is refused; an unknown coding yields nothing."""
     with pytest.raises(BadRequest, match="UTF-8"):
         read_model_call(CALL, {}, frame(b"\x0a\x01\xff"), complete=True)
     assert read_model_call(CALL, {}, frame(b"x", flag=1), complete=True) == CALL

@@ -103,7 +103,7 @@ def test_binary_inputs():
 
 
 def test_cut_binary_part():
-    """A prompt whose blob is cut is read as far as it goes."""
+    """A prompt whose blob is cut is read as far as present."""
     document = {
         "inputs": [
             {"name": "text_input", "datatype": "BYTES", "parameters": {"binary_data_size": 9}}
@@ -117,12 +117,12 @@ def test_cut_binary_part():
 
 
 def test_raw_tensor():
-    """A header length of 0 is one raw tensor without JSON: nothing to read."""
+    """A header length of 0 is one raw tensor without JSON: nothing is read."""
     assert read(b"\xff\xfe", {LENGTH_HEADER: "0"}) == HEAD
 
 
 def test_truncation():
-    """Every first part says nothing that the whole does not say."""
+    """Every first part yields only features of the whole body."""
     document = {"id": "r", "inputs": [text_input("hello")], "parameters": {"sequence_id": "abc"}}
     body = json.dumps(document).encode()
     for end in range(len(body)):
@@ -158,5 +158,5 @@ def test_bad_bodies(body, headers, words):
 
 
 def test_the_first_input_of_a_name_counts():
-    """An input that is given twice is read once."""
+    """If an input is given twice, the first is read."""
     assert read({"inputs": [text_input("one"), text_input("two")]}).prompt == b"one"

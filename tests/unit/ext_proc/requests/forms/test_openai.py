@@ -45,7 +45,7 @@ def test_newer_limit_wins():
 
 
 def test_model_of_the_header_is_kept_where_the_body_names_none():
-    """The body's model wins, the header's fills in."""
+    """The body's model wins; the header's is used without one."""
     head = Features(Form.OPENAI, model="header")
     assert read({"prompt": "p"}, head=head).model == "header"
     assert read({"model": "body"}, head=head).model == "body"
@@ -81,7 +81,7 @@ def test_appended_turns_extend_the_chain():
 
 
 def test_key_order_does_not_matter():
-    """A message says the same whatever the order of its members."""
+    """The order of a message's members does not change the prompt."""
     one = read({"messages": [{"role": "user", "content": "hi", "name": "n", "x": 1}]})
     two = read({"messages": [{"x": 1, "name": "n", "content": "hi", "role": "user"}]})
     assert one.prompt == two.prompt
@@ -103,7 +103,7 @@ def test_messages_that_differ_differ(other):
 
 
 def test_images_are_hashed_and_not_stored():
-    """Parts that are no text cost a digest, and different ones differ."""
+    """Parts that are not text cost a digest, and different ones differ."""
     parts = [{"type": "text", "text": "what is it"}, IMAGE]
     prompt = read({"messages": [{"role": "user", "content": parts}]}).prompt
     assert len(prompt) < 64
@@ -112,7 +112,7 @@ def test_images_are_hashed_and_not_stored():
 
 
 def test_long_chat_is_cut():
-    """A chat beyond the bound is cut and says so."""
+    """A chat beyond the bound is cut and marked partial."""
     message = {"role": "user", "content": "x" * MAX_PROMPT_BYTES}
     features = read({"messages": [message]})
     assert len(features.prompt) == MAX_PROMPT_BYTES

@@ -6,6 +6,6 @@ from ext_proc.requests import BadRequest
 
 
 def test_message():
-    """The sentence for the caller is at hand."""
+    """The sentence for the caller is an attribute."""
     error = BadRequest("do this")
     assert error.message == str(error) == "do this"

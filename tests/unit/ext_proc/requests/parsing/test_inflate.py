@@ -18,7 +18,7 @@ def test_whole(compress):
 
 
 def test_first_part():
-    """Of a first part comes out what is there."""
+    """A first part yields the content that is present."""
     packed = gzip.compress(bytes(range(256)) * 100)
     content, whole = inflate(memoryview(packed)[:-20], complete=False, place="p")
     assert (bytes(range(256)) * 100).startswith(content)
@@ -26,7 +26,7 @@ def test_first_part():
 
 
 def test_bomb():
-    """However much would come out, the bound comes out."""
+    """The output never exceeds the bound."""
     content, whole = inflate(gzip.compress(bytes(64 * 2**20)), complete=True, place="p")
     assert len(content) == MAX_OUTPUT_BYTES
     assert not whole
@@ -38,7 +38,7 @@ def test_bomb():
     ids=["empty", "plain", "cut"],
 )
 def test_damage(body):
-    """What is no whole compressed data is refused."""
+    """Data that is not complete compressed data is refused."""
     with pytest.raises(BadRequest, match="the body"):
         inflate(body, complete=True, place="the body")
 

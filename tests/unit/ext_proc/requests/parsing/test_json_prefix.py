@@ -27,7 +27,7 @@ def cut(text: str | bytes):
 
 
 def is_part(part, full) -> bool:
-    """Tell whether ``part`` is what a prefix of ``full`` may say."""
+    """Return whether ``part`` may result from a prefix of ``full``."""
     if isinstance(part, CutText):
         return isinstance(full, str) and full.startswith(part)
     if isinstance(part, dict):
@@ -40,7 +40,7 @@ def is_part(part, full) -> bool:
 
 
 def test_whole():
-    """A whole object is what orjson says, and whole."""
+    """A whole object equals orjson's result, and is marked whole."""
     document = read_object(b'{"a": [1]}', complete=True, place="the body")
     assert document.members == {"a": [1]}
     assert document.whole
@@ -76,7 +76,7 @@ def test_cut(text, expected):
 
 
 def test_cut_inside_a_character():
-    """A character of which bytes are missing is dropped."""
+    """A character with missing bytes is dropped."""
     data = '{"a": "xé😀'.encode()
     assert [cut(data[: len(data) - back]).members["a"] for back in range(7)] == [
         "xé😀", "xé", "xé", "xé", "xé", "x", "x",
@@ -84,7 +84,7 @@ def test_cut_inside_a_character():
 
 
 def test_cut_text_is_marked():
-    """Only the text in which the cut fell is marked, and its key is the last one."""
+    """Only the text that is cut is marked, and its key is the last one."""
     document = cut('{"a": "x", "b": {"c": ["y", "z')
     assert not isinstance(document.members["a"], CutText)
     first, second = document.members["b"]["c"]
@@ -100,7 +100,7 @@ def test_whole_although_only_the_first_part_was_asked_for():
 
 @pytest.mark.parametrize("text", ["x", "[1, 2", "tru", '"a', "1", "}", ", {", '{"a": [}'])
 def test_no_object(text):
-    """What cannot become an object is refused even when cut."""
+    """Text that cannot become an object is refused even when cut."""
     with pytest.raises(BadRequest, match="the body"):
         cut(text)
 
@@ -131,7 +131,7 @@ def test_size_bound(monkeypatch):
 
 @given(st.dictionaries(st.text(), VALUES, max_size=5), st.data(), st.booleans())
 def test_every_cut_of_a_valid_object_can_be_read(members, data, ascii_only):
-    """A cut of any object says nothing that the object does not say."""
+    """A cut of any object yields only values of the object."""
     text = json.dumps(members, ensure_ascii=ascii_only).encode("utf-8", "replace")
     end = data.draw(st.integers(0, len(text)))
     assert is_part(cut(text[:end]).members, orjson.loads(text))
@@ -191,7 +191,7 @@ def test_comma_bound(monkeypatch):
     ],
 )
 def test_a_guess_says_what_the_outline_says(text, monkeypatch):
-    """Where a guess closes the document, it closes it as the slow way does."""
+    """If a guess closes the document, the slow way closes it equally."""
     guessed = cut(text)
     monkeypatch.setattr(json_prefix, "_guess", lambda _: None)
     assert guessed == cut(text)
@@ -204,7 +204,7 @@ KEYS = st.sampled_from(["content", "text", "text_input", "prompt", "input", "dat
     st.dictionaries(KEYS, VALUES | st.lists(st.dictionaries(KEYS, VALUES)), max_size=3), st.data()
 )
 def test_guessing_changes_nothing(members, data):
-    """With and without a guess the same is read."""
+    """The result is the same with and without a guess."""
     text = json.dumps(members, separators=(",", ":")).encode("utf-8", "replace")
     head = text[: data.draw(st.integers(0, len(text)))]
     closed = json_prefix._guess(head)

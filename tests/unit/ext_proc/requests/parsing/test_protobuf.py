@@ -26,7 +26,7 @@ def test_kinds():
 
 
 def test_cut_field_is_marked():
-    """A content that goes on beyond the data is marked, with its declared end."""
+    """Content that continues beyond the data is marked, with its declared end."""
     (field,) = scan(b"\x12\x05hi", end=7)
     assert not field.whole
     assert field.end == 7
@@ -34,7 +34,7 @@ def test_cut_field_is_marked():
 
 @pytest.mark.parametrize("data", [b"\x88", b"\x08", b"\x08\x96", b"\x12", b"\x12\x80"])
 def test_cut_inside_a_tag(data):
-    """A field of which only the tag or length is there is no field yet."""
+    """A field of which only the tag or length is present is not a field yet."""
     assert scan(data, end=100) == []
     with pytest.raises(BadRequest):
         scan(data)
@@ -51,7 +51,7 @@ def test_cut_inside_a_tag(data):
     ],
 )
 def test_no_message(data, words):
-    """What is no message is refused with the place."""
+    """Bytes that are not a message are refused with the position."""
     with pytest.raises(BadRequest, match=words):
         scan(data)
 

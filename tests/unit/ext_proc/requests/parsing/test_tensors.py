@@ -1,4 +1,4 @@
-"""What input tensors say."""
+"""Values of input tensors."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_text_wins_over_tokens():
 
 
 def test_cut_tokens():
-    """Half a token is none."""
+    """Half a token is dropped."""
     found = said([Tensor("input_ids", "INT64", bytes(13), whole=False)])
     assert (found.prompt, found.partial, found.token_ids) == (bytes(4), True, True)
 
 
 def test_prompt_bound():
-    """A prompt beyond the bound is cut and says so."""
+    """A prompt beyond the bound is cut and marked partial."""
     raw = packed(b"x" * (MAX_PROMPT_BYTES + 1))
     found = said([Tensor("prompt", "BYTES", raw)])
     assert (len(found.prompt), found.partial) == (MAX_PROMPT_BYTES, True)
@@ -57,20 +57,20 @@ def test_prompt_bound():
 
 
 def test_element_bound():
-    """Elements beyond the bound are not read, and the prompt says so."""
+    """Elements beyond the bound are not read, and the prompt is marked partial."""
     texts, missing = elements(Tensor("prompt", "BYTES", packed(b"a") * (MAX_ELEMENTS + 1)))
     assert (len(texts), missing) == (MAX_ELEMENTS, True)
 
 
 def test_length_that_does_not_fit():
-    """A length beyond a whole tensor is refused, beyond a cut one it is normal."""
+    """A length beyond a whole tensor is refused; beyond a cut one it is normal."""
     with pytest.raises(BadRequest, match="declares 9 bytes, but only 1 are left"):
         elements(Tensor("prompt", "BYTES", b"\x09\0\0\0a"))
     assert elements(Tensor("prompt", "BYTES", b"\x09\0\0\0a", whole=False)) == ([b"a"], True)
 
 
 def test_options():
-    """Limit and adapter come from their tensors, and before that from the sampling parameters."""
+    """Limit and adapter come from their tensors, and otherwise from the sampling parameters."""
     sampling = Tensor(
         "sampling_parameters", "BYTES", packed(b'{"max_tokens": 3, "lora_name": "a"}')
     )
@@ -83,7 +83,7 @@ def test_options():
 
 
 def test_unreadable_options_are_unknown():
-    """Options that cannot be read are the replica's to judge."""
+    """Options that cannot be read are left to the replica's validation."""
     tensors = [
         Tensor("sampling_parameters", "BYTES", packed(b"{" * 10)),
         Tensor("max_tokens", "INT32", b"\0"),
@@ -121,11 +121,11 @@ def test_json_and_raw_agree(texts, nested):
 
 @pytest.mark.parametrize("data", [[1, 2], [[1, 2]], [[[1, 2]]], [[1], [2]], [[1], [[2]]]])
 def test_nesting_says_nothing(data):
-    """A tensor may be nested as it likes; its elements come in row-major order."""
+    """A tensor may have any nesting; its elements are read in row-major order."""
     assert from_json("input_ids", "INT32", data, whole=True).data == struct.pack("<2i", 1, 2)
 
 
 def test_ragged_tensor():
-    """Elements beside arrays are no tensor."""
+    """Elements besides arrays are not a tensor."""
     with pytest.raises(BadRequest, match="must be integers"):
         from_json("input_ids", "INT32", [1, [2]], whole=True)

@@ -22,7 +22,7 @@ def test_name():
     [(True, "a boolean"), (1.5, "a number"), ([], "an array"), ({}, "an object")],
 )
 def test_wrong_types_are_named(value, kind):
-    """An error says what was found."""
+    """An error names the type that was found."""
     with pytest.raises(BadRequest, match=kind):
         values.sequence_id(value, "x")
     with pytest.raises(BadRequest, match=kind):
@@ -32,7 +32,7 @@ def test_wrong_types_are_named(value, kind):
 
 
 def test_label():
-    """A text that informs is cut at the bound."""
+    """An informative text is cut at the bound."""
     assert values.label("a" * 999) == "a" * MAX_NAME_CHARS
     assert [values.label(value) for value in (None, "", 5, CutText("a"))] == [None] * 4
 
@@ -54,7 +54,7 @@ def test_not_positive(value):
 
 
 def test_sooner():
-    """The earlier deadline holds; an unknown one does not."""
+    """The earlier deadline is used; an unknown one is ignored."""
     assert values.sooner(1, 2) == values.sooner(2, 1) == 1
     assert values.sooner(None, 2) == values.sooner(2, None) == 2
     assert values.sooner(None, None) is None

@@ -22,18 +22,18 @@ CODE = grpc.StatusCode
 
 @pytest.fixture(autouse=True)
 def logged():
-    """Keep what is logged: tracebacks take long to print."""
+    """Collect logs: formatting tracebacks takes long."""
     with capture_logs() as entries:
         yield entries
 
 
 def full(peer):
-    """Return whether the peer has all windows of the connection back."""
+    """Return whether all of the peer's windows have been returned."""
     return peer.connection._h2.local_window_size > limits.CONNECTION_WINDOW // 2
 
 
 async def owes_nothing(peer):
-    """Each byte received was given back: half the window and more, whatever has passed."""
+    """Check that no received byte is still owed to the peer, by the connection or a stream."""
     await peer.turn()
     assert full(peer)
     assert all(not stream._owed for stream in peer.connection.streams.values())
@@ -54,7 +54,7 @@ async def test_a_duplex_call():
 
 @pytest.mark.parametrize("cut", [1, 2, 7, 100])
 async def test_bytes_cut_anywhere(cut):
-    """Frames, headers and messages need not arrive whole."""
+    """Frames, headers and messages may arrive in pieces."""
     async with H2Peer() as peer:
         numbers = [peer.open("echo", b"a" * 50, b"", b"b" * 300, end=True) for _ in range(3)]
         await peer.turn(cut)
@@ -64,7 +64,7 @@ async def test_bytes_cut_anywhere(cut):
 
 
 async def test_the_four_kinds_of_call():
-    """Streams and single messages, either way."""
+    """Streams and single messages work in both directions."""
     async with H2Peer() as peer:
         once = peer.found[peer.open("once", b"abc", end=True)]
         collect = peer.found[peer.open("collect", b"", b"1234", b"12", end=True)]
@@ -76,7 +76,7 @@ async def test_the_four_kinds_of_call():
 
 
 async def test_many_streams_at_once():
-    """They do not meet, and none stays."""
+    """They are independent, and none remains."""
     async with H2Peer() as peer:
         peer.client.receive_data(b"")
         numbers = [peer.open("echo", str(each).encode()) for each in range(2000)]
@@ -96,7 +96,7 @@ async def test_many_streams_at_once():
     ("method", "before"), [("echo", True), ("echo", False), ("nothing", False)]
 )
 async def test_a_reset_that_comes_with_bad_bytes(method, before):
-    """The answer to them has no stream to go out on any more, and that is all."""
+    """The answer to them has no stream left and is dropped."""
     async with H2Peer() as peer:
         number = peer.open(method, *([b"x"] if before else []))
         if before:
@@ -113,7 +113,7 @@ async def test_a_reset_that_comes_with_bad_bytes(method, before):
 
 
 async def test_a_reset_in_the_middle_of_a_message():
-    """The handler is cancelled, and what was received is given back."""
+    """The handler is cancelled, and the received bytes are returned."""
     async with H2Peer() as peer:
         for _ in range(400):
             number = peer.open("held", b"x" * 30_000)
@@ -128,7 +128,7 @@ async def test_a_reset_in_the_middle_of_a_message():
 
 
 async def test_an_unread_stream_holds_its_peer():
-    """No more than its window is taken; reading opens it again, and nothing is lost."""
+    """No more than its window is accepted; reading reopens it, and nothing is lost."""
     async with H2Peer() as peer:
         messages = [bytes([n]) * 100_000 for n in range(10)]
         call = peer.found[peer.open("held", *messages, end=True)]
@@ -145,7 +145,7 @@ async def test_an_unread_stream_holds_its_peer():
 
 
 async def test_a_message_larger_than_the_windows():
-    """It comes whole, as nobody could read it before its end."""
+    """It arrives complete, because it cannot be read before its end."""
     async with H2Peer() as peer:
         message = bytes(range(256)) * (LIMIT // 256)
         call = peer.found[peer.open("echo", message, end=True)]
@@ -155,7 +155,7 @@ async def test_a_message_larger_than_the_windows():
 
 
 async def test_messages_that_cannot_be_taken():
-    """Too large or compressed ones end their call with a status; others go on."""
+    """Messages that are too large or compressed end their call with a status; others continue."""
     async with H2Peer() as peer:
         large = peer.found[peer.open("echo", b"fine", b"x" * (LIMIT + 1))]
         number = peer.open("echo")
@@ -171,7 +171,7 @@ async def test_messages_that_cannot_be_taken():
 
 
 async def test_unfinished_messages_are_bounded_in_all():
-    """Many that are each allowed are not, together; what is refused is counted no more."""
+    """Messages that are allowed one by one exceed the bound together; refused ones do not count."""
     async with H2Peer() as peer:
         part = framed(b"x" * LIMIT)[: LIMIT - 10_000]
         for _ in range(6):
@@ -185,7 +185,7 @@ async def test_unfinished_messages_are_bounded_in_all():
 
 
 async def test_statuses_and_their_texts(logged):
-    """Text that is no plain ASCII is written in percent signs, and a bug is UNKNOWN."""
+    """Text that is not plain ASCII is percent-encoded, and an exception is UNKNOWN."""
     async with H2Peer() as peer:
         aborts = peer.found[peer.open("aborts", end=True)]
         fails = peer.found[peer.open("fails", b"x")]
@@ -200,7 +200,7 @@ async def test_statuses_and_their_texts(logged):
 
 
 async def test_an_early_answer_ends_the_stream():
-    """What the peer still sends there neither counts nor stays."""
+    """Further input on the stream is not counted and not kept."""
     async with H2Peer() as peer:
         number = peer.open("early", b"q")
         await peer.turn()
@@ -211,7 +211,7 @@ async def test_an_early_answer_ends_the_stream():
 
 
 async def test_what_is_no_grpc():
-    """It is told so, and nothing runs."""
+    """It gets a 415 answer, and no handler runs."""
     async with H2Peer() as peer:
         headers = [pair for pair in HEADERS if pair[0] != b"content-type"]
         for kind, end in ((b"text/plain", True), (b"application/grpc-web", False)):
@@ -229,7 +229,7 @@ async def test_what_is_no_grpc():
     [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + b"x" * 50],
 )
 async def test_bytes_that_are_no_http2(garbage):
-    """The connection ends, with the handlers of its streams."""
+    """The connection ends, and so do the handlers of its streams."""
     async with H2Peer() as peer:
         peer.open("held", b"x")
         await peer.turn()
@@ -242,7 +242,7 @@ async def test_bytes_that_are_no_http2(garbage):
 
 
 async def test_a_lost_connection():
-    """Its handlers are cancelled, and what they would write is dropped."""
+    """Its handlers are cancelled, and their further output is dropped."""
     async with H2Peer(reads=False) as peer:
         peer.open("held", b"x")
         peer.open("pours", b"x")
@@ -257,7 +257,7 @@ async def test_a_lost_connection():
 
 
 async def test_a_peer_that_opens_no_window_is_not_written_for():
-    """Small messages wait too, and the handler with them; its reset frees it."""
+    """Small messages wait too, and so does the handler; a reset releases it."""
     async with H2Peer(reads=False) as peer:
         number = peer.open("pours", b"x")
         await peer.turn()
@@ -276,7 +276,7 @@ async def test_a_peer_that_opens_no_window_is_not_written_for():
 
 
 async def test_a_full_socket_holds_the_writers():
-    """Nothing goes to a transport that takes nothing, and all of it when it does again."""
+    """Nothing is written to a full transport, and everything once it has room again."""
     async with H2Peer() as peer:
         call = peer.found[peer.open("echo", b"1", b"2", b"3", end=True)]
         peer.connection.pause_writing()
@@ -289,7 +289,7 @@ async def test_a_full_socket_holds_the_writers():
 
 
 async def test_goodbye():
-    """Open streams go on, new ones do not, and the connection closes after the last."""
+    """Open streams continue, new ones are refused, and the connection closes after the last."""
     async with H2Peer() as peer:
         number = peer.open("echo", b"1")
         await peer.turn()
@@ -305,7 +305,7 @@ async def test_goodbye():
 
 
 async def test_a_peers_goodbye():
-    """What it has open is served to its end."""
+    """Streams that it has opened are served to their end."""
     async with H2Peer() as peer:
         number = peer.open("echo", b"1")
         await peer.turn()
@@ -316,7 +316,7 @@ async def test_a_peers_goodbye():
 
 
 async def test_streams_above_the_limit(monkeypatch):
-    """They are refused before anything runs, also where the peer has not heard of the limit."""
+    """They are refused before a handler runs, even if the peer does not know the limit yet."""
     monkeypatch.setitem(limits.SETTINGS, ngh2.Setting.MAX_CONCURRENT_STREAMS, 3)
     async with H2Peer() as peer:
         hasty, pipe = ngh2.Connection(ngh2.Role.CLIENT), Pipe()
@@ -336,7 +336,7 @@ async def test_streams_above_the_limit(monkeypatch):
 
 
 async def test_a_flood_of_resets(monkeypatch):
-    """Beyond what Envoy does it ends the connection."""
+    """Resets beyond Envoy's rate end the connection."""
     few = ngh2.Configuration(auto_window_update=False, stream_reset_rate_limit=(50, 1))
     monkeypatch.setattr(h2, "CONFIG", few)
     async with H2Peer() as peer:
@@ -350,7 +350,7 @@ async def test_a_flood_of_resets(monkeypatch):
 
 
 async def test_who_says_nothing_is_cut(monkeypatch):
-    """A connection that does not begin to speak HTTP/2 stays for a while only."""
+    """A connection that does not start HTTP/2 is closed after a while."""
     monkeypatch.setattr(h2, "GREETING_S", 0.0)
     async with H2Peer() as peer:
         silent, pipe = h2.Http2Connection(peer.server), Pipe()
@@ -363,7 +363,7 @@ async def test_who_says_nothing_is_cut(monkeypatch):
 
 
 async def test_too_many_connections(monkeypatch, logged):
-    """A further one is closed at once, which is said once, and those there stay."""
+    """A further one is closed at once, this is logged once, and existing ones stay."""
     monkeypatch.setattr("ext_proc.server.h2.host.MAX_CONNECTIONS", 1)
     async with H2Peer() as peer:
         for _ in range(3):
@@ -390,7 +390,7 @@ ACTS = st.lists(
 @given(ACTS, st.sampled_from([None, None, 3000]))
 @settings(deadline=None, max_examples=150)
 def test_windows_are_exact(acts, cut):
-    """Whatever calls do, each byte is given back once: after the last none is owed."""
+    """Whatever calls do, each byte is returned once: after the last call none is owed."""
 
     async def run():
         async with H2Peer() as peer:

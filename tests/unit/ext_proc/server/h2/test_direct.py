@@ -22,7 +22,7 @@ def logged():
 
 
 async def test_messages_are_answered_where_they_come():
-    """In the turn in which they came, by no task, and the end with the status."""
+    """They are answered in the iteration in which they arrive, without a task, then the status."""
     async with H2Peer() as peer:
         call = peer.found[number := peer.open("direct", b"one", b"two")]
         peer.connection.data_received(peer.client.data_to_send())
@@ -38,7 +38,7 @@ async def test_messages_are_answered_where_they_come():
 
 
 async def test_a_call_without_messages():
-    """It ends as it should."""
+    """It ends with OK."""
     async with H2Peer() as peer:
         call = peer.found[peer.open("direct", end=True)]
         await peer.turn()
@@ -46,7 +46,7 @@ async def test_a_call_without_messages():
 
 
 async def test_a_reset_in_the_same_piece():
-    """What came before it is not answered: nobody would hear it."""
+    """Messages before the reset are not answered: the answer could not be sent."""
     async with H2Peer() as peer:
         number = peer.open("direct", b"one")
         piece = peer.client.data_to_send()
@@ -57,7 +57,7 @@ async def test_a_reset_in_the_same_piece():
 
 
 async def test_a_reply_that_waits():
-    """What comes meanwhile waits behind it, in its order."""
+    """Later messages wait for it, in order."""
     async with H2Peer() as peer:
         call = peer.found[peer.open("paused", b"one", b"two", end=True)]
         await peer.turn()
@@ -70,7 +70,7 @@ async def test_a_reply_that_waits():
 
 
 async def test_a_peer_that_leaves_a_reply_that_waits():
-    """It was not handed over."""
+    """The reply was not handed over."""
     async with H2Peer() as peer:
         number = peer.open("paused", b"one")
         await peer.turn()
@@ -80,7 +80,7 @@ async def test_a_peer_that_leaves_a_reply_that_waits():
 
 
 async def test_a_peer_that_does_not_read():
-    """Replies wait for its window, later messages with them, and all comes in the end."""
+    """Replies wait for its window, later messages wait for them, and all arrive in the end."""
     async with H2Peer(reads=False) as peer:
         number = peer.open("pours-directly", b"x" * 1000, b"y")
         call = peer.found[number]
@@ -101,7 +101,7 @@ async def test_a_peer_that_does_not_read():
     ("method", "status"), [("over", 0), ("fails-directly", 2), ("fails-at-its-end", 0)]
 )
 async def test_calls_that_are_over_early(method, status, logged):
-    """Their status comes at once, they hear their end once, and a bug is told."""
+    """Their status is sent at once, ``end`` is called once, and an exception is logged."""
     async with H2Peer() as peer:
         call = peer.found[peer.open(method, b"one", end=method == "fails-at-its-end")]
         await peer.turn()
@@ -111,7 +111,7 @@ async def test_calls_that_are_over_early(method, status, logged):
 
 
 async def test_messages_that_cannot_be_taken():
-    """Too large or compressed ones end the call with a status that says so."""
+    """Messages that are too large or compressed end the call with a status that says so."""
     async with H2Peer() as peer:
         large = peer.open("direct", bytes(LIMIT + 1))
         packed = peer.open("direct")
@@ -123,7 +123,7 @@ async def test_messages_that_cannot_be_taken():
 
 
 async def test_a_lost_connection():
-    """Its calls hear their end, also those that wait."""
+    """``end`` is called for its calls, including waiting ones."""
     async with H2Peer() as peer:
         peer.open("direct", b"one")
         peer.open("paused", b"two")
@@ -134,7 +134,7 @@ async def test_a_lost_connection():
 
 @pytest.mark.parametrize("method", ["direct", "paused"])
 async def test_a_stop_that_cuts(method):
-    """It waits for them until a second one cuts them, which their peers are told."""
+    """It waits for them until a second stop cancels them, and their peers get the status."""
     async with H2Peer() as peer:
         call = peer.found[peer.open(method, b"one")]
         await peer.turn()
@@ -150,7 +150,7 @@ async def test_a_stop_that_cuts(method):
 
 
 async def test_a_stop_waits_for_the_last():
-    """It ends with it, and closes the connection."""
+    """It returns with the last call, and closes the connection."""
     async with H2Peer() as peer:
         number = peer.open("direct", b"one")
         await peer.turn()

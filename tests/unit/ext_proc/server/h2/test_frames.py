@@ -1,4 +1,4 @@
-"""Messages out of bytes."""
+"""Messages extracted from bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMIT = 300
 
 
 def pieces(data, cuts):
-    """Cut bytes at these places."""
+    """Split bytes at these places."""
     at = sorted({cut % (len(data) + 1) for cut in cuts})
     return [data[a:b] for a, b in zip([0, *at], [*at, len(data)], strict=True)]
 
@@ -23,7 +23,7 @@ CUTS = st.lists(st.integers(0, 10_000), max_size=12)
 
 @given(MESSAGES, CUTS)
 def test_any_cut_gives_the_same_messages(messages, cuts):
-    """However bytes are cut, the messages are those that were sent, in order."""
+    """However bytes are split, the messages equal those that were sent, in order."""
     deframer = Deframer(LIMIT)
     found = []
     for piece in pieces(b"".join(map(framed, messages)), cuts):
@@ -34,7 +34,7 @@ def test_any_cut_gives_the_same_messages(messages, cuts):
 
 @given(MESSAGES, CUTS, st.binary(max_size=4))
 def test_each_byte_is_counted_once(messages, cuts, rest):
-    """Those of messages, with their prefixes, and what waits beyond them are all that came."""
+    """Messages with their prefixes and the waiting rest add up to all received bytes."""
     deframer = Deframer(LIMIT)
     rest = rest[:1] and b"\0" + rest[1:]  # the beginning of a prefix
     came = took = 0
@@ -47,7 +47,7 @@ def test_each_byte_is_counted_once(messages, cuts, rest):
 
 @pytest.mark.parametrize("cut", range(1, 8))
 def test_a_message_above_the_limit(cut):
-    """Its prefix is enough to refuse it, and one at the limit is taken."""
+    """The prefix suffices to refuse it, and one at the limit is accepted."""
     at_most = framed(bytes(LIMIT))
     deframer = Deframer(LIMIT)
     deframer.feed(at_most[:cut])
@@ -58,14 +58,14 @@ def test_a_message_above_the_limit(cut):
 
 
 def test_a_compressed_message():
-    """It is refused as soon as that is known, behind whole ones too."""
+    """It is refused as soon as its prefix is read, also after complete messages."""
     with pytest.raises(CompressedError, match="send them uncompressed"):
         Deframer(LIMIT).feed(framed(b"whole") + b"\1\0\0\0\1x")
 
 
 @given(st.binary(max_size=200), CUTS)
 def test_any_bytes(data, cuts):
-    """Bytes that are no messages are refused, or wait within the limit."""
+    """Bytes that are not messages are refused, or wait within the limit."""
     deframer = Deframer(LIMIT)
     try:
         for piece in pieces(data, cuts):

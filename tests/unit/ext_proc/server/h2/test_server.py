@@ -41,7 +41,7 @@ class Served:
                 await asyncio.sleep(0)
 
     def open(self, method, **options):
-        """Begin a call of both directions."""
+        """Begin a call with streams in both directions."""
         return self.channel.stream_stream(f"/test.T/{method}")(**options)
 
     async def gone(self):
@@ -54,14 +54,14 @@ class Served:
 
 @pytest.fixture
 async def served():
-    """One of each test."""
+    """Run one server per test."""
     async with Served() as running:
         yield running
 
 
 @pytest.mark.parametrize("size", [0, 1, 16_379, 16_384, 300_000, LIMIT])
 async def test_messages_of_any_size(served, size):
-    """They come back whole, in both directions."""
+    """They return unchanged, in both directions."""
     call = served.open("echo")
     await call.write(bytes(size))
     assert await call.read() == bytes(size)
@@ -71,7 +71,7 @@ async def test_messages_of_any_size(served, size):
 
 
 async def test_single_messages_and_streams(served):
-    """Calls of one message, and of many with one answer, as access logs are."""
+    """Calls with one message, and with many and one answer, as access logs have."""
     assert await served.channel.unary_unary("/test.T/once")(b"abc") == b"cba"
     collect = served.channel.stream_unary("/test.T/collect")
     call = collect(metadata=[("x-some", "thing"), ("y-bin", b"\0\xff")])
@@ -82,7 +82,7 @@ async def test_single_messages_and_streams(served):
 
 
 async def test_duplex_of_many_at_once(served):
-    """Calls beside each other do not meet."""
+    """Concurrent calls are independent."""
 
     async def talk(number):
         call = served.open("echo")
@@ -105,7 +105,7 @@ async def test_duplex_of_many_at_once(served):
     ],
 )
 async def test_statuses(served, method, code, details):
-    """The client reads the code and the text as they were meant."""
+    """The client reads the code and the text unchanged."""
     call = served.open(method)
     if method == "fails":  # the others may have ended before it was written
         await call.write(b"x")
@@ -121,7 +121,7 @@ async def test_statuses(served, method, code, details):
     ],
 )
 async def test_messages_that_are_not_taken(served, options, size, code):
-    """Too large ones, and compressed ones, which are not offered."""
+    """Messages that are too large, and compressed ones, which are not supported."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await served.channel.unary_unary("/test.T/once")(bytes(size), **options)
     assert error.value.code() is code
@@ -139,7 +139,7 @@ async def test_a_client_that_cancels(served):
 
 
 async def test_a_clients_deadline(served):
-    """The client ends the call when its time is over, and the handler ends with it."""
+    """The client ends the call at its deadline, and the handler ends with it."""
     call = served.open("held", timeout=0.2)
     assert await call.code() is CODE.DEADLINE_EXCEEDED
     await served.gone()
@@ -158,7 +158,7 @@ async def test_a_client_that_leaves(served):
 
 
 async def test_health(served):
-    """Check and Watch, as Envoy and Kubernetes ask them."""
+    """Check and Watch work as Envoy and Kubernetes use them."""
     stub = health_pb2_grpc.HealthStub(served.channel)
     served.health.set("a", serving=False)
     asked = health_pb2.HealthCheckRequest(service="a")
@@ -180,7 +180,7 @@ async def test_health(served):
 
 
 async def test_stop_lets_open_streams_end():
-    """They go on, new ones do not begin, and the stop ends with the last of them."""
+    """They continue, new ones are refused, and the stop returns with the last of them."""
     async with Served() as served:
         call = served.open("echo")
         await call.write(b"before")
@@ -199,7 +199,7 @@ async def test_stop_lets_open_streams_end():
 
 
 async def test_a_second_stop_cuts_the_first_short():
-    """What is open then ends as cancelled, and nothing is left pending."""
+    """Open calls then end as cancelled, and nothing is left pending."""
     async with Served() as served:
         call = served.open("held")
         await call.write(b"x")
@@ -221,7 +221,7 @@ async def test_an_address_that_is_taken(served):
 
 
 async def test_the_kernel_watches_peers(served):
-    """Connections are probed, so that one whose peer is gone without a word ends."""
+    """Connections are probed, so that one whose peer has vanished ends."""
     assert await served.channel.unary_unary("/test.T/once")(b"x") == b"x"
     (connection,) = served.server.connections
     accepted = connection._transport.get_extra_info("socket")
@@ -231,7 +231,7 @@ async def test_the_kernel_watches_peers(served):
 
 
 async def test_a_peer_that_does_not_read_its_goodbye_is_cut(monkeypatch):
-    """A connection that ends does not wait for it for ever."""
+    """A closing connection does not wait for it forever."""
     monkeypatch.setattr(h2, "LINGER_S", 0.05)
     async with Served() as served:
         with socket.create_connection(("127.0.0.1", served.port)) as peer:
@@ -247,7 +247,7 @@ async def test_a_peer_that_does_not_read_its_goodbye_is_cut(monkeypatch):
 
 
 async def test_nothing_is_left_behind():
-    """After a stop no task and no socket of it remains."""
+    """After a stop no task and no socket remains."""
     before = asyncio.all_tasks()
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)

@@ -38,7 +38,7 @@ def test_labels_are_a_subset():
 
 
 def test_declared_wins_and_models_stay_apart():
-    """What is declared replaces what a dialect found, for the model that the series names."""
+    """A declared series replaces what a dialect found, for the model that the series names."""
     page = (
         'nv_inference_pending_request_count{model="m",version="1"} 1\n'
         'nv_inference_pending_request_count{model="n",version="1"} 2\n'

@@ -27,7 +27,7 @@ def test_vllm_engines_of_one_server():
 
 
 def test_vllm_cache_of_several_models_is_unknown():
-    """The cache's configuration names no model, so with several it says nothing about one."""
+    """The cache's configuration names no model, so with several models it is not used."""
     page = (
         'vllm:num_requests_waiting{model_name="a"} 1\nvllm:num_requests_waiting{model_name="b"} 2\n'
         'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1\n'
@@ -40,7 +40,7 @@ def test_vllm_cache_of_several_models_is_unknown():
 
 
 def test_sglang_ranks_count_once():
-    """All ranks of one scheduler report its queue; schedulers of their own add up."""
+    """All ranks of one scheduler report its queue; separate schedulers add up."""
     page = "".join(
         f'sglang:num_queue_reqs{{model_name="m",tp_rank="{tp}",dp_rank="{dp}"}} {3 + dp}\n'
         f'sglang:num_running_reqs{{model_name="m",tp_rank="{tp}",dp_rank="{dp}"}} 1\n'
@@ -53,7 +53,7 @@ def test_sglang_ranks_count_once():
 
 
 def test_a_rank_without_a_number_is_unknown():
-    """Where one rank's number is unusable, so is the scheduler's."""
+    """If one rank's number is unusable, the scheduler's is unknown."""
     page = (
         'sglang:num_queue_reqs{model_name="m",tp_rank="0"} 3\n'
         'sglang:num_queue_reqs{model_name="m",tp_rank="1"} NaN\n'
@@ -64,7 +64,7 @@ def test_a_rank_without_a_number_is_unknown():
 
 
 def test_finished_requests():
-    """Counters over all reasons tell restarts."""
+    """Counters over all reasons reveal restarts."""
     page = (
         'vllm:num_requests_waiting{model_name="m"} 1\n'
         'vllm:request_success_total{finished_reason="stop",model_name="m"} 3\n'
@@ -74,7 +74,7 @@ def test_finished_requests():
 
 
 def test_the_newest_list_of_adapters_counts():
-    """Running and waiting ones; lists of earlier moments stay on the page and are passed over."""
+    """Running and waiting adapters count; earlier lists on the page are ignored."""
     lora = 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="'
     page = (
         'vllm:num_requests_waiting{model_name="m"} 1\n'

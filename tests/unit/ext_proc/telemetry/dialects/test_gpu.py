@@ -1,4 +1,4 @@
-"""What GPUs are doing."""
+"""GPU load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read(page, *gpus):
 
 
 def test_tritons_own():
-    """Utilisation is a mean, memory a share of the sum; the reading speaks of the endpoint."""
+    """Utilization is a mean, memory a share of the sum; the reading describes the endpoint."""
     page = "".join(
         f'nv_gpu_utilization{{gpu_uuid="{gpu}"}} {busy}\n'
         f'nv_gpu_memory_total_bytes{{gpu_uuid="{gpu}"}} 100\n'
@@ -32,7 +32,7 @@ def test_tritons_own():
 
 
 def test_an_endpoint_has_some_of_the_hosts_gpus():
-    """Only its own count, by index or UUID; an error of another one is not its error."""
+    """Only the endpoint's GPUs count, by index or UUID; another GPU's error is not its error."""
     page = dcgm(0, 10, 90, 20) + dcgm(1, 30, 70, 40) + dcgm(2, 100, 0, 100, xid=79)
     reading = read(page, "0", "GPU-1")
     assert (reading.gpu_used, reading.gpu_memory_used, reading.gpu_xid) == (
@@ -45,7 +45,7 @@ def test_an_endpoint_has_some_of_the_hosts_gpus():
 
 
 def test_engine_activity_is_preferred():
-    """GPU_UTIL says only that some kernel ran."""
+    """GPU_UTIL only means that some kernel ran."""
     page = dcgm(0, 1, 1, 100) + 'DCGM_FI_PROF_GR_ENGINE_ACTIVE{gpu="0"} 0.25\n'
     assert read(page).gpu_used == 0.25
 
@@ -59,7 +59,7 @@ def test_what_is_missing_is_unknown():
 
 
 def test_free_memory_is_that_of_the_emptiest_gpu():
-    """A model is loaded onto one of them; Triton tells bytes, the exporter MiB."""
+    """A model is loaded onto one GPU; Triton reports bytes, the exporter MiB."""
     page = "".join(
         f'nv_gpu_memory_total_bytes{{gpu_uuid="{gpu}"}} 100\n'
         f'nv_gpu_memory_used_bytes{{gpu_uuid="{gpu}"}} {used}\n'

@@ -20,7 +20,7 @@ WANTED = frozenset({"a", "b:c"})
 
 
 def test_only_wanted_series_are_returned():
-    """Other families are passed over; a series that names no model of a Triton has no key."""
+    """Other families are ignored; a series that names no Triton model has no key."""
     text = (
         "# HELP a about a\n# TYPE a gauge\n"
         'a{version="1",x="y",model="m"} 3\n'
@@ -38,7 +38,7 @@ def test_only_wanted_series_are_returned():
 
 
 def test_the_format_is_read_as_prometheus_reads_it():
-    """Labels are unescaped, blanks and a last comma accepted, timestamps passed over."""
+    """Labels are unescaped, blanks and a last comma accepted, timestamps ignored."""
     text = 'a { x = "1\\n2\\\\" , y="}" ,} 1e3 1700000000000\nb:c\t5\n'
     families = parse(text, WANTED)
     assert [(s.labels, s.value) for s in families["a"]] == [({"x": "1\n2\\", "y": "}"}, 1000)]
@@ -58,21 +58,21 @@ def test_long_series():
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1"])
 def test_unusable_values_are_unknown(value):
-    """What is no level and no counter is unknown, not 0."""
+    """A value that is neither a level nor a counter is unknown, not 0."""
     (sample,) = parse(f'a{{model="m",version="1"}} {value}\n', WANTED)["a"]
     assert sample.value is None
 
 
 @pytest.mark.parametrize("text", ["", "\n \n", "# HELP a b\n# TYPE a gauge\n"])
 def test_empty_page(text):
-    """A page without a sample is a failed scrape: Triton answers so on wrong paths."""
+    """A page without a sample is a failed scrape: Triton answers like this on wrong paths."""
     with pytest.raises(BadPage, match="no sample"):
         parse(text, WANTED)
 
 
 @pytest.mark.parametrize("text", ["<html>\n", "\n{}", '{"error": "no"}', "404: Not Found"])
 def test_other_pages(text):
-    """What is no page of metrics is refused with its line."""
+    """Text that is not a page of metrics is refused with its line."""
     with pytest.raises(BadPage, match=r"line \d: not a Prometheus sample"):
         parse(text, WANTED)
 

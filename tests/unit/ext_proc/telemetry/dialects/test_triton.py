@@ -1,4 +1,4 @@
-"""What every Triton reports."""
+"""The series that every Triton reports."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_series_that_is_unknown_makes_the_sum_unknown():
 
 
 def test_vllm_queue_is_unknown():
-    """The vLLM backend hands requests on at once: its pending count of 0 is no queue."""
+    """The vLLM backend hands requests on at once: its pending count of 0 is not a queue."""
     readings = read_page(
         line(PENDING, 0) + line("vllm:prompt_tokens_total", 5) + line(PENDING, 1, model="n"), at=0
     )

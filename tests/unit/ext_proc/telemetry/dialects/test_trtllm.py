@@ -1,4 +1,4 @@
-"""What the TensorRT-LLM backend reports."""
+"""The series of the TensorRT-LLM backend."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_mapping():
 
 
 def test_the_engines_queue_wins_over_tritons():
-    """Triton's own pending count says nothing about an engine's queue."""
+    """Triton's own pending count does not describe an engine's queue."""
     pending = f'{PENDING}{{model="m",version="1"}} 0\n'
     assert read(pending + requests(waiting=9)).queued == 9
     assert read(pending + blocks(max=1)).queued is None
@@ -58,7 +58,7 @@ def test_the_engines_queue_wins_over_tritons():
     ],
 )
 def test_saturated(values, expected):
-    """An engine is full at ``max`` active requests, unknown where either is."""
+    """An engine is full at ``max`` active requests, unknown if either number is."""
     assert read(requests(**values)).saturated is expected
 
 
@@ -98,14 +98,14 @@ def test_several_gpus():
 
 
 def test_one_model_does_not_leak_into_another():
-    """The statistics of one engine say nothing about the other model."""
+    """The statistics of one engine do not affect the other model."""
     pending = f'{PENDING}{{model="n",version="1"}} 4\n'
     readings = read_page(requests(waiting=9) + blocks(used=1, max=2) + pending, at=0)
     assert [(r.model, r.queued, r.kv_used) for r in readings] == [("m", 9, 0.5), ("n", 4, None)]
 
 
 def test_a_series_without_its_kind_is_passed_over():
-    """A series that does not say what it counts is not guessed."""
+    """A series without its kind label is not guessed."""
     page = 'nv_trt_llm_request_metrics{model="m",version="1"} 4\n' + requests(waiting=1)
     assert read(page).queued == 1
 

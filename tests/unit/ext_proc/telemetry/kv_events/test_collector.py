@@ -33,7 +33,7 @@ def blocks_of(tokens):
 
 
 class Sink:
-    """An index, and nothing else of a router."""
+    """An index without the rest of a router."""
 
     def __init__(self):
         self.index = ExactIndex()
@@ -132,7 +132,7 @@ async def test_what_an_engine_publishes_is_in_the_index(made):
 
 
 async def test_a_late_picker_learns_what_is_held_already(made):
-    """It need not wait for an event: it asks when it has connected."""
+    """It need not wait for an event: it requests a replay when it has connected."""
     cache = KvCache(SIZE)
     async with KvEngine(cache) as engine:
         for prompt in (A, B):
@@ -146,7 +146,7 @@ async def test_a_late_picker_learns_what_is_held_already(made):
 
 
 async def test_a_gap_is_closed_by_a_replay(made):
-    """A lost batch is asked for as soon as the next one shows it."""
+    """A lost batch is requested as soon as the next one reveals it."""
     cache = KvCache(SIZE)
     async with following(made, cache) as engine:
         cache.run(A)
@@ -163,7 +163,7 @@ async def test_a_gap_is_closed_by_a_replay(made):
 
 
 async def test_a_gap_without_a_replay_purges(made):
-    """What was missed may have been removals, so nothing before it is believed."""
+    """The missed batches may have been removals, so everything before them is discarded."""
     cache = KvCache(SIZE)
     async with following(made, cache, replay=None) as engine:
         cache.run(A)
@@ -179,7 +179,7 @@ async def test_a_gap_without_a_replay_purges(made):
 
 
 async def test_a_replay_that_nobody_answers_purges(made, monkeypatch):
-    """The wait is bounded, and then the story goes on with a gap."""
+    """The wait is bounded; then the history continues with a gap."""
     monkeypatch.setattr(subscribe, "REPLAY_S", 0.05)
     cache = KvCache(SIZE)
     async with KvEngine(cache, replay=None) as engine:
@@ -195,7 +195,7 @@ async def test_a_replay_that_nobody_answers_purges(made, monkeypatch):
 
 
 async def test_a_restarted_engine_begins_anew(made):
-    """A connection that ends forgets all; the new process tells what it holds."""
+    """The end of a connection discards everything; the new process publishes what it holds."""
     cache, fresh = KvCache(SIZE), KvCache(SIZE)
     with HeldPorts() as ports:
         events, replay = ports.take(), ports.take()
@@ -214,7 +214,7 @@ async def test_a_restarted_engine_begins_anew(made):
 
 
 async def test_engines_of_one_endpoint_are_one_cache(made):
-    """Data-parallel engines publish on consecutive ports; each is followed by itself."""
+    """Data-parallel engines publish on consecutive ports; each is followed separately."""
     first, second = KvCache(SIZE), KvCache(SIZE, maps=False, as_bytes=True)
     with pair_of_ports() as events, pair_of_ports() as replay:
         async with KvEngine(first, events, replay) as one:
@@ -230,7 +230,7 @@ async def test_engines_of_one_endpoint_are_one_cache(made):
 
 
 async def test_nonsense_costs_what_was_known_and_nothing_else(made):
-    """Bad parts and bad batches are counted; the next good one is taken."""
+    """Bad parts and bad batches are counted; the next valid one is applied."""
     cache = KvCache(SIZE)
     async with following(made, cache) as engine:
         await engine.send_raw(b"kv@", b"short", b"x")
@@ -246,7 +246,7 @@ async def test_nonsense_costs_what_was_known_and_nothing_else(made):
 
 
 async def test_a_message_that_is_too_large_is_never_read(made, monkeypatch):
-    """The socket drops the connection that brings it, which is a lost connection."""
+    """The socket drops the connection that delivers it, which is a lost connection."""
     monkeypatch.setattr(subscribe, "MAX_BATCH_BYTES", 1000)
     cache = KvCache(SIZE)
     async with following(made, cache) as engine:
@@ -257,7 +257,7 @@ async def test_a_message_that_is_too_large_is_never_read(made, monkeypatch):
 
 
 async def test_an_endpoint_that_is_named_no_longer_is_left_alone(made):
-    """Its word is forgotten, and what was counted stays counted."""
+    """Its known cache content is discarded, and its counts are kept."""
     cache = KvCache(SIZE)
     async with following(made, cache) as engine:
         cache.run(A)
@@ -273,7 +273,7 @@ async def test_an_endpoint_that_is_named_no_longer_is_left_alone(made):
 
 
 async def test_hashes_that_never_fit_are_told(made):
-    """Another block size is logged with both, once, and shown; dispatches count as usual."""
+    """Another block size is logged with both sizes, once, and shown; dispatches count as usual."""
     cache = KvCache(SIZE)
     async with following(made, cache) as engine:
         made.follow(KvEvents(engine.address, engine.replay, model="m"), block_tokens=8)
@@ -292,7 +292,7 @@ async def test_hashes_that_never_fit_are_told(made):
 
 
 async def test_without_the_extra_the_log_names_it(made, monkeypatch):
-    """A picker without pyzmq goes on, says once what is missing, and guesses."""
+    """A picker without pyzmq continues, logs once what is missing, and estimates caches."""
     real = builtins.__import__
 
     def without(name, *args, **kwargs):

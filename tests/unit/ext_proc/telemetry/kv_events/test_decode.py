@@ -1,4 +1,4 @@
-"""Published batches in both encodings, and what refuses one."""
+"""Published batches in both encodings, and what causes a rejection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def batch(*events):
 
 
 def test_both_encodings_say_the_same():
-    """Structs may be maps or arrays, of the events as of the batch."""
+    """Structs may be maps or arrays, for events and batches."""
     rows = list(STORED.values())[:-1]
     removed = {"type": "BlockRemoved", "block_hashes": [9], "medium": "GPU"}
     as_map = {"ts": 1.0, "events": [STORED, removed, {"type": "AllBlocksCleared"}]}
@@ -44,13 +44,13 @@ def test_both_encodings_say_the_same():
 
 
 def test_the_first_version_has_fewer_fields():
-    """In vLLM 0.9 there was no adapter name: its number stands for it."""
+    """In vLLM 0.9 there was no adapter name: the adapter's number is used instead."""
     (event,) = decode(batch(["BlockStored", [1], 2, [7, 8], 2, 3])).events
     assert event == BlockStored((1,), 2, (7, 8), 2, "3")
 
 
 def test_unknown_kinds_are_counted():
-    """An event of a kind from the future costs nothing else."""
+    """An event of an unknown kind has no other effect."""
     found = decode(batch({"type": "BlockMoved"}, ["BlockCopied", 1], STORED))
     assert (len(found.events), found.unknown) == (1, 2)
 
@@ -77,7 +77,7 @@ def test_unknown_kinds_are_counted():
     ],
 )
 def test_what_does_not_fit_refuses_the_batch(wrong):
-    """One field that cannot be makes the whole batch unreadable."""
+    """One invalid field makes the whole batch unreadable."""
     with pytest.raises(BadBatch):
         decode(batch({**STORED, **wrong}))
 

@@ -1,4 +1,4 @@
-"""An engine's batches in any order and with any gaps: what is believed is what the engine holds."""
+"""An engine's batches in any order and with any gaps: the index equals the engine's cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZE = 2
 
 
 def blocks_of(tokens, size=SIZE, **features):
-    """Return a prompt's blocks as those of a request are made."""
+    """Return a prompt's blocks as for a request."""
     asked = Features(Form.OPENAI, **{"model": "m", **features})
     return chained(asked, struct.pack(f"<{len(tokens)}I", *tokens), size * 4)
 
@@ -77,7 +77,7 @@ def test_batches_in_order_are_applied(made):
 
 
 def test_a_late_follower_asks_from_the_start(made):
-    """The first batch that it sees is not the first there was: a replay closes that."""
+    """Its first batch is not the engine's first: a replay closes the gap."""
     batches = published(KvCache(SIZE), A, B)
     assert not made.follower.live(1, batches[1])
     assert made.follower.missing == 0
@@ -91,7 +91,7 @@ def test_a_late_follower_asks_from_the_start(made):
 
 
 def test_a_gap_that_cannot_be_closed_costs_all(made):
-    """What was missed may have been removals."""
+    """The missed batches may have been removals."""
     batches = published(KvCache(SIZE), A, B, C)
     assert made.follower.live(0, batches[0])
     assert not made.follower.live(2, batches[2])
@@ -104,7 +104,7 @@ def test_a_gap_that_cannot_be_closed_costs_all(made):
 
 
 def test_without_a_replay_address_a_gap_costs_all_at_once():
-    """Nothing is asked for where nobody answers."""
+    """Without a replay address nothing is requested."""
     made = Made(can_replay=False)
     batches = published(KvCache(SIZE), A, B, C)
     assert made.follower.live(0, batches[0])
@@ -114,7 +114,7 @@ def test_without_a_replay_address_a_gap_costs_all_at_once():
 
 
 def test_a_replay_that_begins_too_late_is_no_whole_story(made):
-    """The engine keeps its last batches only."""
+    """The engine keeps only its last batches."""
     batches = published(KvCache(SIZE), A, C, B)
     assert not made.follower.live(2, batches[2])
     assert made.follower.replayed(1, batches[1], first=True)
@@ -125,7 +125,7 @@ def test_a_replay_that_begins_too_late_is_no_whole_story(made):
 
 
 def test_a_hole_within_a_replay_is_asked_for_again(made):
-    """Batches that were lost on the way are not gone for good."""
+    """Batches lost in transit are requested again."""
     batches = published(KvCache(SIZE), A, B, C)
     assert made.follower.replayed(0, batches[0], first=True)
     assert not made.follower.replayed(2, batches[2], first=False)
@@ -137,7 +137,7 @@ def test_a_hole_within_a_replay_is_asked_for_again(made):
 
 
 def test_numbers_that_fall_are_another_process(made):
-    """A restarted engine begins at 0; what the old one held is forgotten."""
+    """A restarted engine begins at 0; the cache content of the old process is discarded."""
     assert made.follower.live(0, published(KvCache(SIZE), A)[0])
     assert made.follower.live(0, published(KvCache(SIZE), C)[0])
     assert made.held(A, C) == [0, 1]
@@ -146,7 +146,7 @@ def test_numbers_that_fall_are_another_process(made):
 
 
 def test_a_lost_connection_forgets_all(made):
-    """Nobody knows whether the next batch is of the same process."""
+    """The next batch may come from another process."""
     batches = published(KvCache(SIZE), A, B)
     assert made.follower.live(0, batches[0])
     made.follower.lost()
@@ -156,7 +156,7 @@ def test_a_lost_connection_forgets_all(made):
 
 
 def test_an_engine_that_has_said_nothing_holds_nothing(made):
-    """An empty replay is the whole story so far."""
+    """An empty replay is the whole history so far."""
     made.follower.replay_ended(empty=True)
     assert made.follower.complete
     assert made.follower.live(0, published(KvCache(SIZE), A)[0])
@@ -164,7 +164,7 @@ def test_an_engine_that_has_said_nothing_holds_nothing(made):
 
 
 def test_a_cleared_cache_is_known_whole_whatever_was_missed():
-    """From there on the story is complete."""
+    """From there on the history is complete."""
     made = Made(can_replay=False)
     cache = KvCache(SIZE)
     published(cache, A)
@@ -178,7 +178,7 @@ def test_a_cleared_cache_is_known_whole_whatever_was_missed():
 
 
 def test_a_batch_that_cannot_be_read_costs_what_was_known(made):
-    """It may have told of removals; the next one goes on behind it."""
+    """It may have contained removals; the next one is applied after it."""
     cache = KvCache(SIZE)
     assert made.follower.live(0, published(cache, A)[0])
     assert made.follower.live(1, b"\xc1")
@@ -206,7 +206,7 @@ def matched(made, event, **features):
 
 
 def test_adapters_and_salts_have_chains_of_their_own():
-    """What was computed with an adapter or a salt serves only requests that have it."""
+    """Blocks computed with an adapter or a salt serve only requests that have it."""
     made = Made(models=frozenset({"m", "sql"}))
     lora = stored(names=(1, 2), adapter="law", extra_keys=(("law",), ("law",)))
     assert matched(made, lora, adapter="law") == 2
@@ -220,7 +220,7 @@ def test_adapters_and_salts_have_chains_of_their_own():
 
 
 def test_what_requests_cannot_tell_is_passed_over():
-    """A block with a picture ends what is known of its prompt, and so do those behind it."""
+    """A block with a picture ends the known part of its prompt, and so do the blocks after it."""
     made = Made()
     assert matched(made, stored(extra_keys=((), ("picture", 5)))) == 1
     made = Made()
@@ -229,7 +229,7 @@ def test_what_requests_cannot_tell_is_passed_over():
 
 
 def test_other_media_and_windows_are_passed_over():
-    """Only what serves a whole prompt from GPU memory counts, for removals too."""
+    """Only blocks that serve a whole prompt from GPU memory count, for removals too."""
     made = Made()
     assert matched(made, stored(medium="CPU")) == 0
     assert matched(made, stored(kind="sliding_window", group=1)) == 0
@@ -240,7 +240,7 @@ def test_other_media_and_windows_are_passed_over():
 
 
 def test_another_block_size_is_told():
-    """It can never match; the state and the log say which one it is."""
+    """It can never match; the state and the log name it."""
     made = Made(size=4)
     assert matched(made, stored()) == 0
     assert made.follower.other_size == SIZE
@@ -264,7 +264,7 @@ STEPS = st.lists(
 
 
 class Story:
-    """An engine, what it can tell again, and what of it gets lost."""
+    """An engine with the batches that it can replay and the batches that get lost."""
 
     def __init__(self, made, buffer, **encoding):
         self.made, self.buffer, self.encoding = made, buffer, encoding
@@ -325,7 +325,7 @@ class Story:
 @settings(max_examples=300)
 @given(STEPS, st.booleans(), st.booleans(), st.integers(1, 40))
 def test_the_index_equals_the_engines_cache(steps, maps, as_bytes, buffer):
-    """Whatever is lost, cut or restarted: a whole story is the cache, any other a part of it."""
+    """With losses, gaps and restarts: a complete history equals the cache, any other is in it."""
     story = Story(Made(), buffer, maps=maps, as_bytes=as_bytes)
     for kind, *rest in steps:
         getattr(story, kind)(*rest)
@@ -333,7 +333,7 @@ def test_the_index_equals_the_engines_cache(steps, maps, as_bytes, buffer):
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.binary(max_size=40)), max_size=10))
 def test_nothing_that_is_sent_raises(messages):
-    """Any numbers with any bytes leave a follower that still works."""
+    """Any numbers with any bytes leave a working follower."""
     made = Made()
     for number, payload in messages:
         if not made.follower.live(number, payload):

@@ -85,7 +85,7 @@ def test_cbor(value):
 
 @pytest.mark.parametrize("value", [1.0, True, {}, {1}, object()])
 def test_other_types(value):
-    """What has no form here is refused by its type."""
+    """A type without an encoding here is refused by name."""
     with pytest.raises(TypeError, match=f"cannot encode {type(value).__name__}"):
         canonical_cbor((value,))
 
@@ -99,7 +99,7 @@ def test_integers_are_bounded(value):
 
 @pytest.mark.parametrize(("depth", "fits"), [(MAX_DEPTH, True), (MAX_DEPTH + 1, False)])
 def test_depth_is_bounded(depth, fits):
-    """Arrays nest ``MAX_DEPTH`` deep, not deeper."""
+    """Arrays may nest ``MAX_DEPTH`` deep, not deeper."""
     value: object = None
     for _ in range(depth):
         value = [value]

@@ -43,11 +43,13 @@ def pool(mode, count=3, **changes):
     return llm(body=POOL_BODY[mode], endpoints=replicas(count), **changes)
 
 
-def queued(chooser, *queues, running=None, at=None):
+def queued(request_router, *queues, running=None, at=None):
     """Report queued requests of each replica's page to the picker."""
     at = time.monotonic() if at is None else at
     for number, waiting in enumerate(queues, 1):
-        chooser.registry.observe(f"r{number}", [Reading(at=at, queued=waiting, running=running)])
+        request_router.registry.observe(
+            f"r{number}", [Reading(at=at, queued=waiting, running=running)]
+        )
 
 
 @pytest.fixture(params=["grpc", "nghttp2"], autouse=True)
@@ -75,11 +77,11 @@ async def test_queues(mode):
     """V32, V55: the replica with the least work waiting gets it, over HTTP and gRPC."""
     async with Proxy(router(pool(mode))) as proxy:
         queued(proxy.router, 3.0, 0.0, 10.0)
-        asked = await proxy.ask(mode, chunks=[PROMPT])
-        assert asked.picked[0] == SECOND
-        asked = await proxy.ask(mode, GRPC_INFER, [frame("toy-llm")])
-        assert asked.picked[0] == "10.0.0.2:8081"
-        assert asked.upstream == frame("toy-llm")
+        result = await proxy.ask(mode, chunks=[PROMPT])
+        assert result.picked[0] == SECOND
+        result = await proxy.ask(mode, GRPC_INFER, [frame("toy-llm")])
+        assert result.picked[0] == "10.0.0.2:8081"
+        assert result.upstream == frame("toy-llm")
         assert proxy.counted("picks_total", pool="llm", variant="stable", reason="least") == 2
 
 
@@ -88,8 +90,8 @@ async def test_nothing_is_shed_by_default(mode):
     async with Proxy(router(pool(mode))) as proxy:
         queued(proxy.router, 600.0, 700.0, 800.0, running=64.0)
         assert (await proxy.ask(mode, chunks=[PROMPT])).picked[0] == FIRST
-        asked = await proxy.ask(mode, GRPC_INFER, [frame("toy-llm")])
-        assert asked.picked[0] == "10.0.0.1:8081"
+        result = await proxy.ask(mode, GRPC_INFER, [frame("toy-llm")])
+        assert result.picked[0] == "10.0.0.1:8081"
 
 
 @pytest.mark.parametrize("path", [GRPC_STREAM, GRPC_LIVE])
@@ -97,9 +99,9 @@ async def test_other_methods(mode, path):
     """V56, V57: streams and other calls of the service are routed too."""
     async with Proxy(router(pool(mode))) as proxy:
         queued(proxy.router, 3.0, 0.0, 10.0)
-        asked = await proxy.ask(mode, path, [frame("toy-llm")])
-        assert asked.picked[0] == "10.0.0.2:8081"
-        assert asked.upstream == frame("toy-llm")
+        result = await proxy.ask(mode, path, [frame("toy-llm")])
+        assert result.picked[0] == "10.0.0.2:8081"
+        assert result.upstream == frame("toy-llm")
 
 
 async def test_stale_readings(mode):
@@ -120,12 +122,12 @@ async def test_round_robin(mode):
 
 async def test_sequences_while_their_replica_drains(seeing):
     """V122: a sequence stays on its replica; a new sequence goes elsewhere."""
-    chooser = router(pool(seeing, 2))
-    async with Proxy(chooser) as proxy:
-        asked = await proxy.ask(seeing, GRPC_INFER, [frame("toy-llm", sequence=7)])
-        (home,) = asked.picked
+    request_router = router(pool(seeing, 2))
+    async with Proxy(request_router) as proxy:
+        result = await proxy.ask(seeing, GRPC_INFER, [frame("toy-llm", sequence=7)])
+        (home,) = result.picked
         draining = tuple(replace(each, draining=each.grpc == home) for each in replicas(2))
-        chooser.set_pools({"llm": replace(pool(seeing, 2), endpoints=draining)}, 1.0)
+        request_router.set_pools({"llm": replace(pool(seeing, 2), endpoints=draining)}, 1.0)
         again = await proxy.ask(seeing, GRPC_INFER, [frame("toy-llm", sequence=7)])
         assert again.picked == [home]
         other = await proxy.ask(seeing, GRPC_INFER, [frame("toy-llm", sequence=8)])
@@ -143,10 +145,10 @@ async def test_one_session_one_variant(mode):
         seen = set()
         for _ in range(10):
             headers = {"x-session-id": "sess-A", "tidegate-pool": "vision"}
-            asked = await proxy.ask(
+            result = await proxy.ask(
                 mode, CHAT_PATH, [CHAT], headers=headers, route="unnamed/v1/chat/completions"
             )
-            seen.add(asked.picked[0])
+            seen.add(result.picked[0])
         assert len(seen) == 1
 
 
@@ -170,16 +172,16 @@ async def test_one_session_one_variant(mode):
 async def test_subsets(mode, hint, allowed):
     """V17, V18, V21, V22, V24, V26, V27, V81: pick and fallbacks are of the subset."""
     async with Proxy(router(pool(mode))) as proxy:
-        asked = await proxy.ask(mode, chunks=[PROMPT], subset=hint)
-        assert set(asked.picked) == allowed
+        result = await proxy.ask(mode, chunks=[PROMPT], subset=hint)
+        assert set(result.picked) == allowed
 
 
 @pytest.mark.parametrize("hint", [[], "", "192.168.1.1:8080", ["10.0.0.1:3000"], [7]])
 async def test_subsets_of_nobody(mode, hint):
     """V23, V25, V27d, V43: 503 with its reason."""
     async with Proxy(router(pool(mode))) as proxy:
-        asked = await proxy.ask(mode, chunks=[PROMPT], subset=hint)
-        assert asked.refused == (503, "no-endpoints")
+        result = await proxy.ask(mode, chunks=[PROMPT], subset=hint)
+        assert result.refused == (503, "no-endpoints")
 
 
 async def test_the_subset_beats_the_load(mode):
@@ -189,8 +191,8 @@ async def test_the_subset_beats_the_load(mode):
         every = [FIRST, SECOND, THIRD]
         assert (await proxy.ask(mode, chunks=[PROMPT], subset=every)).picked[0] == FIRST
         assert (await proxy.ask(mode, chunks=[PROMPT], subset=[THIRD])).picked == [THIRD]
-        asked = await proxy.ask(mode, GRPC_INFER, [frame("toy-llm")], subset=["10.0.0.3:8081"])
-        assert asked.picked == ["10.0.0.3:8081"]
+        result = await proxy.ask(mode, GRPC_INFER, [frame("toy-llm")], subset=["10.0.0.3:8081"])
+        assert result.picked == ["10.0.0.3:8081"]
 
 
 async def test_the_metadata_of_the_last_message(seeing):
@@ -216,55 +218,55 @@ async def test_an_opaque_body(mode, body):
     """V36, V44: with a known pool it is routed unchanged; the replica may understand it."""
     async with Proxy(router(pool(mode))) as proxy:
         queued(proxy.router, 3.0, 0.0, 10.0)
-        asked = await proxy.ask(mode, chunks=[body], headers={"x-unknown-objective": "direct"})
-        assert asked.picked[0] == SECOND
-        assert asked.upstream == body
+        result = await proxy.ask(mode, chunks=[body], headers={"x-unknown-objective": "direct"})
+        assert result.picked[0] == SECOND
+        assert result.upstream == body
 
 
 async def test_a_body_in_two_chunks(mode):
     """V37, V59: one decision, on the model's whole name where bodies are read; one body."""
     async with Proxy(router(pool(mode), vision())) as proxy:
-        asked = await proxy.ask(mode, CHAT_PATH, CUT, route="unnamed/v1/chat/completions")
-        assert asked.decisive.picked[0].startswith("10.0.0.")
-        assert asked.upstream == CHAT
+        result = await proxy.ask(mode, CHAT_PATH, CUT, route="unnamed/v1/chat/completions")
+        assert result.decisive.picked[0].startswith("10.0.0.")
+        assert result.upstream == CHAT
         message = frame("toy-llm")
-        asked = await proxy.ask(mode, GRPC_INFER, [message[:9], message[9:]], route="unnamed/grpc")
-        assert asked.picked[0].endswith(":8081")
-        assert asked.upstream == message
+        result = await proxy.ask(mode, GRPC_INFER, [message[:9], message[9:]], route="unnamed/grpc")
+        assert result.picked[0].endswith(":8081")
+        assert result.upstream == message
 
 
 async def test_an_invalid_body_that_should_name_the_model(seeing):
     """V38: 400 if only the body could name the pool; readable text, as JSON for JSON clients."""
     async with Proxy(router(pool(seeing))) as proxy:
         for body in (b"no healthy upstream", b'{"model": 7}', b"[]"):
-            asked = await proxy.ask(seeing, CHAT_PATH, [body], route="unnamed/chat")
-            assert asked.refused == (400, "bad-request")
-            assert b'"error"' in asked.decisive.message.immediate_response.body
-        asked = await proxy.ask(seeing, GRPC_INFER, [b"\x07\0\0\0\x01x"], route="unnamed/grpc")
-        assert asked.decisive.message.immediate_response.grpc_status.status == 3
+            result = await proxy.ask(seeing, CHAT_PATH, [body], route="unnamed/chat")
+            assert result.refused == (400, "bad-request")
+            assert b'"error"' in result.decisive.message.immediate_response.body
+        result = await proxy.ask(seeing, GRPC_INFER, [b"\x07\0\0\0\x01x"], route="unnamed/grpc")
+        assert result.decisive.message.immediate_response.grpc_status.status == 3
 
 
 async def test_a_missing_model(seeing):
     """V39: the path's default pool takes it; without one the answer names the headers."""
     body = [b'{"messages": []}']
     async with Proxy(router(pool(seeing))) as proxy:
-        asked = await proxy.ask(seeing, CHAT_PATH, body, route="unnamed/chat")
-        assert asked.picked is not None
+        result = await proxy.ask(seeing, CHAT_PATH, body, route="unnamed/chat")
+        assert result.picked is not None
     async with Proxy(router(pool(seeing, default_for_paths=frozenset()))) as proxy:
-        asked = await proxy.ask(seeing, CHAT_PATH, body, route="unnamed/chat")
-        assert asked.refused == (404, "unknown-model")
-        assert b"model" in asked.decisive.message.immediate_response.body
+        result = await proxy.ask(seeing, CHAT_PATH, body, route="unnamed/chat")
+        assert result.refused == (404, "unknown-model")
+        assert b"model" in result.decisive.message.immediate_response.body
 
 
 async def test_a_held_reply():
     """V31: in duplex exactly two replies: the headers' with the pick, then the body, unchanged."""
     async with Proxy(router(pool("duplex"))) as proxy:
-        asked = await proxy.ask("duplex", chunks=[PROMPT])
-        first, second = asked.answers
+        result = await proxy.ask("duplex", chunks=[PROMPT])
+        first, second = result.answers
         assert (first.kind, second.kind) == ("request_headers", "request_body")
         assert first.picked
         assert not second.common.HasField("header_mutation")
-        assert asked.upstream == PROMPT
+        assert result.upstream == PROMPT
 
 
 @pytest.mark.parametrize(
@@ -274,30 +276,30 @@ async def test_a_held_reply():
 async def test_chunk_sizes(size, pieces):
     """V75: pieces of at most 62,000 bytes, the end on the last only, every byte there."""
     async with Proxy(router(pool("duplex"))) as proxy:
-        asked = await proxy.ask("duplex", chunks=[b"x" * size])
-        echoes = [each for each in asked.answers if each.kind == "request_body"]
-        streamed = [each.common.body_mutation.streamed_response for each in echoes]
+        result = await proxy.ask("duplex", chunks=[b"x" * size])
+        parts = [each for each in result.answers if each.kind == "request_body"]
+        streamed = [each.common.body_mutation.streamed_response for each in parts]
         assert len(streamed) == pieces
         assert [each.end_of_stream for each in streamed] == [False] * (pieces - 1) + [True]
-        assert asked.upstream == b"x" * size
+        assert result.upstream == b"x" * size
 
 
 async def test_a_request_that_ends_by_trailers():
     """Section 3: in duplex trailers may end the body; they are answered last."""
     async with Proxy(router(pool("duplex"))) as proxy:
-        asked = await proxy.ask("duplex", chunks=[PROMPT[:500], PROMPT[500:]], trailers=True)
-        assert [each.kind for each in asked.answers][-1] == "request_trailers"
-        assert asked.picked
-        assert asked.upstream == PROMPT
+        result = await proxy.ask("duplex", chunks=[PROMPT[:500], PROMPT[500:]], trailers=True)
+        assert [each.kind for each in result.answers][-1] == "request_trailers"
+        assert result.picked
+        assert result.upstream == PROMPT
 
 
 async def test_headers_only(mode):
     """V46: a GET gets one reply at once, by the usual policy."""
     async with Proxy(router(pool(mode))) as proxy:
         queued(proxy.router, 3.0, 0.0, 10.0)
-        asked = await proxy.ask(mode, "/v2/models/toy-llm/config", method="GET")
-        assert [each.kind for each in asked.answers] == ["request_headers"]
-        assert asked.picked[0] == SECOND
+        result = await proxy.ask(mode, "/v2/models/toy-llm/config", method="GET")
+        assert [each.kind for each in result.answers] == ["request_headers"]
+        assert result.picked[0] == SECOND
 
 
 # --- refusals -----------------------------------------------------------------------------------
@@ -307,20 +309,20 @@ async def test_an_empty_pool(mode):
     """V16, V40, V60: 503 in the caller's dialect, never a stream error; with or without a body."""
     async with Proxy(router(llm(body=POOL_BODY[mode], endpoints=()))) as proxy:
         for chunks in ([], [PROMPT]):
-            asked = await proxy.ask(mode, chunks=chunks)
-            assert asked.refused == (503, "no-endpoints")
-            assert asked.decisive.headers["retry-after"] == "1"
-            asked = await proxy.ask(mode, GRPC_INFER, chunks and [frame("toy-llm")])
-            assert asked.decisive.message.immediate_response.grpc_status.status == 14
+            result = await proxy.ask(mode, chunks=chunks)
+            assert result.refused == (503, "no-endpoints")
+            assert result.decisive.headers["retry-after"] == "1"
+            result = await proxy.ask(mode, GRPC_INFER, chunks and [frame("toy-llm")])
+            assert result.decisive.message.immediate_response.grpc_status.status == 14
 
 
 async def test_saturation(mode):
     """V54, V89: at the limit of each replica 429, until one request has ended."""
     async with Proxy(router(pool(mode, 1, per_endpoint_in_flight=1))) as proxy:
         first = await proxy.ask(mode, chunks=[PROMPT])
-        asked = await proxy.ask(mode, chunks=[PROMPT])
-        assert asked.refused == (429, "saturated")
-        assert asked.decisive.headers["retry-after"] == "1"
+        result = await proxy.ask(mode, chunks=[PROMPT])
+        assert result.refused == (429, "saturated")
+        assert result.decisive.headers["retry-after"] == "1"
         await proxy.finish(first.call)
         await proxy.settled(Outcome.DONE)
         assert (await proxy.ask(mode, chunks=[PROMPT])).picked == [FIRST]
@@ -331,11 +333,11 @@ async def test_a_body_above_the_cap():
     body = b'{"text_input": "' + b"x" * 5_000_000 + b'"}'
     for cap, status in ((len(body), None), (len(body) - 1, 413)):
         async with Proxy(router(pool("buffered", max_body_bytes=cap))) as proxy:
-            asked = await proxy.ask("buffered", chunks=[body])
+            result = await proxy.ask("buffered", chunks=[body])
             if status is None:
-                assert asked.picked is not None
+                assert result.picked is not None
             else:
-                assert asked.refused == (413, "too-large")
+                assert result.refused == (413, "too-large")
             assert proxy.counted("errors_total", kind="internal") is None
 
 
@@ -361,14 +363,14 @@ async def test_responses(mode, path, streamed, trailers):
     """
     async with Proxy(router(pool(mode))) as proxy:
         body = PROMPT if path == INFER_PATH else CHAT
-        asked = await proxy.ask(mode, path, [body])
+        result = await proxy.ask(mode, path, [body])
         response = Messages().response("headers")
         pieces = [b"data: {}\n\n", b"", b"no healthy upstream"] if streamed else [b"{}"]
         for piece in pieces:
             response.response("body", piece)
         if trailers:
             response.response("trailers")
-        _, answers = await proxy.talk(response, asked.call)
+        _, answers = await proxy.talk(response, result.call)
         assert [each.kind for each in answers] == [
             "response_headers",
             *["response_body"] * len(pieces),
@@ -376,7 +378,7 @@ async def test_responses(mode, path, streamed, trailers):
         ]
         assert all(each.common.ByteSize() == 0 for each in answers if "trailers" not in each.kind)
         assert sum(proxy.router.registry.in_flight().values()) == 1
-        await proxy.finish(asked.call)
+        await proxy.finish(result.call)
         await proxy.settled(Outcome.DONE)
         assert proxy.router.ledger.outcomes.total() == 1
 
@@ -384,26 +386,26 @@ async def test_responses(mode, path, streamed, trailers):
 async def test_who_served(mode):
     """V28, V29: the replica that served is credited; without that report nothing changes."""
     async with Proxy(router(pool(mode))) as proxy:
-        asked = await proxy.ask(mode, chunks=[PROMPT])
-        other = asked.picked[1]
+        result = await proxy.ask(mode, chunks=[PROMPT])
+        other = result.picked[1]
         names = {each.http: each.key.id for each in replicas(3)}
         key = "x-gateway-destination-endpoint-served"
         for served, holder in (
-            (None, asked.picked[0]),
-            ({}, asked.picked[0]),
+            (None, result.picked[0]),
+            ({}, result.picked[0]),
             ({key: other}, other),
         ):
-            await proxy.talk(Messages().response(served=served), asked.call)
+            await proxy.talk(Messages().response(served=served), result.call)
             assert proxy.router.registry.in_flight()[names[holder]] == 1
-        await proxy.finish(asked.call)
+        await proxy.finish(result.call)
         await proxy.settled(Outcome.DONE)
 
 
 async def test_a_duplicate_last_chunk(seeing):
     """Section 4, rule 7: a second end of stream (envoy #46237) is answered without a decision."""
     async with Proxy(router(pool(seeing))) as proxy:
-        asked = await proxy.ask(seeing, chunks=[PROMPT])
-        _, (answer,) = await proxy.talk(Messages().body(b""), asked.call)
+        result = await proxy.ask(seeing, chunks=[PROMPT])
+        _, (answer,) = await proxy.talk(Messages().body(b""), result.call)
         assert (answer.kind, answer.picked) == ("request_body", None)
         assert sum(proxy.router.registry.in_flight().values()) == 1
 

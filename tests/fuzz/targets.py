@@ -88,10 +88,10 @@ def exchange(path: str, headers: dict[str, str], body: bytes, way: int) -> None:
     policy = "prefix-affinity"
     paths = frozenset(PATHS)
     everything = llm(default_for_paths=paths, paths=paths, policy=policy)
-    chooser = router(everything, vision(policy=policy))
+    request_router = router(everything, vision(policy=policy))
     protocol = "grpc" if path.startswith(SERVICE) else "http"
     sending = SENDING[way % 3]
-    talk = Exchange(chooser)
+    talk = Exchange(request_router)
     head = Head(
         "POST",
         path,
@@ -116,7 +116,7 @@ def exchange(path: str, headers: dict[str, str], body: bytes, way: int) -> None:
     if sending is BodySending.DUPLEX and not refused:
         assert b"".join(answered) == body
     talk.on(Lost(clean=True), 3.0, 1002.0)
-    assert len(chooser.ledger) == 0
+    assert len(request_router.ledger) == 0
 
 
 def metrics_page(data: bytes) -> None:

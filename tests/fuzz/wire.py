@@ -156,10 +156,10 @@ def one_stream(data: bytes) -> None:
     source = Source(data)
     settings = source.byte()
     body = ("none", "peek", "full")[settings % 3]
-    chooser = router(
+    request_router = router(
         llm(body=body, max_body_bytes=4096, per_endpoint_in_flight=settings // 3 % 2), vision()
     )
-    exchange, writer = Exchange(chooser), Writer("picker-1")
+    exchange, writer = Exchange(request_router), Writer("picker-1")
     mode = source.byte()
     picks = count = 0
     while source and count < MAX_MESSAGES:
@@ -182,11 +182,11 @@ def one_stream(data: bytes) -> None:
         held = 0 if waiting is None or waiting.held is None else len(waiting.held)
         assert held < FIRST_PART_BYTES
     assert picks <= 1
-    assert len(chooser.ledger) <= 1
+    assert len(request_router.ledger) <= 1
     exchange.on(Stopped() if settings % 2 else Lost(clean=True), 2.0, 1001.0)
     assert exchange.state is ExchangeState.OVER
-    assert len(chooser.ledger) == 0
-    assert chooser.ledger.unmatched == 0
+    assert len(request_router.ledger) == 0
+    assert request_router.ledger.unmatched == 0
 
 
 def _acceptable(reply: bytes, exchange: Exchange) -> bool:
@@ -236,8 +236,8 @@ def _good_headers(options: Any) -> None:
 
 def duplex_is_complete(chunks: list[bytes], path: str, *, unnamed: bool) -> None:
     """Run a whole duplex request: the forwarded bytes equal the received ones, or it is refused."""
-    chooser = router(llm(), vision())
-    exchange = Exchange(chooser)
+    request_router = router(llm(), vision())
+    exchange = Exchange(request_router)
     protocol = "grpc" if path.startswith("/inference") else "http"
     head = Head(
         "POST",
@@ -261,4 +261,4 @@ def duplex_is_complete(chunks: list[bytes], path: str, *, unnamed: bool) -> None
         assert [each.end_of_stream for each in echoes].count(True) == 1
         assert echoes[-1].end_of_stream
     exchange.on(Lost(clean=True), 2.0, 2.0)
-    assert len(chooser.ledger) == 0
+    assert len(request_router.ledger) == 0

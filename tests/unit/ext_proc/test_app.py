@@ -125,8 +125,8 @@ async def test_spans_without_the_extra_are_one_clear_error(monkeypatch, capsys):
     """The error names the extra to install; nothing is started."""
     monkeypatch.setitem(sys.modules, "ext_proc.observability.tracing", None)
     assert await run_picker(settings(otlp="127.0.0.1:4317")) == EXIT_USAGE
-    said = capsys.readouterr()
-    assert "pip install 'tidegate[otel]'" in said.out + said.err
+    output = capsys.readouterr()
+    assert "pip install 'tidegate[otel]'" in output.out + output.err
 
 
 @pytest.mark.parametrize("transport", ["grpc", "nghttp2"])
@@ -138,13 +138,13 @@ async def test_it_says_over_what_it_serves(transport, capsys):
         assert type(picker._server._server).__module__.startswith(
             "grpc.aio" if transport == "grpc" else "ext_proc.server.h2"
         )
-    said = capsys.readouterr()
-    assert f'"transport": "{transport}"' in said.out + said.err
+    output = capsys.readouterr()
+    assert f'"transport": "{transport}"' in output.out + output.err
 
 
 async def test_a_transport_without_its_extra_is_one_clear_error(monkeypatch, capsys):
     """The error names the extra to install; nothing is started."""
     monkeypatch.setitem(sys.modules, "ngh2", None)
     assert await run_picker(settings(transport="nghttp2")) == EXIT_USAGE
-    said = capsys.readouterr()
-    assert "pip install 'tidegate[fast]'" in said.out + said.err
+    output = capsys.readouterr()
+    assert "pip install 'tidegate[fast]'" in output.out + output.err

@@ -17,12 +17,12 @@ class Server(report_pb2_grpc.PickerReportsServicer):
     """Records received reports; ends a stream after its second report."""
 
     def __init__(self):
-        self.heard = asyncio.Queue()
+        self.received = asyncio.Queue()
 
     async def Report(self, request_iterator, _):  # noqa: N802 - gRPC's name
         count = 0
         async for report in request_iterator:
-            await self.heard.put(report)
+            await self.received.put(report)
             count += 1
             if count == 2:
                 break
@@ -56,14 +56,14 @@ async def test_reports_follow_changes_and_survive_the_server():
             interval_s=0.001,
         )
         task = asyncio.create_task(reporter.run())
-        assert not (await servicer.heard.get()).endpoints
+        assert not (await servicer.received.get()).endpoints
         counts["r1"] = 2
-        (changed,) = (await servicer.heard.get()).endpoints
+        (changed,) = (await servicer.received.get()).endpoints
         assert (changed.id, changed.in_flight) == ("r1", 2)
-        (again,) = (await servicer.heard.get()).endpoints
+        (again,) = (await servicer.received.get()).endpoints
         assert again.in_flight == 2
         taken[0] = "1-2"
-        assert (await servicer.heard.get()).taken == "1-2"
+        assert (await servicer.received.get()).taken == "1-2"
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -91,9 +91,9 @@ async def test_a_lost_stream_is_opened_at_once_when_the_server_is_there(monkeypa
         )
         task = asyncio.create_task(reporter.run())
         for _ in range(2):
-            await servicer.heard.get()
+            await servicer.received.get()
         reporter.wake()
-        await servicer.heard.get()
+        await servicer.received.get()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

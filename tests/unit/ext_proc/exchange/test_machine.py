@@ -71,17 +71,17 @@ def grpc(path=GRPC_INFER, **rest):
     return head(path, cluster="llm/stable/grpc", headers=headers, **rest)
 
 
-def run(chooser, *events):
+def run(request_router, *events):
     """Feed events; return the exchange and the last event's only action."""
-    exchange = Exchange(chooser)
+    exchange = Exchange(request_router)
     actions = ()
     for event in events:
         actions = exchange.on(event, 1.0, 1000.0)
     return exchange, actions[0]
 
 
-def in_flight(chooser):
-    return sum(chooser.registry.in_flight().values())
+def in_flight(request_router):
+    return sum(request_router.registry.in_flight().values())
 
 
 # --- when the decision falls --------------------------------------------------------------------
@@ -258,21 +258,21 @@ def test_the_protocol_is_the_clusters():
 def test_a_sequence_has_one_address_and_no_retries():
     """Its state is in one replica, and Envoy must not try another."""
     event = grpc(GRPC_STREAM, headers={"tidegate-sequence-id": "7"})
-    chooser = router(llm())
-    _, reply = run(chooser, event)
+    request_router = router(llm())
+    _, reply = run(request_router, event)
     assert "," not in reply.pick.destination
     assert dict(reply.pick.headers)["x-envoy-max-retries"] == "0"
     for _ in range(5):
-        _, again = run(chooser, event)
+        _, again = run(request_router, event)
         assert again.pick.destination == reply.pick.destination
 
 
 def test_a_leased_sequence_leaves_the_drawn_variant():
     """The lease beats Envoy's draw: the reply names the lease's variant and clears the route."""
-    chooser = router(llm())
+    request_router = router(llm())
     event = grpc(GRPC_STREAM, headers={"tidegate-sequence-id": "7"})
-    run(chooser, event.changed(cluster="llm/canary/grpc"))
-    _, reply = run(chooser, event)
+    run(request_router, event.changed(cluster="llm/canary/grpc"))
+    _, reply = run(request_router, event)
     assert reply.pick.destination == "10.0.0.9:8081"
     assert dict(reply.pick.headers)["x-tidegate-variant"] == "canary"
     assert reply.pick.clear_route_cache
@@ -280,7 +280,7 @@ def test_a_leased_sequence_leaves_the_drawn_variant():
 
 def test_the_session_header_reaches_the_router():
     """One session gets one variant wherever the picker draws it."""
-    chooser = router(
+    request_router = router(
         llm(),
         vision(
             variants=tuple(replace(v, weight=1, headers=()) for v in llm().variants),
@@ -289,7 +289,7 @@ def test_the_session_header_reaches_the_router():
     )
     body = Body(b'{"model": "vision", "messages": []}', end_of_stream=True)
     seen = {
-        run(chooser, unnamed(headers={"x-session-id": "s"}), body)[1].pick.decision.variant
+        run(request_router, unnamed(headers={"x-session-id": "s"}), body)[1].pick.decision.variant
         for _ in range(20)
     }
     assert len(seen) == 1
@@ -326,31 +326,31 @@ def test_an_unreadable_body_on_an_unnamed_route_is_a_bad_request():
 
 def test_too_large_for_a_named_pool():
     """One byte above the bound of a pool that reads whole bodies is 413; at the bound it is not."""
-    chooser = router(llm(body="full", max_body_bytes=len(PROMPT)))
+    request_router = router(llm(body="full", max_body_bytes=len(PROMPT)))
     event = head(request_body=BodySending.BUFFERED)
-    _, reply = run(chooser, event, Body(PROMPT, end_of_stream=True))
+    _, reply = run(request_router, event, Body(PROMPT, end_of_stream=True))
     assert reply.pick is not None
-    _, refused = run(chooser, event, Body(PROMPT + b" ", end_of_stream=True))
+    _, refused = run(request_router, event, Body(PROMPT + b" ", end_of_stream=True))
     assert (refused.status, refused.reason) == (413, "too-large")
 
 
 def test_too_large_for_a_pool_that_the_body_names():
     """The bound is that of the pool that the body names."""
     content = b'{"model": "vision", "messages": []}'
-    chooser = router(llm(), vision(body="full", max_body_bytes=10))
-    _, reply = run(chooser, unnamed(), Body(content, end_of_stream=True))
+    request_router = router(llm(), vision(body="full", max_body_bytes=10))
+    _, reply = run(request_router, unnamed(), Body(content, end_of_stream=True))
     assert reply.status == 413
 
 
 def test_a_first_part_is_never_too_large():
     """The bound is for whole bodies; Envoy bounds the first part."""
-    chooser = router(llm(max_body_bytes=10))
-    _, reply = run(chooser, head(), Body(PROMPT, end_of_stream=False))
+    request_router = router(llm(max_body_bytes=10))
+    _, reply = run(request_router, head(), Body(PROMPT, end_of_stream=False))
     assert reply.pick is not None
 
 
 @pytest.mark.parametrize(
-    ("chooser", "event", "why"),
+    ("request_router", "event", "why"),
     [
         (router(), head(), "no-pools"),
         (router(llm()), head(cluster=None), "no-cluster"),
@@ -358,9 +358,9 @@ def test_a_first_part_is_never_too_large():
         (router(llm()), head(cluster="gone/stable/http"), "unknown-cluster"),
     ],
 )
-def test_not_knowing_is_a_pass(chooser, event, why):
+def test_not_knowing_is_a_pass(request_router, event, why):
     """Without pools or a known cluster the proxy continues by itself, even if a body follows."""
-    exchange, reply = run(chooser, event)
+    exchange, reply = run(request_router, event)
     assert reply == ReplyHead()
     assert exchange.passed == why
     assert exchange.on(Body(b"x", end_of_stream=True), 1.0, 1.0) == (ReplyBody(),)
@@ -381,12 +381,12 @@ def test_an_empty_subset_is_a_refusal():
 
 def test_saturated_is_429():
     """All replicas at their limit: 429, until one request has ended."""
-    chooser = router(llm(endpoints=replicas(1), per_endpoint_in_flight=1))
-    first, _ = run(chooser, head(end_of_stream=True))
-    _, reply = run(chooser, head(end_of_stream=True))
+    request_router = router(llm(endpoints=replicas(1), per_endpoint_in_flight=1))
+    first, _ = run(request_router, head(end_of_stream=True))
+    _, reply = run(request_router, head(end_of_stream=True))
     assert (reply.status, reply.reason) == (429, "saturated")
     first.on(Lost(clean=True), 2.0, 2.0)
-    _, reply = run(chooser, head(end_of_stream=True))
+    _, reply = run(request_router, head(end_of_stream=True))
     assert reply.pick is not None
 
 
@@ -395,23 +395,23 @@ def test_saturated_is_429():
 
 def test_later_messages_get_empty_replies():
     """A duplicate end of stream, trailers and response parts never decide again."""
-    chooser = router(llm())
-    exchange, _ = run(chooser, head(), Body(PROMPT, end_of_stream=True))
+    request_router = router(llm())
+    exchange, _ = run(request_router, head(), Body(PROMPT, end_of_stream=True))
     assert exchange.on(Body(b"", end_of_stream=True), 1.0, 1.0) == (ReplyBody(),)
     assert exchange.on(Trailers(), 1.0, 1.0) == (ReplyTrailers(),)
     for part in ResponsePart:
         assert exchange.on(Response(part), 1.0, 1.0) == (ReplyResponse(part),)
-    assert in_flight(chooser) == 1
+    assert in_flight(request_router) == 1
 
 
 @pytest.mark.parametrize("event", [Trailers(), Response(ResponsePart.HEADERS)])
 def test_no_body_after_all_is_a_pass(event):
     """Trailers or a response arrive instead of the body: nothing is charged."""
-    chooser = router(llm())
-    exchange, _ = run(chooser, head(), event)
+    request_router = router(llm())
+    exchange, _ = run(request_router, head(), event)
     assert exchange.state is ExchangeState.DECIDED
     assert exchange.passed == "no-body"
-    assert in_flight(chooser) == 0
+    assert in_flight(request_router) == 0
 
 
 def test_duplex_chunks_are_passed_through():
@@ -429,9 +429,9 @@ def test_duplex_chunks_are_passed_through():
 @pytest.mark.parametrize("cuts", [(), (1,), (4,), (5,), (9,), (3, 7, 11)])
 def test_a_stream_in_duplex_is_decided_on_its_first_message(cuts):
     """However it is split: one decision when the first message is complete, before a half-close."""
-    chooser = router(llm(default_for_grpc=True), vision())
+    request_router = router(llm(default_for_grpc=True), vision())
     event = grpc(GRPC_STREAM, request_body=BodySending.DUPLEX).changed(route="unnamed/stream")
-    exchange = Exchange(chooser)
+    exchange = Exchange(request_router)
     assert exchange.on(event, 1.0, 1.0) == ()
     message = frame("vision")
     edges = [0, *cuts, len(message)]
@@ -453,11 +453,11 @@ def test_a_stream_in_duplex_is_decided_on_its_first_message(cuts):
 
 def test_a_sequence_in_duplex_is_read_from_the_first_message():
     """Both streams of one sequence go to one replica, although no header names it."""
-    chooser = router(llm())
+    request_router = router(llm())
     event = grpc(GRPC_STREAM, request_body=BodySending.DUPLEX)
     picks = set()
     for _ in range(6):
-        exchange = Exchange(chooser)
+        exchange = Exchange(request_router)
         exchange.on(event, 1.0, 1.0)
         reply, _ = exchange.on(Body(frame("toy-llm", sequence=77), end_of_stream=False), 1.0, 1.0)
         assert dict(reply.pick.headers)["x-envoy-max-retries"] == "0"
@@ -467,7 +467,7 @@ def test_a_sequence_in_duplex_is_read_from_the_first_message():
 
 def test_a_stream_in_duplex_without_messages_is_routed_by_its_head():
     """A client may half-close at once; that is a valid request."""
-    chooser = router(llm())
+    request_router = router(llm())
     event = grpc(GRPC_STREAM, request_body=BodySending.DUPLEX).changed(route="unnamed/stream")
     for end, last in (
         (
@@ -476,7 +476,7 @@ def test_a_stream_in_duplex_without_messages_is_routed_by_its_head():
         ),
         (Trailers(), ReplyTrailers()),
     ):
-        exchange = Exchange(chooser)
+        exchange = Exchange(request_router)
         exchange.on(event, 1.0, 1.0)
         reply, *rest = exchange.on(end, 1.0, 1.0)
         assert reply.pick.decision.pool == "llm"
@@ -536,31 +536,31 @@ def test_duplex_response_bodies_are_passed_through():
 @pytest.mark.parametrize("part", [ResponsePart.HEADERS, ResponsePart.TRAILERS])
 def test_the_replica_that_served_gets_the_charge(part):
     """V28: the proxy tried another replica; the ticket moves there, and settles there."""
-    chooser = router(llm())
-    exchange, reply = run(chooser, head(end_of_stream=True))
+    request_router = router(llm())
+    exchange, reply = run(request_router, head(end_of_stream=True))
     pick, other, *_ = reply.pick.destination.split(",")
     names = {each.http: each.key.id for each in llm().endpoints}
     for served in (pick, "192.168.1.1:1", other):
         exchange.on(Response(part, served=served), 1.0, 1.0)
         assert exchange.moved is (served == other)
-    assert chooser.registry.in_flight()[names[other]] == 1
-    assert in_flight(chooser) == 1
+    assert request_router.registry.in_flight()[names[other]] == 1
+    assert in_flight(request_router) == 1
     exchange.on(Lost(clean=True), 1.0, 1.0)
-    assert in_flight(chooser) == 0
-    assert chooser.ledger.outcomes == {Outcome.MOVED: 1, Outcome.DONE: 1}
+    assert in_flight(request_router) == 0
+    assert request_router.ledger.outcomes == {Outcome.MOVED: 1, Outcome.DONE: 1}
 
 
 def test_a_served_replica_without_a_ticket_is_nothing():
     """V29: a request that was never charged, or is settled, is not moved."""
-    chooser = router(llm())
-    exchange, _ = run(chooser, grpc(GRPC_LIVE))
+    request_router = router(llm())
+    exchange, _ = run(request_router, grpc(GRPC_LIVE))
     exchange.on(Response(ResponsePart.HEADERS, served="10.0.0.2:8081"), 1.0, 1.0)
     assert not exchange.moved
-    exchange, _ = run(chooser, head(end_of_stream=True))
-    chooser.set_pools({"vision": vision()}, 1.0)
+    exchange, _ = run(request_router, head(end_of_stream=True))
+    request_router.set_pools({"vision": vision()}, 1.0)
     exchange.on(Response(ResponsePart.HEADERS, served="10.0.0.2:8080"), 1.0, 1.0)
     assert not exchange.moved
-    assert in_flight(chooser) == 0
+    assert in_flight(request_router) == 0
 
 
 # --- the ticket -----------------------------------------------------------------------------------
@@ -576,38 +576,38 @@ def test_a_served_replica_without_a_ticket_is_nothing():
 )
 def test_the_ticket_settles_at_the_end(end, outcome):
     """The end of the stream determines the outcome of the ticket."""
-    chooser = router(llm())
-    exchange, _ = run(chooser, head(), Body(PROMPT, end_of_stream=True))
-    assert in_flight(chooser) == 1
+    request_router = router(llm())
+    exchange, _ = run(request_router, head(), Body(PROMPT, end_of_stream=True))
+    assert in_flight(request_router) == 1
     assert exchange.on(end, 2.0, 2.0) == ()
-    assert in_flight(chooser) == 0
-    assert chooser.ledger.outcomes[outcome] == 1
+    assert in_flight(request_router) == 0
+    assert request_router.ledger.outcomes[outcome] == 1
     assert exchange.state is ExchangeState.OVER
 
 
 def test_a_client_that_leaves_before_the_body_charges_nobody():
     """Without a decision there is nothing to settle."""
-    chooser = router(llm())
-    exchange = Exchange(chooser)
+    request_router = router(llm())
+    exchange = Exchange(request_router)
     exchange.on(head(), 1.0, 1.0)
     exchange.on(Lost(clean=True), 1.0, 1.0)
-    assert chooser.state(1.0)["counters"]["unmatched_settles"] == 0
+    assert request_router.state(1.0)["counters"]["unmatched_settles"] == 0
 
 
 def test_requests_that_are_not_inference_have_no_ticket():
     """A health call gets a pick but is not charged."""
-    chooser = router(llm())
-    _, reply = run(chooser, grpc(GRPC_LIVE))
+    request_router = router(llm())
+    _, reply = run(request_router, grpc(GRPC_LIVE))
     assert reply.pick.ticket is None
-    assert in_flight(chooser) == 0
+    assert in_flight(request_router) == 0
 
 
 def test_pools_may_change_while_a_body_is_awaited():
     """A pool that was removed meanwhile leads to a refusal, not to an exception."""
-    chooser = router(llm())
-    exchange = Exchange(chooser)
+    request_router = router(llm())
+    exchange = Exchange(request_router)
     exchange.on(head(), 1.0, 1.0)
-    chooser.set_pools({"vision": vision()}, 1.0)
+    request_router.set_pools({"vision": vision()}, 1.0)
     (reply,) = exchange.on(Body(PROMPT, end_of_stream=True), 1.0, 1.0)
     assert (reply.status, reply.reason) == (404, "unknown-pool")
 
@@ -685,16 +685,16 @@ def test_any_order_of_events(events):
     In duplex answers may wait for the decision, and what goes on is what came. Illegal events
     raise and change nothing.
     """
-    chooser = router(llm())
-    exchange = Exchange(chooser)
+    request_router = router(llm())
+    exchange = Exchange(request_router)
     book = Book()
     picks = refusals = 0
     for event in events:
-        before = (exchange.state, in_flight(chooser))
+        before = (exchange.state, in_flight(request_router))
         try:
             actions = exchange.on(event, 1.0, 1.0)
         except IllegalEventError:
-            assert (exchange.state, in_flight(chooser)) == before
+            assert (exchange.state, in_flight(request_router)) == before
             legal = before[0] is not ExchangeState.OVER and isinstance(event, Head) == (
                 before[0] is ExchangeState.NEW
             )
@@ -718,34 +718,34 @@ def test_any_order_of_events(events):
     assert picks + refusals <= 1
     if exchange.state is not ExchangeState.OVER:
         exchange.on(Lost(clean=True), 1.0, 1.0)
-    assert in_flight(chooser) == 0
-    ends = chooser.ledger.outcomes
+    assert in_flight(request_router) == 0
+    ends = request_router.ledger.outcomes
     assert ends.total() - ends[Outcome.MOVED] <= 1
-    assert chooser.state(1.0)["counters"]["unmatched_settles"] == 0
+    assert request_router.state(1.0)["counters"]["unmatched_settles"] == 0
 
 
 GRPC_READY = "/inference.GRPCInferenceService/ModelReady"
 
 
-def asked(name: str) -> Body:
+def body_naming(name: str) -> Body:
     data = service_pb2.ModelReadyRequest(name=name).SerializeToString()
     return Body(struct.pack(">BI", 0, len(data)) + data, end_of_stream=True)
 
 
 def test_a_call_about_a_model_goes_to_its_pool():
     """Only the body of ModelReady names the model: its pool gets the call, nothing is charged."""
-    chooser = router(llm(), vision())
+    request_router = router(llm(), vision())
     event = grpc(GRPC_READY, route="unnamed/grpc")
-    exchange, reply = run(chooser, event)
+    exchange, reply = run(request_router, event)
     assert (exchange.state, reply.override) == (ExchangeState.WAITING, BodyModeOverride.FIRST_PART)
-    _, reply = run(chooser, event, asked("vision"))
+    _, reply = run(request_router, event, body_naming("vision"))
     assert (reply.pick.decision.pool, reply.pick.ticket) == ("vision", None)
 
 
 def test_a_call_about_a_model_that_nobody_serves_is_answered_by_a_replica():
     """Triton's ModelReady answers no; a refusal would be an error instead."""
     event = grpc(GRPC_READY, route="unnamed/grpc")
-    _, reply = run(router(llm(), vision()), event, asked("nope"))
+    _, reply = run(router(llm(), vision()), event, body_naming("nope"))
     assert reply.pick.decision.pool == "llm"
 
 

@@ -213,10 +213,10 @@ def test_the_prompt_of_a_retried_request_is_who_served_its():
 def test_the_beginning_of_an_answer_tells_the_speed(final, monkeypatch):
     """The first byte is reported with number and replica, but not that of an error."""
     router, feedback = made()
-    heard = []
-    monkeypatch.setattr(router.learner, "began", lambda *what: heard.append(what))
+    reported = []
+    monkeypatch.setattr(router.learner, "began", lambda *what: reported.append(what))
     times = {"first_byte_s": 0.4, "first_at_s": 0.5, "lasted_s": 0.9}
     feedback.take(entry(ticket="x-7", final=final, **times), 1.0)
     feedback.take(entry(ticket="x-8", final=final, status=404, **times), 1.0)
     feedback.take(entry(ticket="x-9", final=final, attempts=2, **times), 1.0)
-    assert heard == [(7, R1, 0.4)]
+    assert reported == [(7, R1, 0.4)]

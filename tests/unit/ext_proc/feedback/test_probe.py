@@ -112,11 +112,11 @@ async def test_what_the_index_says_and_what_says_nothing(monkeypatch):
     """A state is reported; an error, a page that is too large, or an invalid one is no state."""
     monkeypatch.setattr(probe, "MAX_BYTES", 1000)
     answers = [(200, READY), (500, b""), (200, b"[" * 2000), (200, b"<html>"), (200, LOADING)]
-    asked = []
+    received = []
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append((request.method, request.path))
-        status, body = answers[min(len(asked), len(answers)) - 1]
+        received.append((request.method, request.path))
+        status, body = answers[min(len(received), len(answers)) - 1]
         return web.Response(status=status, body=body)
 
     app = web.Application()
@@ -124,10 +124,10 @@ async def test_what_the_index_says_and_what_says_nothing(monkeypatch):
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    said: asyncio.Queue[tuple[str, EndpointKey, str | None]] = asyncio.Queue()
+    results: asyncio.Queue[tuple[str, EndpointKey, str | None]] = asyncio.Queue()
     prober = Prober(
-        lambda *_: pytest.fail("readiness was not asked for"),
-        lambda *result: said.put_nowait(result),
+        lambda *_: pytest.fail("readiness was not requested"),
+        lambda *result: results.put_nowait(result),
         jitter=lambda: 0.0,
     )
     url = f"http://127.0.0.1:{runner.addresses[0][1]}{INDEX_PATH}"
@@ -135,9 +135,9 @@ async def test_what_the_index_says_and_what_says_nothing(monkeypatch):
     task = asyncio.create_task(prober.run())
     try:
         async with asyncio.timeout(60):
-            assert await said.get() == ("llm", KEY, None)
-            assert await said.get() == ("llm", KEY, "m: LOADING")
-        assert len(asked) == len(answers)
+            assert await results.get() == ("llm", KEY, None)
+            assert await results.get() == ("llm", KEY, "m: LOADING")
+        assert len(received) == len(answers)
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):

@@ -99,8 +99,8 @@ def test_flags_say_whose_trouble_it_was(flag, place):
     flags = message.http_logs.log_entry[0].common_properties.response_flags
     setattr(flags, flag, True)
     entry = first(message)
-    told = {"broken": entry.broken, "left": entry.left, "shed": entry.shed}
-    assert [name for name, value in told.items() if value] == [place]
+    flags = {"broken": entry.broken, "left": entry.left, "shed": entry.shed}
+    assert [name for name, value in flags.items() if value] == [place]
 
 
 def test_a_grpc_status_comes_from_trailers_or_headers():

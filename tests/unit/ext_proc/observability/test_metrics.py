@@ -96,8 +96,8 @@ async def test_the_debug_page(registry):
 
 async def test_decisions_are_explained_newest_first(registry):
     """All sampled ones, or those of one pool."""
-    told = [{"pool": "a", "n": 1}, {"pool": "b", "n": 2}, {"pool": "a", "n": 3}]
-    app = debug_app(Metrics(registry), dict, lambda: True, lambda: told)
+    decisions = [{"pool": "a", "n": 1}, {"pool": "b", "n": 2}, {"pool": "a", "n": 3}]
+    app = debug_app(Metrics(registry), dict, lambda: True, lambda: decisions)
     async with TestClient(TestServer(app)) as client:
         everything = await (await client.get("/debug/explain")).json()
         of_a = await (await client.get("/debug/explain?pool=a")).json()

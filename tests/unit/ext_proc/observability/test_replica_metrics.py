@@ -16,20 +16,20 @@ AGE = "tidegate_picker_replica_reading_age_seconds"
 FIRST = "tidegate_picker_replica_first_byte_seconds"
 
 
-def pages(chooser, now=10.0):
+def pages(request_router, now=10.0):
     registry = CollectorRegistry()
-    ReplicaMetrics(registry, chooser.registry.replicas, lambda: now)
+    ReplicaMetrics(registry, request_router.registry.replicas, lambda: now)
     return registry.get_sample_value
 
 
 def test_what_is_believed_of_a_replica():
     """Our requests and other clients' add up; an unknown value has no sample."""
-    chooser = router(llm(policy="round-robin"))
+    request_router = router(llm(policy="round-robin"))
     for _ in range(3):
-        chooser.decide(Request("llm", None, "http", Features(Form.GENERATE)), 9.0, 9.0)
-    chooser.registry.observe("r1", [Reading(9.5, queued=4)])
-    chooser.learner.answered("llm", EndpointKey("r1", 1), 0.25, None, 9.5)
-    sample = pages(chooser)
+        request_router.decide(Request("llm", None, "http", Features(Form.GENERATE)), 9.0, 9.0)
+    request_router.registry.observe("r1", [Reading(9.5, queued=4)])
+    request_router.learner.answered("llm", EndpointKey("r1", 1), 0.25, None, 9.5)
+    sample = pages(request_router)
     assert sample(QUEUE, {"endpoint": "r1"}) == 4
     assert sample(QUEUE, {"endpoint": "r2"}) == 1
     assert sample(AGE, {"endpoint": "r1"}) == 0.5

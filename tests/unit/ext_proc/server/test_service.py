@@ -43,9 +43,9 @@ def transport(request):
 async def test_a_peeked_request():
     """V31: two replies, the pick in the second; the ticket lives until the stream ends."""
     async with Peer(router(llm())) as peer:
-        call, (asked, picked) = await peer.talk(Messages().head().body(PROMPT))
-        assert asked.message.mode_override.request_body_mode == MODE.BUFFERED_PARTIAL
-        assert asked.picked is None
+        call, (requested, picked) = await peer.talk(Messages().head().body(PROMPT))
+        assert requested.message.mode_override.request_body_mode == MODE.BUFFERED_PARTIAL
+        assert requested.picked is None
         assert len(picked.picked) == 3
         assert sum(peer.router.registry.in_flight().values()) == 1
         assert peer.counted("open_streams") == 1
@@ -59,8 +59,10 @@ async def test_a_peeked_request():
 
 async def test_what_others_did_is_read_before_a_decision():
     """They are read before each message that may lead to a decision, and not after the pick."""
-    chooser, seen = router(llm()), []
-    async with Peer(chooser, refresh=lambda: seen.append(chooser.registry.in_flight())) as peer:
+    request_router, seen = router(llm()), []
+    async with Peer(
+        request_router, refresh=lambda: seen.append(request_router.registry.in_flight())
+    ) as peer:
         call, _ = await peer.talk(Messages().head().body(PROMPT).response())
         assert len(seen) == 2
         assert not any(sum(counts.values()) for counts in seen)
@@ -69,8 +71,8 @@ async def test_what_others_did_is_read_before_a_decision():
 
 async def test_round_robin_alternates():
     """V14: of two endpoints the second request gets the other and the third the first."""
-    chooser = router(llm(policy="round-robin", endpoints=replicas(2), body="none"))
-    async with Peer(chooser) as peer:
+    request_router = router(llm(policy="round-robin", endpoints=replicas(2), body="none"))
+    async with Peer(request_router) as peer:
         seen = []
         for _ in range(3):
             call, (answer,) = await peer.talk(Messages().head())
@@ -327,13 +329,15 @@ async def test_health():
 
 async def test_load_reports_go_to_whom_asked_for_them():
     """They are passed on with the replica that has the request; without a ticket they are not."""
-    heard = []
-    async with Peer(router(llm(orca=True, body="none")), lambda *told: heard.append(told)) as peer:
+    received = []
+    async with Peer(
+        router(llm(orca=True, body="none")), lambda *report: received.append(report)
+    ) as peer:
         call, (picked,) = await peer.talk(Messages().head())
         assert picked.picked
         await peer.talk(Messages().response(headers={LOAD_HEADER: "TEXT rps=1", "x": "y"}), call)
         await peer.finish(call)
-    ((endpoint, headers),) = heard
+    ((endpoint, headers),) = received
     assert headers == ((LOAD_HEADER, "TEXT rps=1"),)
     assert endpoint in {"r1", "r2", "r3"}
 
@@ -342,8 +346,8 @@ async def test_an_override_keeps_the_answers_headers_where_a_pool_asks():
     """Without it the picker's own override would undo the route's mode."""
     for orca, mode in ((True, MODE.SEND), (False, MODE.SKIP)):
         async with Peer(router(llm(orca=orca))) as peer:
-            call, (asked, _) = await peer.talk(Messages().head().body(PROMPT))
-            assert asked.message.mode_override.response_header_mode == mode
+            call, (requested, _) = await peer.talk(Messages().head().body(PROMPT))
+            assert requested.message.mode_override.response_header_mode == mode
             await peer.finish(call)
 
 

@@ -238,7 +238,7 @@ def test_a_pick_out_of_parts_says_all_of_it(
     assert answer.headers == dict(headers)
     assert answer.common.clear_route_cache is clear
     assert answer.message.HasField("mode_override") is (override is not None)
-    told = {
+    metadata = {
         "picker": picker,
         "ticket": None if ticket is None else life + ticket,
         "at": at or None,
@@ -246,7 +246,7 @@ def test_a_pick_out_of_parts_says_all_of_it(
     }
     assert json_format.MessageToDict(answer.message.dynamic_metadata) == {
         "envoy.lb": {"x-gateway-destination-endpoint": destination},
-        "tidegate": {name: value for name, value in told.items() if value is not None},
+        "tidegate": {name: value for name, value in metadata.items() if value is not None},
     }
     again = Answer.of(writer.write(ReplyBody(pick)))
     assert again.message.dynamic_metadata == answer.message.dynamic_metadata

@@ -87,10 +87,10 @@ def test_bounds():
         max_size=12,
     )
 )
-def test_no_number_looks_younger_than_it_is(said):
+def test_no_number_looks_younger_than_it_is(reports):
     """In any order of reports, each merged number is at least as new as the merged time."""
     made, latest = board(), {}
-    for source, at, queued, running in said:
+    for source, at, queued, running in reports:
         reading = Reading(at, "m", "1", queued=queued, running=running)
         latest[source] = reading
         for merged in made.put("r", source, [reading], at):

@@ -19,16 +19,16 @@ class Router:
     """Records the calls that it receives."""
 
     def __init__(self):
-        self.told = []
+        self.calls = []
 
     def observe(self, endpoint, readings):
-        self.told.append(("observe", endpoint, tuple(readings)))
+        self.calls.append(("observe", endpoint, tuple(readings)))
 
     def silent(self, endpoint):
-        self.told.append(("silent", endpoint))
+        self.calls.append(("silent", endpoint))
 
     def restarted(self, endpoint, unix_now):
-        self.told.append(("restarted", endpoint, unix_now))
+        self.calls.append(("restarted", endpoint, unix_now))
 
     def in_flight(self):
         return {}
@@ -83,7 +83,7 @@ async def test_sources_are_merged_for_the_router(made):
     made.hub._observe("a", PAGE, (Reading(100.0, "m", "1", queued=1, kv_used=0.5),), 100.0)
     made.hub._observe("a", GPU, (Reading(100.0, gpu_used=0.25),), 100.0)
     made.hub._observe("a", PUSH, (Reading(100.0, "m", "1", queued=2),), 100.1)
-    _, endpoint, readings = made.router.told[-1]
+    _, endpoint, readings = made.router.calls[-1]
     assert endpoint == "a"
     by_model = {each.model: each for each in readings}
     assert by_model["m"] == Reading(100.0, "m", "1", queued=2, kv_used=0.5)
@@ -108,22 +108,22 @@ async def test_staleness_is_counted_and_blindness_said_once(made):
 async def test_silent_only_where_no_source_tells(made):
     """A failing page is not silence while the replica's reporter pushes."""
     made.hub.take(ScrapeFailed("a", SILENT_AFTER - 1))
-    assert made.router.told == []
+    assert made.router.calls == []
     made.hub._observe("a", PUSH, (), made.now)
     made.hub.take(ScrapeFailed("a", SILENT_AFTER))
-    assert ("silent", "a") not in made.router.told
+    assert ("silent", "a") not in made.router.calls
     made.hub.take(PushEnded("a"))
     made.hub.take(ScrapeFailed("a", SILENT_AFTER))
-    assert made.router.told[-1] == ("silent", "a")
+    assert made.router.calls[-1] == ("silent", "a")
 
 
 async def test_a_restart_forgets_what_all_sources_said(made):
     """Readings of the old process are dropped."""
     made.hub._observe("a", PUSH, (Reading(100.0, "m", kv_used=0.5),), 100.0)
     made.hub.take(Restarted("a"))
-    assert made.router.told[-1] == ("restarted", "a", 7.0)
+    assert made.router.calls[-1] == ("restarted", "a", 7.0)
     made.hub._observe("a", PAGE, (Reading(100.0, "m"),), 100.0)
-    assert made.router.told[-1] == ("observe", "a", (Reading(100.0, "m"),))
+    assert made.router.calls[-1] == ("observe", "a", (Reading(100.0, "m"),))
 
 
 async def test_strangers_are_passed_over(made):
@@ -149,20 +149,20 @@ REPORT = ((LOAD_HEADER, "TEXT named_metrics.queue_size=3"),)
 async def test_a_load_report_counts_where_nobody_else_tells(made):
     """Besides a page, which has values per model, it would count requests twice."""
     made.hub.reported("a", REPORT)
-    assert made.router.told == [("observe", "a", (Reading(100.0, queued=3.0),))]
+    assert made.router.calls == [("observe", "a", (Reading(100.0, queued=3.0),))]
     made.hub._observe("a", PAGE, (Reading(100.0, "m", queued=3),), 100.0)
-    made.router.told.clear()
+    made.router.calls.clear()
     made.hub.reported("a", REPORT)
-    assert made.router.told == []
+    assert made.router.calls == []
     made.now += FRESH_S + 1
     made.hub.reported("a", REPORT)
-    ((_, _, told),) = made.router.told
-    assert told == (Reading(made.now, queued=3.0),)
+    ((_, _, readings),) = made.router.calls
+    assert readings == (Reading(made.now, queued=3.0),)
 
 
 async def test_a_load_report_of_nonsense_is_counted(made):
     """It has no other effect."""
     made.hub.reported("a", ((LOAD_HEADER, "JSON {"),))
-    assert made.router.told == []
+    assert made.router.calls == []
     name = "tidegate_picker_telemetry_load_reports_total"
     assert made.registry.get_sample_value(name, {"outcome": "unreadable"}) == 1

@@ -199,14 +199,14 @@ def answered(pieces):
     async def run():
         client = PageClient("http://h/", timeout_s=60.0, max_bytes=64)
         client._connect = lambda _: None
-        said = []
-        client.get(said.append)
+        results = []
+        client.get(results.append)
         client.connection_made(Wire())
         for piece in pieces:
             client.data_received(piece)
         client.connection_lost(None)
         client.close()
-        return said
+        return results
 
     return asyncio.run(run())
 
@@ -224,21 +224,21 @@ def test_pieces_do_not_matter(answer, cuts):
 @given(st.lists(st.binary(max_size=30) | st.sampled_from([SIZED, CHUNKED[:40]]), max_size=6))
 def test_any_bytes_end_a_fetch_once(pieces):
     """Any bytes lead to exactly one page of bounded size or one error."""
-    said = answered(pieces)
-    assert len(said) == 1
-    assert isinstance(said[0], Exception) or len(said[0]) <= 64
+    results = answered(pieces)
+    assert len(results) == 1
+    assert isinstance(results[0], Exception) or len(results[0]) <= 64
 
 
 async def test_tls_is_spoken_where_the_url_says_so(monkeypatch):
     """A page over https goes to port 443 with the system's certificates."""
-    asked = {}
+    connected = {}
 
     async def create_connection(_, host, port, **options):
-        asked.update(options, host=host, port=port)
+        connected.update(options, host=host, port=port)
         raise OSError("not here")
 
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", create_connection)
     client = PageClient("https://h/metrics", timeout_s=1.0, max_bytes=10)
     assert await fetch(client) == "OSError: not here"
-    assert (asked["host"], asked["port"]) == ("h", 443)
-    assert asked["ssl"].verify_mode is page_client.ssl.CERT_REQUIRED
+    assert (connected["host"], connected["port"]) == ("h", 443)
+    assert connected["ssl"].verify_mode is page_client.ssl.CERT_REQUIRED

@@ -20,17 +20,17 @@ class Picker:
     """A server with this service only; records what it receives."""
 
     def __init__(self):
-        self.heard = asyncio.Queue()
+        self.received = asyncio.Queue()
         self.push = Push(
-            lambda endpoint, readings, at: self.heard.put_nowait((endpoint, readings, at)),
-            lambda endpoint: self.heard.put_nowait(("restart", endpoint)),
-            lambda endpoint: self.heard.put_nowait(("end", endpoint)),
+            lambda endpoint, readings, at: self.received.put_nowait((endpoint, readings, at)),
+            lambda endpoint: self.received.put_nowait(("restart", endpoint)),
+            lambda endpoint: self.received.put_nowait(("end", endpoint)),
         )
         self.address = ""
 
     async def next(self):
         async with asyncio.timeout(60):
-            return await self.heard.get()
+            return await self.received.get()
 
 
 @pytest.fixture
@@ -135,12 +135,12 @@ async def test_a_reporter_tells_changes_and_restarts(picker):
         while not wanted(await picker.next()):
             pass
 
-    await until(lambda said: said[0] == "r" and said[1][0].queued == 1)
+    await until(lambda event: event[0] == "r" and event[1][0].queued == 1)
     page["queued"] = 7
-    await until(lambda said: said[0] == "r" and said[1][0].queued == 7)
+    await until(lambda event: event[0] == "r" and event[1][0].queued == 7)
     page["done"] = 0
-    await until(lambda said: said == ("restart", "r"))
+    await until(lambda event: event == ("restart", "r"))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await until(lambda said: said == ("end", "r"))
+    await until(lambda event: event == ("end", "r"))
     await runner.cleanup()

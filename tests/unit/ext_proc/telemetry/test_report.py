@@ -73,8 +73,8 @@ def test_what_cannot_be(fields, what):
 def test_adapters_that_a_report_may_not_have_are_unknown(adapters):
     """A page with too many adapters, or too long ones, keeps its other numbers."""
     reading = Reading(9.5, queued=1, adapters=frozenset(adapters))
-    (told,) = report.read(sent(reading), now=10.0).readings
-    assert told == Reading(9.5, queued=1)
+    (values,) = report.read(sent(reading), now=10.0).readings
+    assert values == Reading(9.5, queued=1)
 
 
 @pytest.mark.parametrize("age", [-0.1, 60.1, float("nan"), float("inf")])
@@ -98,35 +98,35 @@ def test_bounds():
 
 def test_a_stream_tells_changes():
     """Changed readings replace old ones, gone ones are removed, others get the report's age."""
-    told = report.ReportedValues()
+    values = report.ReportedValues()
     first = [Reading(0.0, "a", queued=1), Reading(0.0, "b", queued=2)]
-    told.take(report.read(sent(*first, age_s=0), 1.0), 1.0)
+    values.take(report.read(sent(*first, age_s=0), 1.0), 1.0)
     second = report.read(sent(Reading(0.0, "a", queued=5), age_s=0.25), 2.0)
-    readings, restarted = told.take(second, 2.0)
+    readings, restarted = values.take(second, 2.0)
     assert readings == (Reading(1.75, "a", queued=5), Reading(1.75, "b", queued=2))
     assert not restarted
-    third, _ = told.take(report.read(sent(age_s=0, gone=[("a", None)]), 3.0), 3.0)
+    third, _ = values.take(report.read(sent(age_s=0, gone=[("a", None)]), 3.0), 3.0)
     assert [each.model for each in third] == ["b"]
 
 
 def test_a_restart_forgets():
     """When the count of restarts rises, earlier readings are dropped."""
-    told = report.ReportedValues()
-    told.take(report.read(sent(Reading(0.0, "a"), restarts=1), 1.0), 1.0)
-    readings, restarted = told.take(report.read(sent(Reading(0.0, "b"), restarts=2), 2.0), 2.0)
+    values = report.ReportedValues()
+    values.take(report.read(sent(Reading(0.0, "a"), restarts=1), 1.0), 1.0)
+    readings, restarted = values.take(report.read(sent(Reading(0.0, "b"), restarts=2), 2.0), 2.0)
     assert restarted
     assert [each.model for each in readings] == ["b"]
 
 
 def test_a_stream_is_bounded():
     """One stream reports on one endpoint, with a bounded number of models."""
-    told = report.ReportedValues()
-    told.take(report.read(sent(*(Reading(0.0, f"m{i}") for i in range(MAX_READINGS))), 1.0), 1.0)
+    values = report.ReportedValues()
+    values.take(report.read(sent(*(Reading(0.0, f"m{i}") for i in range(MAX_READINGS))), 1.0), 1.0)
     with pytest.raises(report.BadReport, match="more than 256 models"):
-        told.take(report.read(sent(Reading(0.0, "more")), 1.0), 1.0)
+        values.take(report.read(sent(Reading(0.0, "more")), 1.0), 1.0)
     other = report.write("other", 0, []).SerializeToString()
     with pytest.raises(report.BadReport, match="one endpoint only"):
-        told.take(report.read(other, 1.0), 1.0)
+        values.take(report.read(other, 1.0), 1.0)
 
 
 @given(st.binary(max_size=200))

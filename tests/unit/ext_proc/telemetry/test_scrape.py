@@ -31,11 +31,11 @@ class Replica:
         self.headers: dict[str, str] = {}
         self.hangs = False
         self.endless = False
-        self.asked = 0
+        self.fetches = 0
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked += 1
+        self.fetches += 1
         if self.hangs:
             await asyncio.Event().wait()
         if self.endless:
@@ -47,7 +47,7 @@ class Replica:
         return web.Response(body=body, status=self.status, headers=self.headers)
 
 
-class Heard:
+class Recorder:
     """Records all calls in order."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ async def replica():
 
 
 @asynccontextmanager
-async def scraping(heard: Heard, targets, **options):
+async def scraping(recorder: Recorder, targets, **options):
     """Run a scraper whose own rounds never start, so that tests drive it."""
     options = {
         "clock": lambda: 5.0,
@@ -90,7 +90,7 @@ async def scraping(heard: Heard, targets, **options):
         "timeout_s": 60.0,
         **options,
     }
-    scraper = Scraper(heard.readings, heard.restart, heard.failure, **options)
+    scraper = Scraper(recorder.readings, recorder.restart, recorder.failure, **options)
     scraper.set_targets(targets)
     running = asyncio.create_task(scraper.run())
     await asyncio.sleep(0)
@@ -103,10 +103,10 @@ async def scraping(heard: Heard, targets, **options):
 
 async def test_readings(replica):
     """A good page becomes readings with the clock's time."""
-    heard = Heard()
-    async with scraping(heard, {"r": replica.url}) as scraper:
+    recorder = Recorder()
+    async with scraping(recorder, {"r": replica.url}) as scraper:
         assert await scraper.scrape_once("r")
-        assert heard.calls == [("readings", "r", [("m", 2, 5.0)])]
+        assert recorder.calls == [("readings", "r", [("m", 2, 5.0)])]
         assert scraper.state() == {
             "r": {
                 "url": replica.url,
@@ -135,12 +135,12 @@ async def test_bad_pages(replica, changes, words):
     """A bad page is a failed scrape with its reason, and no reading."""
     for name, value in changes.items():
         setattr(replica, name, value)
-    heard = Heard()
-    async with scraping(heard, {"r": replica.url}, max_bytes=1000) as scraper:
+    recorder = Recorder()
+    async with scraping(recorder, {"r": replica.url}, max_bytes=1000) as scraper:
         assert not await scraper.scrape_once("r")
         assert not await scraper.scrape_once("r")
-        assert [call[:3] for call in heard.calls] == [("failure", "r", 1), ("failure", "r", 2)]
-        assert words in heard.calls[0][3]
+        assert [call[:3] for call in recorder.calls] == [("failure", "r", 1), ("failure", "r", 2)]
+        assert words in recorder.calls[0][3]
         assert scraper.state()["r"]["consecutive_failures"] == 2
         assert scraper.state()["r"]["last_ok_age_s"] is None
 
@@ -148,34 +148,34 @@ async def test_bad_pages(replica, changes, words):
 async def test_hanging_page(replica):
     """A hanging page costs its timeout."""
     replica.hangs = True
-    heard = Heard()
-    async with scraping(heard, {"r": replica.url}, timeout_s=0.05) as scraper:
+    recorder = Recorder()
+    async with scraping(recorder, {"r": replica.url}, timeout_s=0.05) as scraper:
         assert not await scraper.scrape_once("r")
-        assert heard.calls == [("failure", "r", 1, "no page within 0.05 s")]
+        assert recorder.calls == [("failure", "r", 1, "no page within 0.05 s")]
 
 
 async def test_endless_page_costs_its_timeout(replica):
     """A page without an end, below the byte bound, costs its timeout."""
     replica.endless = True
-    heard = Heard()
-    async with scraping(heard, {"r": replica.url}, timeout_s=0.05, max_bytes=2**40) as scraper:
+    recorder = Recorder()
+    async with scraping(recorder, {"r": replica.url}, timeout_s=0.05, max_bytes=2**40) as scraper:
         assert not await scraper.scrape_once("r")
-        assert "no page within" in heard.calls[0][3]
+        assert "no page within" in recorder.calls[0][3]
 
 
 async def test_nobody_listens():
     """A refused connection is a failed scrape."""
-    heard = Heard()
-    async with scraping(heard, {"r": "http://127.0.0.1:1/metrics"}) as scraper:
+    recorder = Recorder()
+    async with scraping(recorder, {"r": "http://127.0.0.1:1/metrics"}) as scraper:
         assert not await scraper.scrape_once("r")
-        assert heard.kinds() == ["failure"]
-        assert len(heard.calls[0][3]) <= MAX_ERROR_CHARS
+        assert recorder.kinds() == ["failure"]
+        assert len(recorder.calls[0][3]) <= MAX_ERROR_CHARS
 
 
 async def test_recovery(replica):
     """A good page resets the consecutive failures."""
-    heard = Heard()
-    async with scraping(heard, {"r": replica.url}) as scraper:
+    recorder = Recorder()
+    async with scraping(recorder, {"r": replica.url}) as scraper:
         replica.status = 500
         await scraper.scrape_once("r")
         replica.status = 200
@@ -187,68 +187,68 @@ async def test_recovery(replica):
 @pytest.mark.parametrize("fails_between", [False, True])
 async def test_restart(replica, fails_between):
     """A counter that fell reports a restart, once, before the new readings."""
-    heard = Heard()
-    async with scraping(heard, {"r": replica.url}) as scraper:
+    recorder = Recorder()
+    async with scraping(recorder, {"r": replica.url}) as scraper:
         replica.body = page(9)
         await scraper.scrape_once("r")
         if fails_between:
             replica.status = 500
             await scraper.scrape_once("r")
             replica.status = 200
-        heard.calls.clear()
+        recorder.calls.clear()
         replica.body = page(1)
         await scraper.scrape_once("r")
-        assert heard.kinds() == ["restart", "readings"]
+        assert recorder.kinds() == ["restart", "readings"]
         await scraper.scrape_once("r")
-        assert heard.kinds() == ["restart", "readings", "readings"]
+        assert recorder.kinds() == ["restart", "readings", "readings"]
         assert scraper.state()["r"]["restarts"] == 1
 
 
 async def test_restart_is_seen_when_the_model_comes_back(replica):
     """A model that was missing while the server restarted is still compared."""
-    heard = Heard()
-    async with scraping(heard, {"r": replica.url}) as scraper:
+    recorder = Recorder()
+    async with scraping(recorder, {"r": replica.url}) as scraper:
         for body in (page(9), "nv_cpu_utilization 0.1\n", page(0)):
             replica.body = body
             assert await scraper.scrape_once("r")
-        assert heard.kinds() == ["readings", "readings", "restart", "readings"]
+        assert recorder.kinds() == ["readings", "readings", "restart", "readings"]
 
 
 async def test_growing_counters_are_no_restart(replica):
     """Counters that rise, stay or appear are no restart."""
-    heard = Heard()
-    async with scraping(heard, {"r": replica.url}) as scraper:
+    recorder = Recorder()
+    async with scraping(recorder, {"r": replica.url}) as scraper:
         for body in (page(1), page(1), page(5), page(5) + page(0, "n")):
             replica.body = body
             await scraper.scrape_once("r")
-        assert heard.kinds() == ["readings"] * 4
+        assert recorder.kinds() == ["readings"] * 4
 
 
 async def test_remembered_models_are_bounded(replica):
     """Counters beyond the bound are not remembered."""
     replica.body = "".join(page(1, f"m{index}") for index in range(MAX_MODELS + 1))
-    async with scraping(Heard(), {"r": replica.url}) as scraper:
+    async with scraping(Recorder(), {"r": replica.url}) as scraper:
         assert await scraper.scrape_once("r")
         assert len(scraper._targets["r"].rates) == MAX_MODELS
 
 
 async def test_removed_while_on_the_way(replica):
     """A replica that was removed during its fetch is not reported."""
-    heard = Heard()
-    async with scraping(heard, {"r": replica.url}) as scraper:
+    recorder = Recorder()
+    async with scraping(recorder, {"r": replica.url}) as scraper:
         scrape = asyncio.create_task(scraper.scrape_once("r"))
         await asyncio.sleep(0)
         scraper.set_targets({})
         assert not await scrape
-        assert heard.calls == []
+        assert recorder.calls == []
         assert scraper.state() == {}
         assert not await scraper.scrape_once("r")
 
 
 async def test_another_url_begins_anew(replica):
     """A replica with another URL starts anew; one with the same URL keeps its state."""
-    heard = Heard()
-    async with scraping(heard, {"r": replica.url}) as scraper:
+    recorder = Recorder()
+    async with scraping(recorder, {"r": replica.url}) as scraper:
         await scraper.scrape_once("r")
         scraper.set_targets({"r": replica.url})
         assert scraper.state()["r"]["last_ok_age_s"] == 0.0
@@ -258,8 +258,8 @@ async def test_another_url_begins_anew(replica):
 
 async def test_a_broken_callback_is_a_failed_scrape(replica):
     """An exception in a callback is shown and does not end the scraping."""
-    heard = Heard()
-    async with scraping(heard, {"r": replica.url}) as scraper:
+    recorder = Recorder()
+    async with scraping(recorder, {"r": replica.url}) as scraper:
         scraper._on_readings = lambda *_: {}["bug"]
         assert not await scraper.scrape_once("r")
         assert "internal error: KeyError('bug')" in scraper.state()["r"]["last_error"]
@@ -270,16 +270,16 @@ async def test_a_broken_callback_is_a_failed_scrape(replica):
 
 async def test_rounds(replica):
     """While it runs, every replica is scraped repeatedly, also one that is added later."""
-    heard = Heard()
+    recorder = Recorder()
     seen = asyncio.Event()
 
     def notice(endpoint, readings) -> None:
-        heard.readings(endpoint, readings)
-        if {call[1] for call in heard.calls} == {"a", "b"} and len(heard.calls) > 5:
+        recorder.readings(endpoint, readings)
+        if {call[1] for call in recorder.calls} == {"a", "b"} and len(recorder.calls) > 5:
             seen.set()
 
     scraper = Scraper(
-        notice, heard.restart, pacing=Pacing(fast_s=0.001, pages_per_s=1e9), jitter=lambda: 0.0
+        notice, recorder.restart, pacing=Pacing(fast_s=0.001, pages_per_s=1e9), jitter=lambda: 0.0
     )
     scraper.set_targets({"a": replica.url})
     running = asyncio.create_task(scraper.run())
@@ -294,7 +294,7 @@ async def test_rounds(replica):
 
 async def test_only_within_run():
     """A scrape outside ``run`` is a clear error."""
-    scraper = Scraper(Heard().readings, Heard().restart)
+    scraper = Scraper(Recorder().readings, Recorder().restart)
     with pytest.raises(RuntimeError, match="not running"):
         await scraper.scrape_once("r")
 
@@ -303,8 +303,8 @@ async def test_loaded_replicas_are_read_more_often():
     """A replica with requests in flight has the short pause, an idle one the long one."""
     now, loads = [0.0], {"a": 1}
     scraper = Scraper(
-        Heard().readings,
-        Heard().restart,
+        Recorder().readings,
+        Recorder().restart,
         jitter=lambda: 0.5,
         clock=lambda: now[0],
         loads=lambda: loads,
@@ -321,8 +321,8 @@ async def test_loaded_replicas_are_read_more_often():
 async def test_the_budget_stretches_all_pauses():
     """More replicas than the budget allows are read less often, by the same factor."""
     scraper = Scraper(
-        Heard().readings,
-        Heard().restart,
+        Recorder().readings,
+        Recorder().restart,
         jitter=lambda: 0.5,
         clock=lambda: 0.0,
         pacing=Pacing(fast_s=0.25, pages_per_s=4.0),

@@ -103,11 +103,11 @@ def test_a_failure_keeps_its_place_among_good_answers():
 def test_what_peers_learn_by_themselves_is_not_told():
     """Blocks and leases are sent unchanged; purges and membership are not sent."""
     account = Account()
-    for told in (
+    for unchanged in (
         Inserted(key(0), (1, 2), 1.0),
         Released(LeaseKey(POOL, SequenceKey("m", "", 7))),
     ):
-        assert account.take(told, 1.0) == (told,)
+        assert account.take(unchanged, 1.0) == (unchanged,)
     assert account.take(Purged(key(0)), 1.0) == ()
     assert account.take(EndpointRemoved(key(0)), 1.0) == ()
 

@@ -26,7 +26,7 @@ class Worker:
     """A router on the bus that records what it receives."""
 
     def __init__(self, folder: Path, number: int, count: int, clock: Callable[[], float]) -> None:
-        self.news: list = []
+        self.telemetry: list = []
         self.judged: list = []
         self.leads: list[bool] = []
         self.router: Router = router(
@@ -38,7 +38,7 @@ class Worker:
         self.bus = Bus(
             WorkerPlace(folder, number, count),
             self.router.peers,
-            on_telemetry=self.news.append,
+            on_telemetry=self.telemetry.append,
             on_judged=lambda judged, _: self.judged.append(judged),
             on_lead=self.leads.append,
             clock=clock,
@@ -305,14 +305,14 @@ async def test_what_the_leader_finds_reaches_all(tmp_path):
     """Readings, probes and verdicts are the same for all workers."""
     async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
-        heard = ReadingsUpdate("r0", "page", (Reading(at=99.0, queued=3.0),), 99.0)
+        update = ReadingsUpdate("r0", "page", (Reading(at=99.0, queued=3.0),), 99.0)
         judged = Judged(POOL, key(0), Verdict.BROKEN)
-        first.bus.publish(heard)
+        first.bus.publish(update)
         first.bus.publish(judged)
         for _ in range(2):
             first.bus.publish(Probed(POOL, key(1), ready=False))
         await group.settle()
-        assert other.news == [heard]
+        assert other.telemetry == [update]
         assert other.judged == [judged]
         assert other.router.conditions.of(POOL, key(1)) == ["not-ready"]
 
@@ -325,7 +325,7 @@ async def test_a_push_ends_with_the_worker_that_had_it(tmp_path):
         await group.settle()
         first.bus.close()
         other.bus.catch_up()
-        assert other.news[-1] == PushEnded("r0")
+        assert other.telemetry[-1] == PushEnded("r0")
 
 
 async def test_a_silent_peer_is_given_up(tmp_path, monkeypatch):
@@ -360,14 +360,14 @@ async def test_a_reader_that_does_not_read_is_dropped(tmp_path, monkeypatch):
         assert len(other.router.peers) == 400
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"tidegate 9 *" * 3])
-async def test_strangers_are_not_served(tmp_path, said):
+@pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", b"tidegate 9 *" * 3])
+async def test_strangers_are_not_served(tmp_path, greeting):
     """A connection without this version's greeting is closed."""
     async with worker_group(tmp_path, 1) as group:
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(str(links.path_of(tmp_path, 0)))
-            stranger.send(said)
-            if not said:
+            stranger.send(greeting)
+            if not greeting:
                 stranger.shutdown(socket.SHUT_WR)
             stranger.setblocking(False)
             await group.settle()

@@ -38,9 +38,9 @@ async def workers(listen: str, metrics: str, *more: str):
 async def event(process, name: str) -> dict:
     """Return the next log line of an event."""
     while line := await process.stderr.readline():
-        told = json.loads(line) if line.startswith(b"{") else {"event": "gRPC's own line"}
-        if told["event"] == name:
-            return told
+        entry = json.loads(line) if line.startswith(b"{") else {"event": "gRPC's own line"}
+        if entry["event"] == name:
+            return entry
     raise AssertionError(f"the log ended before {name}")
 
 
@@ -98,8 +98,8 @@ async def test_a_taken_address_ends_all_with_2():
         with HeldPorts() as ports:
             metrics = f"{ports.address()},{ports.address()}"
             async with workers(f"{ports.address()},{host}:{port}", metrics) as process:
-                told = await event(process, "cannot_start")
-                assert f"cannot listen on {host}:{port}" in told["reason"]
+                entry = await event(process, "cannot_start")
+                assert f"cannot listen on {host}:{port}" in entry["reason"]
                 await process.stderr.read()
                 assert await process.wait() == 2
     finally:

@@ -39,7 +39,7 @@ def test_addresses_may_be_listed():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"workers": 3, "listen": "a:1,b:2"}, "--listen a:1,b:2: 2 addresses for 3 workers"),
         ({"listen": "a:1,b:2"}, "2 addresses for 1 workers"),
@@ -49,9 +49,9 @@ def test_addresses_may_be_listed():
         ({"workers": 2, "listen": "a:80,a:80"}, "a:80 would be used twice"),
     ],
 )
-def test_bad_addresses_are_named(changes, said):
+def test_bad_addresses_are_named(changes, message):
     """Each error names the option, the fault and the remedy."""
-    with pytest.raises(PlanError, match=said.replace("+", r"\+")):
+    with pytest.raises(PlanError, match=message.replace("+", r"\+")):
         plan(settings(**changes))
 
 

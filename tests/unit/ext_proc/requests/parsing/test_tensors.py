@@ -22,7 +22,7 @@ from ext_proc.requests.parsing.tensors import (
 from ext_proc.requests.parsing.values import MAX_PROMPT_BYTES
 
 
-def said(tensors: list[Tensor]):
+def values_of(tensors: list[Tensor]):
     return read_tensors({tensor.name: tensor for tensor in tensors})
 
 
@@ -37,22 +37,22 @@ def test_text_wins_over_tokens():
         Tensor("prompt", "BYTES", packed(b"second")),
         Tensor("text_input", "BYTES", packed(b"first")),
     ]
-    assert said(tensors).prompt == b"first"
-    assert said(tensors[:1]).prompt == bytes(8)
+    assert values_of(tensors).prompt == b"first"
+    assert values_of(tensors[:1]).prompt == bytes(8)
 
 
 def test_cut_tokens():
     """Half a token is dropped."""
-    found = said([Tensor("input_ids", "INT64", bytes(13), whole=False)])
+    found = values_of([Tensor("input_ids", "INT64", bytes(13), whole=False)])
     assert (found.prompt, found.partial, found.token_ids) == (bytes(4), True, True)
 
 
 def test_prompt_bound():
     """A prompt beyond the bound is cut and marked partial."""
     raw = packed(b"x" * (MAX_PROMPT_BYTES + 1))
-    found = said([Tensor("prompt", "BYTES", raw)])
+    found = values_of([Tensor("prompt", "BYTES", raw)])
     assert (len(found.prompt), found.partial) == (MAX_PROMPT_BYTES, True)
-    many = said([Tensor("input_ids", "INT32", bytes(MAX_PROMPT_BYTES + 4))])
+    many = values_of([Tensor("input_ids", "INT32", bytes(MAX_PROMPT_BYTES + 4))])
     assert (len(many.prompt), many.partial) == (MAX_PROMPT_BYTES, True)
 
 
@@ -74,11 +74,11 @@ def test_options():
     sampling = Tensor(
         "sampling_parameters", "BYTES", packed(b'{"max_tokens": 3, "lora_name": "a"}')
     )
-    found = said([sampling])
+    found = values_of([sampling])
     assert (found.max_tokens, found.adapter) == (3, "a")
     limit = Tensor("max_tokens", "INT32", struct.pack("<i", 9))
     task = Tensor("lora_task_id", "UINT64", struct.pack("<Q", 4))
-    found = said([sampling, limit, task])
+    found = values_of([sampling, limit, task])
     assert (found.max_tokens, found.adapter) == (9, "4")
 
 
@@ -90,7 +90,7 @@ def test_unreadable_options_are_unknown():
         Tensor("lora_task_id", "FP32", bytes(4)),
         Tensor("prompt", "FP32", bytes(4)),
     ]
-    found = said(tensors)
+    found = values_of(tensors)
     assert (found.max_tokens, found.adapter, found.prompt) == (None, None, None)
     assert sampling_parameters(b"[1]") == {}
     assert sampling_parameters(b" " * (MAX_SAMPLING_BYTES + 1)) == {}

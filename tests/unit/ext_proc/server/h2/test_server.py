@@ -37,7 +37,7 @@ class Served:
         await self.channel.close()
         async with asyncio.timeout(20):
             await self.server.stop(None)
-            while self.server.connections:  # noqa: ASYNC110 - the loop tells nobody
+            while self.server.connections:  # noqa: ASYNC110 - the loop sends no notification
                 await asyncio.sleep(0)
 
     def open(self, method, **options):
@@ -49,7 +49,7 @@ class Served:
         async with asyncio.timeout(20):
             while any(each.streams for each in self.server.connections):  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        await settle()  # and its handler has heard of it
+        await settle()  # and its handler has been cancelled
 
 
 @pytest.fixture
@@ -161,9 +161,9 @@ async def test_health(served):
     """Check and Watch work as Envoy and Kubernetes use them."""
     stub = health_pb2_grpc.HealthStub(served.channel)
     served.health.set("a", serving=False)
-    asked = health_pb2.HealthCheckRequest(service="a")
-    assert (await stub.Check(asked)).status == health_pb2.HealthCheckResponse.NOT_SERVING
-    watch = stub.Watch(asked)
+    request = health_pb2.HealthCheckRequest(service="a")
+    assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    watch = stub.Watch(request)
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
     served.health.set("a", serving=True)
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING

@@ -27,7 +27,7 @@ def test_only_wanted_series_are_returned():
         'a{model="m"} 4\n'
         'ab{model="m",version="1"} 5\n'
         'b:c{model="m\\"n",version="2"} 0\n'
-        "broken, but nobody asked\n"
+        "broken, but not wanted\n"
     )
     families = parse(text, WANTED)
     assert [(s.key, s.value, s.labels.get("x")) for s in families["a"]] == [

@@ -28,8 +28,8 @@ A, B, C = tuple(range(8)), tuple(range(100, 108)), tuple(range(200, 212))
 
 
 def blocks_of(tokens):
-    asked = Features(Form.OPENAI, model="m")
-    return chained(asked, struct.pack(f"<{len(tokens)}I", *tokens), SIZE * 4)
+    request = Features(Form.OPENAI, model="m")
+    return chained(request, struct.pack(f"<{len(tokens)}I", *tokens), SIZE * 4)
 
 
 class Sink:
@@ -69,7 +69,7 @@ class Made:
 
     async def until(self, condition):
         async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 - sockets say nothing of what the index holds
+            while not condition():  # noqa: ASYNC110 - sockets do not show the state of the index
                 await asyncio.sleep(0.01)
 
     def count(self, what):
@@ -304,6 +304,6 @@ async def test_without_the_extra_the_log_names_it(made, monkeypatch):
     with structlog.testing.capture_logs() as logs:
         made.follow(KvEvents("tcp://127.0.0.1:1", model="m"))
         made.follow(KvEvents("tcp://127.0.0.1:2", model="m"))
-    (said,) = [each for each in logs if each["event"] == "kv_events_not_available"]
-    assert "tidegate[kv-events]" in said["fix"]
+    (entry,) = [each for each in logs if each["event"] == "kv_events_not_available"]
+    assert "tidegate[kv-events]" in entry["fix"]
     assert made.sink.index.is_exact(R1) is None

@@ -24,8 +24,8 @@ SIZE = 2
 
 def blocks_of(tokens, size=SIZE, **features):
     """Return a prompt's blocks as for a request."""
-    asked = Features(Form.OPENAI, **{"model": "m", **features})
-    return chained(asked, struct.pack(f"<{len(tokens)}I", *tokens), size * 4)
+    request = Features(Form.OPENAI, **{"model": "m", **features})
+    return chained(request, struct.pack(f"<{len(tokens)}I", *tokens), size * 4)
 
 
 class Made:
@@ -33,8 +33,8 @@ class Made:
 
     def __init__(self, *, can_replay=True, models=frozenset({"m"}), size=SIZE):
         self.index = ExactIndex()
-        self.index.set_reporting(R1, complete=False)
-        self.told = []
+        self.index.tell(R1, complete=False)
+        self.completeness = []
         self.translator = Translator(
             R1, 0, model="m", models=models, block_tokens=size, block=self.index.block
         )
@@ -43,8 +43,8 @@ class Made:
         )
 
     def _complete(self, complete):
-        self.told.append(complete)
-        self.index.apply(Reporting(R1, complete))
+        self.completeness.append(complete)
+        self.index.apply(Telling(R1, complete))
 
     def held(self, *prompts):
         return [self.index.matched(blocks_of(each), R1) for each in prompts]
@@ -73,7 +73,7 @@ def test_batches_in_order_are_applied(made):
         assert made.follower.live(number, batch)
     assert made.held(A, B, C) == [2, 2, 0]
     assert made.follower.complete
-    assert made.told == [True]
+    assert made.completeness == [True]
 
 
 def test_a_late_follower_asks_from_the_start(made):
@@ -110,7 +110,7 @@ def test_without_a_replay_address_a_gap_costs_all_at_once():
     assert made.follower.live(0, batches[0])
     assert made.follower.live(2, batches[2])
     assert made.held(A, C) == [0, 1]
-    assert made.told == [True, False]
+    assert made.completeness == [True, False]
 
 
 def test_a_replay_that_begins_too_late_is_no_whole_story(made):
@@ -151,7 +151,7 @@ def test_a_lost_connection_forgets_all(made):
     assert made.follower.live(0, batches[0])
     made.follower.lost()
     assert made.held(A) == [0]
-    assert made.told == [True, False]
+    assert made.completeness == [True, False]
     assert not made.follower.live(1, batches[1])
 
 
@@ -305,9 +305,9 @@ class Story:
 
     def replay(self):
         first, missing = True, self.made.follower.missing
-        for each, told in self.log:
+        for each, payload in self.log:
             if each >= missing:
-                assert self.made.follower.replayed(each, told, first=first)
+                assert self.made.follower.replayed(each, payload, first=first)
                 first = False
         self.made.follower.replay_ended(empty=first)
 

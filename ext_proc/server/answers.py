@@ -58,7 +58,7 @@ class ExchangeHandler:
         """Return the replies to a message; ``None`` closes the stream with OK."""
         try:
             return self._stream.answer(message)
-        except Exception as error:  # noqa: BLE001 - Envoy goes on by itself
+        except Exception as error:  # noqa: BLE001 - Envoy continues by itself
             failed(self._metrics, error)
             return None
 

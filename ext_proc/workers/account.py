@@ -7,7 +7,7 @@ Rules:
 2. Good answers of one batch are sent as one message per replica and pool: their number and their
    means. Verdicts against a replica are sent one by one, in order with the good ones.
 3. Of latency samples all are sent while few are known, and then every fourth: the learners
-   themselves use no more (``pace.YOUNG``).
+   themselves use no more (``latency.model.YOUNG``).
 4. All other events are sent unchanged, except those that peers observe by themselves: removed
    endpoints, purged caches, and engines' cache events.
 5. State is kept only while a request runs and its replica is a member.

@@ -11,7 +11,7 @@ MAX_STREAMS: Final = 100_000
 when it needs more. The library refuses streams that a peer opens beyond the bound."""
 STREAM_WINDOW: Final = 2**18
 CONNECTION_WINDOW: Final = 2**24
-"""Maximum bytes received on one connection and not yet read, besides long messages (`Stream`)."""
+"""Maximum bytes received on one connection and not yet read, besides long messages (`Beyond`)."""
 UNSENT: Final = 2**24
 """Unsent bytes of all streams, waiting for the peer's windows, above which every writer waits."""
 MAX_DETAILS: Final = 500

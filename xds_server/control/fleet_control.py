@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from xds_server.fleet.store import RevisionStore
 
 MAX_WAITING = 64
-"""Most changes that wait for their turn."""
-
 FALLBACK_AUTHOR = "tidegate"
 """Author of the revisions that fall back to an earlier state."""
 

@@ -81,9 +81,7 @@ _NO_POOL = '{"error":"no pool of this gateway serves this path or model"}'
 def route_configuration(fleet: Fleet, retiring: Fleet | None = None) -> bytes:
     """Return the serialized ``RouteConfiguration`` of the whole fleet.
 
-    Args:
-        fleet: The fleet.
-        retiring: The previous fleet. Its clusters can still be picked, but are no longer drawn.
+    The clusters of ``retiring``, the previous fleet, can still be picked, but are no longer drawn.
     """
     config = route_pb2.RouteConfiguration(name=ROUTE_CONFIG_NAME)
     host = config.virtual_hosts.add(name="all", domains=["*"])
@@ -339,9 +337,8 @@ def _processing(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]
     In ``peek`` the picker itself requests the first part (``mode_override``): as a mode of the
     route, BUFFERED_PARTIAL would turn HTTP requests into chunked ones. Sending response trailers
     keeps the picker's stream open until the end of the exchange if its last reply is that to the
-    headers; after a reply to a body Envoy keeps it open anyway.
-
-    In ``duplex`` every message goes through the picker, which also needs the request's trailers.
+    headers; after a reply to a body Envoy keeps it open anyway. In ``duplex`` every message goes
+    through the picker, which also needs the request's trailers.
     """
     mode = processing_mode_pb2.ProcessingMode
     settings = ext_proc_pb2.ExtProcPerRoute()

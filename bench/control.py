@@ -1,12 +1,12 @@
-"""What the control server costs: from an operator's call to the last acknowledgement.
+"""Cost of the control server, from an operator's call to the last acknowledgement.
 
     python bench/control.py envoy   [--changes 200]
     python bench/control.py clients [--clients 10 100 1000] [--pools 50] [--endpoints 1000]
 
-``envoy`` runs the real control server, picker and one Envoy and times changes that travel over
-EDS, RDS, CDS and RTDS. ``clients`` runs a control server in this process and simulated delta
-clients in another one: time to the last acknowledgement of an endpoint change and of a weight
-change, CPU and memory of the server, and bytes sent. A pool has two clusters.
+``envoy`` runs a real control server, a picker and one Envoy, and measures the latency of changes
+over EDS, RDS, CDS and RTDS. ``clients`` runs a control server in this process and simulated delta
+clients in another one. It measures the time to the last acknowledgement of an endpoint change and
+of a weight change, CPU and memory of the server, and bytes sent. Each pool has two clusters.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ STREAMS_PER_CHANNEL = 50
 
 
 def percentiles(samples: list[float]) -> str:
-    """Return p50 / p99 of milliseconds."""
+    """Format p50 / p99 of samples in milliseconds."""
     ordered = sorted(samples)
     p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
     return f"{statistics.median(ordered):.1f} / {p99:.1f}"
 
 
-# --- one real Envoy -------------------------------------------------------------------------------
+# --- One real Envoy -------------------------------------------------------------------------------
 
 
 def _endpoint(pool: dict[str, Any], turn: int) -> None:
@@ -84,7 +84,7 @@ CHANNELS: dict[str, Callable[[dict[str, Any], int], None]] = {
 
 
 async def envoy(changes: int) -> Table:
-    """Time changes with one real Envoy and one picker."""
+    """Measure changes with one real Envoy and one picker."""
     table = Table(title=f"{changes} changes each, one Envoy and one picker; ms, p50 / p99")
     for column in ("change", "channels", "call to last ACK", "publication"):
         table.add_column(column)
@@ -120,7 +120,7 @@ async def envoy(changes: int) -> Table:
     return table
 
 
-# --- many simulated clients -----------------------------------------------------------------------
+# --- Many simulated clients -----------------------------------------------------------------------
 
 
 async def _client(channel: Any, node: str, counts: Any) -> None:
@@ -141,7 +141,7 @@ async def _client(channel: Any, node: str, counts: Any) -> None:
 
 
 def clients_process(address: str, count: int, counts: Any) -> None:
-    """Run simulated clients until the process is ended."""
+    """Run simulated clients until the process is terminated."""
 
     async def every() -> None:
         channels = [
@@ -185,13 +185,13 @@ def simulated_fleet(pools: int, endpoints: int) -> dict[str, Any]:
 
 
 def rss_mb() -> float:
-    """Return this process's resident memory in megabytes."""
+    """Return the resident memory of this process, MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e6
 
 
 async def many(count: int, pools: int, endpoints: int, changes: int) -> tuple[str, ...]:
-    """Measure one size; return a table's row."""
+    """Measure one number of clients; return a table row."""
     ads, store = AdsServer(XdsMetrics(CollectorRegistry())), RevisionStore(None)
     control = Control(store, ads, lambda: int(time.time() * 1000), time.monotonic)
     address = await ads.start("127.0.0.1:0")
@@ -203,7 +203,7 @@ async def many(count: int, pools: int, endpoints: int, changes: int) -> tuple[st
     )
     process.start()
     try:
-        while sum(  # noqa: ASYNC110 - a start is polled, nothing is timed here
+        while sum(  # noqa: ASYNC110 - polling during startup; nothing is measured here
             len(c.types) == len(TYPES) for c in ads.clients()
         ) < count or any(view.state != "SYNCED" for c in ads.clients() for view in c.types):
             await asyncio.sleep(0.5)
@@ -229,7 +229,7 @@ async def many(count: int, pools: int, endpoints: int, changes: int) -> tuple[st
 
 
 async def clients(args: argparse.Namespace, console: Console) -> None:
-    """Measure every size and print each as it comes."""
+    """Measure each number of clients and print the result at once."""
     table = Table(title="simulated delta clients; endpoint change | weight change")
     for column in ("clients", "clusters", "endpoints"):
         table.add_column(column, justify="right")
@@ -246,7 +246,7 @@ async def clients(args: argparse.Namespace, console: Console) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Parse the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("envoy", "clients"))
     parser.add_argument("--changes", type=int, default=None)

@@ -1,7 +1,7 @@
-"""The inference engine that simulator and emulator run: the core of ``models/toy-llm``.
+"""The inference engine of the simulator and the emulator: the core of ``models/toy-llm``.
 
-Triton imports that package from its model's folder, so it is on no import path: this module, the
-only one of the laboratory that names it, puts the folder there.
+Triton imports that package from the model's folder, so it is not on the import path. This module
+adds the folder to the path; no other module of ``bench`` imports the package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FOLDER: Final = Path(__file__).resolve().parents[1] / "models" / "toy-llm"
 if str(FOLDER) not in sys.path:
     sys.path.append(str(FOLDER))
 
-from toyllm.blocks import BlockCache  # noqa: E402 - found from here on
+from toyllm.blocks import BlockCache  # noqa: E402 - importable after the insert
 from toyllm.core import Ended, EngineConfig, EngineCore, Task  # noqa: E402 - same
 
 __all__ = ["FOLDER", "BlockCache", "Ended", "EngineConfig", "EngineCore", "Task"]

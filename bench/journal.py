@@ -1,13 +1,13 @@
-"""Finished runs on disk, so that a long measurement can be stopped and gone on with.
+"""Journal of finished runs on disk, so that a long measurement can be interrupted and resumed.
 
 Rules:
 
-1. A journal holds runs of one set of conditions: code, packages, machine and parameters. Other
-   conditions have a file of their own, so runs that differ in them never meet in a table, and a
-   change of code takes nothing away.
-2. A run is known by its key and is written once, when it is finished, as one line that is on disk
+1. A journal contains runs of one set of conditions: code, packages, machine and parameters. Other
+   conditions have another file, so runs under different conditions never share a table, and a
+   change of code deletes nothing.
+2. A run is identified by its key and written once, when it finishes, as one line that is on disk
    before the next run starts.
-3. A line that was cut off is passed over.
+3. A truncated line is skipped.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ CODE: Final = (
     "tidegate_common",
     "xds_server",
 )
-"""What runs."""
+"""Paths of the code that determines results."""
 SHOWING: Final = ("bench/report", "tidegate/cli")
-"""What of it only shows results."""
+"""Paths below ``CODE`` that only present results."""
 _DIGITS: Final = 10
 
 Key = tuple[Any, ...]
 
 
 def code_digest(root: Path = ROOT) -> str:
-    """Return a digest of the code and the traces: documentation and tests may differ."""
+    """Return a digest of the code and the traces, without documentation and tests."""
     shown = tuple(root / each for each in SHOWING)
     return digest(
         path
@@ -55,17 +55,17 @@ def code_digest(root: Path = ROOT) -> str:
 
 
 class Journal:
-    """The finished runs of a suite under some conditions.
+    """The finished runs of a suite under one set of conditions.
 
     Args:
-        folder: Where the file is or will be.
-        suite: The first word of its name.
-        conditions: What all its runs share; ready for JSON.
-        keys: The columns that name a run.
-        fresh: Begin anew: runs under the same conditions are dropped.
+        folder: Folder of the file.
+        suite: Prefix of the file name.
+        conditions: Conditions of all runs, JSON-serializable.
+        keys: Columns that identify a run.
+        fresh: Whether to drop stored runs under the same conditions.
 
     Raises:
-        OSError: It cannot be read or written.
+        OSError: The file cannot be read or written.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class Journal:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Return all finished runs in the order in which they ended."""
+        """Return all finished runs in the order of their ends."""
         return list(self._rows.values())
 
     def __contains__(self, key: Key) -> bool:
-        """Tell whether a run is there."""
+        """Return whether a run is stored."""
         return key in self._rows
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep a finished run; returns when it is on disk."""
+        """Append a finished run and return when it is on disk."""
         with self.path.open("ab") as file:
             file.write(orjson.dumps(row) + b"\n")
             file.flush()

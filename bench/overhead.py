@@ -1,11 +1,11 @@
-"""What the picker costs: Envoy alone against Envoy with a picker, in one run.
+"""Cost of the picker: Envoy alone compared with Envoy and a picker, in one run.
 
     python bench/overhead.py [--seconds 3] [--rounds 3] [--connections 1 8] [--body 2048]
 
-Starts the real control server, picker and Envoy in front of three instant upstreams (an Envoy
-that answers by itself) and sends HTTP requests in a closed loop: to a route without a picker and
-to a pool in each body mode, in turn, several rounds. Prints requests/s, latency p50/p99, what the
-picker adds to them, CPU per request of Envoy and picker, and the memory of each process.
+Starts a real control server, picker and Envoy with three instant upstreams (an Envoy with direct
+responses) and sends HTTP requests in a closed loop to a route without a picker and to a pool in
+each body mode, alternating over several rounds. Prints requests/s, latency p50/p99, the latency
+that the picker adds, CPU per request of Envoy and picker, and the memory of each process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def replicas(addresses: list[str]) -> list[TritonReplica]:
-    """Return upstreams that look like replicas that answer at once."""
+    """Return instant upstreams as replicas."""
     pairs = zip(addresses[:UPSTREAMS], addresses[UPSTREAMS:], strict=True)
     return [
         TritonReplica(name=f"u{number}", http=http, grpc=grpc, metrics=http)
@@ -48,7 +48,7 @@ def replicas(addresses: list[str]) -> list[TritonReplica]:
 
 @dataclass
 class OverheadSample:
-    """One target's measurements over all rounds."""
+    """Measurements of one target over all rounds."""
 
     latencies: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -65,7 +65,7 @@ class OverheadSample:
 
 
 def request_bytes(path: str, body_bytes: int) -> bytes:
-    """Return an HTTP/1.1 request with a generate body of about that size."""
+    """Return an HTTP/1.1 request with a generate body of about ``body_bytes`` bytes."""
     shell = len(orjson.dumps({"text_input": "", "max_tokens": 1}))
     text = "".join(f"word{n} " for n in range(body_bytes // 5))[: max(1, body_bytes - shell)]
     body = orjson.dumps({"text_input": text, "max_tokens": 1})
@@ -77,7 +77,7 @@ def request_bytes(path: str, body_bytes: int) -> bytes:
 
 
 async def client(address: str, request: bytes, until: float, latencies: list[float]) -> None:
-    """Send one request after the other on one connection until the clock says stop."""
+    """Send sequential requests on one connection until the time ``until``."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -98,13 +98,13 @@ async def client(address: str, request: bytes, until: float, latencies: list[flo
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has used."""
+    """Return the CPU time of a process, seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
 def rss_mb(pid: int) -> float:
-    """Return the resident memory of a process in megabytes."""
+    """Return the resident memory of a process, MB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -112,7 +112,7 @@ def rss_mb(pid: int) -> float:
 async def measure(
     stack: LocalStack, path: str, args: argparse.Namespace, connections: int, into: OverheadSample
 ) -> None:
-    """Run one target for a while and add to its sample."""
+    """Load one target and add the measurements to ``into``."""
     request = request_bytes(path, args.body)
     pids = {name: stack.pid(name) for name in (ENVOY, PICKER)}
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
@@ -129,7 +129,7 @@ async def measure(
 
 
 async def run(args: argparse.Namespace) -> None:
-    """Measure everything and print it."""
+    """Measure all targets and print the results."""
     console = Console()
     change = {
         "pools": {
@@ -155,7 +155,7 @@ async def run(args: argparse.Namespace) -> None:
 
 
 def table(samples: dict[str, OverheadSample], connections: int, body: int) -> Table:
-    """Lay out one set of samples."""
+    """Return the table of one set of samples."""
     alone = samples["envoy alone"]
     result = Table(title=f"{connections} connection(s), {body} B bodies, closed loop")
     result.add_column("route")
@@ -176,9 +176,9 @@ def table(samples: dict[str, OverheadSample], connections: int, body: int) -> Ta
 
 
 def main() -> None:
-    """Read the command line."""
+    """Parse the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=2.0, help="per target and round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per target and round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--body", type=int, default=2048, help="bytes of each request's body")

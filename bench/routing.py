@@ -1,11 +1,11 @@
-"""Every routing policy on every traffic: the tables of docs/reports/routing.md.
+"""Benchmark of all routing policies on all traffic: the tables of docs/reports/routing.md.
 
     python bench/routing.py [--quick] [--jobs 2] [--out DIR] [--docs docs/reports/routing.md]
 
 Simulates the suite (`bench/simulate/suite/plan.py`) and writes results.md, results.json,
 index.html and plots to the folder; with --docs also the part of that file between the markers.
-Cells that are known are not run again, so a run that was cut goes on where it was; a change of
-the routing code makes those of the picker's policies unknown, and no others.
+Stored cells are not run again, so an interrupted run resumes. A change of the routing code
+invalidates only the cells of the picker's policies.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Tables of every routing policy.")
-    parser.add_argument("--quick", action="store_true", help="a small suite, two minutes")
-    parser.add_argument("--only", default="", help="chapters by name, with commas")
+    parser.add_argument("--quick", action="store_true", help="run a small suite (two minutes)")
+    parser.add_argument("--only", default="", help="comma-separated names of chapters")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--traces", type=Path, default=ROOT / "bench" / "traces")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "routing")
-    parser.add_argument("--docs", type=Path, help="a Markdown file with the markers")
+    parser.add_argument("--docs", type=Path, help="Markdown file with the markers")
     return parser.parse_args()
 
 
 def commit() -> str:
-    """Return the commit of the checkout, empty outside of one."""
+    """Return the commit of the checkout; empty outside a checkout."""
     git = shutil.which("git")
     if git is None:
         return ""
@@ -61,7 +61,7 @@ def commit() -> str:
 
 
 def main() -> int:
-    """Run the suite and write what was asked for."""
+    """Run the suite and write the results; return the exit code."""
     args = arguments()
     console = Console(stderr=True)
     require_matplotlib()
@@ -70,7 +70,7 @@ def main() -> int:
         wanted = args.only.split(",")
         chapters = tuple(each for each in chapters if each.name in wanted)
     if args.docs:
-        replaced(args.docs.read_text("utf-8"), "")  # without markers, say so before the work
+        replaced(args.docs.read_text("utf-8"), "")  # fail on missing markers before the run
     started = time.monotonic()
     suite = Suite(chapters, args.traces, Store(args.out / "cells.jsonl"), args.jobs)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -1,14 +1,14 @@
-"""The bench behind ``tidegate bench``: suites, their limits, their results and the report.
+"""Implementation of ``tidegate bench``: suites, time limits, results and the report.
 
 Rules:
 
-1. Suites run one after the other, each within its limit; one that fails or is too slow is reported
-   as such and the others go on.
-2. What is in the output folder from an earlier call stays, suite by suite: a suite that runs again
-   replaces its own results only. So a long measurement can be made in parts.
-3. What a suite hands to ``save`` is on disk at once. Where it is cut after that, by its limit or by
-   hand, its results are what it saved last, with the reason.
-4. The report is a function of ``results.json``.
+1. Suites run sequentially, each with a time limit; a suite that fails or exceeds its limit is
+   reported as such and the others continue.
+2. Results in the output folder are kept per suite: a suite that runs again replaces only its own
+   results. A long measurement can thus be done in parts.
+3. Results that a suite passes to ``save`` are written to disk immediately. If the suite is then
+   interrupted, by its limit or by the user, the last saved results are kept, with the reason.
+4. The report is a pure function of ``results.json``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LIMITS: Final = {
-    # suite: seconds of the short and of the long form
+    # suite: limits of the short and the long form, seconds
     "throughput": (200, 1_500),
     "overhead": (180, 1_500),
     "picker": (150, 700),
@@ -47,10 +47,10 @@ LIMITS: Final = {
     "control": (90, 600),
     "scale": (200, 600),
 }
-"""Every suite, in the order in which they run, with its limits. That of ``fleet`` rises with
-what is asked for beyond the form."""
+"""All suites in order of execution, with their time limits. The limit of ``fleet`` grows with the
+number of requested runs."""
 USUAL: Final = {
-    # suite: what it takes, as above; that of ``fleet`` is computed
+    # suite: typical durations, as above; that of ``fleet`` is computed
     "throughput": (80, 1_050),
     "overhead": (150, 1_000),
     "picker": (60, 480),
@@ -59,7 +59,7 @@ USUAL: Final = {
     "scale": (90, 240),
 }
 SPARE: Final = 1.5
-"""A suite may take so much longer than expected."""
+"""Factor by which a suite may exceed its expected duration."""
 WITH_PEERS: Final = ("throughput", "fleet")
 
 
@@ -69,30 +69,34 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What is asked for.
+    """Options of the bench.
 
     Raises:
-        UsageError: A name is unknown, or the page is not one to write into.
+        UsageError: A name is unknown, or the page lacks the markers.
     """
 
     suites: Sequence[str] = ()
-    """None = all."""
+    """Names of suites; empty: all."""
     full: bool = False
     out: Path | None = None
-    """``None`` = ``build/bench`` in the checkout."""
+    """Output folder; ``None``: ``build/bench`` in the checkout."""
     seeds: int | None = None
     contenders: Sequence[str] = ()
     workloads: Sequence[str] = ()
     seconds: float | None = None
     scale: float | None = None
     fresh: bool = False
-    """Begin anew: earlier runs of ``fleet`` under the same conditions are dropped."""
+    """Whether to drop stored runs of ``fleet`` under the same conditions."""
     report_only: bool = False
     docs: Path | None = None
-    """A page that is to hold the results between its markers."""
+    """Page that receives the results between its markers."""
 
     def __post_init__(self) -> None:
-        """Check names, and the page before hours are spent."""
+        """Check names and the page before a long run.
+
+        Raises:
+            UsageError: A name is unknown, or the page lacks the markers.
+        """
         if self.docs is not None:
             try:
                 around(self.docs)
@@ -109,7 +113,7 @@ class BenchOptions:
 
 
 def run(options: BenchOptions, console: Console) -> int:
-    """Run the bench; returns 0, or 1 where a suite failed."""
+    """Run the bench; return 0, or 1 if a suite failed."""
     logs.configure("console", "error")
     return asyncio.run(_bench(options, console))
 
@@ -164,12 +168,12 @@ def _context(
 
 
 def usual_s(name: str, context: Context) -> float:
-    """Return about how many seconds a suite takes, if nothing of it is there yet."""
+    """Return the typical duration of a suite without stored runs, seconds."""
     return context.pick(*USUAL[name]) if name in USUAL else fleet_s(context)
 
 
 def limit_s(name: str, context: Context) -> float:
-    """Return the seconds after which a suite is cut."""
+    """Return the time limit of a suite, seconds."""
     limit = context.pick(*LIMITS[name])
     return limit if name in USUAL else max(limit, SPARE * fleet_s(context))
 
@@ -184,7 +188,7 @@ def _announce(names: Sequence[str], context: Context, console: Console) -> None:
 
 
 async def _suite(name: str, context: Context, results: dict[str, Any], path: Path) -> bool:
-    """Run one suite within its limit and write its results; returns whether it failed."""
+    """Run one suite within its limit and write its results; return whether it failed."""
     context.began = time.monotonic()
     about = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -212,7 +216,7 @@ async def _suite(name: str, context: Context, results: dict[str, Any], path: Pat
             save(await module.run(context))
     except TimeoutError:
         reason = f"not done after {limit:.0f} s"
-    except Exception as error:  # noqa: BLE001 - one suite's failure is a finding, not the end
+    except Exception as error:  # noqa: BLE001 - the failure of a suite is a result
         reason = f"{type(error).__name__}: {error}"
     if reason:
         context.say(f"{name} FAILED: {reason}")
@@ -221,7 +225,7 @@ async def _suite(name: str, context: Context, results: dict[str, Any], path: Pat
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that whoever reads it, after a crash too, finds the old or the new one."""
+    """Write a file atomically: readers see the old or the new content, also after a crash."""
     part = path.with_suffix(".part")
     part.write_bytes(data)
     part.replace(path)

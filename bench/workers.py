@@ -1,16 +1,16 @@
-"""What a second worker costs: one picker process against several, in one run.
+"""Cost of additional workers: one picker process compared with several, in one run.
 
     python -m bench.workers [--workers 2 4] [--seconds 3] [--rounds 4] [--connections 8]
 
 Starts real stacks (control server, picker, Envoy with one thread) over instant upstreams, one with
-a picker of one process and one for each number of workers, and sends HTTP requests with changing
-prompts to all in turn, so that all meet the same moods of the machine. Prints requests/s, latency,
-CPU per request of Envoy and of all picker processes together, and the ratio of the latter to one
-process. ``--pace`` sets a rate (open loop) in place of the closed loop.
+a single picker process and one for each number of workers, and sends HTTP requests with changing
+prompts to all of them alternately, so that all see the same machine load. Prints requests/s,
+latency, CPU per request of Envoy and of all picker processes, and the ratio of the latter to one
+process. ``--pace`` sets a rate (open loop) instead of the closed loop.
 
-``--apart`` adds as many pickers that share nothing: what they cost above one is the price of
-several processes, each of which wakes up for fewer messages at a time; what workers cost above
-them, that of sharing.
+``--apart`` adds stacks with the same number of independent pickers. Their cost above one process is
+the cost of several processes, each of which wakes up for fewer messages at a time; the cost of
+workers above them is the cost of sharing state.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from tidegate.stack.upstream import instant_upstreams
 
 UPSTREAMS = 3
 PROMPTS = 512
-"""Different ones; each has a beginning that some others share."""
+"""Number of different prompts; groups of eight share their first half."""
 PATH = "/v2/models/toy-llm/generate"
 
 Which = tuple[int, bool]
-"""How many processes, and whether they share nothing."""
+"""Number of processes, and whether they are independent pickers."""
 ONE: Which = (1, False)
 
 
 class Apart(LocalStack):
-    """A stack with as many pickers as it would have workers."""
+    """A stack with independent pickers instead of workers."""
 
     def pids(self) -> list[int]:
-        """Return those of the pickers."""
+        """Return the process ids of the pickers."""
         return [self.pid(_name(number)) for number in range(len(self.addresses.pickers))]
 
     async def _launch_picker(self) -> None:
@@ -87,7 +87,7 @@ def requests(body_bytes: int, rng: random.Random) -> list[bytes]:
 async def client(
     address: str, every: list[bytes], until: float, pause_s: float, latencies: list[float]
 ) -> None:
-    """Send one request after the other on one connection until the clock says stop."""
+    """Send sequential requests on one connection until the time ``until``."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     rng = random.Random(port)  # noqa: S311 - which prompt is next
@@ -96,7 +96,7 @@ async def client(
         while (start := time.perf_counter()) < until:
             if pause_s:
                 await asyncio.sleep(due - start)
-                start, due = due, due + pause_s  # from when it was meant to be sent
+                start, due = due, due + pause_s  # latency counts from the intended start
             writer.write(rng.choice(every))
             head = await reader.readuntil(b"\r\n\r\n")
             if not head.startswith(b"HTTP/1.1 200"):
@@ -121,7 +121,7 @@ async def measure(
     seconds: float,
     into: OverheadSample,
 ) -> None:
-    """Load one stack for a while and add to its sample."""
+    """Load one stack and add the measurements to ``into``."""
     pickers = stack.pids() if isinstance(stack, Apart) else family(stack.pid(PICKER))
     pids = {ENVOY: [stack.pid(ENVOY)], PICKER: pickers}
     before = {name: sum(map(cpu_seconds, each)) for name, each in pids.items()}
@@ -140,7 +140,7 @@ async def measure(
 
 
 async def run(args: argparse.Namespace) -> None:
-    """Measure and print."""
+    """Measure all stacks and print the results."""
     every = requests(args.body, random.Random(1))  # noqa: S311 - repeats
     change = {"pools": {"llm": {"routing": {"body": "peek"}}}}
     wanted: list[Which] = [ONE]
@@ -181,7 +181,7 @@ async def run(args: argparse.Namespace) -> None:
 
 
 def named(which: Which) -> str:
-    """Return what people call it."""
+    """Return the name of a configuration."""
     count, apart = which
     return f"{count} pickers apart" if apart else f"{count} workers"
 
@@ -196,7 +196,7 @@ def _add(total: OverheadSample, one: OverheadSample) -> None:
 def summary(
     samples: dict[Which, OverheadSample], ratios: dict[Which, list[float]], args: argparse.Namespace
 ) -> dict[str, object]:
-    """Return the figures, ready for JSON."""
+    """Return the results as JSON-serializable data."""
     return {
         "connections": args.connections,
         "body_bytes": args.body,
@@ -219,7 +219,7 @@ def summary(
 
 
 def table(samples: dict[Which, OverheadSample], args: argparse.Namespace) -> Table:
-    """Lay the samples out."""
+    """Return the table of the samples."""
     loop = f"{args.pace:g} requests/s" if args.pace else "closed loop"
     result = Table(title=f"{args.connections} connections, {args.body} B bodies, peek, {loop}")
     for column in ("pickers", "req/s", "p50 ms", "p99 ms", "Envoy µs", "pickers µs"):
@@ -237,16 +237,18 @@ def table(samples: dict[Which, OverheadSample], args: argparse.Namespace) -> Tab
 
 
 def main() -> None:
-    """Read the command line."""
+    """Parse the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, nargs="+", default=[2], help="more than one each")
-    parser.add_argument("--apart", action="store_true", help="and as many that share nothing")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per stack and round")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[2], help="numbers of workers, each above 1"
+    )
+    parser.add_argument("--apart", action="store_true", help="add independent pickers")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds per stack and round")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--body", type=int, default=2048, help="bytes of each request's body")
     parser.add_argument("--pace", type=float, default=0.0, help="requests/s; 0 = closed loop")
-    parser.add_argument("--json", action="store_true", help="print JSON alone")
+    parser.add_argument("--json", action="store_true", help="print only JSON")
     asyncio.run(run(parser.parse_args()))
 
 

@@ -1,8 +1,8 @@
 """Cost of one access-log entry in the picker: ``python bench/cost/access_log.py``.
 
-Messages like Envoy's (some 16 KiB, one entry of about 600 bytes per request) are read and folded
-into a router that knows the replicas; no network. ``parse`` is reading alone, ``all`` what the log
-service does with it. The best of several rounds counts: others may use the machine.
+Parses messages like Envoy's (about 16 KiB, one entry of about 600 bytes per request) and applies
+them to a router with the replicas, without a network. ``parse`` is parsing alone, ``all`` the whole
+log service. Figures are the best of several rounds, because other load only adds time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _address(number: int) -> tuple[str, int]:
 
 
 def written(entries: int, replicas: int, rng: random.Random) -> bytes:
-    """Return a message of Envoy's with so many entries."""
+    """Return an access-log message with ``entries`` entries."""
     message = als_pb2.StreamAccessLogsMessage()
     for number in range(entries):
         entry = message.http_logs.log_entry.add()
@@ -75,7 +75,7 @@ def written(entries: int, replicas: int, rng: random.Random) -> bytes:
 
 
 def router_of(replicas: int, outlier: Outlier = PLAIN) -> Router:
-    """Return a router that knows the replicas of ``written``."""
+    """Return a router with the replicas of ``written``."""
     endpoints = tuple(
         Endpoint(EndpointKey(f"r{n}", 1), "stable", "{}:{}".format(*_address(n)), None)
         for n in range(replicas)
@@ -87,13 +87,13 @@ def router_of(replicas: int, outlier: Outlier = PLAIN) -> Router:
 
 
 def service_of(router: Router, registry: CollectorRegistry) -> LogService:
-    """Return what takes the messages of ``written``."""
+    """Return the log service for the messages of ``written``."""
     feedback = Feedback(router, picker="p", life="x-")
     return LogService(feedback, FeedbackMetrics(registry, feedback, router.conditions))
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run what waits for nothing but its next turn, without a loop."""
+    """Run a coroutine that waits only for its next turn, without an event loop."""
     with suppress(StopIteration):
         while True:
             work.send(None)
@@ -109,10 +109,10 @@ def _best_us(work: Callable[[], int], rounds: int) -> float:
 
 
 def main() -> None:
-    """Print microseconds of CPU per entry."""
+    """Print the CPU time per entry, microseconds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--replicas", type=int, nargs="+", default=[8, 100, 1000])
-    parser.add_argument("--entries", type=int, default=24, help="in one message")
+    parser.add_argument("--entries", type=int, default=24, help="entries per message")
     parser.add_argument("--messages", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--latency-factor", type=float, default=0.0)

@@ -1,13 +1,13 @@
-"""The least that an ext_proc picker on ``grpc.aio`` can cost: prebuilt replies, no thought.
+"""A bare picker: the minimum cost of an ext_proc picker on ``grpc.aio``, with prebuilt replies.
 
     python bench/cost/bare_picker.py --listen 127.0.0.1:50051 --upstreams 127.0.0.1:8000 ...
 
-It reads the messages of a stream and writes what it was given for each, without parsing one. The
-replies are ours, recorded, so their number and size are the same. It is the yardstick of
-``bench/cost/exchange.py`` and of the suite ``overhead``: what our picker costs above it is our own
-doing, and what it costs is grpcio's. As a program it serves behind an Envoy, with the health and
-the access-log service that Envoy expects at a picker's address. Start it with the environment that
-``ext_proc.server.transport`` makes, as pickers have.
+It reads the messages of a stream without parsing them and writes a prebuilt reply to each. The
+replies are recorded from the real picker, so their number and size are equal. It is the reference
+of ``bench/cost/exchange.py`` and of the suite ``overhead``: its cost is that of grpcio, and the
+cost of the real picker above it is that of our code. As a program it serves an Envoy, with the
+health and access-log services that Envoy expects at a picker's address. Start it with the
+environment of ``ext_proc.server.transport``, like pickers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import Pool
 
 Script = list[list[bytes]]
-"""The replies to each message of a stream, in order."""
+"""Replies to each message of a stream, in order."""
 
 ACCESS_LOG = "envoy.service.accesslog.v3.AccessLogService"
 SENDING = {
@@ -48,22 +48,22 @@ SENDING = {
     "buffered": MODE.BUFFERED,
     "duplex": MODE.FULL_DUPLEX_STREAMED,
 }
-"""How Envoy announces bodies, by how they are read here."""
+"""Body mode of the benchmark -> body mode that Envoy announces."""
 BODIES = {"none": "none", "peek": "peek", "buffered": "full", "duplex": "peek"}
-"""The pool's body mode for each."""
+"""Body mode of the benchmark -> body mode of the pool."""
 HEADERS = {
     "content-type": "application/json",
     "content-length": "2048",
     "x-request-id": "3f0b8b1e-7d8c-4b52-a8d9-0a1f2c3d4e5f",
     "x-session-id": "user-4711",
 }
-"""What Tidegate's listener forwards of a usual request's headers, beside method and path."""
+"""Headers of a typical request that Tidegate's listener forwards, besides method and path."""
 CLUSTERS = {b"vision/": "none", b"llm/": "peek", b"counter/": "buffered"}
-"""How the pools of ``bench/overhead.py`` are read, by what their clusters' names begin with."""
+"""Prefix of the cluster name -> body mode, for the pools of ``bench/overhead.py``."""
 
 
 def messages(mode: str, text: str) -> list[bytes]:
-    """Return what Envoy sends of a request with a prompt of ``text``."""
+    """Return Envoy's messages for a request with the prompt ``text``."""
     made = Messages(mode=SENDING[mode])
     made.head(headers=HEADERS)
     if mode != "none":
@@ -72,26 +72,26 @@ def messages(mode: str, text: str) -> list[bytes]:
 
 
 class Scripted:
-    """A stream that has its messages already and keeps the replies to each."""
+    """A stream with given messages that records the replies to each."""
 
     def __init__(self, sent: Sequence[bytes]) -> None:
         self._messages = iter(sent)
         self.replies: Script = []
 
     async def read(self) -> bytes | Any:
-        """Return the next message, or the end."""
+        """Return the next message, or the end of the stream."""
         message = next(self._messages, grpc.aio.EOF)
         if message is not grpc.aio.EOF:
             self.replies.append([])
         return message
 
     async def write(self, reply: bytes) -> None:
-        """Keep a reply."""
+        """Record a reply."""
         self.replies[-1].append(reply)
 
 
 def script(mode: str, pool: Pool, text: str) -> Script:
-    """Return what our picker answers to such a request."""
+    """Return the real picker's replies to such a request."""
     server = PickerServer(router(pool), picker="bench", metrics=Metrics(CollectorRegistry()))
     stream = Scripted(messages(mode, text))
     asyncio.run(server.process(None, stream))
@@ -99,10 +99,10 @@ def script(mode: str, pool: Pool, text: str) -> Script:
 
 
 class BarePicker:
-    """A picker without a thought.
+    """A picker with prebuilt replies.
 
     Args:
-        scripts: Replies by what the head of a request contains; ``b""`` is in every one.
+        scripts: Substring of the request's head -> replies; ``b""`` matches every request.
     """
 
     def __init__(self, scripts: dict[bytes, Script]) -> None:
@@ -168,10 +168,10 @@ async def _serve(address: str, scripts: dict[bytes, Script]) -> None:
 
 
 def main() -> None:
-    """Serve until killed."""
+    """Parse the command line and serve until terminated."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--listen", required=True, help="ip:port")
-    parser.add_argument("--upstreams", required=True, nargs="+", help="ip:port to answer with")
+    parser.add_argument("--upstreams", required=True, nargs="+", help="ip:port of picked endpoints")
     args = parser.parse_args()
     uvloop.run(_serve(args.listen, behind_envoy(args.upstreams, "")))
 

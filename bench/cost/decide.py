@@ -1,10 +1,10 @@
-"""What a routing decision costs: CPU microseconds per decision, bytes per indexed block.
+"""Cost of a routing decision: CPU microseconds per decision, bytes per indexed block.
 
 Run from the repository's root: ``.venv/bin/python -m bench.cost.decide`` (about two minutes). One
-process, one thread, no network. Times are the best of four rounds, as noise only ever adds.
-Each decision is a turn of a conversation: two blocks longer than the turn before, behind a
-system prompt that all share; ticket, index and settling are included. For ``auto`` the index holds
-a million blocks of other conversations meanwhile.
+process, one thread, no network. Times are the best of four rounds, because noise only adds time.
+Each decision is a turn of a conversation, two blocks longer than the previous turn, after a system
+prompt that all share; ticket, index and settlement are included. For ``auto``, the index also
+contains a million blocks of other conversations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FILLED = 1_000_000
 
 
 def pool_of(endpoints: int, policy: str) -> Pool:
-    """Return a pool of warm replicas of equal strength."""
+    """Return a pool of warm replicas with equal capacity."""
     return Pool(
         name="bench",
         models=frozenset({"llm"}),
@@ -52,7 +52,7 @@ def pool_of(endpoints: int, policy: str) -> Pool:
 
 
 def fill(router: Router, rng: random.Random) -> None:
-    """Put ``FILLED`` blocks of earlier conversations into the index."""
+    """Insert ``FILLED`` blocks of earlier conversations into the index."""
     keys = [each.key for each in router.pools["bench"].endpoints]
     for number in range(FILLED // 100):
         chain = tuple([rng.getrandbits(63) for _ in range(100)])
@@ -60,7 +60,7 @@ def fill(router: Router, rng: random.Random) -> None:
 
 
 def requests_of(blocks: int, rng: random.Random) -> list[Request]:
-    """Return turns of conversations whose prompts have ``blocks`` blocks at most."""
+    """Return turns of conversations with prompts of at most ``blocks`` blocks."""
     shared = [rng.getrandbits(63) for _ in range(min(SHARED_BLOCKS, blocks))]
     requests: list[Request] = []
     while len(requests) < DECISIONS:
@@ -73,7 +73,7 @@ def requests_of(blocks: int, rng: random.Random) -> list[Request]:
 
 
 def microseconds(endpoints: int, blocks: int, policy: str, *, filled: bool = False) -> float:
-    """Return the time of one decision with its settling."""
+    """Return the CPU time of one decision and its settlement, microseconds."""
     best = float("inf")
     for seed in range(ROUNDS):
         rng = random.Random(seed)  # noqa: S311 - a benchmark wants the same numbers each time
@@ -84,7 +84,7 @@ def microseconds(endpoints: int, blocks: int, policy: str, *, filled: bool = Fal
         requests = requests_of(blocks, rng)
         decided: list[Decision] = []
         gc.collect()
-        gc.freeze()  # as the picker does: a million blocks are not looked at again
+        gc.freeze()  # like the picker: exclude a million blocks from garbage collection
         start = time.process_time()
         for number, request in enumerate(requests):
             decision = router.decide(request, number * 0.001, 0.0)
@@ -99,7 +99,7 @@ def microseconds(endpoints: int, blocks: int, policy: str, *, filled: bool = Fal
 
 
 def bytes_per_block(blocks: int, endpoints: int) -> float:
-    """Return the memory of the index per block and endpoint that holds it."""
+    """Return the memory of the index per block and endpoint, bytes."""
     rng = random.Random(0)  # noqa: S311 - a benchmark wants the same numbers each time
     keys = [EndpointKey(f"replica-{number}", 1) for number in range(endpoints)]
     index = PrefixIndex(max_blocks=10_000_000)

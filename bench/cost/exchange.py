@@ -1,19 +1,19 @@
-"""CPU per exchange of the picker beside a bare one: ``python bench/cost/exchange.py``.
+"""CPU per exchange of the picker and of a bare picker: ``python bench/cost/exchange.py``.
 
-Both serve loopback gRPC in child processes; their CPU time is read from the kernel, so the load
-generator's own does not count. A closed loop keeps ``--concurrency`` streams busy; each stream is
-one request: opened, answered, ended. ``none`` decides at the head, the others on a body of
-``--body`` characters of prompt: ``peek`` asks for it, ``buffered`` waits for it, ``duplex`` hands
-it back. ``bare`` is what ``grpc.aio`` costs for the same messages (``bare_picker.py``): all take
-turns, and each figure is the least of ``--rounds``, as noise only adds. ``ours`` is the part
-that is our own Python: the same messages without gRPC, in this process. Numbers of a busy machine
-are ratios, not absolutes. ``--streams`` measures the memory of open streams instead.
+Both serve loopback gRPC in child processes; their CPU time is read from the kernel, so that of the
+load generator does not count. A closed loop keeps ``--concurrency`` streams busy; each stream is
+one request. ``none`` decides on the head, the other modes on a body with a prompt of ``--body``
+characters: ``peek`` requests it, ``buffered`` waits for it, ``duplex`` returns it. ``bare`` is the
+cost of ``grpc.aio`` for the same messages (``bare_picker.py``). All pickers alternate, and each
+figure is the minimum of ``--rounds``, because noise only adds time. ``ours`` is the cost of our
+Python code alone: the same messages without gRPC, in this process. On a busy machine, use the
+ratios, not the absolute numbers. ``--streams`` measures the memory of open streams instead.
 
-``--transport grpc nghttp2`` measures the picker over both in the same turns, a line for each;
-without it the one that pickers take by default is measured.
+``--transport grpc nghttp2`` measures the picker with both transports, with a line for each; the
+default is the picker's default transport.
 
-The compiled picker (``make compiled``) is measured with ``PYTHONSAFEPATH=1
-PYTHONPATH=build/compiled``; each line says which it was.
+To measure the compiled picker (``make compiled``), set ``PYTHONSAFEPATH=1
+PYTHONPATH=build/compiled``; each line says whether the picker was compiled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import grpc
 import uvloop
 from prometheus_client import CollectorRegistry
 
-# Behind PYTHONPATH, which says whether the picker is the checkout's or the compiled one.
+# After PYTHONPATH, which selects the checkout's or the compiled picker.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     Kind = Transport | Literal["bare"]
 
 BARE: Final = "bare"
-"""A picker that is not ours, over ``grpc.aio``."""
+"""The bare picker over ``grpc.aio``."""
 DIFFERENT = 64
-"""Different requests of one run."""
+"""Number of different requests of a run."""
 
 
 def pool_of(mode: str, endpoints: int) -> Pool:
@@ -76,7 +76,7 @@ def _usage() -> tuple[float, int]:
 
 
 def _serve(pipe: Connection, mode: str, endpoints: int, kind: Kind) -> None:
-    """Serve in the child; each message through the pipe is answered with CPU seconds and RSS."""
+    """Serve in a child process; reply to each message of the pipe with CPU seconds and RSS."""
     pool = pool_of(mode, endpoints)
     scripts = {b"": script(mode, pool, "word " * 400)} if kind == BARE else {}
 
@@ -102,7 +102,7 @@ def _serve(pipe: Connection, mode: str, endpoints: int, kind: Kind) -> None:
 
 @dataclass
 class Child:
-    """A picker in a process of its own."""
+    """A picker in a child process."""
 
     process: BaseProcess
     pipe: Connection
@@ -110,7 +110,7 @@ class Child:
 
     @classmethod
     def start(cls, mode: str, endpoints: int, kind: Kind) -> Child:
-        """Start one and wait until it serves."""
+        """Start a picker and wait until it serves."""
         context = multiprocessing.get_context("spawn")
         pipe, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, mode, endpoints, kind), daemon=True)
@@ -118,19 +118,19 @@ class Child:
         return cls(process, pipe, pipe.recv())
 
     def usage(self) -> tuple[float, int]:
-        """Return its CPU seconds so far, and its resident bytes."""
+        """Return its CPU seconds and resident bytes."""
         self.pipe.send(True)
         seconds, resident = self.pipe.recv()
         return float(seconds), int(resident)
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the picker."""
         self.pipe.send(False)
         self.process.join(5)
 
 
 def streams_of(mode: str, characters: int) -> list[list[bytes]]:
-    """Return the messages of some different requests."""
+    """Return the messages of ``DIFFERENT`` requests."""
     rng = random.Random(1)  # noqa: S311 - a repeatable load
     texts = (
         "".join(f"{rng.randrange(10**7):07d} " for _ in range(characters // 8))
@@ -140,7 +140,7 @@ def streams_of(mode: str, characters: int) -> list[list[bytes]]:
 
 
 def ours(mode: str, args: argparse.Namespace, runs: int = 30, count: int = 500) -> float:
-    """Return CPU microseconds per exchange without gRPC, the least of all runs."""
+    """Return CPU microseconds per exchange without gRPC, the minimum of all runs."""
     server = PickerServer(
         router(pool_of(mode, args.endpoints)), picker="bench", metrics=Metrics(CollectorRegistry())
     )
@@ -161,7 +161,7 @@ def ours(mode: str, args: argparse.Namespace, runs: int = 30, count: int = 500) 
 async def drive(
     address: str, streams: list[list[bytes]], count: int, concurrency: int, *, duplex: bool
 ) -> float:
-    """Run ``count`` exchanges; return the seconds they took."""
+    """Run ``count`` exchanges and return their duration, seconds."""
     left = iter(range(count))
     async with grpc.aio.insecure_channel(address) as channel:
         open_stream: Any = channel.stream_stream(f"/{SERVICE}/{METHOD}")
@@ -186,7 +186,7 @@ async def drive(
 
 
 def measure(mode: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure one mode: our picker over each transport and a bare one, in turn."""
+    """Measure one mode: the picker with each transport and the bare picker, alternating."""
     children = {kind: Child.start(mode, args.endpoints, kind) for kind in (*args.transport, BARE)}
     streams = streams_of(mode, args.body)
     spent: dict[str, list[float]] = {kind: [] for kind in children}
@@ -219,7 +219,7 @@ def measure(mode: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 async def _held_open(child: Child, wanted: int, sent: list[bytes]) -> float:
-    """Open so many streams, wait for their picks, and return resident bytes for each."""
+    """Open ``wanted`` streams, wait for their picks, and return resident bytes per stream."""
     before = child.usage()[1]
     async with grpc.aio.insecure_channel(child.address) as channel:
         open_stream: Any = channel.stream_stream(f"/{SERVICE}/{METHOD}")
@@ -234,12 +234,12 @@ async def _held_open(child: Child, wanted: int, sent: list[bytes]) -> float:
 
 
 def memory(mode: str, wanted: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure what an open stream costs, in fresh pickers and in a fresh bare one."""
+    """Measure the memory of an open stream, in new pickers and in a new bare picker."""
     found = {}
     for kind in (*args.transport, BARE):
         child = Child.start(mode, args.endpoints, kind)
         sent = streams_of(mode, args.body)[0]
-        uvloop.run(drive(child.address, [sent], 100, 4, duplex=False))  # what comes with the first
+        uvloop.run(drive(child.address, [sent], 100, 4, duplex=False))  # warm up
         found[kind] = round(uvloop.run(_held_open(child, wanted, sent)) / 1000, 1)
         child.stop()
     for kind in args.transport:
@@ -261,13 +261,15 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--endpoints", type=int, default=8)
     parser.add_argument("--body", type=int, default=2048, help="characters of prompt")
-    parser.add_argument("--streams", type=int, nargs="+", help="open so many; print kB for each")
+    parser.add_argument(
+        "--streams", type=int, nargs="+", help="numbers of open streams; print kB per stream"
+    )
     parser.add_argument(
         "--transport",
         nargs="+",
         choices=("grpc", "nghttp2"),
         default=[transport.named("auto")],
-        help="what carries the picker's gRPC",
+        help="gRPC server of the picker",
     )
     args = parser.parse_args()
     transport.choose(os.environ)  # the children read it when they load gRPC

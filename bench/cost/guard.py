@@ -1,15 +1,15 @@
-"""Guard the cost of a request in the picker: ``python bench/cost/guard.py [--write]``.
+"""Guard of the cost of a request in the picker: ``python bench/cost/guard.py [--write]``.
 
-Time is noise where others use the machine; what the interpreter executes is not. So the picker's
-own Python is counted, in bytecodes, while it reads requests, decides, and runs whole exchanges
-from the first message to the last reply, without gRPC; and one more over a connection of the fast
-transport, in memory, where the extra ``fast`` is installed. Each count is compared with its budget
-in ``bench/guard.json`` and may be at most a tenth above it. C code is not counted in this way:
-parsing the messages is timed against a loop of fixed work, in turns, the best of many.
+Times are noisy on a shared machine; the number of executed bytecodes is not. The guard counts the
+bytecodes of the picker's Python code while it parses requests, decides, and runs whole exchanges
+from the first message to the last reply without gRPC. It counts one more exchange over an in-memory
+connection of the fast transport if the extra ``fast`` is installed. Each count may exceed its
+budget in ``bench/cost/guard.json`` by at most 10 %. C code executes no bytecodes, so the parsing of
+messages is timed relative to a loop of fixed work, alternating, the best of many.
 
-Counts hold for one minor version of Python, so there is a budget for each that was measured;
-elsewhere nothing is compared, and that is said. Who makes the picker dearer on purpose, or cheaper,
-writes new budgets with ``--write`` and says why in the commit.
+Counts depend on the minor version of Python. There are budgets for the measured versions; with
+another one nothing is compared, and the output says so. After an intended change of the cost, write
+new budgets with ``--write`` and give the reason in the commit.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 BUDGETS = Path(__file__).with_name("guard.json")
 SLACK = 1.10
-"""How far above its budget a count may be."""
+"""Allowed factor of a count over its budget."""
 RATIO_SLACK = 1.30
-"""The same for times within one run."""
+"""Allowed factor of a time ratio over its budget."""
 WARM, COUNTED = 64, 32
 ENDPOINTS = 8
 OURS = "ext_proc"
@@ -56,7 +56,7 @@ CARRIED = "carried peek"
 
 
 class Bytecodes:
-    """Counts the bytecodes that run in our own code; a context manager."""
+    """Counts the executed bytecodes of the project's code; a context manager."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -64,7 +64,7 @@ class Bytecodes:
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         if event == "call":
-            # What the standard library generates for us (dataclasses) has no file.
+            # Code that the standard library generates (dataclasses) has no file.
             name = frame.f_globals.get("__name__", "")
             if not name.startswith(OURS) and frame.f_code.co_filename != "<string>":
                 return None
@@ -83,7 +83,7 @@ class Bytecodes:
 
 
 def counted(work: Callable[[int], object]) -> int:
-    """Return the bytecodes of one piece of work, the mean of some after it has warmed up."""
+    """Return the mean bytecodes of one call of ``work`` after a warm-up."""
     for number in range(WARM):
         work(number)
     with Bytecodes() as found:
@@ -97,7 +97,7 @@ def _text(number: int) -> str:
 
 
 def reading() -> dict[str, int]:
-    """Count reading a head and a body, by form."""
+    """Count the parsing of a head and a body, by form."""
     chat = [{"role": "system", "content": _text(0)}, {"role": "user", "content": _text(1)}]
     bodies = {
         "generate": (INFER_PATH, {"text_input": _text(0), "max_tokens": 16}),
@@ -116,7 +116,7 @@ def reading() -> dict[str, int]:
 
 
 def deciding() -> dict[str, int]:
-    """Count a decision with its settling, among few and many endpoints."""
+    """Count a decision with its settlement, with few and many endpoints."""
     found = {}
     for endpoints in (ENDPOINTS, 256):
         picker_router = router(llm(endpoints=replicas(endpoints)))
@@ -135,7 +135,7 @@ def deciding() -> dict[str, int]:
 
 
 def _server(mode: str) -> PickerServer:
-    """Return a picker whose clocks count alike in every run."""
+    """Return a picker with deterministic clocks."""
     return PickerServer(
         router(llm(body=BODIES[mode], endpoints=replicas(ENDPOINTS))),
         picker="guard",
@@ -162,7 +162,7 @@ def exchanging() -> dict[str, int]:
 
 
 def carrying() -> dict[str, int]:
-    """Count a whole exchange that comes and goes over a connection of the fast transport."""
+    """Count a whole exchange over a connection of the fast transport."""
     if named("auto") != "nghttp2":
         return {}
     from bench.cost.in_memory import Carried  # noqa: PLC0415 - an extra
@@ -178,7 +178,7 @@ def carrying() -> dict[str, int]:
 
 
 def parsing(rounds: int = 60, calls: int = 200) -> float:
-    """Return what parsing and translating a head costs, in units of a loop of fixed work."""
+    """Return the cost of parsing and converting a head, in units of a loop of fixed work."""
     data = messages("none", "")[0]
 
     def reference() -> None:
@@ -211,7 +211,7 @@ def measure() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class CostVerdict:
-    """One figure beside its budget."""
+    """One figure and its budget."""
 
     name: str
     found: float
@@ -219,7 +219,7 @@ class CostVerdict:
 
     @property
     def kept(self) -> bool:
-        """Whether it is within its budget; a figure without one is not judged."""
+        """Whether the figure is within its budget; true without a budget."""
         slack = RATIO_SLACK if self.name.endswith("ratio") else SLACK
         return self.budget is None or self.found <= self.budget * slack
 
@@ -241,9 +241,11 @@ def stale(found: Mapping[str, float], budgets: Mapping[str, float]) -> list[str]
 
 
 def main() -> int:
-    """Measure, then compare or write; 1 where a budget is exceeded."""
+    """Measure, then compare or write budgets; return 1 if a budget is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="make what is measured the budget")
+    parser.add_argument(
+        "--write", action="store_true", help="write the measured figures as budgets"
+    )
     args = parser.parse_args()
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     every = json.loads(BUDGETS.read_text()) if BUDGETS.exists() else {}
@@ -262,7 +264,7 @@ def main() -> int:
         return 1
     if all(verdict.kept for verdict in verdicts):
         return 0
-    print("dearer than its budget: make it cheaper, or write a new budget and say why")
+    print("over budget: reduce the cost, or write a new budget and give the reason")
     return 1
 
 

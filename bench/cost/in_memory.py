@@ -28,7 +28,7 @@ HEADERS = (
 
 
 class Carried:
-    """A connection and its client; bytes are handed from one to the other.
+    """A connection and its client, with in-memory transfer between them.
 
     Args:
         picker: The picker.
@@ -46,13 +46,13 @@ class Carried:
 
     @classmethod
     async def begin(cls, picker: PickerServer) -> Self:
-        """Connect, in the loop that runs."""
+        """Connect in the running event loop."""
         carried = cls(picker)
         await carried._carry(lambda: not carried._client.remote_settings)
         return carried
 
     async def exchange(self, sent: Sequence[bytes]) -> None:
-        """Send message after message, each after the reply to the one before, and end."""
+        """Send messages, each after the reply to the previous one, and end the stream."""
         number = self._client.send_request(HEADERS)
         for message in sent:
             self._client.send_data(number, framed(message))
@@ -85,10 +85,10 @@ class Carried:
 
     _replied = _closed = False
 
-    # --- What a connection uses of a transport ----------------------------------------------------
+    # --- Transport interface ----------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        """Keep what is written."""
+        """Record written bytes."""
         self._written += data
 
     def is_closing(self) -> bool:

@@ -1,7 +1,7 @@
-"""What KV events cost a picker: CPU per batch and block, over sockets and without, and memory.
+"""Cost of KV events in the picker: CPU per batch and block, with and without sockets, and memory.
 
-Run ``python -m bench.cost.kv_events``. Batches are as vLLM publishes them: the blocks of a prompt
-at once, or one block as an answer grows. The publishers run in a process of their own.
+Run ``python -m bench.cost.kv_events``. Batches are like vLLM's: all blocks of a prompt, or one
+block of a growing answer. The publishers run in another process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BLOCKS = 100_000
 ROUNDS = 5
 ENGINES = 20
 PER_SECOND = 50
-"""Batches of each engine: one per step of 20 ms."""
+"""Batches per second of each engine: one per step of 20 ms."""
 SECONDS = 5.0
 
 
@@ -49,7 +49,7 @@ def follower(index: ExactIndex) -> Follower:
 
 
 def stored(rng: random.Random, blocks: int, parent: int | None) -> tuple[bytes, list[int]]:
-    """Return a batch that stores so many blocks, and their names."""
+    """Return a batch that stores ``blocks`` blocks, and their names."""
     names = [rng.getrandbits(64) for _ in range(blocks)]
     event = {
         "type": "BlockStored",
@@ -65,7 +65,7 @@ def stored(rng: random.Random, blocks: int, parent: int | None) -> tuple[bytes, 
 
 
 def measure(blocks: int) -> float:
-    """Return the least CPU microseconds of a batch that stores so many blocks."""
+    """Return the minimum CPU microseconds of a batch that stores ``blocks`` blocks."""
     best = float("inf")
     for seed in range(ROUNDS):
         rng = random.Random(seed)  # noqa: S311 - a benchmark
@@ -80,7 +80,7 @@ def measure(blocks: int) -> float:
 
 
 def publish(pipe: Connection) -> None:
-    """Publish from all engines (in a process of its own)."""
+    """Publish events of all engines, in a child process."""
     context, rng = zmq.Context(), random.Random(0)  # noqa: S311 - a benchmark
     sockets = [context.socket(zmq.PUB) for _ in range(ENGINES)]
     pipe.send(
@@ -95,18 +95,18 @@ def publish(pipe: Connection) -> None:
 
 
 class CountingSink:
-    """An index, and nothing else of a router."""
+    """An index without a router."""
 
     def __init__(self) -> None:
         self.index = ExactIndex()
 
     def cached(self, event: CacheEvent, /) -> None:
-        """Take it."""
+        """Apply the event to the index and count it."""
         self.index.apply(event)
 
 
 async def over_sockets() -> None:
-    """Print what reading from sockets costs in all."""
+    """Print the total cost of reading from sockets."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.Process(target=publish, args=(there,), daemon=True)
     process.start()

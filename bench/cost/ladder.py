@@ -1,10 +1,11 @@
-"""Where the picker's CPU goes, step by step: ``python bench/cost/ladder.py [mode]``.
+"""Breakdown of the picker's CPU by step: ``python bench/cost/ladder.py [mode]``.
 
-Pickers in processes of their own take turns under the load of ``bench/cost/exchange.py``. The first
-is bare, each further one does one thing more of ours, and the last is the real one. ``inside`` is
-the bare one that runs whole exchanges of ours beside its stream: what it costs is our Python, and
-what the real one costs above it is our use of gRPC. Figures are CPU microseconds per exchange,
-least and median of the rounds; ``main`` is the thread that runs Python, the rest are gRPC's.
+Pickers in child processes alternate under the load of ``bench/cost/exchange.py``. The first one is
+bare, each further one adds one step of the real picker, and the last one is the real picker.
+``inside`` is the bare picker that also runs the real picker's exchanges: it costs our Python code,
+and the real picker's cost above it is that of our use of gRPC. Figures are CPU microseconds per
+exchange, minimum and median of the rounds; ``main`` is the Python thread, the rest are gRPC's
+threads.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _real(pool: Pool) -> PickerServer:
 
 
 class _Step(BarePicker):
-    """A bare picker that does some of ours as well, and reads to the end of the stream."""
+    """A bare picker with some steps of the real one; reads to the end of the stream."""
 
     def __init__(self, step: str, mode: str, pool: Pool) -> None:
         self._replies = script(mode, pool, "word " * 400)
@@ -118,13 +119,13 @@ def main() -> None:
         pipe, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, args.mode, step), daemon=True)
         process.start()
-        theirs.close()  # so that a child that dies is an error here, not a wait
+        theirs.close()  # a child that ends is then an error here, not an endless wait
         pickers[step] = (process.pid or 0, pipe.recv())
     streams = streams_of(args.mode, PROMPT)
     duplex = SENDING[args.mode] == SENDING["duplex"]
     found: dict[str, list[tuple[float, float]]] = {step: [] for step in STEPS}
     for number in range(args.rounds + 1):
-        # Every other round goes backwards, so that no step always follows the same one.
+        # Every second round is in reverse order, so that no step always follows the same one.
         for step, (pid, address) in list(pickers.items())[:: 1 if number % 2 else -1]:
             main_before, all_before = _spent(pid)
             load = drive(address, streams, args.count, CONCURRENCY, duplex=duplex)

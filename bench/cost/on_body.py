@@ -1,11 +1,11 @@
-"""What a body of 32 KB costs the picker: ``python bench/cost/on_body.py [--kb 2 8 32]``.
+"""Cost of a body in the picker: ``python bench/cost/on_body.py [--kb 2 8 32]``.
 
-CPU microseconds from the body's message, parsed, to the decision: reading the JSON, hashing the
-prompt's blocks, choosing among eight replicas (body mode ``peek``, policy ``auto``), without the
-stream around it. ``read`` and ``hash`` are parts of ``on_body`` timed alone; the rest is the
-decision. ``loop`` is a loop of fixed work, timed in turns with the others, and ``ratio`` is
-``on_body`` in units of it: it compares runs on different machines, and on busy ones. Each figure
-is the least of ``--rounds``, as noise only adds.
+CPU microseconds from the parsed body message to the decision: reading the JSON, hashing the
+prompt's blocks, scheduling over eight replicas (body mode ``peek``, policy ``auto``), without the
+stream. ``read`` and ``hash`` are parts of ``on_body`` measured alone; the rest is the decision.
+``loop`` is a loop of fixed work, measured alternately with the others; ``ratio`` is ``on_body`` in
+units of it, for comparisons between machines and on busy ones. Each figure is the minimum of
+``--rounds``, because noise only adds time.
 
 Half of the requests repeat an earlier prompt, half are new, as in a conversation.
 """
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Behind PYTHONPATH, which says whether the picker is the checkout's or the compiled one.
+# After PYTHONPATH, which selects the checkout's or the compiled picker.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
@@ -37,10 +37,10 @@ ENDPOINTS = 8
 BLOCK_CHARS = 256
 DIFFERENT = 64
 TURN = 400
-"""Characters of one message of a chat."""
+"""Length of a chat message, characters."""
 LOOP = 1_000
 STEP_S = 0.001
-"""Between two requests."""
+"""Time between two requests, seconds."""
 HEAD: dict[str, Any] = {"end_of_stream": False, "cluster": "llm/stable/http", "route": "llm/x"}
 
 
@@ -49,12 +49,12 @@ def _text(rng: random.Random, characters: int) -> str:
 
 
 def generate(rng: random.Random, size: int) -> bytes:
-    """Return a body of ``generate`` with so many bytes of prompt."""
+    """Return a ``generate`` body with a prompt of ``size`` bytes."""
     return json.dumps({"text_input": _text(rng, size), "max_tokens": 16}).encode()
 
 
 def chat(rng: random.Random, size: int) -> bytes:
-    """Return a chat whose messages have so many bytes."""
+    """Return a chat body whose messages have ``size`` bytes."""
     messages = [
         {"role": ("user", "assistant")[number % 2], "content": _text(rng, TURN)}
         for number in range(max(1, size // TURN))
@@ -81,7 +81,7 @@ class Case:
         self._fresh = itertools.count()
 
     def _bodies(self) -> list[bytes]:
-        """Return half of the bodies as they were before, half with a beginning of their own."""
+        """Return the bodies: half unchanged, half with a new prefix."""
         some = self.bodies[: DIFFERENT // 2]
         mark = self.bodies[0].index(b"0")
         for body in self.bodies[DIFFERENT // 2 :]:
@@ -90,7 +90,7 @@ class Case:
         return some
 
     def on_body(self) -> float:
-        """Return the CPU seconds of a decision, by a router that has seen half of the prompts."""
+        """Return the CPU seconds of a decision by a router that has seen half of the prompts."""
         picker_router = router(llm(body="peek", endpoints=replicas(ENDPOINTS), policy="auto"))
         self._decide(picker_router, self.bodies, 0.0)
         return self._decide(picker_router, self._bodies(), 1.0) / DIFFERENT
@@ -127,7 +127,7 @@ class Case:
 
 
 def loop() -> float:
-    """Return the CPU seconds of a piece of fixed work."""
+    """Return the CPU seconds of the loop of fixed work."""
     begin = time.thread_time()
     for _ in range(DIFFERENT):
         dict.fromkeys(range(LOOP), 0)

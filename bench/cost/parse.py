@@ -1,9 +1,9 @@
-"""What reading a request costs: CPU microseconds per body, by form and size.
+"""Cost of parsing a request: CPU microseconds per body, by form and size.
 
-Run ``python -m bench.cost.parse``. Each row is the best of several rounds, with the head, the body
-and the prompt's blocks read as the picker reads them; ``cut`` is a first part as in body mode
-``peek``. The last rows are what a pool's tokenizer costs: a byte-level BPE trained on Tidegate's
-own pages. Needs the extra ``dev``.
+Run ``python -m bench.cost.parse``. Each row is the best of several rounds and includes the head,
+the body and the prompt's blocks; ``cut`` is a truncated body, as in body mode ``peek``. The last
+rows are the cost of a pool's tokenizer: a byte-level BPE trained on Tidegate's documentation. Needs
+the extra ``dev``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LENGTH = "inference-header-content-length"
 
 
 def best_us(call: Callable[[], object]) -> float:
-    """Return the microseconds that one call takes, best of ``ROUNDS``."""
+    """Return the duration of one call, microseconds, the best of ``ROUNDS``."""
     call()
     start = time.thread_time()
     call()
@@ -66,7 +66,7 @@ def grpc_body(name: str, datatype: str, raw: bytes) -> bytes:
 
 
 def http_body(name: str, datatype: str, raw: bytes) -> tuple[bytes, dict[str, str]]:
-    """Return a binary infer body with one tensor, and its header."""
+    """Return a binary infer body with one tensor, and its headers."""
     document = {
         "id": "r",
         "inputs": [
@@ -93,7 +93,7 @@ def chat_body(size: int) -> bytes:
 
 
 def cases() -> list[tuple[str, str, dict[str, str], bytes]]:
-    """Return name, path, headers and body of all rows."""
+    """Return the name, path, headers and body of each row."""
     rows: list[tuple[str, str, dict[str, str], bytes]] = []
     for kilobytes in (1, 2, 8, 32, 128):
         text = b"tide " * (kilobytes * 1024 // 5)
@@ -119,7 +119,7 @@ def cases() -> list[tuple[str, str, dict[str, str], bytes]]:
 
 
 def hostile() -> list[tuple[str, bytes]]:
-    """Return bodies of just under 4 MiB, each made to cost as much as it can."""
+    """Return bodies of just under 4 MiB that maximize the cost of parsing."""
     rows = {
         "empty arrays": b"[],",
         "arrays in arrays": b"[[[[[[[[[[]]]]]]]]]],",
@@ -145,8 +145,8 @@ def hostile() -> list[tuple[str, bytes]]:
 
 
 def tokenising() -> None:
-    """Print what exact tokens cost."""
-    pages = sorted((Path(__file__).parents[2] / "docs").rglob("*.md"))
+    """Print the cost of exact tokenization."""
+    pages = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     model = Tokenizer(models.BPE())
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,12 +1,12 @@
-"""How long the picker's own chores hold its loop: CPU of the longest turn, by replicas.
+"""Blocking of the picker's event loop by background tasks: CPU of the longest turn, by replicas.
 
     python -m bench.cost.stalls [--replicas 8 100 1000] [--rounds 9]
 
-While a turn lasts no decision is made, so its length is added to whatever waits. Each chore is run
-by hand, one turn of the loop after the other, and the CPU of each turn is taken: what else the
-machine does is not in it. The best of several rounds counts, and of each round its longest turn.
-``whole`` is the CPU of all turns. Collecting is that of what a hundred thousand prompts left in the
-prefix index (not frozen, as at the picker's start).
+No decision is made during a turn of the loop, so its duration adds to the latency of waiting
+requests. Each task is driven manually, turn by turn, and the CPU time of each turn is measured, so
+other load does not count. Figures are the best of several rounds; the figure of a round is its
+longest turn. ``whole`` is the CPU of all turns. Garbage collection is that of a prefix index with a
+hundred thousand prompts (not frozen, as at the picker's start).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from ext_proc.routing.router import Router
 
 ENTRIES = 24
-"""Of a message of the access log."""
+"""Entries of an access-log message."""
 PROMPTS = 100_000
 PROMPT_BLOCKS = 8
 
 
 def turns_of(work: Coroutine[Any, Any, Any]) -> list[float]:
-    """Run what waits for nothing but its next turn; return the CPU seconds of each."""
+    """Run a coroutine that waits only for its next turn; return the CPU seconds of each turn."""
     took = []
     while True:
         begin = time.thread_time()
@@ -54,12 +54,12 @@ def turns_of(work: Coroutine[Any, Any, Any]) -> list[float]:
 
 
 async def at_once(work: Callable[[], object]) -> None:
-    """Make a chore of one turn of a call."""
+    """Run a function as a task of one turn."""
     work()
 
 
 def chores(replicas: int) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
-    """Return what a picker of so many replicas does beside deciding."""
+    """Return the background tasks of a picker with ``replicas`` replicas."""
     rng = random.Random(1)  # noqa: S311 - a repeatable load
     router = router_of(replicas)
     registry = CollectorRegistry()

@@ -1,9 +1,9 @@
-"""What telemetry costs a picker: CPU by endpoints and source, and how old readings are.
+"""Cost of telemetry in the picker: CPU by endpoints and source, and the age of readings.
 
-Run ``python -m bench.cost.telemetry`` (``--seconds`` per row). Replicas and reporters run in a
-process of their own; what is counted is the CPU of this one, which does what a picker does: fetch
-or take, parse, rate, merge and hand on. The page is that of a Triton with so many models, of which
-one has counted since the page before (``scrape``) or none has (``idle``).
+Run ``python -m bench.cost.telemetry`` (``--seconds`` per row). Replicas and reporters run in
+another process; the measured CPU is that of this process, which does the work of a picker: scrape
+or receive, parse, compute rates, merge and pass on. The page is that of a Triton with ``MODELS``
+models, of which one has new counts since the previous page (``scrape``) or none has (``idle``).
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def page() -> str:
 
 
 class RouterStub:
-    """Takes readings and nothing else; remembers their age on arrival."""
+    """Router stub that records the number and times of readings."""
 
     def __init__(self) -> None:
         self.heard = 0
         self.last: dict[str, float] = {}
 
     def observe(self, endpoint_id: str, readings: Sequence[Reading], /) -> None:
-        """Count."""
+        """Record the time of the readings."""
         if readings:
             self.heard += 1
             self.last[endpoint_id] = readings[0].at
@@ -90,13 +90,13 @@ class RouterStub:
         """Do nothing."""
 
     def in_flight(self) -> Mapping[str, int]:
-        """Return no load, so that pages are read at the idle pace."""
+        """Return no load, so that pages are scraped at the idle interval."""
         return {}
 
 
 def serve_pages(pipe: Connection, *, idle: bool) -> None:
-    """Answer every request on a port with the page (in a process of its own)."""
-    # A busy replica: each page differs from the one before in what its first model counts.
+    """Serve the page for every request on a port, in a child process."""
+    # A busy replica: each page differs from the previous one in the counts of the first model.
     body = page().encode()
     before, mark, after = body.partition(b'{model="m1",version="1"} 1000')
     head = f"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -122,7 +122,7 @@ def serve_pages(pipe: Connection, *, idle: bool) -> None:
 
 
 def push_reports(address: str, endpoints: int) -> None:
-    """Report for every endpoint once per ``REPORT_S`` (in a process of its own)."""
+    """Send a report for every endpoint once per ``REPORT_S``, in a child process."""
 
     async def report(stub: Any, index: int) -> None:
         call = stub.Report()
@@ -167,7 +167,7 @@ async def measure(router: RouterStub, seconds: float, endpoints: int, source: st
 
 
 def pools(endpoints: int, port: int | None) -> dict[str, Pool]:
-    """Return one pool of so many replicas, with metrics pages where there is a port."""
+    """Return one pool of ``endpoints`` replicas, with metrics pages if ``port`` is given."""
     url = None if port is None else f"http://127.0.0.1:{port}/metrics"
     replicas = tuple(
         Endpoint(EndpointKey(f"r{i}", 1), "stable", "127.0.0.1:1", None, metrics_url=url)
@@ -177,7 +177,7 @@ def pools(endpoints: int, port: int | None) -> dict[str, Pool]:
 
 
 async def scraped(endpoints: int, seconds: float, *, idle: bool) -> None:
-    """Measure pages."""
+    """Measure scraping."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.Process(
         target=serve_pages, args=(there,), kwargs={"idle": idle}, daemon=True
@@ -195,7 +195,7 @@ async def scraped(endpoints: int, seconds: float, *, idle: bool) -> None:
 
 
 async def pushed(endpoints: int, seconds: float) -> None:
-    """Measure reports."""
+    """Measure pushed reports."""
     router = RouterStub()
     hub = Hub(router, CollectorRegistry(), interval_s=0.25)
     hub.set_pools(pools(endpoints, None))
@@ -203,7 +203,7 @@ async def pushed(endpoints: int, seconds: float) -> None:
     server.add_generic_rpc_handlers((hub.push.handler(),))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    # Not forked: gRPC is running here.
+    # Spawn, because gRPC is running and does not survive a fork.
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=push_reports, args=(address, endpoints), daemon=True)
     process.start()
@@ -219,10 +219,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     seconds = parser.parse_args().seconds
     if transport.VARIABLE not in os.environ:
-        # As pickers do, before gRPC is loaded: so from the beginning.
+        # Restart with the picker's environment, which must be set before gRPC is loaded.
         transport.choose(os.environ)
         again = [sys.executable, "-m", "bench.cost.telemetry", *sys.argv[1:]]
-        os.execv(sys.executable, again)  # noqa: S606 - ourselves
+        os.execv(sys.executable, again)  # noqa: S606 - this program
     text = page()
     begin, rounds = time.process_time(), 500
     for _ in range(rounds):

@@ -1,7 +1,7 @@
 """One emulated replica as a process: ``python -m bench.emulator --http 127.0.0.1:9001``.
 
-``--control`` is the bench's own port, ``--grpc`` speaks KServe, ``--scale`` is how many times
-faster than life it works.
+``--control`` is the control port of the bench, ``--grpc`` serves KServe, ``--scale`` is the number
+of emulated seconds per second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _split(address: str) -> tuple[str, int]:
 
 
 async def run(args: argparse.Namespace) -> None:
-    """Serve until the process is ended."""
+    """Serve until the process is terminated."""
     engine = EngineConfig(cache_blocks=args.cache_blocks, prefill_rate=args.prefill_rate)
     replica = EmulatedReplica(engine, args.scale)
     loop = asyncio.get_running_loop()
@@ -33,7 +33,7 @@ async def run(args: argparse.Namespace) -> None:
     if args.control:
         await loop.create_server(control.protocol, *_split(args.control))
     if args.grpc:
-        # gRPC costs 30 MB and is wanted by few runs.
+        # Import gRPC only if needed: it takes 30 MB.
         from bench.emulator.kserve import serve  # noqa: PLC0415
 
         args.server = await serve(replica, args.grpc)
@@ -42,10 +42,10 @@ async def run(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Parse the command line and serve."""
     parser = argparse.ArgumentParser(description=__doc__)
     usual = EngineConfig()
-    parser.add_argument("--http", required=True, help="ip:port of the data port")
+    parser.add_argument("--http", required=True, help="ip:port for requests")
     parser.add_argument("--control", default="", help="ip:port of the control port")
     parser.add_argument("--grpc", default="", help="ip:port for KServe gRPC")
     parser.add_argument("--page", choices=sorted(PAGES), default="vllm", help="metrics page")

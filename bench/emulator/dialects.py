@@ -1,7 +1,7 @@
-"""The APIs that an emulated replica speaks: requests to prompts, tokens to bytes. Pure.
+"""The APIs of an emulated replica: parsing of requests and encoding of tokens. Pure functions.
 
-OpenAI's completions and chat completions as vLLM answers them, and Triton's generate extension.
-Answers are made once per dialect: their words do not matter, their frames do.
+OpenAI's completions and chat completions in vLLM's form, and Triton's generate extension. The
+responses of a dialect are prebuilt: their text does not matter, their framing does.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _COMPLETIONS: Final = "/v1/completions"
 
 
 class BadRequestError(ValueError):
-    """A body that no engine would take; the text says why."""
+    """A body that an engine would reject; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks for."""
+    """A parsed request."""
 
     prompt: bytes
     output: int
@@ -36,14 +36,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The frames of one API."""
+    """Encoded responses of one API."""
 
     piece: bytes
-    """One server-sent event with some of the answer."""
+    """One server-sent event with a part of the answer."""
     last: bytes
-    """What ends a stream."""
+    """End of a stream."""
     whole: bytes
-    """The answer where nothing is streamed."""
+    """Response without streaming."""
 
 
 def _event(value: dict[str, Any]) -> bytes:
@@ -83,10 +83,10 @@ GENERATE: Final = Dialect(_event(_GENERATED), b"", orjson.dumps(_GENERATED))
 
 
 def read(path: str, body: bytes) -> Asked | None:
-    """Read a request, ``None`` where the path is none that generates.
+    """Parse a request; return ``None`` if the path is not a generation endpoint.
 
     Raises:
-        BadRequestError: The body does not hold.
+        BadRequestError: The body is invalid.
     """
     if path == _CHAT:
         fields = _fields(body)
@@ -105,7 +105,7 @@ def read(path: str, body: bytes) -> Asked | None:
 
 
 def output_tokens(prompt: bytes, most: Any) -> int:
-    """Return how long an answer is: as the prompt wishes, and at most what a field allows."""
+    """Return the number of output tokens: as the prompt requests, at most the field's limit."""
     allowed = most if type(most) is int and most > 0 else None
     preferred = wished_output(prompt)
     if preferred is None:

@@ -1,6 +1,6 @@
-"""Several emulated replicas as processes, and what a bench does to them.
+"""Emulated replicas as child processes, with operations for failures.
 
-A process per replica, so that one can be killed, stopped and slowed as a machine would be.
+Each replica is a process, so that it can be killed, suspended and slowed like a machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CALL: Final = aiohttp.ClientTimeout(total=5.0)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAddresses:
-    """Where one replica listens; each ``ip:port``."""
+    """Listen addresses of one replica, each ``ip:port``."""
 
     name: str
     http: str
@@ -42,11 +42,11 @@ class EmulatedFleet:
     """Running replicas; an async context manager.
 
     Args:
-        count: How many.
-        scale: Engine seconds per wall second.
-        page: Which metrics page they show.
-        grpc: They speak KServe gRPC too.
-        cache_blocks: Blocks of each one's cache.
+        count: Number of replicas.
+        scale: Emulated seconds per second.
+        page: Kind of the metrics page.
+        grpc: Whether to serve KServe gRPC as well.
+        cache_blocks: Size of each cache, blocks.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class EmulatedFleet:
         self.places: Sequence[ReplicaAddresses] = ()
 
     async def __aenter__(self) -> Self:
-        """Start them; returns when all answer.
+        """Start all replicas and wait until they respond.
 
         Raises:
-            CrashError: One ended; shows the end of its log.
+            CrashError: A replica ended; the message contains the end of its log.
         """
         async with AsyncExitStack() as exit_:
             run = exit_.enter_context(RunFolder.create())
@@ -94,20 +94,20 @@ class EmulatedFleet:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop them all."""
-        for place in self.places:  # a stopped process hears no SIGTERM
+        """Stop all replicas."""
+        for place in self.places:  # a suspended process does not handle SIGTERM
             if self._supervisor.running(place.name):
                 self._signal(place.name, signal.SIGCONT)
         await self._exit.aclose()
 
     @property
     def pids(self) -> list[int]:
-        """Return the process ids of those that run."""
+        """Return the process ids of the running replicas."""
         running = [place.name for place in self.places if self._supervisor.running(place.name)]
         return [self._supervisor.pid(name) for name in running]
 
     async def stats(self) -> dict[str, dict[str, float]]:
-        """Return each replica's counters; one that does not answer is left out."""
+        """Return the counters of each replica that responds."""
         answers = await asyncio.gather(*(self._call(each, "stats") for each in self.places))
         return {
             place.name: got
@@ -116,32 +116,32 @@ class EmulatedFleet:
         }
 
     async def reset(self) -> None:
-        """Empty all caches and counters, at full speed."""
+        """Reset all caches, counters and speeds."""
         for verb in ("speed/1", "reset"):
             await asyncio.gather(*(self._call(each, verb) for each in self.places))
 
     async def slow(self, name: str, speed: float) -> None:
-        """Let a replica work at this multiple of its rate."""
+        """Set the speed of a replica as a factor on its rates."""
         await self._call(self._place(name), f"speed/{speed}")
 
     async def kill(self, name: str) -> None:
-        """SIGKILL a replica."""
+        """Send SIGKILL to a replica."""
         await self._supervisor.kill(name)
 
     async def restart(self, name: str) -> None:
-        """Start a killed one again; its cache is empty. Returns when it answers."""
+        """Restart a killed replica with an empty cache and wait until it responds."""
         await self._supervisor.restart(name)
         await self._ready(self._place(name))
 
     def hang(self, name: str) -> None:
-        """Stop a replica's process: connections stay open and nothing answers."""
+        """Suspend a replica's process: connections stay open without responses."""
         self._signal(name, signal.SIGSTOP)
 
     def wake(self, name: str) -> None:
-        """Let a hung one go on."""
+        """Resume a suspended replica."""
         self._signal(name, signal.SIGCONT)
 
-    # --- Inside ---------------------------------------------------------------------------------
+    # --- Internals ------------------------------------------------------------------------------
 
     def _signal(self, name: str, sig: signal.Signals) -> None:
         os.kill(self._supervisor.pid(name), sig)

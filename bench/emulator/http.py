@@ -1,9 +1,8 @@
-"""HTTP of an emulated replica: the data port that routers see, and the bench's own control port.
+"""HTTP servers of an emulated replica: the data port for routers and the control port of the bench.
 
-The data port answers what engines answer: generation in each dialect, health, model lists and the
-metrics page. The status line goes out with the first token, so a request that has not begun can be
-sent to another replica. The control port (``/stats``, ``/reset``, ``/speed/0.25``) is told to
-nobody but the bench.
+The data port serves generation in each dialect, health, model lists and the metrics page. The
+status line is sent with the first token, so a request without a token can be retried on another
+replica. Only the bench knows the control port (``/stats``, ``/reset``, ``/speed/0.25``).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _PAGES: Final[dict[str, Any]] = {
 
 
 def answer(status: str, body: bytes, kind: str = "application/json") -> bytes:
-    """Return an HTTP/1.1 answer."""
+    """Return an HTTP/1.1 response."""
     head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -64,7 +63,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 class _Answering:
-    """One request's hearer: writes its answer to its connection."""
+    """Listener of one request: writes the response to its connection."""
 
     __slots__ = ("_asked", "_connection", "_open")
 
@@ -81,7 +80,7 @@ class _Answering:
         if self._asked.stream:
             self._connection.write(_chunk(self._asked.dialect.piece))
 
-    def done(self, tokens: int) -> None:  # noqa: ARG002 - the frames do not tell
+    def done(self, tokens: int) -> None:  # noqa: ARG002 - responses do not contain it
         dialect = self._asked.dialect
         if not self._asked.stream:
             self._connection.write(answer("200 OK", dialect.whole))
@@ -95,7 +94,7 @@ class _Answering:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: requests one after the other."""
+    """One connection with sequential requests."""
 
     def __init__(self, handle: Callable[[_Connection, str, bytes], None]) -> None:
         self._handle = handle
@@ -145,26 +144,26 @@ class _Connection(asyncio.Protocol):
     # answers
 
     def write(self, data: bytes) -> None:
-        """Send, unless the peer has left."""
+        """Send data unless the peer has closed the connection."""
         if self._transport is not None:
             self._transport.write(data)
 
     def ended(self) -> None:
-        """Hear that the present request is answered."""
+        """Handle the end of the current response."""
         self.on_lost = None
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Abort the connection."""
         if self._transport is not None:
             self._transport.abort()
 
 
 class DataPort:
-    """What routers talk to.
+    """Server for routers.
 
     Args:
         replica: The engine.
-        page: Which metrics page it shows, a key of ``PAGES``.
+        page: Kind of the metrics page, a key of ``PAGES``.
     """
 
     def __init__(self, replica: EmulatedReplica, page: str) -> None:
@@ -198,7 +197,7 @@ class DataPort:
 
 
 class ControlPort:
-    """What only the bench talks to."""
+    """Control server for the bench."""
 
     def __init__(self, replica: EmulatedReplica) -> None:
         self._replica = replica

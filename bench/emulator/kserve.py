@@ -1,8 +1,8 @@
 """KServe gRPC of an emulated replica: ``ModelInfer``, ``ModelStreamInfer`` and readiness.
 
 The prompt is the BYTES input ``text_input``, the answer the BYTES output ``text_output``. A stream
-answers with one message per piece and a last, empty one that is marked final, as Triton's decoupled
-models do.
+has one message per piece and a last, empty message that is marked final, like Triton's decoupled
+models.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ INPUT: Final = "text_input"
 OUTPUT: Final = "text_output"
 FINAL: Final = "triton_final_response"
 _LENGTH: Final = 4
-"""Bytes before each element of a raw BYTES tensor."""
+"""Size of the length prefix of each element of a raw BYTES tensor."""
 
 
 class _Queue:
-    """A hearer that hands on through a queue: True = a piece, False = done, None = lost."""
+    """A listener that writes events to a queue: True = a piece, False = done, None = lost."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[bool | None] = asyncio.Queue()
@@ -39,7 +39,7 @@ class _Queue:
     def more(self) -> None:
         self.events.put_nowait(True)
 
-    def done(self, tokens: int) -> None:  # noqa: ARG002 - the frames do not tell
+    def done(self, tokens: int) -> None:  # noqa: ARG002 - responses do not contain it
         self.events.put_nowait(False)
 
     def lost(self) -> None:
@@ -50,7 +50,7 @@ def prompt_of(request: Any) -> bytes:
     """Return the prompt of a ``ModelInferRequest``.
 
     Raises:
-        ValueError: It has none.
+        ValueError: The request has no prompt.
     """
     for number, tensor in enumerate(request.inputs):
         if tensor.name != INPUT:
@@ -77,31 +77,31 @@ def response(request_id: str, text: str, *, final: bool) -> Any:
 
 
 class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # untyped
-    """The service."""
+    """The KServe service."""
 
     def __init__(self, replica: EmulatedReplica) -> None:
         self._replica = replica
 
     async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's
-        """Answer yes."""
+        """Report readiness."""
         return service_pb2.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's
-        """Answer yes."""
+        """Report readiness."""
         return service_pb2.ServerReadyResponse(ready=True)
 
     async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's
-        """Answer yes."""
+        """Report readiness."""
         return service_pb2.ModelReadyResponse(ready=True)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's
-        """Answer when all tokens are there."""
+        """Respond when all tokens are generated."""
         async for _ in self._pieces(request, context):
             pass
         return response(request.id, WORD, final=True)
 
     async def ModelStreamInfer(self, requests: Any, context: Any) -> Any:  # noqa: N802 - gRPC's
-        """Answer each request of a stream with its pieces."""
+        """Stream the pieces of each request."""
         async for request in requests:
             async for _ in self._pieces(request, context):
                 made = response(request.id, WORD, final=False)
@@ -110,16 +110,16 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             yield service_pb2.ModelStreamInferResponse(infer_response=made)
 
     async def _pieces(self, request: Any, context: Any) -> AsyncIterator[None]:
-        hearer = _Queue()
+        listener = _Queue()
         number = None
         try:
             prompt = prompt_of(request)
             most = request.parameters["max_tokens"].int64_param or None
-            number = self._replica.submit(prompt, output_tokens(prompt, most), hearer)
+            number = self._replica.submit(prompt, output_tokens(prompt, most), listener)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
-            while (event := await hearer.events.get()) is not False:
+            while (event := await listener.events.get()) is not False:
                 if event is None:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "the replica was reset")
                 yield

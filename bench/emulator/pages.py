@@ -1,4 +1,4 @@
-"""Metric pages of an emulated replica, in the words of vLLM and of Triton. Pure."""
+"""Metrics pages of an emulated replica in the formats of vLLM and Triton. Pure functions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def vllm(replica: EmulatedReplica) -> str:
 
 
 def triton(replica: EmulatedReplica) -> str:
-    """Return the page of a Triton whose backend keeps requests while it works."""
+    """Return the page of a Triton server whose backend holds its requests."""
     labels = f'{{model="{MODEL}",version="1"}}'
     finished = replica.counters.finished
     series = (

@@ -1,14 +1,14 @@
-"""One emulated replica: the simulator's engine, in wall time.
+"""One emulated replica: the simulator's engine in wall time.
 
 Rules:
 
-1. The engine's clock is the wall clock times ``scale``: with a scale of 8 a step of 8 ms takes
-   1 ms. What the event loop is late by delays answers by at most that much, never the engine.
-2. Batching, chunked prefill and the block cache are the engine core's (``bench.engine``); blocks
-   and token counts come from the prompt's text alone (``text.py``).
-3. A request hears ``first`` once, then ``done`` or ``lost`` once. After ``forget`` it hears
-   nothing, but its work goes on: this engine has no abort.
-4. Tokens after the first come together: some every ``STREAM_S``, the rest at the end.
+1. The engine's clock is the wall clock times ``scale``: with a scale of 8, a step of 8 ms takes
+   1 ms. A late event loop delays responses by the same time, but never the engine.
+2. The engine core (``bench.engine``) implements batching, chunked prefill and the block cache;
+   blocks and token counts are derived from the prompt's text alone (``text.py``).
+3. A listener gets ``first`` once, then ``done`` or ``lost`` once. After ``forget`` it gets no more
+   calls, but the request continues: this engine has no abort.
+4. Tokens after the first are delivered in batches: every ``STREAM_S``, and at the end.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     from bench.engine import EngineConfig
 
 STREAM_S: Final = 0.25
-"""Wall seconds between two pieces of an answer."""
+"""Interval between two pieces of an answer, wall seconds."""
 
 
-class Hearer(Protocol):
-    """Who waits for an answer."""
+class ResponseListener(Protocol):
+    """Listener of one request."""
 
     def first(self) -> None:
-        """Hear that the first token is there."""
+        """Handle the first token."""
 
     def more(self) -> None:
-        """Hear that there are further tokens."""
+        """Handle further tokens."""
 
     def done(self, tokens: int) -> None:
-        """Hear that all are there."""
+        """Handle the end of the answer, which has ``tokens`` tokens."""
 
     def lost(self) -> None:
-        """Hear that there will be none."""
+        """Handle the loss of the request."""
 
 
 @dataclass(slots=True)
 class EmulatedCounters:
-    """What one replica did since it was reset; tokens unless said otherwise."""
+    """Counters of a replica since its reset; in tokens unless documented otherwise."""
 
     requests: int = 0
     finished: int = 0
@@ -60,12 +60,12 @@ class EmulatedCounters:
 
 
 class EmulatedReplica:
-    """A replica that answers to prompts.
+    """An emulated replica.
 
     Args:
-        engine: What it is like.
+        engine: Parameters of the engine.
         scale: Engine seconds per wall second.
-        clock: Wall seconds.
+        clock: Wall clock, seconds.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class EmulatedReplica:
         self._clock = clock
         self._start = clock()
         self._replica = SimulatedReplica(engine)
-        self._hearers: dict[int, Hearer] = {}
+        self._hearers: dict[int, ResponseListener] = {}
         self._begun: set[int] = set()
         self._next = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -93,21 +93,21 @@ class EmulatedReplica:
 
     @property
     def queued(self) -> int:
-        """Return the requests that wait for admission."""
+        """Return the number of requests that wait for admission."""
         return self._replica.queued
 
     @property
     def running(self) -> int:
-        """Return the requests in the batch."""
+        """Return the number of requests in the batch."""
         return self._replica.running
 
     @property
     def kv_used(self) -> float:
-        """Return the share of the cache that running requests hold."""
+        """Return the fraction of the cache that running requests hold."""
         return self._replica.kv_used
 
     def stats(self) -> dict[str, float]:
-        """Return all counters, and what is going on."""
+        """Return all counters and the current load."""
         return {
             **asdict(self.counters),
             "computed": self._replica.computed_tokens,
@@ -116,11 +116,11 @@ class EmulatedReplica:
             "running": self.running,
         }
 
-    def submit(self, prompt: bytes, output: int, hearer: Hearer) -> int:
-        """Take a request; returns a number for ``forget``.
+    def submit(self, prompt: bytes, output: int, listener: ResponseListener) -> int:
+        """Queue a request; return its number for ``forget``.
 
         Raises:
-            ValueError: It could not run even alone.
+            ValueError: The cache is too small for the request alone.
         """
         self.pump()
         number = self._next
@@ -129,31 +129,31 @@ class EmulatedReplica:
         self._replica.arrive(ReplicaTask(job, now), now)
         self._next += 1
         self.counters.requests += 1
-        self._hearers[number] = hearer
+        self._hearers[number] = listener
         self._schedule()
         return number
 
     def forget(self, number: int) -> None:
-        """Tell a request's hearer nothing any more."""
+        """Stop calling the listener of a request."""
         self._hearers.pop(number, None)
         self._begun.discard(number)
 
     def set_speed(self, speed: float) -> None:
-        """Work at this multiple of the rate, from the next step on."""
+        """Set the factor on the rate, from the next step on."""
         self._replica.speed = speed
 
     def reset(self) -> None:
-        """Forget cache, counters and all requests, as a restart would."""
-        hearers = list(self._hearers.values())
+        """Drop the cache, counters and all requests, like a restart."""
+        listeners = list(self._hearers.values())
         self._hearers.clear()
         self._begun.clear()
         self._replica = SimulatedReplica(self.engine)
         self.counters = EmulatedCounters()
-        for hearer in hearers:
-            hearer.lost()
+        for listener in listeners:
+            listener.lost()
 
     def pump(self) -> None:
-        """Let the engine do what was due by now."""
+        """Advance the engine to the current time."""
         now = self.now
         while self._replica.next_at <= now:
             ended = self._replica.advance()
@@ -162,24 +162,24 @@ class EmulatedReplica:
             for task in ended.finished:
                 self._finished(task)
 
-    # --- Inside ---------------------------------------------------------------------------------
+    # --- Internals ------------------------------------------------------------------------------
 
     def _first(self, task: ReplicaTask) -> None:
         counters, job = self.counters, task.job
         counters.prompt += job.input_tokens
         counters.hit += min(job.input_tokens - 1, task.matched * self.engine.block_tokens)
-        hearer = self._hearers.get(job.index)
-        if hearer is not None:
+        listener = self._hearers.get(job.index)
+        if listener is not None:
             self._begun.add(job.index)
-            hearer.first()
+            listener.first()
 
     def _finished(self, task: ReplicaTask) -> None:
         self.counters.finished += 1
         self.counters.generated += task.job.output_tokens
-        hearer = self._hearers.pop(task.job.index, None)
+        listener = self._hearers.pop(task.job.index, None)
         self._begun.discard(task.job.index)
-        if hearer is not None:
-            hearer.done(task.job.output_tokens)
+        if listener is not None:
+            listener.done(task.job.output_tokens)
 
     def _schedule(self) -> None:
         if self._timer is not None:
@@ -202,8 +202,8 @@ class EmulatedReplica:
     def _tick(self) -> None:
         self._ticker = None
         for number in list(self._begun):
-            hearer = self._hearers.get(number)
-            if hearer is not None:
-                hearer.more()
+            listener = self._hearers.get(number)
+            if listener is not None:
+                listener.more()
         if self._hearers:
             self._ticker = asyncio.get_running_loop().call_later(STREAM_S, self._tick)

@@ -1,13 +1,13 @@
-"""Prompts as text made of a trace's blocks, and what an engine makes of such text. Pure.
+"""Encoding of a trace's blocks as prompt text, and its decoding by an engine. Pure functions.
 
 Rules:
 
-1. Equal block ids give equal text, different ids different text; a salt gives another language,
-   so that no run can profit from what an earlier one left behind.
-2. A replica learns of blocks from the text alone: it cuts it into ``BLOCK_CHARS`` characters and
-   hashes each piece with the piece before. Ids never travel.
-3. How long the answer will be is said by the last words of the prompt, as a person would: a replica
-   reads them, routers do not, and nobody gets it as a number in a field.
+1. Equal block ids give equal text, different ids different text; each salt gives different texts,
+   so that no run benefits from the caches of an earlier one.
+2. A replica derives blocks from the text alone: it splits the text into ``BLOCK_CHARS`` characters
+   and hashes each piece with the previous hash. Ids are not sent.
+3. The end of the prompt requests the length of the answer in words, as a user would. Replicas read
+   it, routers do not, and no field contains it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from bench.simulate.workload import Job
 
 CHARS_PER_TOKEN: Final = 4
-"""The usual ratio of English text and byte-pair tokens."""
+"""Typical ratio for English text and byte-pair tokens."""
 BLOCK_CHARS: Final = BLOCK_TOKENS * CHARS_PER_TOKEN
 DEFAULT_OUTPUT: Final = 16
-"""Tokens of an answer that nobody asked a length of, as in OpenAI's completions."""
+"""Default length of an answer, tokens, as in OpenAI's completions."""
 MAX_OUTPUT: Final = 100_000
 
 _WISH: Final = re.compile(rb"Answer in (\d{1,6}) tokens\.\Z")
@@ -41,9 +41,9 @@ def block_text(block: int, salt: str) -> str:
 
 
 def prompt_text(job: Job, salt: str) -> str:
-    """Return a job's whole prompt: its blocks, and words that no other job has.
+    """Return the whole prompt of a job: its blocks and unique text.
 
-    It has the job's tokens, rounded up where the end would not hold the wish.
+    It has the job's number of tokens, or more if the requested length would not fit at the end.
     """
     wish = f" Answer in {job.output_tokens} tokens."
     rest = max(0, job.input_tokens - len(job.blocks) * BLOCK_TOKENS) * CHARS_PER_TOKEN
@@ -54,7 +54,7 @@ def prompt_text(job: Job, salt: str) -> str:
 
 
 def tokens_of(prompt: bytes) -> int:
-    """Return how many tokens a prompt counts; at least 1."""
+    """Return the number of tokens of a prompt; at least 1."""
     return max(1, -(-len(prompt) // CHARS_PER_TOKEN))
 
 
@@ -69,6 +69,6 @@ def blocks_of(prompt: bytes) -> tuple[int, ...]:
 
 
 def wished_output(prompt: bytes) -> int | None:
-    """Return how many tokens the end of a prompt asks for, ``None`` where it asks for none."""
+    """Return the number of tokens requested at the end of a prompt, or ``None``."""
     found = _WISH.search(prompt[-_WISH_BYTES:])
     return None if found is None else max(1, min(MAX_OUTPUT, int(found[1])))

@@ -1,4 +1,4 @@
-"""The load process: ``python -m bench.load PLAN RESULTS`` (``plan.py`` says what is in them)."""
+"""The load process: ``python -m bench.load PLAN RESULTS`` (file formats: ``plan.py``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> None:
     """Run one plan."""
     plan, results = (Path(each) for each in sys.argv[1:3])
     load = LoadClient(read_plan(plan))
-    gc.disable()  # a phase is short, and a pause would be taken for the server's
+    gc.disable()  # a phase is short, and a pause would count as the server's
     write_results(results, uvloop.run(load.run()))
 
 

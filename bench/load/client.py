@@ -1,7 +1,7 @@
-"""HTTP/1.1 clients as lean as Python has them: one protocol object per connection, no tasks.
+"""Low-overhead HTTP/1.1 clients: one protocol object per connection, no tasks.
 
-Open loop: each request goes out at its time on an idle connection, or on a new one where none is
-idle, so a slow server never holds back the next request (no coordinated omission).
+Open loop: each request is sent at its time on an idle connection, or on a new one if none is idle,
+so a slow server never delays the next request (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bench.load.plan import LoadPlan
 
 TAIL: Final = 64
-"""Bytes kept of an answer's end."""
+"""Bytes kept of the end of a response."""
 _STATUS_OK: Final = 200
 
 
@@ -37,7 +37,7 @@ class _Connection(asyncio.Protocol):
         self.transport: Any = None
 
     def send(self, entry: int, request: bytes) -> None:
-        """Send one request; ``done`` hears of its end."""
+        """Send one request; ``done`` is called at its end."""
         self.entry = entry
         self.first = None
         self._tail = b""
@@ -45,7 +45,7 @@ class _Connection(asyncio.Protocol):
         self.transport.write(request)
 
     def give_up(self) -> None:
-        """End the present request as timed out."""
+        """End the current request as timed out."""
         self._finish("timeout")
         self.transport.abort()
 
@@ -98,7 +98,7 @@ class LoadClient:
     """One phase of load.
 
     Args:
-        plan: What to send.
+        plan: The plan.
     """
 
     def __init__(self, plan: LoadPlan) -> None:
@@ -113,10 +113,10 @@ class LoadClient:
         self._failure = ""
 
     async def run(self) -> Results:
-        """Send everything; returns when each request has an end.
+        """Send all requests and wait until each has ended.
 
         Raises:
-            RuntimeError: A request of a closed loop failed: a benchmark of errors is none.
+            RuntimeError: A request of a closed loop failed, so that its measurement is invalid.
         """
         cpu = time.process_time()
         self._start = time.perf_counter()

@@ -1,6 +1,6 @@
-"""What a load process is told and what it tells: files, so that nothing is shared but bytes.
+"""Input and output files of the load process.
 
-A plan file is one line of JSON, then the requests' bytes end to end; entries point into them. A
+A plan file is one line of JSON, then the concatenated requests; entries are offsets into them. A
 result file is one JSON object with columns, one value per request in the order of the plan.
 """
 
@@ -22,47 +22,47 @@ OK: Final = "ok"
 class LoadPlan:
     """One phase of load on one address.
 
-    With times the loop is open: request ``i`` is sent ``at[i]`` seconds after the start, whatever
-    became of the others; its times count from then. Without, it is closed: ``connections`` clients
-    take requests in turn, one after the other, for ``seconds``.
+    With ``at``, the loop is open: request ``i`` is sent ``at[i]`` seconds after the start,
+    independent of other requests, and its latencies count from then. Without ``at``, the loop is
+    closed: ``connections`` clients send requests sequentially for ``seconds``.
     """
 
     address: str
     """``ip:port``."""
     which: Sequence[int]
-    """Which of the ``requests`` each entry sends."""
+    """Index into ``requests`` of each entry."""
     at: Sequence[float] = ()
-    """Intended times, rising."""
+    """Intended times, seconds from the start, ascending."""
     connections: int = 1
     seconds: float = 0.0
     timeout_s: float = 30.0
-    """How long after its intended time a request is given up."""
+    """Time limit of a request from its intended time, seconds."""
     ends_with: str = ""
-    """What a complete answer ends with; without it the answer counts as cut."""
+    """End of a complete response; a response without it counts as cut."""
     requests: Sequence[bytes] = field(default=(), repr=False)
 
 
 @dataclass(slots=True)
 class Results:
-    """What became of each request; times in seconds from the start of the phase."""
+    """Results of each request; times in seconds from the start of the phase."""
 
     intended: list[float] = field(default_factory=list)
     sent: list[float] = field(default_factory=list)
     first: list[float | None] = field(default_factory=list)
-    """When the first byte of the answer's body came."""
+    """Time of the first byte of the response body."""
     end: list[float | None] = field(default_factory=list)
     outcome: list[str] = field(default_factory=list)
-    """``ok``, ``status 503``, ``connect``, ``closed`` (before the answer), ``cut`` (in it) or
-    ``timeout``."""
+    """``ok``, ``status 503``, ``connect``, ``closed`` (before the response), ``cut`` (during it)
+    or ``timeout``."""
     seconds: float = 0.0
     began: float = 0.0
-    """The start of the phase by ``time.perf_counter``, which all processes of a machine share."""
+    """Start of the phase by ``time.perf_counter``, which all processes of a machine share."""
     cpu_s: float = 0.0
-    """CPU of the load process in this phase."""
+    """CPU time of the load process in this phase, seconds."""
 
     @property
     def errors(self) -> dict[str, int]:
-        """Return how many requests failed, by kind."""
+        """Return the number of failed requests by kind."""
         found: dict[str, int] = {}
         for outcome in self.outcome:
             if outcome != OK:
@@ -70,7 +70,7 @@ class Results:
         return found
 
     def latencies(self, skip: int = 0) -> list[float]:
-        """Return the seconds from intended sending to the end of each answer that was whole."""
+        """Return the times from intended sending to the end of complete responses, seconds."""
         rows = zip(self.intended, self.end, self.outcome, strict=True)
         return [
             end - intended
@@ -79,7 +79,7 @@ class Results:
         ]
 
     def first_bytes(self, skip: int = 0) -> list[float]:
-        """Return the seconds from intended sending to the first byte, of whole answers."""
+        """Return the times from intended sending to the first byte of whole responses, seconds."""
         rows = zip(self.intended, self.first, self.outcome, strict=True)
         return [
             first - intended
@@ -88,7 +88,7 @@ class Results:
         ]
 
     def lag(self, share: float = 0.99) -> float:
-        """Return a percentile of how late requests were sent: the load generator's own fault."""
+        """Return a percentile of the delay of sending, which the load client itself causes."""
         late = sorted(
             sent - intended for sent, intended in zip(self.sent, self.intended, strict=True)
         )

@@ -1,4 +1,4 @@
-"""Running a load process from a suite."""
+"""Execution of the load process by a suite."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ GRACE_S = 60.0
 
 
 class LoadError(RuntimeError):
-    """The load process failed; the text is the end of what it said."""
+    """The load process failed; the message contains the end of its output."""
 
 
 async def run_load(
     plan: LoadPlan, on_start: Callable[[], Awaitable[None]] | None = None
 ) -> Results:
-    """Run one plan in a process of its own.
+    """Run one plan in a child process.
 
     Args:
-        plan: What to send.
-        on_start: Runs beside it from about its start on, e.g. to break something; is cancelled
-            where the load ends first.
+        plan: The plan.
+        on_start: Started together with the load, for example to inject a fault; cancelled if the
+            load ends first.
 
     Raises:
         LoadError: The process failed.

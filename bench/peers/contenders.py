@@ -1,10 +1,10 @@
-"""Who is compared: Tidegate, Envoy alone and the routers of other projects, each as a process.
+"""Contenders of the benchmark: Tidegate, Envoy alone and the routers of other projects.
 
-Each is started fresh for a run on the same replicas, and speaks OpenAI's API to the same clients.
-Peers run with their own defaults, which is what their READMEs start them with: policy, replicas and
-ports are given, and a log level at which a request writes nothing, as with Tidegate. Where replicas
-are to fail they get Envoy's health checks too: by default they look once a minute and believe the
-third failure, so no fault of these runs would ever be seen.
+Each contender is started as a process for a run, on the same replicas, and serves OpenAI's API to
+the same clients. Peers run with the defaults of their READMEs: only policy, replicas, ports and a
+log level without output per request, as for Tidegate, are set. In runs with faults they also get
+Envoy's health checks: by default they check once a minute and eject after the third failure, so
+they would not detect any fault of these runs.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 CHAT: Final = "/v1/chat/completions"
 READY_S: Final = 60.0
 BUILD: Final = ROOT / "build" / "compiled"
-"""Where ``make compiled`` puts an installation of the checkout."""
+"""Target folder of ``make compiled``."""
 TIDEGATE: Final = "tidegate"
 WORKERS: Final = "tidegate-2-workers"
-"""The same with two processes of the picker."""
+"""Tidegate with two picker processes."""
 GRPC: Final = "tidegate-grpc"
-"""The same with grpcio instead of what pickers take by default where it is installed."""
+"""Tidegate with the transport ``grpc`` instead of the picker's default."""
 COMPILED: Final = "tidegate-compiled"
-"""The same with a picker from ``build/compiled``; takes part where that is of this very source."""
+"""Tidegate with the picker of ``build/compiled``, if that was built from the current source."""
 ENVOYS: Final = ("envoy-least-request", "envoy-round-robin", "envoy-ring-hash")
 _POLICIES: Final = ("cache_aware", "power_of_two", "round_robin")
 _ROUTERS: Final = {
-    # peer: module, and its word for a quiet log
+    # peer: module, and log level without output per request
     "vllm": ("vllm_router.launch_router", "warning"),
     "sglang": ("sglang_router.launch_router", "warn"),
 }
@@ -60,7 +60,7 @@ CHECKS: Final = (
     *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "1"),
     *("--health-failure-threshold", "2", "--health-success-threshold", "1"),
 )
-"""Health checks as ``envoys.py`` has them."""
+"""Health checks as in ``envoys.py``."""
 VLLM: Final = tuple(f"vllm-{policy}" for policy in _POLICIES)
 SGLANG: Final = tuple(f"sglang-{policy}" for policy in _POLICIES)
 NAMES: Final = (TIDEGATE, WORKERS, GRPC, COMPILED, *VLLM, *SGLANG, *ENVOYS)
@@ -72,25 +72,25 @@ PACKAGE_OF: Final = {
 
 @dataclass(slots=True)
 class Running:
-    """A contender that serves."""
+    """A running contender."""
 
     name: str
     address: str
     """``ip:port`` for clients."""
     pids: dict[str, int] = field(default_factory=dict)
-    """Its processes on the way of a request; their children belong to them."""
+    """Process ids on the path of a request; their children count as well."""
 
     def cpu(self) -> dict[str, float]:
-        """Return the CPU seconds that each has used, with its children."""
+        """Return the CPU seconds of each process and its children."""
         return {name: sum(map(cpu_seconds, family(pid))) for name, pid in self.pids.items()}
 
     def rss_mb(self) -> dict[str, float]:
-        """Return the resident megabytes of each, with its children."""
+        """Return the resident memory of each process and its children, MB."""
         return {name: sum(map(rss_mb, family(pid))) for name, pid in self.pids.items()}
 
 
 def present(names: Iterable[str], environment: Environment) -> tuple[str, ...]:
-    """Return those of ``names`` that can be started here."""
+    """Return the contenders of ``names`` that are installed."""
     without = set() if is_current(ROOT, BUILD) else {COMPILED}
     return tuple(
         name
@@ -112,14 +112,14 @@ def start(
 
     Args:
         name: One of ``NAMES``.
-        places: The replicas.
-        environment: Where peers are installed.
-        routing: What Tidegate's pool is to set in ``routing``.
-        concurrency: Envoy's worker threads, Tidegate's Envoy included.
-        checks: Peers check health as often as Envoy does; otherwise as often as they do by default.
+        places: Addresses of the replicas.
+        environment: Python environment of the peers.
+        routing: Fields of ``routing`` in Tidegate's pool.
+        concurrency: Number of worker threads of Envoy, also of Tidegate's.
+        checks: Whether peers use ``CHECKS`` instead of their default health checks.
 
     Raises:
-        ValueError: There is no such contender.
+        ValueError: The contender is unknown.
     """
     if name in (TIDEGATE, WORKERS, GRPC, COMPILED):
         return _tidegate(name, places, routing, concurrency)
@@ -143,11 +143,11 @@ def router_command(
 
     Args:
         name: A key of ``PACKAGE_OF``.
-        python: The peers' interpreter.
-        address: ``ip:port`` to serve on.
-        metrics: ``ip:port`` of its own metrics.
-        places: The replicas.
-        checks: With ``CHECKS``.
+        python: Python interpreter of the peers.
+        address: Listen address, ``ip:port``.
+        metrics: Address of its metrics, ``ip:port``.
+        places: Addresses of the replicas.
+        checks: Whether to use ``CHECKS``.
     """
     peer, _, policy = name.partition("-")
     module, quiet = _ROUTERS[peer]
@@ -211,9 +211,9 @@ async def envoy(
 
     Args:
         name: One of ``ENVOYS``.
-        places: The replicas.
-        concurrency: Its worker threads.
-        ready: Path that answers 200 once a request would be served; by default a chat is tried.
+        places: Addresses of the replicas.
+        concurrency: Number of worker threads.
+        ready: Path that returns 200 when requests are served; default: try a chat request.
     """
     with RunFolder.create() as run, HeldPorts() as ports:
         listener, admin = ports.address(), ports.address()
@@ -249,7 +249,7 @@ async def _router(
 async def _answers(
     address: str, name: str, supervisor: Supervisor, ready: str | None = None
 ) -> None:
-    """Wait until a request gets its answer."""
+    """Wait until a request succeeds."""
     async with aiohttp.ClientSession() as session:
 
         async def look() -> str | None:

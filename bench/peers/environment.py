@@ -1,7 +1,7 @@
-"""The peers' own Python environment: made by the bench, never the project's.
+"""Python environment of the peers, separate from the project's.
 
-Their packages are installed from PyPI into ``.bench/peers``. What cannot be installed is left out
-and named, with pip's last words.
+The packages are installed from PyPI into ``.bench/peers``. A package that cannot be installed is
+skipped and reported with the end of pip's output.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 PACKAGES: Final = {"vllm-router": "0.1.17", "sglang-router": "0.3.2"}
-"""What is compared, at the versions that the figures are of."""
+"""Packages of the peers, with the versions of the reported figures."""
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / ".bench" / "peers"
 INSTALL_S: Final = 300.0
@@ -22,16 +22,16 @@ _VERSION: Final = "import sys; from importlib.metadata import version; print(ver
 
 @dataclass(slots=True)
 class Environment:
-    """What is installed."""
+    """Installed and missing packages."""
 
     python: Path
     versions: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    """Package to the reason."""
+    """Package -> reason."""
 
 
 async def prepare(folder: Path = FOLDER) -> Environment:
-    """Return the environment, making or completing it where needed."""
+    """Return the environment; create or complete it if needed."""
     environment = Environment(folder / "bin" / "python")
     if not environment.python.exists():
         code, text = await _run(sys.executable, "-m", "venv", str(folder))

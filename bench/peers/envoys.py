@@ -1,7 +1,7 @@
-"""Envoy alone as a balancer, with static replicas. Pure.
+"""Envoy alone as a load balancer with static replicas. Pure functions.
 
-Health checks, retries and circuit-breaker limits are those that Tidegate gives its own Envoy, so
-that what differs is who chooses.
+Health checks, retries and circuit-breaker limits are those of Tidegate's Envoy, so that only the
+choice of replicas differs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _RETRY_ON: Final = "connect-failure,refused-stream,reset-before-request,reset"
 def bootstrap(
     policy: str, listener: str, admin: str, places: Sequence[ReplicaAddresses]
 ) -> dict[str, Any]:
-    """Return an Envoy that balances over ``places``.
+    """Return the bootstrap of an Envoy that balances over ``places``.
 
     Args:
-        policy: A key of ``POLICIES``; ``ring-hash`` goes by the session header.
-        listener: ``ip:port``.
-        admin: ``ip:port``.
-        places: The replicas.
+        policy: A key of ``POLICIES``; ``ring-hash`` hashes the session header.
+        listener: Listen address, ``ip:port``.
+        admin: Address of the admin page, ``ip:port``.
+        places: Addresses of the replicas.
     """
     route: dict[str, Any] = {
         "cluster": "replicas",

@@ -1,4 +1,4 @@
-"""One aim with its verdict. Pure."""
+"""A target of the benchmark and its verdict. Pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from typing import Final
 
 REPORTED: Final = "reported"
-"""What is wanted of a number that is only to be told."""
+"""Target of a number that is reported without a bound."""
 NOTHING: Final = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """One aim with its verdict."""
+    """A target and its verdict."""
 
     name: str
     wanted: str
     got: str
-    """``-`` = not measured."""
+    """Measured value; ``-`` if not measured."""
     reached: bool | None
-    """``None`` = not measured, or measured and not clear."""
+    """Whether the target is reached; ``None`` if not measured or undecided."""
     why: str = ""
 
     @property
     def verdict(self) -> str:
-        """Return the verdict in a word or two."""
+        """Return the verdict as text."""
         if self.got == NOTHING:
             return "not measured"
         if self.wanted == REPORTED:
@@ -35,7 +35,7 @@ class Aim:
 
 
 def below(name: str, value: float | None, most: float, unit: str, why: str = "") -> Aim:
-    """Return the verdict on a number that is to be at most so much."""
+    """Return the verdict of a number with the upper bound ``most``."""
     wanted = f"at most {most:g}{unit}"
     if value is None:
         return Aim(name, wanted, NOTHING, None)

@@ -1,8 +1,8 @@
-"""What was aimed at and what came out, from results alone. Pure.
+"""Targets of the benchmark and their verdicts, computed from the results. Pure functions.
 
-An aim is reached, missed by so much, undecided where the interval crosses its bound, or not
-measured; no verdict is written by hand. Where an aim is missed, ``why`` says what the same results
-show about it. What is compared run by run has an interval; the rest is one number each.
+A target is reached, missed, undecided if the interval contains its bound, or not measured. For a
+missed target, ``why`` explains it from the same results. Comparisons of runs have an interval;
+other figures are single numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STREAM_KB: Final = 30.0
 
 
 def aims(results: Mapping[str, Any]) -> list[Aim]:
-    """Return every aim, in order."""
+    """Return all targets, in order."""
     suites = {name: suite for name, suite in results["suites"].items() if "failed" not in suite}
     return [
         *_picker(suites.get("picker")),
@@ -44,7 +44,7 @@ def aims(results: Mapping[str, Any]) -> list[Aim]:
     ]
 
 
-# --- Each suite's aims ----------------------------------------------------------------------------
+# --- Targets by suite -----------------------------------------------------------------------------
 
 
 def _picker(suite: Mapping[str, Any] | None) -> list[Aim]:
@@ -55,7 +55,7 @@ def _picker(suite: Mapping[str, Any] | None) -> list[Aim]:
         what = f"`{row['mode']}`, {form}"
         why = f"{row['picker_us']:g} µs against {row['bare_us']:g}; own Python {row['ours_us']:g}"
         made.append(below(f"{cost}, {what}", row["ratio"], BARE_RATIO, "x", why))
-    # What carries the messages does not change what is decided: one row for each build.
+    # The transport does not change decisions: one row per build.
     builds = {(row["mode"], row["compiled"]): row for row in (suite["rows"] if suite else ())}
     for (mode, compiled), row in builds.items():
         name = f"{logic}, `{mode}`{', compiled' if compiled else ''}"
@@ -119,7 +119,7 @@ def _added_p99(suite: Mapping[str, Any] | None) -> Aim:
 def _throughput(
     suite: Mapping[str, Any] | None, peer: str, size: int, least: float | None
 ) -> Iterator[Aim]:
-    """Judge the plain picker, and the compiled one where it took part."""
+    """Judge the uncompiled picker, and the compiled one if it was measured."""
     rows = [row for row in (suite or {}).get("rows", ()) if row["bytes"] == size]
     theirs = [row for row in rows if row["contender"] == peer]
     name = f"requests/s over {peer}'s, {size // 1024} KB"

@@ -1,9 +1,8 @@
-"""Aims of the suite ``fleet``: Tidegate beside each peer, seed by seed. Pure.
+"""Targets of the suite ``fleet``: Tidegate compared with each peer, paired by seed. Pure functions.
 
-An aim is reached where the interval against every peer lies on the good side of the bound, missed
-where that against any peer lies on the other, and undecided where one crosses it. A peer with one
-seed has no interval: it cannot make an aim reached or missed, but one that looks better leaves it
-undecided.
+A target is reached if the interval against every peer is on the good side of the bound, missed if
+the interval against any peer is on the bad side, and otherwise undecided. A peer with one seed has
+no interval: it cannot decide a target, but a peer that looks better makes it undecided.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 TIDEGATE: Final = "tidegate"
 NO_WORSE: Final = 0.02
-"""Where prompts share nothing: so much worse than the best peer counts as no worse."""
+"""Tolerance relative to the best peer on workloads without shared prefixes."""
 IN_TIME: Final = ("goodput",)
 _NUMBERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("TTFT mean", ("ttft", "mean")),
@@ -37,25 +36,25 @@ _SLOWED: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """Tidegate beside one peer; ``compared`` is lower where Tidegate is better."""
+    """Tidegate compared with one peer; ``compared`` is lower if Tidegate is better."""
 
     peer: str
     ours: float
     theirs: float
     compared: Compared
     better: bool | None
-    """``None`` = the interval crosses the bound, or there is none."""
+    """``None`` if the interval contains the bound or does not exist."""
     looks_better: bool
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Return how bad it is for Tidegate."""
+        """Return a sort key; the worst comparison for Tidegate is the highest."""
         blocks = 2 if self.better is False else self.better is None and not self.looks_better
         return (int(blocks), self.compared.mean)
 
 
 def fleet_aims(suite: Mapping[str, Any] | None) -> list[Aim]:
-    """Return the aims of every workload and load, of the faults last."""
+    """Return the targets of every workload and load, then those of the faults."""
     if not suite:
         name = "fleet: better than every peer"
         return [Aim(name, "TTFT mean and p99, e2e and in time", NOTHING, None), _lost(())]
@@ -84,7 +83,7 @@ def _besides(
     values = {}
     for contender in {row["contender"]: None for row in rows}:
         if contender.startswith(f"{TIDEGATE}-"):
-            continue  # Tidegate in another form is no peer
+            continue  # another form of Tidegate is not a peer
         values[contender] = by_seed([row for row in rows if row["contender"] == contender], *path)
     ours = values.pop(TIDEGATE, {})
     made = []
@@ -95,7 +94,7 @@ def _besides(
             compared, bound = ratio(ours, theirs), 1.0 if rich else 1.0 + NO_WORSE
         if compared is None:
             continue
-        # All requests in time is as good as it gets.
+        # If all requests are in time, neither can be better.
         perfect = path == IN_TIME and {*ours.values(), *theirs.values()} == {1.0}
         several = compared.seeds > 1
         made.append(
@@ -132,7 +131,7 @@ def _told(beside: _Beside, path: tuple[str, ...]) -> str:
     found = beside.compared
     seeds = f"{found.seeds} seed{'s' * (found.seeds > 1)}"
     interval = ""
-    if path == IN_TIME:  # told as ours less theirs
+    if path == IN_TIME:  # reported as ours minus theirs
         if found.low is not None and found.high is not None:
             interval = f", {_points(found.high)} to {_points(found.low)}"
         values = f"{beside.ours:.1%}; {beside.peer} {beside.theirs:.1%}"
@@ -144,7 +143,7 @@ def _told(beside: _Beside, path: tuple[str, ...]) -> str:
 
 
 def _points(share: float) -> str:
-    """Write theirs less ours as ours less theirs, in percentage points; zero has no sign of it."""
+    """Format theirs minus ours as ours minus theirs, in percentage points; zero has no sign."""
     return f"{-100 * share + 0.0:+.1f}"
 
 

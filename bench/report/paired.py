@@ -1,9 +1,9 @@
-"""Two contenders compared seed by seed, with an interval. Pure.
+"""Paired comparison of two contenders by seed, with an interval. Pure functions.
 
-Both met the same requests at the same times under a seed, so what differs under it is theirs. The
-interval is Student's, at 95 %, of the mean over seeds: of the logarithm of the ratio for times, of
-the difference for shares. With two or three seeds it is wide, as it should be: a bootstrap of so
-few would be too sure.
+Both contenders get the same requests at the same times for a seed, so differences are theirs. The
+interval is Student's 95 % interval of the mean over seeds: of the logarithm of the ratio for times,
+of the difference for fractions. With two or three seeds it is wide; a bootstrap of so few values
+would be too narrow.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _T975: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One contender against another."""
+    """Comparison of two contenders."""
 
     mean: float
     low: float | None
-    """``None`` with ``high``: of one seed there is no interval."""
+    """Lower bound; ``None``, like ``high``, for one seed, which has no interval."""
     high: float | None
     seeds: int
 
     def below(self, bound: float) -> bool | None:
-        """Tell whether it lies below a bound; ``None`` where the interval cannot tell."""
+        """Return whether the value is below a bound; ``None`` if the interval contains it."""
         if self.low is None or self.high is None or self.low < bound <= self.high:
             return None
         return self.high < bound
 
 
 def ratio(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> Compared | None:
-    """Return ours over theirs, the geometric mean over the seeds that both have.
+    """Return ours divided by theirs, the geometric mean over common seeds.
 
-    ``None`` where there is no such seed, or a value that is not above zero.
+    ``None`` without common seeds or if a value is not above 0.
     """
     pairs = _pairs(ours, theirs)
     if not pairs or any(one <= 0 or other <= 0 for one, other in pairs):
@@ -56,7 +56,7 @@ def ratio(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> Compared | 
 
 
 def difference(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> Compared | None:
-    """Return ours less theirs, the mean over the seeds that both have; ``None`` where none."""
+    """Return ours minus theirs, the mean over common seeds; ``None`` without any."""
     pairs = _pairs(ours, theirs)
     if not pairs:
         return None
@@ -67,12 +67,12 @@ def difference(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> Compar
 
 
 def by_seed(rows: Sequence[Mapping[str, Any]], *path: str, seed: str = "seed") -> dict[int, float]:
-    """Return a number of each run by its seed; runs that lack it are left out.
+    """Return a number of each run by seed; runs that lack it are omitted.
 
     Args:
         rows: Runs of one contender.
-        path: Keys down to the number.
-        seed: The column that says which runs belong together.
+        path: Keys that lead to the number.
+        seed: Column that identifies paired runs.
     """
     found = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Plots as PNG, by matplotlib (the extra ``bench``)."""
+"""PNG plots, drawn with matplotlib (extra ``bench``)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 OURS = "tidegate"
 _COLOURS = ("#b8c4cc", "#0b6e99")
-"""Others, and ours."""
+"""Colours of other routers and of Tidegate."""
 _ROOM = 4.0
-"""Room below and above a curve, as a factor: what is flat is to look flat."""
+"""Margin below and above a curve, as a factor, so that a constant cost looks flat."""
 
 
 def png(plot: Bars | Curve) -> bytes:

@@ -1,4 +1,4 @@
-"""Results as sections of text, tables and curves, for every form of the report. Pure."""
+"""Conversion of results to sections of text, tables and curves for all report formats. Pure."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One plot of bars: medians, with their range over runs as whiskers."""
+    """A bar chart of medians, with their range over runs as whiskers."""
 
     title: str
     unit: str
     values: Mapping[str, Mapping[str, float]]
-    """Label to ``median``, ``low`` and ``high``."""
+    """Label -> ``median``, ``low`` and ``high``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One plot on logarithmic axes, with the fitted growth."""
+    """A plot on logarithmic axes with the fitted growth."""
 
     title: str
     across: str
@@ -46,7 +46,7 @@ class Curve:
 
 @dataclass(slots=True)
 class ReportSection:
-    """One suite."""
+    """Section of one suite."""
 
     title: str
     text: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class ReportSection:
 
 
 def sections(results: Mapping[str, Any]) -> list[ReportSection]:
-    """Return a section per suite that was run, in the order of the suites."""
+    """Return one section per measured suite, in the order of the suites."""
     made = []
     for name, write in _WRITERS.items():
         suite = results["suites"].get(name)
@@ -68,7 +68,7 @@ def sections(results: Mapping[str, Any]) -> list[ReportSection]:
             f" {suite['form']} form."
         )
         if "stopped" in suite:
-            section.text.append(f"STOPPED: {suite['stopped']}; what follows was measured before.")
+            section.text.append(f"STOPPED: {suite['stopped']}; results up to then follow.")
         if "failed" in suite:
             section.text.append(f"FAILED: {suite['failed']}")
         else:
@@ -78,12 +78,12 @@ def sections(results: Mapping[str, Any]) -> list[ReportSection]:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Write a number; unknown is ``-``."""
+    """Format a number; unknown is ``-``."""
     return UNKNOWN if value is None else f"{value:,.{digits}f}"
 
 
 def span(value: Mapping[str, float] | None, digits: int = 2) -> str:
-    """Write a median with its range, where there are several runs."""
+    """Format a median, with its range if there are several runs."""
     if value is None:
         return UNKNOWN
     text = number(value["median"], digits)
@@ -95,7 +95,7 @@ def span(value: Mapping[str, float] | None, digits: int = 2) -> str:
 def grouped(
     rows: Iterable[Mapping[str, Any]], *keys: str
 ) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
-    """Return rows by the values of some keys, in the order of their first appearance."""
+    """Group rows by the values of keys, in order of first appearance."""
     found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault(tuple(row[key] for key in keys), []).append(row)
@@ -142,9 +142,9 @@ def _throughput(suite: Mapping[str, Any], section: ReportSection) -> None:
 
 def _overhead(suite: Mapping[str, Any], section: ReportSection) -> None:
     section.text.append(
-        f"{suite['rounds']} rounds; `+` is added to Envoy alone in the same rounds. The open loop"
-        f" sends at {suite['load']:.0%} of what `peek` took; `late` is the load generator's own"
-        " p99 lag. CPU in µs per request."
+        f"{suite['rounds']} rounds; `+` is the increase over Envoy alone in the same rounds. The"
+        f" open loop sends at {suite['load']:.0%} of the throughput of `peek`; `late` is the p99"
+        " lag of the load client. CPU in µs per request."
     )
     heads = ("route", "req/s", "p50 ms", "p99 ms", "p99.9 ms", "+p50", "+p99", "+p99.9")
     for loop in ("closed", "open", "grpc"):
@@ -185,7 +185,7 @@ def _picker(suite: Mapping[str, Any], section: ReportSection) -> None:
         )
         for row in suite["rows"]
     ]
-    title = "CPU of one exchange beside a bare `grpc.aio` picker"
+    title = "CPU of one exchange compared with a bare `grpc.aio` picker"
     section.tables.append(Table(title, (*heads, "exchanges/s"), lines))
     if "workers" not in suite:
         return
@@ -201,9 +201,9 @@ def _picker(suite: Mapping[str, Any], section: ReportSection) -> None:
 def _fleet(suite: Mapping[str, Any], section: ReportSection) -> None:
     section.text.append(
         f"{suite['replicas']} emulated replicas, runs of {suite['seconds']:g} s, the first"
-        f" {suite['warmup']:.0%} of the requests not measured. Times in emulated seconds; the"
-        " routers' own clocks are not scaled, so every router is by that factor slower to decide"
-        " and to learn than in life. `in time` counts failed requests as late."
+        f" {suite['warmup']:.0%} of the requests not measured. Times are emulated seconds; the"
+        " routers' clocks are not scaled, so relative to the replicas every router decides and"
+        " learns slower by that factor. `in time` counts failed requests as late."
     )
     _missing(suite, section)
     _runs(suite, section)
@@ -217,7 +217,7 @@ def _fleet(suite: Mapping[str, Any], section: ReportSection) -> None:
         about = suite["workloads"][workload]
         title = (
             f"{workload}, {load:.0%} = {rows[0]['rate']:.3g} requests/s, {about['scale']:g} times"
-            f" faster than life, first token within {about['slo_s']:.3g} s"
+            f" faster than real time, TTFT limit {about['slo_s']:.3g} s"
         )
         section.tables.append(Table(title, heads, _fleet_lines(rows)))
         for key, what in (("mean", "mean"), ("p99", "p99")):
@@ -231,9 +231,9 @@ def _fleet(suite: Mapping[str, Any], section: ReportSection) -> None:
     faulty = [row for row in suite["rows"] if row["fault"]]
     for (fault,), rows in grouped(faulty, "fault").items():
         what = {
-            "kill": "a replica is killed and returns empty",
-            "slow": "a replica works at a quarter of its speed from 40 % of the run on",
-            "hang": "a replica stops for a while with its connections open",
+            "kill": "a replica is killed and returns with an empty cache",
+            "slow": "a replica runs at a quarter of its speed from 40 % of the run on",
+            "hang": "a replica is suspended for a while with its connections open",
         }[fault]
         title = f"Fault: {what} ({rows[0]['workload']}, {rows[0]['load']:.0%})"
         section.tables.append(Table(title, heads, _fleet_lines(rows)))
@@ -263,7 +263,7 @@ def _phase_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def _runs(suite: Mapping[str, Any], section: ReportSection) -> None:
-    """Say how many runs there are, of when and of which commit, and which are missing."""
+    """Add the number, dates and commits of the runs, and the number of missing runs."""
     rows = suite["rows"]
     commits = {row["commit"]: None for row in rows if "commit" in row}
     if commits:
@@ -271,12 +271,12 @@ def _runs(suite: Mapping[str, Any], section: ReportSection) -> None:
         took = sum(row["took_s"] for row in rows) / 60
         same = ", whose code is the same" if len(commits) > 1 else ""
         section.text.append(
-            f"{len(rows)} runs, {took:.0f} minutes in all, {dates[0]} to {dates[-1]}, at"
-            f" {', '.join(commits)}{same}; the same command goes on where it stopped"
+            f"{len(rows)} runs, {took:.0f} minutes in total, {dates[0]} to {dates[-1]}, at"
+            f" {', '.join(commits)}{same}; the same command resumes the suite"
             f" ({suite['journal']})."
         )
     if suite.get("left"):
-        section.text.append(f"{suite['left']} runs are still to be made.")
+        section.text.append(f"{suite['left']} runs are missing.")
     section.text.extend(f"FAILED: {each}" for each in suite.get("broken", ()))
 
 
@@ -334,8 +334,8 @@ def _control(suite: Mapping[str, Any], section: ReportSection) -> None:
 
 def _scale(suite: Mapping[str, Any], section: ReportSection) -> None:
     section.text.append(
-        "Growth: cost = a * size^b; b = 0 is flat, 1 linear. r² is of the logarithms, and low where"
-        " cost is flat."
+        "Growth: cost = a * size^b; b = 0 is constant, 1 linear. r² is that of the logarithms, and"
+        " low for a constant cost."
     )
     lines = []
     for name, rows in suite["axes"].items():
@@ -351,14 +351,14 @@ def _scale(suite: Mapping[str, Any], section: ReportSection) -> None:
     for name, fit in suite.get("line", {}).items():
         if fit is not None:
             section.text.append(
-                f"Straight line through {name}: {fit['each']:.1f} kB each and {fit['base']:,.0f} kB"
-                f" at none, r² {number(fit['r2'], 4)}."
+                f"Linear fit of {name}: {fit['each']:.1f} kB each and {fit['base']:,.0f} kB"
+                f" at 0, r² {number(fit['r2'], 4)}."
             )
 
 
 def _missing(suite: Mapping[str, Any], section: ReportSection) -> None:
     for package, why in suite["missing"].items():
-        section.text.append(f"{package} could not be installed, so it is not here: {why}")
+        section.text.append(f"{package} could not be installed and was not measured: {why}")
 
 
 def _median(runs: Sequence[Mapping[str, Any]], *path: str) -> float:

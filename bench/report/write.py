@@ -1,4 +1,4 @@
-"""The report as files: Markdown with its plots beside it, and one HTML page that needs nothing."""
+"""Report files: Markdown with plots as separate files, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ img { max-width: 100%; display: inline-block; margin: .5rem }
 main { overflow-x: auto }
 """
 _READING: Final = (
-    "Medians over runs, in brackets their range. `-`: not known. What is compared run by run is"
-    " judged by the 95 % interval over seeds or rounds (Student's t of the paired differences):"
-    " undecided where it crosses the bound."
+    "Medians over runs, with their range in brackets. `-`: unknown. Paired comparisons are judged"
+    " by the 95 % interval over seeds or rounds (Student's t of the paired differences): undecided"
+    " if the interval contains the bound."
 )
 _VERDICTS: Final = ("reached", "missed", "undecided")
 _TITLE: Final = "Tidegate beside its peers"
@@ -37,12 +37,12 @@ END: Final = "<!-- bench: end -->"
 
 
 def write_report(results: Mapping[str, Any], out: Path) -> list[Path]:
-    """Write the report of ``results`` into a folder; returns the files for people.
+    """Write the report of ``results`` into a folder; return the main files.
 
-    Without matplotlib it has no plots and says so.
+    Without matplotlib the report has no plots and says so.
 
     Raises:
-        OSError: They cannot be written.
+        OSError: A file cannot be written.
     """
     found = sections(results)
     verdicts = verdict_table(results)
@@ -56,10 +56,10 @@ def write_report(results: Mapping[str, Any], out: Path) -> list[Path]:
 
 
 def fill(results: Mapping[str, Any], page: Path) -> list[Path]:
-    """Write results between the markers of a page, plots into a folder of its name beside it.
+    """Write results between the markers of a page, and plots into a folder named after the page.
 
     Raises:
-        OSError: They cannot be read or written.
+        OSError: A file cannot be read or written.
         ValueError: The page has no markers.
     """
     before, after = around(page)
@@ -76,11 +76,11 @@ def fill(results: Mapping[str, Any], page: Path) -> list[Path]:
 
 
 def around(page: Path) -> tuple[str, str]:
-    """Return what stands before and behind a page's markers.
+    """Return the text before and after a page's markers.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It has no markers.
+        OSError: The page cannot be read.
+        ValueError: The page has no markers.
     """
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -90,7 +90,7 @@ def around(page: Path) -> tuple[str, str]:
 
 
 def _drawn(found: Sequence[ReportSection]) -> tuple[dict[int, list[tuple[str, bytes]]], str]:
-    """Return each section's plots, and a note where none can be drawn."""
+    """Return the plots of each section, and a note if matplotlib is missing."""
     try:
         return {
             number: [
@@ -110,7 +110,7 @@ def _save(images: Mapping[int, Sequence[tuple[str, bytes]]], folder: Path) -> No
 
 
 def verdict_table(results: Mapping[str, Any]) -> Table:
-    """Return the aims with what came out."""
+    """Return the table of targets and verdicts."""
     return Table(
         "Aims",
         ("aim", "wanted", "got", "verdict", "what the results show"),
@@ -119,7 +119,7 @@ def verdict_table(results: Mapping[str, Any]) -> Table:
 
 
 def about(results: Mapping[str, Any]) -> list[str]:
-    """Return lines on machine and versions."""
+    """Return lines about the machine and the versions."""
     machine = results.get("machine", {})
     versions = dict(machine.get("versions", {}))
     for suite in results["suites"].values():

@@ -1,7 +1,7 @@
-"""A stack with a bare picker (``bench/cost/bare_picker.py``): the least that asking can cost.
+"""A stack with a bare picker (``bench/cost/bare_picker.py``): the minimum cost of ext_proc.
 
-Control server and Envoy are Tidegate's own and configured as beside the real picker. That one is
-killed and a bare one takes its address: it answers with recorded replies and decides nothing.
+Control server and Envoy are those of a normal stack. The real picker is killed and a bare picker
+takes its address; it sends recorded replies and makes no decisions.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
 MODES: Final = ("none", "peek")
-"""Those that are measured: what ``full`` adds is Envoy's buffering."""
+"""Measured body modes; ``full`` adds only Envoy's buffering."""
 READY_S: Final = 30.0
 _SCRIPT: Final = Path(__file__).resolve().parents[1] / "cost" / "bare_picker.py"
 
 
 class BareStack:
-    """Where a running one listens."""
+    """A running stack with a bare picker."""
 
     def __init__(self, stack: LocalStack, supervisor: Supervisor) -> None:
         self.http_address = stack.http_address
@@ -44,10 +44,10 @@ class BareStack:
 
 @asynccontextmanager
 async def bare_stack(addresses: Sequence[str]) -> AsyncIterator[BareStack]:
-    """Start one over instant upstreams; returns when Envoy asks the bare picker.
+    """Start a stack over instant upstreams; wait until Envoy uses the bare picker.
 
     Args:
-        addresses: As ``bench.overhead.replicas`` takes them.
+        addresses: Addresses of the upstreams, as for ``bench.overhead.replicas``.
     """
     routing = {name: {"routing": {"body": mode}} for name, mode in POOL_MODES.items()}
     async with (

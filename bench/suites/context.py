@@ -1,4 +1,4 @@
-"""What every suite gets: how long it may take, where it tells its progress, and the machine."""
+"""Input of every suite: its options, progress output, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ class Context:
     """One run of the bench."""
 
     full: bool
-    """The long form; otherwise short runs that show the shape of the numbers."""
+    """Whether to run the long form; the short form shows only the order of magnitude."""
     environment: Environment
-    """The peers."""
+    """Installed peers."""
     say: Callable[[str], None]
-    """Tells what is being done."""
+    """Prints progress."""
     out: Path = Path()
-    """The folder of the results."""
+    """Folder of the results."""
     fresh: bool = False
-    """Do not go on where an earlier call stopped."""
+    """Whether to discard stored runs."""
     save: Callable[[dict[str, Any]], None] = lambda _: None
-    """Writes what a suite has so far, in the form in which it returns it."""
+    """Writes the results so far, in the form of the suite's return value."""
     began: float = 0.0
-    """When the suite began, by ``time.monotonic``."""
+    """Start of the suite, by ``time.monotonic``."""
     seeds: int = 1
     contenders: Sequence[str] = ()
-    """Only these, where any are named."""
+    """Contenders to run; empty: all."""
     workloads: Sequence[str] = ()
-    """Only these of the suite ``fleet``, where any are named."""
+    """Workloads of the suite ``fleet`` to run; empty: all."""
     scale: float | None = None
-    """Emulated seconds per second, instead of each workload's own."""
+    """Emulated seconds per second; ``None``: each workload's default."""
     seconds: float | None = None
-    """Length of a run of ``fleet``, instead of the form's."""
+    """Length of a run of ``fleet``, seconds; ``None``: the form's default."""
 
     def pick(self, quick: T, full: T) -> T:
-        """Return a setting of the short or of the long form."""
+        """Return the setting of the selected form."""
         return full if self.full else quick
 
 
 def machine() -> dict[str, Any]:
-    """Return where this runs and with what."""
+    """Return a description of the machine and its software."""
     versions = {}
     for package in _PACKAGES:
         try:
@@ -74,7 +74,7 @@ def machine() -> dict[str, Any]:
 
 
 def busy_seconds() -> float:
-    """Return the CPU seconds that all of the machine has spent so far, idle and waiting apart."""
+    """Return the CPU seconds of the whole machine since boot, without idle and I/O wait."""
     fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
     ticks = [int(value) for value in fields]
     idle = ticks[3] + ticks[4]
@@ -82,7 +82,7 @@ def busy_seconds() -> float:
 
 
 def _commit() -> str:
-    """Return what is checked out, with a mark where files differ from it."""
+    """Return the commit of the checkout, marked if files differ from it."""
     git = shutil.which("git")
     if git is None:
         return "unknown"

@@ -1,7 +1,8 @@
-"""Suite ``control``: the control server's figures, by ``bench/control.py``.
+"""Suite ``control``: cost of the control server, measured by ``bench/control.py``.
 
 With one real Envoy and a picker: time from an operator's call to the last acknowledgement, per
-channel. With simulated delta clients: the same against their number, with CPU, bytes and memory.
+resource type. With simulated delta clients: the same by number of clients, with CPU, bytes and
+memory.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 def table_of(table: Table) -> dict[str, Any]:
-    """Return heads and cells of a table."""
+    """Return the headings and cells of a table."""
     columns = [[str(cell) for cell in column.cells] for column in table.columns]
     return {
         "heads": [str(column.header) for column in table.columns],

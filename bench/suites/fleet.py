@@ -1,19 +1,20 @@
-"""Suite ``fleet``: trace replay on emulated replicas, through Tidegate and through its peers.
+"""Suite ``fleet``: trace replay on emulated replicas, through Tidegate and through other routers.
 
 Rules:
 
-1. All contenders meet the same requests at the same times on the same replicas, whose caches and
-   counters are emptied before; each contender is started fresh. ``fleet_plan.py`` says which runs
-   there are.
-2. Arrivals are fixed before; times count from them. The first share of each run fills caches and is
-   not measured. Times are emulated seconds: wall time times the workload's scale.
-3. Tidegate alone is also met in Triton's words: ``generate_stream`` instead of chats, and Triton's
+1. All contenders get the same requests at the same times on the same replicas, whose caches and
+   counters are reset before each run; each contender is started for its run. ``fleet_plan.py``
+   defines the runs.
+2. Arrival times are fixed in advance, and latencies count from them. The first part of each run
+   warms the caches and is not measured. Times are emulated seconds: wall time times the scale of
+   the workload.
+3. Tidegate is also run with Triton's API: ``generate_stream`` instead of chats, and Triton's
    metrics page instead of vLLM's. That row is named ``tidegate-generate``.
-4. Tidegate's pool says what the replicas are: room for long prompts (``peek_bytes``) and as much
-   index as a replica has cache. Nothing else is told to anybody.
-5. A finished run is kept at once (``bench/journal.py``): a second start makes only what is
-   missing and shows all that is there. A run that fails is named and left out; three in a row end
-   the suite.
+4. Tidegate's pool configures the body size for long prompts (``peek_bytes``) and an index of the
+   size of a replica's cache. No other information about the replicas is configured.
+5. A finished run is stored at once (``bench/journal.py``): a second start executes only missing
+   runs and reports all. A failed run is reported and skipped; three failures in a row end the
+   suite.
 """
 
 from __future__ import annotations
@@ -54,23 +55,23 @@ PAGES: Final = {"chat": "vllm", "generate": "triton"}
 ENDS: Final = {"chat": "[DONE]", "generate": ""}
 VICTIM: Final = "e2"
 FAULT_AT: Final = 0.4
-"""When a fault begins, as a share of the run."""
+"""Start of a fault, as a fraction of the run."""
 DOWN_S: Final = 4.0
 SLOW_SPEED: Final = 0.25
 MAX_JOBS: Final = 4_000
 GIVE_UP: Final = 3
-"""So many failed runs in a row end the suite."""
+"""Number of consecutive failed runs that ends the suite."""
 
 
 class FleetSuiteError(RuntimeError):
-    """Runs fail one after the other; the text says how the last one did."""
+    """Consecutive runs failed; the message contains the last error."""
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Make the runs that are missing; returns all that are there and what they were run on.
+    """Execute the missing runs; return all runs and the conditions.
 
     Raises:
-        FleetSuiteError: Several runs failed in a row.
+        FleetSuiteError: ``GIVE_UP`` runs failed in a row.
     """
     names = available(context)
     seconds = run_s(context)
@@ -117,7 +118,7 @@ async def run(context: Context) -> dict[str, Any]:
                 context.say(f"fleet {done}/{len(plan)}: {what}, seed {cell.seed}")
                 try:
                     journal.add(await _run_cell(context, cell, prepared, fleet, seconds))
-                except Exception as error:  # a finding; the next run may do
+                except Exception as error:  # reported; the next run may succeed
                     failed.append(f"{what}, seed {cell.seed}: {type(error).__name__}: {error}")
                     context.say(f"fleet FAILED: {failed[-1]}")
                     in_a_row += 1
@@ -147,8 +148,8 @@ def _announce(
     seconds: float,
 ) -> None:
     if len(todo) < len(plan):
-        there = f"{len(plan) - len(todo)} of {len(plan)} runs are there already"
-        context.say(f"fleet: {there} ({journal.path.name}); --fresh begins anew")
+        there = f"{len(plan) - len(todo)} of {len(plan)} runs are stored"
+        context.say(f"fleet: {there} ({journal.path.name}); --fresh discards them")
     if journal.others:
         count = len(journal.others)
         context.say(
@@ -168,7 +169,7 @@ async def _run_cell(
     scale = prepared.kind.scale
     at = workloads.times(prepared, cell.load, seconds, cell.seed)
     sent = workloads.requests(prepared.workload.jobs[: len(at)], f"seed {cell.seed}", cell.api)
-    # Before the contender looks at them: counters that fall are a restart to who watches.
+    # Reset before the contender starts: a router takes a decreasing counter for a restart.
     await fleet.reset()
     broke_at: list[float] = []
     async with contenders.start(
@@ -214,7 +215,7 @@ async def _run_cell(
 
 
 async def _fault(fleet: EmulatedFleet, fault: str, seconds: float, broke_at: list[float]) -> None:
-    """Break one replica in the middle of a run, and mend it, also where the run ends before."""
+    """Inject a fault into one replica during a run, and repair it even if the run ends earlier."""
     await asyncio.sleep(1.0 + seconds * FAULT_AT)
     broke_at.append(time.perf_counter())
     if fault == "kill":

@@ -1,12 +1,12 @@
-"""Which runs the suite ``fleet`` makes, and how long that takes. Pure.
+"""Runs of the suite ``fleet`` and their durations. Pure functions.
 
 Rules:
 
-1. A run is known by its workload, load, seed, contender and fault. Seeds are 0, 1, 2 and so on, so
-   more of them, or more contenders, add to the runs that are there.
-2. Per seed contenders run one after the other, in an order that turns with the seed.
-3. In the long form the main contenders have all seeds and the rest one. Who is named by hand has
-   all.
+1. A run is identified by workload, load, seed, contender and fault. Seeds are 0, 1, 2 and so on, so
+   more seeds or contenders extend the stored runs.
+2. For each seed, contenders run sequentially, in an order that rotates with the seed.
+3. In the long form, the main contenders have all seeds and the others one. Contenders that the user
+   names have all seeds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAIN: Final = (
     "envoy-least-request",
     "envoy-ring-hash",
 )
-"""Those that answer for their kind: all loads and seeds, and the faults."""
+"""Representative contenders: they run all loads, seeds and faults."""
 QUICK: Final = (
     "tidegate",
     "vllm-cache_aware",
@@ -40,24 +40,24 @@ QUICK: Final = (
 LOADS: Final = (0.65, 0.9)
 QUICK_GRID: Final = (("sessions", 0.65), ("conversation", 0.9), ("nothing-shared", 0.65))
 NATIVE: Final = ("conversation", 0.9)
-"""Where Tidegate is met in Triton's words as well."""
+"""Workload and load at which Tidegate also runs with Triton's API."""
 FAULTS: Final = ("kill", "slow", "hang")
 FAULTY: Final = ("conversation", 0.65)
-"""Where replicas fail."""
+"""Workload and load of the runs with faults."""
 QUICK_FAULTY: Final = QUICK[:2]
 KEYS: Final = ("workload", "load", "seed", "contender", "fault")
-"""The columns of a row that name its run."""
+"""Columns that identify a run."""
 SECONDS: Final = (10.0, 12.0)
-"""Length of a run in the short and in the long form."""
+"""Length of a run in the short and the long form, seconds."""
 AROUND_S: Final = 4.5
-"""What a run takes beside its own length: starting, the last answers, stopping."""
+"""Overhead of a run, seconds: start, last responses, stop."""
 CALIBRATE_S: Final = 8.0
-"""What finding a workload's saturation takes."""
+"""Duration of the search for a workload's saturation rate, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetCell:
-    """One run."""
+    """One run of the suite ``fleet``."""
 
     workload: str
     load: float
@@ -68,23 +68,23 @@ class FleetCell:
 
     @property
     def label(self) -> str:
-        """Return what the row is called."""
+        """Return the name of the row."""
         return self.contender if self.api == "chat" else f"{self.contender}-{self.api}"
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return what names the run: the values of ``KEYS``."""
+        """Return the identity of the run: the values of ``KEYS``."""
         return (self.workload, self.load, self.seed, self.label, self.fault)
 
 
 def available(context: Context) -> tuple[str, ...]:
-    """Return who takes part: those asked for, less those that could not be installed."""
+    """Return the requested contenders without those that could not be installed."""
     wanted = context.contenders or context.pick(QUICK, contenders.NAMES)
     return contenders.present(wanted, context.environment)
 
 
 def cells(context: Context, names: Sequence[str]) -> list[FleetCell]:
-    """Return all runs in their order."""
+    """Return all runs in order of execution."""
     wanted = context.workloads or tuple(workloads.KINDS)
     grid: Sequence[tuple[str, float]] = context.pick(
         QUICK_GRID, tuple((name, load) for name in workloads.KINDS for load in LOADS)
@@ -109,7 +109,7 @@ def cells(context: Context, names: Sequence[str]) -> list[FleetCell]:
 
 
 def ordered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows as tables show them: by workload, load, contender and seed, faults last."""
+    """Return rows in table order: by workload, load, contender and seed, faults last."""
     kinds, names = list(workloads.KINDS), list(contenders.NAMES)
 
     def place(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -122,22 +122,22 @@ def ordered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def run_s(context: Context) -> float:
-    """Return the length of a run in seconds."""
+    """Return the length of a run, seconds."""
     return context.seconds or context.pick(*SECONDS)
 
 
 def usual_s(context: Context) -> float:
-    """Return about how many seconds all runs take that are asked for."""
+    """Return the approximate duration of all requested runs, seconds."""
     return estimate_s(cells(context, available(context)), run_s(context))
 
 
 def estimate_s(todo: Sequence[FleetCell], seconds: float, taken: Sequence[float] = ()) -> float:
-    """Return about how many seconds some runs take.
+    """Return the approximate duration of runs, seconds.
 
     Args:
         todo: The runs.
-        seconds: The length of a run.
-        taken: What runs of that length took so far, where some did.
+        seconds: Length of a run.
+        taken: Durations of finished runs of that length, if any.
     """
     each = sum(taken) / len(taken) if taken else seconds + AROUND_S
     return len(todo) * each + CALIBRATE_S * len({cell.workload for cell in todo})

@@ -1,9 +1,9 @@
 """The gRPC part of ``overhead``: unary calls in a closed loop, with and without a picker.
 
-``ServerMetadata`` goes past the picker and is the yardstick; ``ModelInfer`` asks it. Both carry the
-same bytes, and the instant upstreams answer any call at once with a status of their own, which
-counts as the answer. The client is ``grpc.aio`` in the bench's own process, so requests/s say more
-of it than of Envoy; CPU per request of Envoy and picker and added latency do not depend on it.
+``ServerMetadata`` bypasses the picker and is the reference; ``ModelInfer`` uses it. Both have the
+same size, and the instant upstreams answer any call immediately with a status, which counts as the
+response. The client is ``grpc.aio`` in the process of the bench, so requests/s are limited by the
+client rather than by Envoy; CPU per request of Envoy and picker and added latency are not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SERVICE: Final = "inference.GRPCInferenceService"
 CALLS: Final = {"envoy alone": "ServerMetadata", "none": "vision", "peek": "toy-llm"}
 _ANSWER: Final = grpc.StatusCode.UNKNOWN
-"""What Envoy makes of its own direct answer to a gRPC call."""
+"""gRPC status of Envoy's direct response."""
 
 
 def infer_bytes(model: str, size: int) -> bytes:
@@ -41,7 +41,7 @@ def infer_bytes(model: str, size: int) -> bytes:
 async def grpc_rows(
     stack: LocalStack, size: int, concurrency: int, seconds: float, rounds: int
 ) -> list[dict[str, Any]]:
-    """Measure each call, in turn, several rounds."""
+    """Measure the calls alternately over several rounds."""
     rows = []
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(stack.grpc_address, options=options) as channel:

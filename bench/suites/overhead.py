@@ -1,11 +1,11 @@
-"""Suite ``overhead``: what the picker adds to Envoy, per body size and body mode.
+"""Suite ``overhead``: cost that the picker adds to Envoy, per body size and body mode.
 
-Three instant upstreams behind one Envoy; a route without a picker is the yardstick. ``bare none``
-and ``bare peek`` are the same routes of an Envoy of the same configuration whose picker decides
-nothing (``bare.py``): what the picker costs above those is its own doing. The closed loop gives
-requests/s, CPU per request and memory. The open loop then sends at half of what ``peek`` took of
-that size, to every route at the same times: added latency at 50 % load. In the short form it
-leaves the bare ones out.
+Three instant upstreams behind one Envoy; a route without a picker is the reference. ``bare none``
+and ``bare peek`` are the same routes of an Envoy with the same configuration and a bare picker
+(``bare.py``): the picker's cost above them is that of its own code. The closed loop measures
+requests/s, CPU per request and memory. The open loop then sends at half of the throughput of
+``peek`` at that size, to every route at the same times, and measures the added latency at 50 %
+load. The short form omits the bare routes in the open loop.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ CONNECTIONS: Final = 8
 LOAD: Final = 0.5
 ALONE: Final = "envoy alone"
 Route = tuple["LocalStack | BareStack", str]
-"""Behind which Envoy, and the path."""
+"""Stack with the Envoy, and the path."""
 LOAD_OF: Final = "peek"
 """The route whose throughput sets the rate of the open loop."""
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Run everything; returns the rows of both loops."""
+    """Run both loops and return their rows."""
     rounds, seconds = context.pick(3, 5), context.pick(0.7, 3.0)
     change = {
         "pools": {
@@ -125,7 +125,7 @@ async def _open(
 
 
 def poisson(rate: float, seconds: float, seed: int) -> list[float]:
-    """Return arrivals of a Poisson process: the same for the same seed."""
+    """Return the arrivals of a Poisson process, seconds; deterministic for a seed."""
     rng = Random(seed)  # noqa: S311 - repeatable
     at, made = rng.expovariate(rate), []
     while at < seconds:

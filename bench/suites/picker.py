@@ -1,8 +1,8 @@
-"""Suite ``picker``: CPU of one exchange beside a bare ``grpc.aio`` picker with the same messages.
+"""Suite ``picker``: CPU of one exchange compared with a bare ``grpc.aio`` picker.
 
-It is ``bench/cost/exchange.py``: all in turn, the least of several rounds, no Envoy; over each
-transport that is installed, and once more compiled where ``build/compiled`` holds this very source.
-``bench/workers.py`` adds what a second worker costs, behind a real Envoy.
+It runs ``bench/cost/exchange.py``: the same messages, alternating, the minimum of several rounds,
+without Envoy; over each installed transport, and also compiled if ``build/compiled`` was built from
+the current source. ``bench/workers.py`` adds the cost of a second worker behind a real Envoy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Suite ``real``: the same client on real Tritons with ``toy-llm``, by policy and by Envoy alone.
+"""Suite ``real``: load on real Triton replicas with ``toy-llm``, by policy and with Envoy alone.
 
-Conversations with blocks of 16 tokens, the toy model's, sent by ``generate_stream`` in an open
-loop. Nothing is emulated, so times are wall seconds.
+Conversations with blocks of 16 tokens, as in the toy model, are sent with ``generate_stream`` in an
+open loop. Nothing is emulated, so times are wall seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 REPLICAS: Final = 2
 RATE: Final = 22.0
-"""Requests per second: about two thirds of what two of these replicas sustain."""
+"""Requests per second: about two thirds of the capacity of two replicas."""
 WARMUP: Final = 0.2
 SLO_S: Final = 0.5
 PATH: Final = f"/v2/models/{LLM_MODEL}/generate_stream"
@@ -57,7 +57,7 @@ async def run(context: Context) -> dict[str, Any]:
     count = int(RATE * context.pick(8, 30))
     workload = small("sessions", count)
     rows = []
-    # One more than is used: the last of several Tritons is the canary.
+    # One more replica than is used, because the last of several is the canary.
     async with Tritons(REPLICAS + 1, models=(LLM_MODEL,)) as tritons:
         for seed in range(context.seeds):
             at = arrivals(workload, RATE, Random(seed))  # noqa: S311 - runs must repeat

@@ -1,11 +1,11 @@
-"""Suite ``scale``: what grows with what.
+"""Suite ``scale``: growth of costs with the size of the system.
 
-CPU per decision against endpoints, prefix blocks and pools; CPU per exchange against prompt size;
-resident memory of open streams; CPU of the pickers per request against their number; CPU of the
-control server per change against the Envoys that follow it; in the long form, CPU of telemetry per
-endpoint too. Growth is fitted as ``a * size ** b`` by least squares on logarithms: b = 0 is flat,
-1 is linear; ``r2`` says how much of the variation of the logarithms that explains. Memory of
-streams is fitted by a straight line as well.
+CPU per decision by endpoints, prefix blocks and pools; CPU per exchange by prompt size; resident
+memory by open streams; CPU of the pickers per request by their number; CPU of the control server
+per change by connected Envoys; in the long form also CPU of telemetry by endpoints. Growth is
+fitted as ``a * size ** b`` by least squares on logarithms: b = 0 is constant, 1 is linear; ``r2``
+is the coefficient of determination of the logarithms. Memory of streams is also fitted by a
+straight line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ POLICY: Final = "auto"
 USUAL_ENDPOINTS: Final = 8
 USUAL_BLOCKS: Final = 16
 CPU_COLUMN: Final = 4
-"""Of ``bench.control.many``: CPU of an endpoint change."""
+"""Column of ``bench.control.many`` with the CPU of an endpoint change."""
 SOURCES: Final = {"scrape": "scraped", "push": "pushed"}
 
 
@@ -88,7 +88,7 @@ async def run(context: Context) -> dict[str, Any]:
 
 
 async def _pickers(context: Context) -> dict[str, list[dict[str, float]]]:
-    """Return CPU and throughput against processes of the picker, each with a port of its own."""
+    """Return CPU and throughput by number of picker processes, each with its own port."""
     rounds, seconds = context.pick("2", "5"), context.pick("1", "3")
     few = ("--json", "--workers", "2", "4", "--rounds", rounds, "--seconds", seconds)
     (found,) = await json_lines("workers.py", *few)
@@ -102,7 +102,7 @@ async def _pickers(context: Context) -> dict[str, list[dict[str, float]]]:
 def growth(rows: Sequence[Mapping[str, float]]) -> dict[str, float | None] | None:
     """Return ``a`` and ``b`` of ``cost = a * size ** b``, and ``r2`` of the logarithms.
 
-    ``None`` of fewer than two sizes; ``r2`` is ``None`` of two, which any power fits.
+    ``None`` for fewer than two sizes; ``r2`` is ``None`` for two, which any power fits.
     """
     points = [(log(row["size"]), log(row["cost"])) for row in rows if row["cost"] > 0]
     fitted = _fit(points)
@@ -156,7 +156,7 @@ def _decisions() -> dict[str, list[dict[str, float]]]:
 
 
 def _in_pools(count: int) -> float:
-    """Return CPU microseconds of a decision with its settling, requests spread over pools."""
+    """Return CPU microseconds of a decision and its settlement, with requests over all pools."""
     best = float("inf")
     for seed in range(2):
         rng = random.Random(seed)  # noqa: S311 - the same numbers each time

@@ -1,4 +1,4 @@
-"""Running one of the bench's single scripts in a process of its own."""
+"""Execution of a benchmark script in a child process."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 class ScriptError(RuntimeError):
-    """A script failed; the text is its name and the end of what it said."""
+    """A script failed; the message contains its name and the end of its output."""
 
 
 async def output(script: str, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    """Run ``bench/SCRIPT`` and return what it prints.
+    """Run ``bench/SCRIPT`` and return its output.
 
     Args:
-        script: Its name.
-        arguments: What it is told.
-        environment: More variables.
+        script: Path of the script below ``bench``.
+        arguments: Its arguments.
+        environment: Additional environment variables.
 
     Raises:
-        ScriptError: It failed.
+        ScriptError: The script failed.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(ROOT / "bench" / script), *arguments),
@@ -56,7 +56,7 @@ async def json_lines(
     """Run ``bench/SCRIPT`` (see `output`) and return the JSON objects it prints, one per line.
 
     Raises:
-        ScriptError: It failed.
+        ScriptError: The script failed.
     """
     text = await output(script, *arguments, environment=environment)
     return [orjson.loads(line) for line in text.splitlines() if line.startswith("{")]

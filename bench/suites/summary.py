@@ -1,4 +1,4 @@
-"""From what a load process and the replicas counted to the numbers of one run. Pure."""
+"""Metrics of one run from the results of the load client and the replicas' counters. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def distribution(values: Sequence[float], factor: float = 1.0) -> dict[str, float | None]:
-    """Return mean and percentiles, each times ``factor``; ``None`` of nothing."""
+    """Return mean and percentiles, each times ``factor``; ``None`` without values."""
     ordered = sorted(value * factor for value in values)
     return {
         "mean": statistics.fmean(ordered) if ordered else None,
@@ -27,10 +27,10 @@ def distribution(values: Sequence[float], factor: float = 1.0) -> dict[str, floa
 
 
 def served(results: Results, warmup: float, scale: float, slo_s: float) -> dict[str, Any]:
-    """Return the numbers that clients saw, in emulated seconds, without the first requests.
+    """Return the client-side metrics, in emulated seconds, without the warm-up requests.
 
-    ``goodput`` counts failed requests as late. A request failed *before* its answer where none of
-    it had come: another replica could have served it. One cut in its answer is *begun*.
+    ``goodput`` counts failed requests as late. A failure *before* the first byte could have been
+    retried on another replica; a failure during the response is *begun*.
     """
     failed = [
         begun is not None
@@ -49,9 +49,9 @@ def served(results: Results, warmup: float, scale: float, slo_s: float) -> dict[
 
 
 def since(results: Results, at: float, scale: float, slo_s: float) -> dict[str, Any]:
-    """Return the numbers of the requests that were due ``at`` seconds into the run or later.
+    """Return the metrics of requests that were due ``at`` seconds into the run or later.
 
-    In emulated seconds, as ``served`` has them.
+    Times are emulated seconds, as in ``served``.
     """
     skip = sum(1 for intended in results.intended if intended < at)
     return _numbers(results, skip, scale, slo_s)
@@ -70,7 +70,7 @@ def _numbers(results: Results, skip: int, scale: float, slo_s: float) -> dict[st
 
 
 def caches(stats: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
-    """Return the fleet's own view: share of prompt tokens found in caches, and spread."""
+    """Return the replicas' metrics: fraction of prompt tokens found in caches, and spread."""
     prompt = sum(each["prompt"] for each in stats.values())
     hit = sum(each["hit"] for each in stats.values())
     return {
@@ -81,17 +81,17 @@ def caches(stats: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """Return the largest over the mean."""
+    """Return the maximum divided by the mean."""
     total = sum(values)
     return max(values) * len(values) / total if total else None
 
 
 def median_of(runs: Sequence[Mapping[str, Any]], *path: str) -> dict[str, float] | None:
-    """Return median and range of a number over runs, ``None`` where any run lacks it.
+    """Return median and range of a number over runs, ``None`` if a run lacks it.
 
     Args:
-        runs: What ``served`` and its like return.
-        path: Keys down to the number.
+        runs: Results of ``served`` and similar functions.
+        path: Keys that lead to the number.
     """
     found = []
     for run in runs:

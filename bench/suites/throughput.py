@@ -1,9 +1,9 @@
-"""Suite ``throughput``: what a router costs where replicas cost nothing.
+"""Suite ``throughput``: cost of a router with instant upstreams.
 
-Eight instant upstreams, a closed loop of chat requests of 2 and 32 KB, each contender in turn and
-several rounds: requests/s, and CPU per request of the router's processes, of the load generator
-and of all. Prompts are conversations: every eight share their first half, so that a prefix tree or
-index has something to find.
+Eight instant upstreams, a closed loop of chat requests of 2 and 32 KB, contenders alternating over
+several rounds. Measures requests/s, and CPU per request of the router's processes, of the load
+client and of both. Prompts are conversations: each group of eight shares its first half, so that a
+prefix tree or index has matches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ QUICK: Final = (
 
 
 def prompts(size: int, seed: int) -> list[bytes]:
-    """Return requests of about ``size`` bytes; every eight of them share their first half."""
+    """Return requests of about ``size`` bytes; each group of eight shares its first half."""
     rng = Random(seed)  # noqa: S311 - repeatable
     made, shared = [], ""
     for number in range(PROMPTS):
@@ -49,7 +49,7 @@ def prompts(size: int, seed: int) -> list[bytes]:
 
 
 async def run(context: Context) -> dict[str, Any]:
-    """Run everything; returns one row per contender, size and round."""
+    """Run all contenders; return one row per contender, size and round."""
     wanted = context.contenders or context.pick(QUICK, contenders.NAMES)
     names = contenders.present(wanted, context.environment)
     rounds, seconds = context.pick(3, 5), context.pick(1.2, 6.0)

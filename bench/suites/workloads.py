@@ -1,8 +1,8 @@
-"""What is replayed on the emulated fleet: workloads as HTTP requests, their rates and times.
+"""Workloads of the emulated fleet as HTTP requests, with their rates and arrival times.
 
-Loads are shares of what least-in-flight sustains on the simulated fleet, as in the simulator: the
-same engine, so the same saturation. It is found on ``CALIBRATION_JOBS``, as a short slice would end
-before its queues have grown.
+Loads are fractions of the saturation rate of least-in-flight on the simulated fleet; the emulator
+has the same engine, so the same saturation rate. The rate is searched with ``CALIBRATION_JOBS``
+jobs, because a shorter slice would end before its queues grow.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ GENERATE: Final = f"/v2/models/{MODEL}/generate_stream"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A workload that the suite knows."""
+    """Parameters of a workload."""
 
     source: str
-    """A trace's file, or the name of a generator."""
+    """Name of a trace file or of a generator."""
     scale: float
-    """Emulated seconds per second: as fast as leaves the machine idle for the most part."""
+    """Emulated seconds per second, chosen so that the machine stays mostly idle."""
     cache_rich: bool
-    """Prompts share much, so routing by caches can gain."""
+    """Whether prompts share long prefixes, so that cache affinity can help."""
 
 
 KINDS: Final = {
@@ -56,7 +56,7 @@ KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A workload with the rate that the fleet sustains and the limit of a first token."""
+    """A workload with its saturation rate and TTFT limit."""
 
     name: str
     kind: Kind
@@ -64,13 +64,13 @@ class Prepared:
     saturation: float
     """Requests per emulated second."""
     slo_s: float
-    """Emulated seconds."""
+    """TTFT limit, emulated seconds."""
 
 
 def prepare(name: str, replicas: int, most: int, scale: float | None = None) -> Prepared:
-    """Read or make a workload of at most ``most`` jobs and find what a fleet sustains of it.
+    """Read or generate a workload of at most ``most`` jobs and find its saturation rate.
 
-    ``scale`` is used instead of the workload's own.
+    ``scale`` replaces the workload's default.
     """
     kind = KINDS[name] if scale is None else replace(KINDS[name], scale=scale)
     count = max(most, CALIBRATION_JOBS)
@@ -86,10 +86,10 @@ def prepare(name: str, replicas: int, most: int, scale: float | None = None) -> 
 
 
 def times(prepared: Prepared, load: float, seconds: float, seed: int) -> list[float]:
-    """Return the arrivals of one run in wall seconds.
+    """Return the arrival times of one run, wall seconds.
 
-    The slice of the workload is as long as the rate needs, and its own gaps are stretched to the
-    rate: a trace that begins quietly is no lighter load.
+    The run uses as many jobs of the workload as the rate requires, and scales their gaps to the
+    rate, so that a trace with a quiet start is not a lighter load.
     """
     rng = Random(seed)  # noqa: S311 - runs must repeat
     rate = prepared.saturation * load
@@ -101,9 +101,9 @@ def requests(jobs: Sequence[Job], salt: str, api: str = "chat") -> list[bytes]:
     """Return the HTTP requests of jobs, all streamed.
 
     Args:
-        jobs: What to ask.
-        salt: Of the prompts' text.
-        api: ``chat``, OpenAI's chats of one message; or ``generate``, Triton's generate_stream.
+        jobs: The jobs.
+        salt: Salt of the prompts' text.
+        api: ``chat`` for OpenAI chats of one message, ``generate`` for Triton's generate_stream.
     """
     path, body = (CHAT, chat) if api == "chat" else (GENERATE, generate)
     return [http_request(path, body(prompt_text(job, salt)), job.session) for job in jobs]
@@ -121,7 +121,7 @@ def chat(prompt: str, *, stream: bool = True) -> bytes:
 
 
 def http_request(path: str, body: bytes, session: str | None = None) -> bytes:
-    """Return the bytes of a POST."""
+    """Return the bytes of a POST request."""
     named = f"{SESSION}: {session}\r\n" if session else ""
     head = (
         f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n{named}"

@@ -128,7 +128,7 @@ def test_the_forms_are_bounded() -> None:
 
 def test_what_runs_took_refines_the_estimate() -> None:
     """Without any, a run takes its length and what is around it."""
-    todo = [fleet_plan.Cell("sessions", 0.65, seed, "tidegate") for seed in range(3)]
+    todo = [fleet_plan.FleetCell("sessions", 0.65, seed, "tidegate") for seed in range(3)]
     found = fleet_plan.estimate_s(todo, 10.0)
     assert found == 3 * (10.0 + fleet_plan.AROUND_S) + fleet_plan.CALIBRATE_S
     assert fleet_plan.estimate_s(todo, 10.0, [20.0, 22.0]) == 63.0 + fleet_plan.CALIBRATE_S

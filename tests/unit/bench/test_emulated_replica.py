@@ -25,7 +25,7 @@ class Clock:
 
 
 class Heard:
-    """A hearer that writes down what it hears, and when."""
+    """A listener that writes down what it hears, and when."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

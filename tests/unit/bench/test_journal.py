@@ -160,7 +160,7 @@ async def test_more_seeds_add_to_those_there(bench: Bench) -> None:
     found = await bench.run(seeds=3)
     assert [key[2] for key in bench.ran] == [1, 2]
     assert [row["seed"] for row in found["rows"]] == [0, 1, 2]
-    assert any("1 of 3 runs are there already" in text for text in bench.said)
+    assert any("1 of 3 runs are stored" in text for text in bench.said)
     await bench.run(seeds=3)
     assert not bench.ran
 

@@ -191,9 +191,9 @@ def test_a_report_has_all_in_files(tmp_path: Path) -> None:
     markdown, page = write_report(results, tmp_path)
     text = markdown.read_text()
     assert "| w at 90%: TTFT mean |" in text
-    assert "vllm-router could not be installed, so it is not here: no wheel" in text
+    assert "vllm-router could not be installed and was not measured: no wheel" in text
     assert "7 runs, 7 minutes in all, 2026-01-01 to 2026-01-03, at c0" in text
-    assert "2 runs are still to be made." in text
+    assert "2 runs are missing." in text
     assert "| tidegate | 3 |" in text
     assert "requests from the fault on (kill)" in text
     assert (tmp_path / "fleet-1.png").read_bytes().startswith(b"\x89PNG")
@@ -228,7 +228,7 @@ def test_a_suite_that_was_cut_shows_what_it_had() -> None:
     results = fleet({"mean": 0.9}, {"mean": 1.0})
     results["suites"]["fleet"]["stopped"] = "not done after 60 s"
     (section,) = sections(results)
-    assert "STOPPED: not done after 60 s; what follows was measured before." in section.text
+    assert "STOPPED: not done after 60 s; results up to then follow." in section.text
     assert section.tables
     assert verdicts(results)["w at 90%: TTFT mean"] == "reached"
 

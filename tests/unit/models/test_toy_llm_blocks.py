@@ -154,12 +154,12 @@ def test_releasing_twice_raises_and_changes_nothing():
     assert cache.free == 4
 
 
-def test_outgrowing_the_set_aside_blocks_raises():
+def test_outgrowing_the_reserved_blocks_raises():
     """More than was admitted is a fault of the caller, not a silent loss of other blocks."""
     cache = BlockCache(4)
     lease = cache.lease(chain_of("a"), 0, 1)
     assert lease is not None
-    with pytest.raises(ValueError, match="outgrew"):
+    with pytest.raises(ValueError, match="than were reserved"):
         cache.commit(lease, chain_of("a", "b"))
 
 

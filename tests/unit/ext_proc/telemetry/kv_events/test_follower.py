@@ -44,7 +44,7 @@ class Made:
 
     def _complete(self, complete):
         self.completeness.append(complete)
-        self.index.apply(Telling(R1, complete))
+        self.index.apply(Reporting(R1, complete))
 
     def held(self, *prompts):
         return [self.index.matched(blocks_of(each), R1) for each in prompts]

@@ -1,4 +1,4 @@
-"""Real peers for the end-to-end tests: one set of Tritons per session, stacks in a second or two.
+"""Fixtures of the end-to-end tests: Triton replicas per session, and stacks over them.
 
 A test that kills or restarts a shared Triton must leave it ready again (``Tritons.restart``).
 """
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 TIME_SCALE = 0.1
-"""The language model is ten times faster here than by default."""
+"""Time factor of the language model: ten times faster than the default."""
 
 
 def patient(fleet: dict[str, Any], change: FleetChange | None) -> dict[str, Any]:
-    """Return a fleet in which what is slow is not yet broken, with a test's own changes."""
+    """Return a fleet with generous timeouts for a busy machine, and a test's changes."""
     fleet["pickers"]["timeout"] = PATIENT
     for pool in fleet["pools"]:
         pool["health"]["timeout"] = PATIENT
@@ -37,15 +37,15 @@ def patient(fleet: dict[str, Any], change: FleetChange | None) -> dict[str, Any]
 
 
 class StackFactory(Protocol):
-    """Starts a stack over the session's Tritons, or others given by keyword."""
+    """Starts a stack over the session's replicas, or over replicas given by keyword."""
 
     async def __call__(self, **options: Any) -> LocalStack:
-        """Start it; the fixture stops it."""
+        """Start a stack; the fixture stops it."""
 
 
 @pytest.fixture(scope="session")
 def demo_extra() -> None:
-    """Skip where real Envoy and Triton are not installed."""
+    """Skip the tests if Envoy or Triton is not installed."""
     try:
         find_triton()
         envoy_binary()
@@ -55,7 +55,7 @@ def demo_extra() -> None:
 
 @pytest.fixture(scope="session")
 async def tritons(demo_extra: None) -> AsyncIterator[Tritons]:  # noqa: ARG001 - skips first
-    """Three replicas for the whole session: r1 and r2 with version 1, the canary r3 with 2."""
+    """Run three replicas for the session: r1 and r2 with version 1, canary r3 with version 2."""
     async with AsyncExitStack() as exit_:
         for again in (True, False):
             started = Tritons(3, env={"TOY_LLM_TIME_SCALE": str(TIME_SCALE)})
@@ -72,7 +72,7 @@ async def tritons(demo_extra: None) -> AsyncIterator[Tritons]:  # noqa: ARG001 -
 
 @pytest.fixture(scope="session")
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    """One HTTP client for the session."""
+    """Return one HTTP client for the session."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
         yield session
 
@@ -86,14 +86,14 @@ async def new_stack(tritons: Tritons) -> AsyncIterator[StackFactory]:
 
 @pytest.fixture(scope="module")
 async def new_module_stack(tritons: Tritons) -> AsyncIterator[StackFactory]:
-    """Like ``new_stack``, but the stacks stay for all tests of the module."""
+    """Start stacks like ``new_stack``, for all tests of the module."""
     async with _factory(tritons) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
 async def stack(new_module_stack: StackFactory) -> LocalStack:
-    """One stack with its defaults for all tests of a module that change nothing lasting."""
+    """Run one default stack for all tests of a module that leave no changes."""
     return await new_module_stack()
 
 
@@ -111,7 +111,7 @@ class _factory:  # noqa: N801 - used as a function
     async def _start(self, **options: Any) -> LocalStack:
         if "replicas" not in options:
             options.setdefault("tritons", self._tritons)
-        # What is told to be served over the other one is told by its module.
+        # Tests of the other transport set it in their module.
         options.setdefault("transport", "grpc")
         options["fleet"] = partial(patient, change=options.get("fleet"))
         return await self._exit.enter_async_context(LocalStack(**options))

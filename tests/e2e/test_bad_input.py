@@ -1,4 +1,4 @@
-"""Bad bodies: Triton's own error where the pool is known, one clear refusal where it is not."""
+"""Invalid bodies: Triton's error if the pool is known, otherwise a refusal of the picker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate_api.names import REASON_HEADER, SERVED_BY_HEADER
 
 @pytest.mark.parametrize("body", ["peek", "full"])
 async def test_malformed_json_reaches_triton(http, new_stack, body):
-    """The path names the pool, so the body's error is Triton's to tell."""
+    """The path names the pool, so Triton returns the error of the body."""
     stack = await new_stack(body=body)
     async with http.post(stack.http_url + VISION, data=b'{"inputs": [') as answer:
         assert answer.status in {400, 500}
@@ -35,15 +35,15 @@ async def unary(stack, message: bytes, method: str = "ModelInfer") -> bytes:
     "message", [b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01x", b"\xff\xff\xff", b"\x0b\x0c"]
 )
 async def test_a_grpc_message_that_is_none_is_refused(stack, message):
-    """Only the body names the pool, and it cannot be read: INVALID_ARGUMENT from the picker."""
+    """If only an unreadable body names the pool, the picker returns INVALID_ARGUMENT."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await unary(stack, message)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details()
 
 
-async def test_a_grpc_model_that_nobody_serves_is_not_found(stack):
-    """The picker answers in the caller's dialect."""
+async def test_an_unknown_grpc_model_is_not_found(stack):
+    """The picker returns the gRPC status NOT_FOUND."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await unary(stack, b"\x0a\x07nobodys")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
@@ -51,7 +51,7 @@ async def test_a_grpc_model_that_nobody_serves_is_not_found(stack):
 
 
 async def test_a_body_above_the_bound_is_413(http, new_stack):
-    """In full mode the bound on bodies is the route's, and Envoy keeps it."""
+    """In full mode, Envoy enforces the route's limit of the body size."""
     stack = await new_stack(
         body="full", fleet={"pools": {"llm": {"routing": {"max_body": 100_000}}}}
     )
@@ -64,7 +64,7 @@ async def test_a_body_above_the_bound_is_413(http, new_stack):
 
 
 async def test_peek_lets_large_bodies_through(http, stack):
-    """A body far above what the picker reads is served, and reads only its first part."""
+    """A body larger than the picker's limit is served; the picker reads only its first part."""
     body = {"text_input": fresh_prompt(8), "max_tokens": 1, "padding": "x" * 3_000_000}
     data = io.BytesIO(json.dumps(body).encode())
     async with http.post(stack.http_url + GENERATE, data=data) as answer:
@@ -72,7 +72,7 @@ async def test_peek_lets_large_bodies_through(http, stack):
 
 
 async def test_an_aborted_upload_leaves_nothing(http, stack):
-    """A client that goes away in the middle of its body leaves no charge and no stream."""
+    """A client that disconnects during its body leaves no charge and no stream."""
     host, _, port = stack.http_address.rpartition(":")
     for _ in range(5):
         _, writer = await asyncio.open_connection(host, int(port))
@@ -93,7 +93,7 @@ async def test_an_aborted_upload_leaves_nothing(http, stack):
 
 
 async def test_a_page_that_is_no_metrics_page_costs_nothing(http, new_stack):
-    """A replica whose metrics URL answers something else is routed to all the same."""
+    """A replica with an invalid metrics page still gets requests."""
 
     def wrong_page(fleet):
         for pool in fleet["pools"]:

@@ -1,4 +1,4 @@
-"""What one picker finds reaches everybody; what replicas say of themselves is heard.
+"""Publication of one picker's health findings, and health that replicas report.
 
 One Envoy over three replicas, asked through one picker; a second picker only listens.
 """
@@ -47,19 +47,19 @@ POOL = {
 
 
 def body():
-    """Return a short request whose prompt no cache has."""
+    """Return a short request with a prompt that is in no cache."""
     return {"text_input": fresh_prompt(64), "max_tokens": 2}
 
 
 @pytest.fixture(scope="module")
 async def replicas():
-    """Three replicas; each test leaves them well."""
+    """Run three replicas; each test leaves them healthy."""
     return [Replica(f"r{number}") for number in (1, 2, 3)]
 
 
 @pytest.fixture(scope="module")
 async def stack(demo_extra, replicas):  # noqa: ARG001 - skips first
-    """One stack over them."""
+    """Run one stack over the replicas."""
     async with stack_over(*replicas, more=POOL) as running:
         yield running
 
@@ -71,7 +71,7 @@ class Sink:
         self.spans = []
 
     async def export(self, request):
-        """Keep the spans."""
+        """Record the spans."""
         for resource in (await request.json())["resourceSpans"]:
             for scope in resource["scopeSpans"]:
                 self.spans += scope["spans"]
@@ -80,7 +80,7 @@ class Sink:
 
 @pytest.fixture(scope="module")
 async def sink():
-    """A collector, with its address."""
+    """Run a collector at ``address``."""
     made, app = Sink(), web.Application()
     app.router.add_post("/v1/traces", made.export)
     runner = web.AppRunner(app)
@@ -93,14 +93,14 @@ async def sink():
 
 @pytest.fixture(scope="module")
 def listen():
-    """Where the second picker listens."""
+    """Return the listen address of the second picker."""
     with HeldPorts() as ports:
         yield ports.address()
 
 
 @pytest.fixture(scope="module")
 async def other(stack, sink, listen):
-    """The address of a second picker's pages; no Envoy asks it unless a test says so."""
+    """Run a second picker and return the address of its pages; Envoy does not use it by default."""
     supervisor = Supervisor(stack.run.logs)
     with HeldPorts() as ports:
         page = ports.address()
@@ -119,14 +119,14 @@ async def other(stack, sink, listen):
 
 
 async def shown(http, page, name):
-    """Return a replica in a picker's own view."""
+    """Return the state of a replica in a picker."""
     async with http.get(f"http://{page}/debug/state") as answer:
         pools = orjson.loads(await answer.read())["router"]["pools"]
     return pools["llm"]["endpoints"][name] if pools else {"conditions": None}
 
 
 async def eds_health(http, stack, replica):
-    """Return a replica's health as Envoy has it from the control server."""
+    """Return a replica's health in Envoy, as set by the control server."""
     async with http.get(f"http://{stack.envoy_admin}/clusters?format=json") as answer:
         clusters = {one["name"]: one for one in (await answer.json())["cluster_statuses"]}
     port = int(replica.address.rpartition(":")[2])
@@ -139,12 +139,12 @@ async def eds_health(http, stack, replica):
 
 
 async def more_than(replica, asked):
-    """Tell whether a replica was asked again."""
+    """Return whether a replica got another request."""
     return len(replica.asked) > asked
 
 
 async def test_what_one_picker_finds_reaches_all(http, stack, other, replicas, record_property):
-    """The other picker, Envoy and operators; it ends with the sickness."""
+    """A finding reaches the other picker, Envoy and operators, until the condition ends."""
     sick = replicas[0]
 
     async def told() -> bool:
@@ -188,7 +188,7 @@ async def test_what_one_picker_finds_reaches_all(http, stack, other, replicas, r
 
 
 async def test_what_a_picker_found_ends_with_it(http, stack, other, replicas):
-    """A picker that is killed says nothing any more."""
+    """The findings of a killed picker are withdrawn."""
     sick = replicas[1]
 
     async def told() -> bool:
@@ -210,7 +210,7 @@ async def test_what_a_picker_found_ends_with_it(http, stack, other, replicas):
 
 
 async def test_a_model_that_the_repository_does_not_have_ready(http, stack, replicas):
-    """Although the readiness of the model says 200; the reason is shown."""
+    """The replica is excluded although the model's readiness returns 200; the reason is shown."""
     sick = replicas[2]
     sick.index = ({"name": "toy-llm", "version": "1", "state": "UNAVAILABLE", "reason": "why"},)
     try:
@@ -237,7 +237,7 @@ async def test_a_model_that_the_repository_does_not_have_ready(http, stack, repl
 
 
 async def test_the_repository_of_a_real_triton(http, new_stack):
-    """A model that was unloaded is named with Triton's own reason; its other model goes on."""
+    """An unloaded model is reported with Triton's reason; the other model is still served."""
     deep = {"health": {"repository": True, "interval": "300ms"}}
     stack = await new_stack(
         models=("vision", "toy-llm"), fleet={"pools": {"vision": deep, "llm": deep}}
@@ -270,7 +270,7 @@ async def test_the_repository_of_a_real_triton(http, new_stack):
 
 
 async def test_load_reports_in_answers_become_readings(http, stack, replicas):
-    """Asked for by header, shown to the picker, and with an age; nonsense is none."""
+    """Load reports requested by header become readings with an age; invalid ones are ignored."""
     teller, garbler, _ = replicas
     teller.loads = 'JSON {"cpu_utilization": 0.5, "named_metrics": {"kv_cache_utilization": 0.25}}'
     garbler.loads = "JSON {"
@@ -340,7 +340,7 @@ async def test_a_flapping_replica_is_out_longer_each_time(http, stack, replicas,
 
 
 async def test_a_retried_prompt_is_expected_where_it_was_served(http, stack, replicas):
-    """The picker's index has its blocks there once the log has told."""
+    """After the access-log entry, the picker's index contains its blocks at the serving replica."""
     for replica in replicas[:2]:
         replica.closes = True
     try:
@@ -364,7 +364,7 @@ async def test_a_retried_prompt_is_expected_where_it_was_served(http, stack, rep
 
 
 async def test_a_traced_request_is_traced_through(http, stack, other, sink, listen, replicas):  # noqa: ARG001 - the second picker must run
-    """Envoy shows the picker who traces it; the span arrives and is the replica's parent."""
+    """The picker's span is part of Envoy's trace and is the parent of the replica's span."""
     trace = "0af7651916cd43dd8448eb211c80319c"
     fleet = stack.read_fleet()
     stack.write_fleet({**fleet, "pickers": {"addresses": [listen]}})
@@ -396,7 +396,7 @@ async def test_a_traced_request_is_traced_through(http, stack, other, sink, list
 
 
 async def test_a_report_of_nonsense_ends_its_stream(stack):
-    """The control server says what is wrong with it, and goes on."""
+    """The control server rejects an invalid report with a reason and continues."""
     from tidegate_api.fleet.v1 import report_pb2, report_pb2_grpc  # noqa: PLC0415 - only here
 
     async with grpc.aio.insecure_channel(stack.addresses.ads) as channel:

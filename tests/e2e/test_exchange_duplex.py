@@ -1,4 +1,4 @@
-"""``first_message: duplex`` through a real Envoy: streams are routed by what they say first."""
+"""``first_message: duplex`` through a real Envoy: streams are routed by their first message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DUPLEX = {"routing": {"first_message": "duplex"}}
 
 @pytest.fixture(scope="module", params=["grpc", "nghttp2"])
 async def stack(request, new_module_stack):
-    """One stack per transport, whose pools all read the first message."""
+    """Run one stack per transport, whose pools all read the first message."""
     return await new_module_stack(
         fleet={"pools": {"llm": DUPLEX, "counter": DUPLEX}}, transport=request.param
     )
@@ -44,17 +44,17 @@ async def quiet(http, stack) -> bool:
 
 
 async def picked(http, stack, pool: str) -> float:
-    """Return how many requests the picker has placed in a pool."""
+    """Return the number of picks in a pool."""
     return await metric(http, stack.picker_metrics, "tidegate_picker_picks_total", pool=pool)
 
 
 async def drained(answers) -> list[Any]:
-    """Read to the end; return the errors."""
+    """Read the stream to its end; return the errors."""
     return [error async for _, error in answers]
 
 
 async def test_a_client_that_keeps_its_side_open_is_answered(http, stack):
-    """The first message decides at once; two more messages follow it through the echo."""
+    """The first message triggers the decision; two more messages pass through unchanged."""
     go_on, close = asyncio.Event(), asyncio.Event()
     before = await picked(http, stack, "llm")
 
@@ -83,7 +83,7 @@ async def test_a_client_that_keeps_its_side_open_is_answered(http, stack):
 
 
 async def test_the_first_message_names_the_pool(http, stack):
-    """No header: a stream for another pool's model gets there."""
+    """Without a header, a stream reaches the pool of the model in its first message."""
     before = await picked(http, stack, "vision")
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
@@ -97,7 +97,7 @@ async def test_the_first_message_names_the_pool(http, stack):
 
 
 async def test_sequences_keep_their_replica_without_a_header(http, stack):
-    """Each turn of a sequence in a stream of its own: the state is always there."""
+    """All streams of a sequence reach the replica with its state."""
     async with triton_grpc.InferenceServerClient(stack.grpc_address) as client:
         for sequence in (901, 902, 903):
             total = 0
@@ -120,7 +120,7 @@ async def test_sequences_keep_their_replica_without_a_header(http, stack):
 
 
 async def test_a_large_first_message_passes_whole(http, stack):
-    """2 MB before anything is answered: decided on its first part, echoed in pieces, complete."""
+    """A first message of 2 MB is routed by its first part and arrives complete."""
     text = fresh_prompt(2_000_000)
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
@@ -134,8 +134,8 @@ async def test_a_large_first_message_passes_whole(http, stack):
     assert await quiet(http, stack)
 
 
-async def test_a_model_that_nobody_serves_is_refused(http, stack):
-    """The refusal is the picker's: NOT_FOUND with its reason, while the client's side is open."""
+async def test_an_unknown_model_is_refused(http, stack):
+    """The picker returns NOT_FOUND with a reason while the client's side is still open."""
     async with grpc.aio.insecure_channel(stack.grpc_address) as channel:
         call = channel.stream_stream(STREAM)()
         await call.write(service_pb2.ModelInferRequest(model_name="nobodys").SerializeToString())
@@ -148,7 +148,7 @@ async def test_a_model_that_nobody_serves_is_refused(http, stack):
 
 
 async def test_an_empty_stream_and_a_client_that_leaves_first(http, stack):
-    """No message at all, by half-close or by leaving: nothing stays behind."""
+    """A stream without messages, half-closed or cancelled, leaves no state."""
     async with grpc.aio.insecure_channel(stack.grpc_address) as channel:
         call = channel.stream_stream(STREAM)()
         await call.done_writing()
@@ -167,7 +167,7 @@ async def test_an_empty_stream_and_a_client_that_leaves_first(http, stack):
 
 
 async def test_what_the_loss_of_the_picker_costs(new_stack):
-    """Documented as not fail-open: an open stream breaks with its picker, at once.
+    """An open stream breaks immediately with its picker; duplex is documented as not fail-open.
 
     A stream that begins when Envoy has noticed is answered by its own balancing.
     """

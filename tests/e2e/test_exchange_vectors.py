@@ -1,4 +1,4 @@
-"""The endpoint-picker protocol's vectors that need a real Envoy and are held nowhere else.
+"""Vectors of the endpoint-picker protocol that need a real Envoy.
 
 ``docs/reference/vectors.md`` says which test holds which vector.
 """
@@ -16,7 +16,7 @@ from tidegate_api.names import REASON_HEADER, SERVED_BY_HEADER
 
 
 async def test_no_picker_and_fail_closed(http, new_stack):
-    """V13, V111: without a picker requests fail, if the fleet asks for that; V8 is the default."""
+    """V13, V111: without a picker, requests fail if the fleet is fail-closed; V8 is the default."""
     stack = await new_stack(fleet={"pickers": {"fail_open": False}})
     body = {"text_input": fresh_prompt(), "max_tokens": 1}
     async with http.post(stack.http_url + GENERATE, json=body) as answer:
@@ -35,7 +35,7 @@ async def test_no_picker_and_fail_closed(http, new_stack):
 
 @pytest.mark.parametrize("transport", ["grpc", "nghttp2"])
 async def test_the_replica_that_served_is_credited(http, new_stack, transport):
-    """V7, V115: the pick refuses connections, the fallback serves, and the picker is told who."""
+    """V7, V115: the pick refuses connections; the picker learns which fallback served."""
     with HeldPorts() as ports:
         nobody = ports.address()
 
@@ -68,8 +68,8 @@ async def test_the_replica_that_served_is_credited(http, new_stack, transport):
             assert answer.headers[SERVED_BY_HEADER] in {each.http for each in stack.replicas}
 
 
-async def test_through_nobody_and_back(http, new_stack):
-    """V110, V112: no replica takes work: 503 with its reason; when they are back, 200 again."""
+async def test_no_available_replica_and_recovery(http, new_stack):
+    """V110, V112: without an available replica 503 with a reason; after recovery 200."""
     stack = await new_stack()
     body = {"text_input": fresh_prompt(), "max_tokens": 1}
 

@@ -1,4 +1,4 @@
-"""What breaks while traffic runs, and what clients see of it: nothing."""
+"""Failures under traffic that clients must not notice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def generate_body():
 
 @pytest.fixture
 async def victim(tritons):
-    """Name a replica that may be killed; it is brought back afterwards."""
+    """Return the name of a replica that the test may kill; restart it afterwards."""
     yield "r1"
     if not tritons.supervisor.running("r1"):
         await tritons.restart("r1")
@@ -33,7 +33,7 @@ async def victim(tritons):
 
 @pytest.mark.parametrize("body", ["none", "peek", "full"])
 async def test_a_killed_replica_fails_no_stateless_request(http, new_stack, victim, body):
-    """Requests in flight on a replica that is killed are answered by another one."""
+    """Another replica answers the requests in flight on a killed replica."""
     stack = await new_stack(body=body)
     dead = next(r.http for r in stack.replicas if r.name == victim)
     async with (
@@ -53,7 +53,7 @@ async def _served(traffic: Traffic, address: str) -> bool:
 
 
 async def test_a_returned_replica_gets_work_again(http, new_stack, victim):
-    """A replica that was killed and restarted is used again, and its cache is known to be empty."""
+    """A restarted replica gets requests again, and the picker knows that its cache is empty."""
     stack = await new_stack()
     back = next(r.http for r in stack.replicas if r.name == victim)
     async with Traffic(http, stack.http_url + GENERATE, generate_body, workers=8) as traffic:
@@ -71,7 +71,7 @@ async def test_a_returned_replica_gets_work_again(http, new_stack, victim):
 
 
 async def test_an_answer_that_has_begun_is_not_repeated(http, new_stack, victim):
-    """A stream that breaks in its middle ends; the client is never sent a second beginning."""
+    """A stream that breaks after its start ends; it is not retried."""
     stack = await new_stack()
     on_victim = None
     while on_victim is None:
@@ -94,7 +94,7 @@ async def test_an_answer_that_has_begun_is_not_repeated(http, new_stack, victim)
 
 
 async def test_a_killed_picker_fails_no_request(http, new_stack):
-    """Envoy goes on by itself without a picker, and is smart again when it returns."""
+    """Envoy balances without a picker, and uses the picker again after its restart."""
     stack = await new_stack()
     async with Traffic(http, stack.http_url + GENERATE, generate_body, workers=8) as traffic:
         await stack.kill_picker()
@@ -109,8 +109,8 @@ async def test_a_killed_picker_fails_no_request(http, new_stack):
     assert not traffic.failures
 
 
-async def test_without_a_picker_the_default_pool_takes_what_nobody_names(new_stack):
-    """GRPC calls still work while the picker is away, in the default pool."""
+async def test_without_a_picker_the_default_pool_serves_grpc_calls(new_stack):
+    """Without a picker, gRPC calls go to the default pool."""
     import tritonclient.grpc.aio as triton_grpc  # noqa: PLC0415 - keeps the HTTP tests light
 
     from support.traffic import vision_inputs  # noqa: PLC0415 - as above

@@ -1,4 +1,4 @@
-"""What really happened reaches the picker: retries, sick replicas, the way back.
+"""Feedback from Envoy's access log: retries, ejection and recovery of replicas.
 
 One stack over three replicas for all tests; each leaves them well. Times are recorded as properties
 of the tests (``--junitxml x.xml -o junit_family=xunit1``) and held only loosely: a busy machine
@@ -35,26 +35,26 @@ RETRIED = "tidegate_picker_feedback_retried_total"
 
 
 def body():
-    """Return a short request whose prompt no cache has."""
+    """Return a short request with a prompt that is in no cache."""
     return {"text_input": fresh_prompt(64), "max_tokens": 2}
 
 
 @pytest.fixture(scope="module")
 async def replicas():
-    """Three replicas, which fall ill in turn, as each relapse doubles the time out."""
+    """Run three replicas; each test fails another one, as relapses double the ejection time."""
     return [Replica(f"r{number}") for number in (1, 2, 3)]
 
 
 @pytest.fixture(scope="module")
 async def stack(demo_extra, replicas):  # noqa: ARG001 - skips first
-    """One stack over them."""
+    """Run one stack over the replicas."""
     more = {"outlier": OUTLIER, "circuit_breaker": {"min_retries": 100}}
     async with stack_over(*replicas, more=more) as running:
         yield running
 
 
 async def conditions(http, stack, name):
-    """Return the conditions of a replica in the picker's own view."""
+    """Return the conditions of a replica in the picker."""
     state = await picker_state(http, stack)
     return state["router"]["pools"]["llm"]["endpoints"][name]["conditions"]
 
@@ -72,7 +72,7 @@ async def conditions(http, stack, name):
 async def test_a_sick_replica_is_left_alone_and_comes_back(
     http, stack, replicas, number, sickness, named, record_property
 ):
-    """Out soon, few clients see it, and back when it is well, without an operator."""
+    """A failing replica is ejected after few client errors and returns when it recovers."""
     sick = replicas[number]
     well = {field: getattr(sick, field) for field in sickness}
     retried = await metric(http, stack.picker_metrics, RETRIED)
@@ -124,7 +124,7 @@ async def test_a_sick_replica_is_left_alone_and_comes_back(
 
 
 async def test_a_long_request_that_was_retried_counts_where_it_runs(http, stack, replicas):
-    """Before it ends its charge has moved: intermediate entries say who serves."""
+    """The charge moves before the request ends: intermediate log entries name the replica."""
     sick, *well = replicas
     feedback = (await picker_state(http, stack))["feedback"]["moved"]
     sick.closes = True
@@ -165,8 +165,8 @@ async def test_a_long_request_that_was_retried_counts_where_it_runs(http, stack,
     assert await eventually(back)
 
 
-async def test_malformed_requests_eject_nobody(http, stack, replicas):
-    """A replica answers them with 500 as Triton does; it is not the one that is ill."""
+async def test_malformed_requests_eject_no_replica(http, stack, replicas):
+    """Status 500 for malformed requests does not count as a failure of the replica."""
     asked = sum(len(replica.asked) for replica in replicas)
     for _ in range(40):
         async with http.post(stack.http_url + GENERATE, data=b"[malformed") as answer:
@@ -183,7 +183,7 @@ async def test_malformed_requests_eject_nobody(http, stack, replicas):
 
 
 async def test_a_replica_that_is_not_ready_gets_no_work(http, stack, replicas):
-    """Its readiness is asked for; what it says holds within a second or two."""
+    """The readiness probe takes effect within one to two seconds."""
     sick = replicas[1]
     sick.ready = False
     try:
@@ -207,7 +207,7 @@ async def test_a_replica_that_is_not_ready_gets_no_work(http, stack, replicas):
 
 
 async def test_first_bytes_of_streams_teach_the_speed(http, stack, replicas):
-    """Of each streamed prompt the log tells the picker when its answer began, long or short."""
+    """The access log reports the time to first byte of each streamed prompt to the picker."""
 
     async def pace():
         return (await picker_state(http, stack))["router"]["pools"]["llm"]["pace"]
@@ -237,8 +237,8 @@ async def test_first_bytes_of_streams_teach_the_speed(http, stack, replicas):
     assert (await pace())["first_bytes"] == before, "each counts once"
 
 
-async def test_of_several_pickers_each_hears_of_its_own_picks(http, stack):
-    """A second picker in the fleet: entries reach the first over a log cluster of its own."""
+async def test_each_picker_gets_the_log_of_its_own_picks(http, stack):
+    """With a second picker, entries reach the first picker through its own log cluster."""
     fleet = stack.read_fleet()
     picker = stack.addresses.picker
     stack.write_fleet({**fleet, "pickers": {"addresses": [picker, "127.0.0.1:1"]}})

@@ -44,12 +44,12 @@ async def http_client(stack):
 
 
 async def picks(http, stack, **labels) -> float:
-    """Return how many picks the picker has made."""
+    """Return the number of picks."""
     return await metric(http, stack.picker_metrics, "tidegate_picker_picks_total", **labels)
 
 
 async def test_http_infer_json(http, stack):
-    """KServe HTTP infer as JSON is picked for and answered."""
+    """KServe HTTP infer as JSON is picked and answered."""
     before = await picks(http, stack, pool="vision")
     async with http.post(stack.http_url + VISION, json=vision_body()) as answer:
         assert answer.status == 200
@@ -69,7 +69,7 @@ async def test_http_infer_binary(http, stack, http_client):
 
 
 async def test_http_infer_with_the_version_in_the_path(http, stack):
-    """A version in the path leads to the variant that serves it, although its weight is 0."""
+    """A version in the path selects the variant that serves it, even with weight 0."""
     canary = {r.http for r in stack.replicas if r.variant == "canary"}
     path = "/v2/models/toy-llm/versions/2/generate"
     for _ in range(5):
@@ -81,7 +81,7 @@ async def test_http_infer_with_the_version_in_the_path(http, stack):
 
 
 async def test_generate(http, stack):
-    """Triton's generate extension; the second time the same replica knows the prompt."""
+    """A repeated generate request reaches the replica that cached the prompt."""
     body = {"text_input": fresh_prompt(2000), "max_tokens": 2}
     served, cached = [], []
     for _ in range(3):
@@ -107,7 +107,7 @@ async def test_generate_stream(http, stack):
 
 
 async def test_grpc_infer_whose_body_names_another_pool(http, stack, grpc_client):
-    """ModelInfer reaches the pool that its message names, not Envoy's default for gRPC."""
+    """ModelInfer reaches the pool of its model, not Envoy's default pool for gRPC."""
     before = await picks(http, stack, pool="vision")
     for _ in range(4):
         result = await grpc_client.infer("vision", vision_inputs())
@@ -116,7 +116,7 @@ async def test_grpc_infer_whose_body_names_another_pool(http, stack, grpc_client
 
 
 async def test_grpc_infer_of_many_tensors(http, stack, grpc_client):
-    """A message far larger than the picker reads names its model all the same."""
+    """The model is read from a message larger than the picker's limit."""
     before = await picks(http, stack, pool="vision")
     image = triton_grpc.InferInput("image", [8, 3, 32, 32], "FP32")
     image.set_data_from_numpy(np.zeros((8, 3, 32, 32), dtype=np.float32))
@@ -127,7 +127,7 @@ async def test_grpc_infer_of_many_tensors(http, stack, grpc_client):
 
 
 async def test_grpc_stream(http, stack, grpc_client):
-    """ModelStreamInfer is picked for from its metadata, and answers token by token."""
+    """ModelStreamInfer is picked by its metadata and answers token by token."""
     before = await picks(http, stack, pool="llm")
 
     async def requests() -> AsyncIterator[dict[str, object]]:
@@ -173,7 +173,7 @@ async def test_http_sequence_with_string_and_integer_ids(http, stack):
 
 
 async def test_metadata_and_health_are_answered(grpc_client, http_client):
-    """Calls that are no inference go to a replica that serves the model."""
+    """Calls other than inference go to a replica that serves the model."""
     assert await http_client.is_server_live()
     assert await http_client.is_server_ready()
     assert await http_client.is_model_ready("vision")
@@ -184,7 +184,7 @@ async def test_metadata_and_health_are_answered(grpc_client, http_client):
 
 
 async def test_repository_calls_are_refused(http, stack):
-    """A load call through the gateway would change some replica; it is refused with the reason."""
+    """A load call would change an arbitrary replica, so it is refused with a reason."""
     url = f"{stack.http_url}/v2/repository/models/vision/unload"
     async with http.post(url, json={}) as answer:
         assert answer.status == 403
@@ -193,7 +193,7 @@ async def test_repository_calls_are_refused(http, stack):
 
 @pytest.fixture(scope="module")
 async def openai_stack(new_module_stack) -> AsyncIterator[tuple[LocalStack, list[str]]]:
-    """A stack whose second and third pool speak OpenAI, which Triton 2.51 itself does not."""
+    """Run a stack with two pools of OpenAI replicas, which Triton 2.51 does not provide."""
     with HeldPorts() as ports:
         addresses = [ports.address() for _ in range(4)]
         runners = []
@@ -245,7 +245,7 @@ async def openai_stack(new_module_stack) -> AsyncIterator[tuple[LocalStack, list
     ],
 )
 async def test_openai_bodies_name_their_pool(http, openai_stack, path, body):
-    """Two pools share a path; each request reaches the one that serves its model, with affinity."""
+    """Two pools share a path; each request reaches the pool of its model, with affinity."""
     stack, addresses = openai_stack
     for name, own in (("small-model", addresses[:2]), ("large-model", addresses[2:])):
         served = set()
@@ -260,7 +260,7 @@ async def test_openai_bodies_name_their_pool(http, openai_stack, path, body):
 
 
 async def test_openai_body_without_a_known_model_is_refused(http, openai_stack):
-    """Where only the body names the pool, an unreadable or unknown one is refused by the picker."""
+    """The picker refuses an unreadable body or an unknown model."""
     stack, _ = openai_stack
     url = stack.http_url + "/v1/completions"
     async with http.post(url, json={"model": "nobodys", "prompt": "x"}) as answer:
@@ -300,7 +300,7 @@ async def test_http11_chunked_upload(http, stack):
 
 
 async def test_unknown_model_is_a_clear_404(http, stack):
-    """A path that no pool serves is answered by the gateway in Triton's dialect."""
+    """A path that no pool serves returns 404 in Triton's format."""
     async with http.post(stack.http_url + "/v2/models/nobodys/infer", json={}) as answer:
         assert answer.status == 404
         assert "no pool" in json.loads(await answer.text())["error"]

@@ -1,4 +1,4 @@
-"""Clients that stall, leave, or send too much: afterwards nothing of them is left in the picker."""
+"""Clients that stall, disconnect or send too much leave no state in the picker."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from support.traffic import (
 SERVED = (("none", "grpc"), ("peek", "grpc"), ("full", "grpc"), ("full", "nghttp2"))
 """Body mode and transport of each stack."""
 RSS_TOLERANCE = 24 * 2**20
-"""Bytes that the picker may be larger afterwards: arenas that gRPC and Python keep for reuse."""
+"""Allowed growth of the picker, bytes: arenas that gRPC and Python keep for reuse."""
 
 
 @pytest.fixture(scope="module", params=SERVED, ids="-".join)
 async def mode_stack(request, new_module_stack):
-    """One stack per body mode, with short timeouts; and one over the fast transport."""
+    """Run one stack per body mode with short timeouts, and one with the fast transport."""
     mode, transport = request.param
     routing = {"max_body": 1_000_000}
     pools = {name: {"routing": routing, "timeouts": {"idle": "3s"}} for name in ("llm", "vision")}
@@ -45,7 +45,7 @@ async def mode_stack(request, new_module_stack):
 
 
 async def of_picker(http, stack, name: str) -> float:
-    """Return the sum of one of the picker's metrics."""
+    """Return the sum of a metric of the picker."""
     return await metric(http, stack.picker_metrics, f"tidegate_picker_{name}")
 
 
@@ -88,12 +88,12 @@ POINTS = {
         1,
     ),
 }
-"""What is sent before the client is gone, and how often that is picked for, by mode."""
+"""Part sent before the client disconnects, and the number of picks by mode."""
 
 
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_client_that_vanishes(http, mode_stack, point):
-    """At each point of an exchange: no charge and no stream survive it, nor an error of ours."""
+    """A disconnect at any point of an exchange leaves no charge, no stream and no logged error."""
     parts, picks = POINTS[point]
     expected = picks if isinstance(picks, int) else picks.get(mode_stack.mode, 0)
     before = await of_picker(http, mode_stack, "picks_total")
@@ -114,7 +114,7 @@ async def test_a_client_that_vanishes(http, mode_stack, point):
 
 @pytest.mark.parametrize("stall", ["in-the-head", "in-the-body"])
 async def test_a_client_that_stalls_is_ended(http, mode_stack, stall):
-    """Slow loris: Envoy's timeouts end it with 408, and the picker forgets it."""
+    """Slow loris: Envoy's timeouts end the request with 408, and the picker drops its state."""
     parts, _ = POINTS[stall]
     async with Raw(mode_stack.http_address) as raw:
         await raw.send(*parts)
@@ -123,7 +123,7 @@ async def test_a_client_that_stalls_is_ended(http, mode_stack, stall):
 
 
 async def test_chunked_and_trailers_over_http_1(http, mode_stack):
-    """A body in many chunks, with trailers behind it, is served like any other."""
+    """A body in many chunks with trailers is served."""
     body = orjson.dumps(vision_body())
     pieces = [body[at : at + 997] for at in range(0, len(body), 997)]
     for trailers in (None, {"x-checksum": "7"}):
@@ -137,7 +137,7 @@ async def test_chunked_and_trailers_over_http_1(http, mode_stack):
 
 
 async def test_h2c_and_trailers(http, mode_stack):
-    """HTTP/2 without TLS, the request ended by trailers or by its last frame."""
+    """HTTP/2 without TLS; the request ends with trailers or with its last data frame."""
     body = generate()
     for trailers in (None, {"x-checksum": "7"}):
         async with Raw(mode_stack.http_address) as raw:
@@ -150,7 +150,7 @@ async def test_h2c_and_trailers(http, mode_stack):
 
 
 async def test_trailers_that_come_late(http, mode_stack, request):
-    """A body whose trailers come after the picker has asked for it arrives as it was sent."""
+    """A body whose trailers arrive after the picker requested the body is forwarded unchanged."""
     if mode_stack.mode == "peek":
         twice = "Envoy 1.40 sends a body twice whose trailers end it in BUFFERED_PARTIAL"
         request.applymarker(pytest.mark.xfail(reason=twice, strict=True))
@@ -162,7 +162,7 @@ async def test_trailers_that_come_late(http, mode_stack, request):
 
 
 async def deliver(stack, lines: list[str], parts: list[bytes]) -> int:
-    """Send a generate request, the answer read at the same time; return its status."""
+    """Send a generate request while reading the response; return its status."""
     async with Raw(stack.http_address) as raw:
         sending = asyncio.create_task(raw.send(head(GENERATE, *lines), *parts))
         status = await asyncio.wait_for(raw.status(), 60)
@@ -173,7 +173,7 @@ async def deliver(stack, lines: list[str], parts: list[bytes]) -> int:
 
 
 async def test_a_body_above_the_limit(http, mode_stack):
-    """In full mode 413, with a length and in chunks alike; otherwise it is Triton's business."""
+    """In full mode 413, with a content length and with chunks; in other modes Triton decides."""
     pieces = [b" " * 50_000 for _ in range(40)]
     expected = 413 if mode_stack.mode == "full" else 200
     length = [f"content-length: {2_000_000 + len(BODY)}"]
@@ -184,7 +184,7 @@ async def test_a_body_above_the_limit(http, mode_stack):
 
 
 async def test_a_stalled_reader_of_a_stream(http, mode_stack):
-    """A client that sends on its stream and reads nothing costs one charge, until it leaves."""
+    """A client that sends on its stream and reads nothing holds one charge until it disconnects."""
     never = asyncio.Event()
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
@@ -202,7 +202,7 @@ async def test_a_stalled_reader_of_a_stream(http, mode_stack):
 
 
 async def test_64_megabytes(http, mode_stack):
-    """The picker reads at most a first part of them, and is as small afterwards as before."""
+    """The picker reads at most the first part of a body of 64 MB, and its memory does not grow."""
     megabyte = b" " * 2**20
     expected = 413 if mode_stack.mode == "full" else 200
 

@@ -1,4 +1,4 @@
-"""Replicas whose engines publish KV events: a real Envoy sends prompts to where they are held.
+"""Replicas whose engines publish KV events: prompts go to the replica that caches them.
 
 The replicas compute nothing; beside each runs an engine's cache that publishes as vLLM does, filled
 by the test as if other pickers had sent the prompts: what the picker knows, it knows from events.
@@ -20,13 +20,13 @@ PROMPTS = itertools.count(1)
 
 
 def fresh_prompt():
-    """Return 20 blocks of tokens that nobody has seen."""
+    """Return 20 new blocks of tokens."""
     first = next(PROMPTS)
     return tuple(first * 1000 + each for each in range(20 * SIZE))
 
 
 class Publishing(Replica):
-    """A replica beside an engine that publishes."""
+    """A replica with an engine that publishes KV events."""
 
     engine: KvEngine
 
@@ -39,7 +39,7 @@ class Publishing(Replica):
 
 @pytest.fixture(scope="module")
 async def replicas():
-    """Two replicas; only the first can tell again what was missed."""
+    """Run two replicas; only the first supports replay."""
     first, second = Publishing("r1"), Publishing("r2")
     async with (
         KvEngine(KvCache(SIZE, 1000)) as one,
@@ -51,7 +51,7 @@ async def replicas():
 
 @pytest.fixture(scope="module")
 async def stack(demo_extra, replicas):  # noqa: ARG001 - skips first
-    """One stack over them, with blocks as the engines have them."""
+    """Run one stack over the replicas, with the engines' block size."""
     more = {
         "match": {"models": ["toy-llm"], "paths": [PATH]},
         "routing": {"block_tokens": SIZE, "body": "full"},
@@ -61,7 +61,7 @@ async def stack(demo_extra, replicas):  # noqa: ARG001 - skips first
 
 
 async def known(http, stack, name):
-    """Return whether a replica's cache is known, and how many blocks it holds by the index."""
+    """Return whether a replica's cache is known, and the number of its blocks in the index."""
     state = await picker_state(http, stack)
     told = state["telemetry"]["kv_events"][name]
     held = state["router"]["pools"]["llm"]["endpoints"][name]["index_blocks"]
@@ -69,7 +69,7 @@ async def known(http, stack, name):
 
 
 async def goes_to(http, stack, replicas, prompt):
-    """Send a prompt; return who got it."""
+    """Send a prompt; return the replica that served it."""
     before = [len(each.asked) for each in replicas]
     body = {"model": "toy-llm", "prompt": list(prompt), "max_tokens": 2}
     async with http.post(stack.http_url + PATH, json=body) as answer:
@@ -79,7 +79,7 @@ async def goes_to(http, stack, replicas, prompt):
 
 
 async def told(http, stack, replica, blocks):
-    """Publish what happened, until the index holds so many blocks of a replica."""
+    """Publish events until the index contains ``count`` blocks of a replica."""
     await replica.engine.publish()
 
     async def shows():
@@ -89,7 +89,7 @@ async def told(http, stack, replica, blocks):
 
 
 async def test_prompts_go_where_their_blocks_are(http, stack, replicas):
-    """Stored blocks attract at once, and removed ones no longer do."""
+    """Prompts go to the replica with stored blocks, and no longer after their removal."""
     first, second = replicas
 
     async def both_known():
@@ -117,8 +117,8 @@ async def test_prompts_go_where_their_blocks_are(http, stack, replicas):
     assert await goes_to(http, stack, replicas, prompts[0]) is first
 
 
-async def test_a_lost_batch_is_told_again_or_costs_what_was_known(http, stack, replicas):
-    """With a replay nothing is missing; without one nothing from before is believed."""
+async def test_a_lost_batch_is_replayed_or_drops_the_index(http, stack, replicas):
+    """With replay the index stays complete; without replay it is dropped."""
     first, second = replicas
     lost, later = fresh_prompt(), fresh_prompt()
     first.engine.cache.run(lost)
@@ -137,7 +137,7 @@ async def test_a_lost_batch_is_told_again_or_costs_what_was_known(http, stack, r
 
 
 async def test_a_dead_engine_holds_nothing(http, stack, replicas):
-    """The end of its connection ends what is known of it; requests go on."""
+    """When an engine's connection ends, its index is dropped; requests continue."""
     first, _ = replicas
     prompt = fresh_prompt()
     first.engine.cache.run(prompt)

@@ -1,4 +1,4 @@
-"""The picker's ledger is exact: up at the pick, down at the end of the exchange, in every mode."""
+"""The picker's ledger is exact in every mode: charged at the pick, released at the end."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ async def mode_stack(request, new_module_stack):
 
 
 async def in_flight(http, stack) -> float:
-    """Return what the ledger holds."""
+    """Return the requests in the ledger."""
     return await metric(http, stack.picker_metrics, "tidegate_picker_in_flight")
 
 
 async def holds(http, stack, count: int, within_s: float = PATIENCE_S) -> bool:
-    """Wait until the ledger holds so many requests."""
+    """Wait until the ledger contains ``count`` requests."""
 
     async def look() -> bool:
         return await in_flight(http, stack) == count
@@ -44,12 +44,12 @@ async def holds(http, stack, count: int, within_s: float = PATIENCE_S) -> bool:
 
 
 def long_answer(tokens: int) -> dict[str, object]:
-    """Return a request whose answer takes a while (about a millisecond per token here)."""
+    """Return a request with a long answer (about 1 ms per token here)."""
     return {"text_input": fresh_prompt(), "max_tokens": tokens, "stream": True}
 
 
 async def test_a_streamed_answer_counts_to_its_end(http, mode_stack):
-    """The ledger holds the request while tokens come, and nothing right after the last one."""
+    """The ledger contains the request while tokens arrive, and is empty after the last one."""
     url = mode_stack.http_url + GENERATE_STREAM
     seen = False
     for _ in range(4):  # a busy machine may look too late
@@ -66,7 +66,7 @@ async def test_a_streamed_answer_counts_to_its_end(http, mode_stack):
 
 
 async def test_an_aborted_request_stops_counting(http, mode_stack):
-    """A client that goes away takes its charge with it, before its answer could have ended."""
+    """The charge of a client that disconnects is released before the answer could have ended."""
     url = mode_stack.http_url + GENERATE_STREAM
     loop = asyncio.get_running_loop()
     took = []
@@ -85,7 +85,7 @@ async def test_an_aborted_request_stops_counting(http, mode_stack):
 
 
 async def test_a_bidirectional_stream_counts_as_long_as_it_is_open(http, mode_stack):
-    """ModelStreamInfer holds its charge until the client half-closes and the answers end."""
+    """ModelStreamInfer is charged until the client half-closes and the answers end."""
     close = asyncio.Event()
 
     async def requests() -> AsyncIterator[dict[str, object]]:
@@ -104,7 +104,7 @@ async def test_a_bidirectional_stream_counts_as_long_as_it_is_open(http, mode_st
 
 
 async def test_a_unary_call_leaves_nothing_behind(http, mode_stack):
-    """After gRPC calls, the failed one included, the ledger is empty."""
+    """After gRPC calls, including a failed one, the ledger is empty."""
     async with triton_grpc.InferenceServerClient(mode_stack.grpc_address) as client:
         for _ in range(5):
             await client.infer("vision", vision_inputs())

@@ -34,12 +34,12 @@ async def client(replica):
 
 
 def fresh_prompt(characters: int = 800) -> str:
-    """Return a prompt that no cache has seen."""
+    """Return a prompt that is in no cache."""
     return (uuid.uuid4().hex * (characters // 32 + 1))[:characters]
 
 
 async def generate(http, replica, text, **inputs):
-    """Ask for one whole answer; return status and JSON."""
+    """Request one complete answer; return status and JSON."""
     url = f"{replica.http_url}/v2/models/toy-llm/generate"
     async with http.post(url, json={"text_input": text, **inputs}) as answer:
         return answer.status, await answer.json(content_type=None)
@@ -54,7 +54,7 @@ async def series(http, replica) -> dict[str, float]:
 
 
 def toy(family: str, version: str = "1", **label: str) -> str:
-    """Write a series of the toy model as Triton does: labels in alphabetical order."""
+    """Format a series of the toy model like Triton, with labels in alphabetical order."""
     labels = {**label, "model": "toy-llm", "version": version}
     inner = ",".join(f'{key}="{labels[key]}"' for key in sorted(labels))
     return f"{family}{{{inner}}}"
@@ -68,7 +68,7 @@ def sequence_body(value: int) -> list:
 
 
 async def test_generate_answers_once_with_all_outputs(http, replica):
-    """HTTP generate on the decoupled model works, as it gives exactly one response."""
+    """HTTP generate works on the decoupled model, which sends exactly one response."""
     status, answer = await generate(http, replica, fresh_prompt(64), max_tokens=3)
     assert status == 200
     assert re.fullmatch(r"v1: ([a-z]{3} ){2}", answer["text_output"])
@@ -76,13 +76,13 @@ async def test_generate_answers_once_with_all_outputs(http, replica):
 
 
 async def test_max_tokens_defaults_to_sixteen(http, replica):
-    """Optional inputs may be left out."""
+    """``max_tokens`` is optional and defaults to 16."""
     _, answer = await generate(http, replica, "hello")
     assert len(answer["text_output"]) == 16 * 4
 
 
 async def test_generate_stream_sends_one_event_per_token(http, replica):
-    """Streaming shows each token as it is made, and all of them are the unary answer."""
+    """A stream contains each token as it is generated; together they equal the unary answer."""
     prompt = fresh_prompt(64)
     url = f"{replica.http_url}/v2/models/toy-llm/generate_stream"
     body = {"text_input": prompt, "max_tokens": 5, "stream": True}
@@ -95,7 +95,7 @@ async def test_generate_stream_sends_one_event_per_token(http, replica):
 
 
 async def test_model_stream_infer_sends_one_response_per_token(client):
-    """The gRPC stream carries the same tokens, the last one marked final."""
+    """The gRPC stream contains the same tokens; the last one is marked final."""
     prompt = triton_grpc.InferInput("text_input", [1], "BYTES")
     prompt.set_data_from_numpy(np.array([b"hello"], dtype=np.object_))
     count = triton_grpc.InferInput("max_tokens", [1], "INT32")
@@ -116,7 +116,7 @@ async def test_model_stream_infer_sends_one_response_per_token(client):
 
 
 async def test_a_repeated_prompt_hits_the_prefix_cache(http, replica):
-    """The second request finds all full blocks but the last, and the counters say so."""
+    """The second request reuses all full blocks except the last; the counters show it."""
     prompt = fresh_prompt(800)
     before = await series(http, replica)
     _, first = await generate(http, replica, prompt, max_tokens=1)
@@ -134,7 +134,7 @@ async def test_a_repeated_prompt_hits_the_prefix_cache(http, replica):
     assert list(grown.values()) == [2, 400, 192]
 
 
-async def test_an_answer_joins_the_cache(http, replica):
+async def test_an_answer_is_cached(http, replica):
     """The next turn of a conversation reuses prompt and answer."""
     prompt = fresh_prompt(640)
     _, first = await generate(http, replica, prompt, max_tokens=32)
@@ -144,7 +144,7 @@ async def test_an_answer_joins_the_cache(http, replica):
 
 
 async def test_the_gauges_speak_trtllm(http, replica):
-    """All series of the TensorRT-LLM backend that a router reads are there and fit together."""
+    """All series of the TensorRT-LLM backend that a router reads are present and consistent."""
     page = await series(http, replica)
     requests = {
         kind: page[toy("nv_trt_llm_request_metrics", request_type=kind)]
@@ -181,7 +181,7 @@ async def test_running_requests_show_in_the_gauges(http, replica):
 
 
 async def test_a_cancelled_stream_frees_the_engine(http, replica):
-    """A client that goes away stops its generation long before its end."""
+    """A disconnect of the client stops the generation long before its end."""
     url = f"{replica.http_url}/v2/models/toy-llm/generate_stream"
     body = {"text_input": fresh_prompt(64), "max_tokens": 4000, "stream": True}
     active = toy("nv_trt_llm_request_metrics", request_type="active")
@@ -205,14 +205,14 @@ async def test_a_cancelled_stream_frees_the_engine(http, replica):
     ],
 )
 async def test_a_bad_request_is_a_400_that_says_why(http, replica, inputs, reason):
-    """The client is told what to change."""
+    """The error names the invalid input."""
     status, answer = await generate(http, replica, inputs.pop("text_input"), **inputs)
     assert status == 400
     assert reason in answer["error"]
 
 
 async def test_a_replica_serves_only_its_version(http, tritons):
-    """r1 has version 1 alone and r3 version 2 alone, and their answers show it."""
+    """r1 serves only version 1 and r3 only version 2; their answers show it."""
     _, first = await generate(http, tritons.replica("r1"), "hello", max_tokens=1)
     _, third = await generate(http, tritons.replica("r3"), "hello", max_tokens=1)
     assert (first["text_output"], third["text_output"]) == ("v1: ", "v2: ")
@@ -276,7 +276,7 @@ async def test_interleaved_sequences_do_not_mix(client):
 
 @pytest.mark.usefixtures("demo_extra")
 async def test_models_start_from_a_path_with_a_space(http, tmp_path: Path):
-    """A checkout in a folder with a space works, as links in the run folder lead around it."""
+    """Models in a folder with a space work through links in the run folder."""
     spaced = tmp_path / "my models"
     shutil.copytree(asset("models"), spaced)
     async with Tritons(1, models=("counter", "toy-llm"), source=spaced) as started:
@@ -285,7 +285,7 @@ async def test_models_start_from_a_path_with_a_space(http, tmp_path: Path):
 
 
 async def test_a_killed_replica_comes_back_on_its_addresses(http, tritons):
-    """After SIGKILL of the whole group it starts again with an empty cache."""
+    """After SIGKILL of its process group, a replica restarts with an empty cache."""
     replica = tritons.replica("r2")
     prompt = fresh_prompt()
     await generate(http, replica, prompt)

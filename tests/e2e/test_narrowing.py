@@ -1,4 +1,4 @@
-"""What models need of replicas, on a real Envoy."""
+"""Device constraints and preferences of models, through a real Envoy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def needing(device: str, *, required: bool):
 
 
 async def served(http, stack, count: int) -> set[str]:
-    """Send requests all at once; return who served them."""
+    """Send requests concurrently; return the serving replicas."""
 
     async def one() -> str:
         async with http.post(stack.http_url + VISION, json=vision_body()) as answer:
@@ -35,7 +35,7 @@ async def served(http, stack, count: int) -> set[str]:
 
 
 async def test_a_device_is_required_then_preferred(http, new_stack):
-    """Required it serves alone, however busy; preferred it serves first and others help it out."""
+    """A required device serves alone at any load; a preferred one serves first, with overflow."""
     stack = await new_stack(fleet=needing("a100", required=True))
     first = next(replica for replica in stack.replicas if replica.name == "r1")
     assert await served(http, stack, 24) == {first.http}

@@ -1,4 +1,4 @@
-"""What operators do while traffic runs: weights, drains, edits, restarts. No request may fail."""
+"""Operations under traffic (weights, drains, edits, restarts) fail no request."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def two_variants(fleet):
 
 
 def assert_share(observed: int, total: int, share: float) -> None:
-    """Hold an observed share within what chance makes of it, but for once in a million times."""
+    """Assert that an observed share is within its random interval, with error rate 1e-6."""
     assert abs(observed / total - share) <= Z_ONE_IN_A_MILLION * math.sqrt(
         share * (1 - share) / total
     )
 
 
 def generate_body():
-    """Return a cheap request that no cache knows."""
+    """Return a cheap request with a prompt that is in no cache."""
     return {"text_input": fresh_prompt(64), "max_tokens": 1}
 
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_canary_gets_its_share(http, new_stack, protocol):
-    """Envoy draws the asked share over 1,200 requests, from the moment the change is ACKed."""
+    """Envoy gives the canary its share of 1,200 requests from the acknowledgement on."""
     stack = await new_stack(protocol=protocol)
     canary = stack.replicas[-1].http
     async with admin(stack) as operator:
@@ -71,7 +71,7 @@ async def test_a_canary_gets_its_share(http, new_stack, protocol):
 
 
 async def test_the_picker_draws_the_same_share(http, new_stack):
-    """Where only the body names the pool the picker draws, with the same weights."""
+    """If only the body names the pool, the picker draws the variant with the same weights."""
     stack = await new_stack(fleet=two_variants)
 
     async def drawn() -> float:
@@ -93,7 +93,7 @@ async def test_the_picker_draws_the_same_share(http, new_stack):
 
 
 async def test_envoy_and_picker_draw_alike_for_a_session(http, new_stack):
-    """A session over HTTP, drawn by Envoy, and over gRPC, drawn by the picker: one variant."""
+    """Envoy (HTTP) and the picker (gRPC) draw the same variant for a session."""
     stack = await new_stack(fleet=two_variants)
     canary = stack.replicas[-1].http
     sides = set()
@@ -121,7 +121,7 @@ async def test_envoy_and_picker_draw_alike_for_a_session(http, new_stack):
 
 
 async def test_a_drain_fails_no_request(http, new_stack):
-    """A drained replica ends its work, gets no new one, and comes back by undrain."""
+    """A drained replica finishes its requests, gets no new ones, and returns with undrain."""
     stack = await new_stack()
     drained = stack.replicas[0]
     async with (
@@ -147,7 +147,7 @@ async def test_a_drain_fails_no_request(http, new_stack):
 
 @pytest.mark.parametrize("transport", ["grpc", "nghttp2"])
 async def test_a_drain_waits_for_work_in_flight(http, new_stack, transport):
-    """The drain is reported done only when the replica's last request has ended."""
+    """The drain returns only when the replica's last request has ended."""
     stack = await new_stack(transport=transport)
     body = {"text_input": fresh_prompt(64), "max_tokens": 1500, "stream": True}
     url = stack.http_url + "/v2/models/toy-llm/generate_stream"
@@ -166,7 +166,7 @@ async def test_a_drain_waits_for_work_in_flight(http, new_stack, transport):
 
 
 async def test_an_edited_file_is_applied(http, new_stack):
-    """The fleet file is watched: a replica taken out of it is not used any more."""
+    """The fleet file is watched: a removed replica gets no more requests."""
     stack = await new_stack()
     gone = stack.replicas[1]
     fleet = stack.read_fleet()
@@ -185,7 +185,7 @@ async def test_an_edited_file_is_applied(http, new_stack):
 
 
 async def test_a_broken_file_changes_nothing(http, new_stack):
-    """A fleet file that cannot be read leaves the fleet in force, and the status says where."""
+    """An invalid fleet file leaves the fleet in force; the status names the error."""
     stack = await new_stack()
     good = stack.read_fleet()
     bad = yaml.safe_dump(good, sort_keys=False).replace("weight: 100", "weight: many", 1)
@@ -209,7 +209,7 @@ async def test_a_broken_file_changes_nothing(http, new_stack):
 
 
 async def test_a_breaker_change_is_active_at_once(http, new_stack):
-    """Limits travel by runtime keys: no cluster warms, and no request waits."""
+    """Limits are runtime keys: no cluster warms, and no request waits."""
     stack = await new_stack()
     fleet = stack.read_fleet()
     for pool in fleet["pools"]:
@@ -235,7 +235,7 @@ async def test_a_breaker_change_is_active_at_once(http, new_stack):
 
 
 async def test_bad_operator_input_is_one_clear_error(new_stack):
-    """A refused call names the place and changes no revision."""
+    """A rejected call names the invalid field and creates no revision."""
     stack = await new_stack()
     async with admin(stack) as operator:
         before = (await operator.GetFleet(admin_pb2.GetFleetRequest())).revision
@@ -250,8 +250,8 @@ async def test_bad_operator_input_is_one_clear_error(new_stack):
         assert (await operator.GetFleet(admin_pb2.GetFleetRequest())).revision == before
 
 
-async def test_the_control_server_may_die(http, new_stack):
-    """Without the control server everything goes on; when it returns, nothing changes."""
+async def test_the_loss_of_the_control_server_is_harmless(http, new_stack):
+    """Without the control server requests are served; its restart changes nothing."""
     stack = await new_stack()
     async with Traffic(http, stack.http_url + GENERATE, generate_body) as traffic:
         await stack.kill_control_server()
@@ -287,7 +287,7 @@ def _dynamic(dump):
 
 
 async def test_status_shows_every_client(new_stack):
-    """After a start, Envoy and picker are shown as in sync."""
+    """After the start, the status shows Envoy and the picker in sync."""
     stack = await new_stack()
     async with admin(stack) as operator:
         status = await operator.GetStatus(admin_pb2.GetStatusRequest())

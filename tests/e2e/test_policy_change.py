@@ -1,4 +1,4 @@
-"""A pool's policy changes while requests run: what the picker knows stays and is used at once."""
+"""A change of a pool's policy under traffic keeps the picker's state."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tidegate_api.names import SERVED_BY_HEADER
 
 @pytest.fixture
 async def stack(new_stack):
-    """Return a stack whose language model is served in turns."""
+    """Return a stack whose language model uses round-robin."""
     return await new_stack(fleet={"pools": {"llm": {"routing": {"policy": "round-robin"}}}})
 
 
 async def llm(http, stack):
-    """Return what the picker says of the language model's pool."""
+    """Return the picker's state of the language model's pool."""
     return (await picker_state(http, stack))["router"]["pools"]["llm"]
 
 
 async def ask(http, stack, prompt: str) -> tuple[str, int]:
-    """Send a prompt; return who served it and how many of its tokens were cached."""
+    """Send a prompt; return the replica and the number of cached tokens."""
     body = {"text_input": prompt, "max_tokens": 1}
     async with http.post(stack.http_url + GENERATE, json=body) as answer:
         assert answer.status == 200
@@ -36,12 +36,12 @@ async def ask(http, stack, prompt: str) -> tuple[str, int]:
 
 
 def known(pool, *names: str) -> dict[str, list[object]]:
-    """Return some numbers of each endpoint."""
+    """Return selected numbers of each endpoint."""
     return {key: [each[name] for name in names] for key, each in pool["endpoints"].items()}
 
 
 async def explained(stack, *options: str):
-    """Run ``tidegate explain`` and return what it says as JSON."""
+    """Run ``tidegate explain`` and return its JSON output."""
     command = [sys.executable, "-m", "tidegate", "explain", "-o", "json", "--pool", "llm"]
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -56,7 +56,7 @@ async def explained(stack, *options: str):
 
 
 async def test_a_new_policy_finds_ledger_and_index(http, stack):
-    """Requests in flight stay counted, prompts stay known, and the next decision uses both."""
+    """Ledger and index are kept, and the next decision uses both."""
     prompt = fresh_prompt(6000)
     home, cached = await ask(http, stack, prompt)
     assert cached == 0
@@ -104,7 +104,7 @@ async def test_a_new_policy_finds_ledger_and_index(http, stack):
 
 
 async def test_a_learned_policy_begins_where_auto_is(http, stack):
-    """It is taken live, decides as ``auto`` does, learns from each answer and shows it."""
+    """A learned policy starts with the decisions of ``auto`` and learns from each answer."""
     fleet = stack.read_fleet()
     for pool in fleet["pools"]:
         if pool["name"] == "llm":

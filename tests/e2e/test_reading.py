@@ -1,4 +1,4 @@
-"""What only a body says, read through a real Envoy: calls about a model, long chats, adapters."""
+"""Routing by the body through a real Envoy: calls about a model, long chats, adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate.stack.processes.ports import HeldPorts
 
 
 async def test_calls_about_a_model_reach_its_replicas(http, stack):
-    """Metadata, config, statistics and readiness of a version come from who serves it.
+    """Metadata, config, statistics and readiness of a version come from a replica that serves it.
 
     Only the canary has version 2 of the language model; any other replica would refuse.
     """
@@ -38,7 +38,7 @@ async def test_calls_about_a_model_reach_its_replicas(http, stack):
 
 @pytest.fixture
 async def openai_stack(new_stack) -> AsyncIterator[LocalStack]:
-    """Two more pools with one OpenAI-speaking replica each, which says its pool."""
+    """Run two more pools with one OpenAI replica each, whose responses name the pool."""
     with HeldPorts() as ports:
         runners: list[web.AppRunner] = []
         pools: list[dict[str, object]] = []
@@ -81,7 +81,7 @@ async def _replica(pool: str, address: str) -> web.AppRunner:
 
 
 async def test_the_openai_client_reaches_the_pool_of_its_model(openai_stack):
-    """The model decides, also where an adapter stands behind it.
+    """The model selects the pool, also if it is an adapter.
 
     The client writes it behind the messages: in a long chat, far behind what ``peek`` would read.
     """

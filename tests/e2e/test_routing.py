@@ -1,4 +1,4 @@
-"""The default policy against round robin on real Tritons, as the replicas themselves count it."""
+"""The default policy compared with round robin on real replicas, by their counters."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tidegate.demo.counters import ReplicaCounters, read_counts
 from tidegate.demo.operator import Operator
 
 SHAPE = Shape(sessions=9, turns=5, system_chars=800, turn_chars=2400)
-"""All histories, 115k characters, fit into the two stable replicas' caches of 65k, not into one."""
+"""All histories (115k characters) fit into two replicas' caches (65k each), not into one."""
 WORKERS = 4
 
 
 @dataclass
 class Seen:
-    """What one policy did."""
+    """Measurements of one policy."""
 
     counts: dict[str, ReplicaCounters]
     ttft: list[float]
 
     @property
     def computed(self) -> int:
-        """Prompt tokens that no cache had."""
+        """Prompt tokens that were not cached."""
         return sum(one.prompt_tokens - one.reused_tokens for one in self.counts.values())
 
     @property
@@ -35,7 +35,7 @@ class Seen:
 
 
 async def converse(http, stack, clients: Clients, policy: str) -> Seen:
-    """Hold fresh conversations of the same shape."""
+    """Run new conversations of the same shape."""
     urls = [replica.metrics_url for replica in stack.replicas]
 
     async def counted() -> list[ReplicaCounters]:
@@ -65,7 +65,7 @@ async def converse(http, stack, clients: Clients, policy: str) -> Seen:
 
 
 async def test_auto_computes_less_and_answers_sooner_than_round_robin(http, new_stack):
-    """Without being told anything, the default sends turns to where their history is.
+    """The default policy sends turns to the replica with their history.
 
     Both policies see the same conversations with texts of their own, so both start cold. The tokens
     are those that the replicas count; both stable replicas work under both policies.

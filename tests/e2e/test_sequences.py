@@ -13,7 +13,7 @@ from tidegate_api.names import SERVED_BY_HEADER
 
 
 async def run_sequence(client, sequence, steps: int) -> int:
-    """Send 1 for each step and return the last total, which the replica kept."""
+    """Send 1 in each step and return the last total of the replica."""
     total = 0
     for step in range(steps):
         result = await client.infer(
@@ -52,7 +52,7 @@ async def test_http_sequences_stay_on_one_replica(http, stack):
 
 
 async def test_a_sequence_keeps_its_variant(http, new_stack):
-    """Envoy's draw would split a sequence over variants; the picker's lease overrules it."""
+    """The picker's lease overrides Envoy's draw, which would split a sequence over variants."""
 
     def halves(fleet):
         pool = next(pool for pool in fleet["pools"] if pool["name"] == "counter")
@@ -75,8 +75,8 @@ async def test_a_sequence_keeps_its_variant(http, new_stack):
         used |= served
 
 
-async def test_a_sequence_outlives_a_drain(http, new_stack):
-    """A draining replica serves its sequences to their end and takes no new one."""
+async def test_a_sequence_continues_during_a_drain(http, new_stack):
+    """A draining replica finishes its sequences and gets no new ones."""
     stack = await new_stack()
     sequence = uuid.uuid4().hex
 

@@ -1,4 +1,4 @@
-"""What operators set is what a real Envoy then does: limits, shares, pins, copies, brakes, TLS."""
+"""Effects of fleet settings in a real Envoy: limits, weights, pins, mirrors, shedding, TLS."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("demo_extra")]
 
 OPTIONS = admin_pb2.ChangeOptions(author="test", wait=True, timeout_seconds=20)
 IN_FORCE_MS = 1000
-"""From the call to the last acknowledgement; the best of five, as the machine may be busy. A few on
-a quiet one; a cluster that warms takes at least 2,000."""
+"""Limit from the call to the last acknowledgement, ms, best of five. A few ms on
+an idle machine; a cluster that warms takes at least 2,000."""
 
 Z_ONE_IN_A_MILLION = 4.8916
 """Standard normal quantile of a two-sided interval that chance leaves once in a million times."""
@@ -42,13 +42,13 @@ pools: [{name: a, match: {models: [m]}, endpoints: [{http: "127.0.0.1:8000"}]}]
 
 @pytest.fixture(scope="module")
 def replicas():
-    """Two replicas of the stable variant, one of the canary."""
+    """Run two replicas of the stable variant and one of the canary."""
     return Replica("r1"), Replica("r2"), Replica("r3", "canary")
 
 
 @pytest.fixture(scope="module")
 async def stack(replicas):
-    """One stack over them; each test says what fleet it wants."""
+    """Run one stack over the replicas; each test applies its fleet."""
     async with stack_over(*replicas) as running:
         yield running
 
@@ -68,19 +68,19 @@ async def envoy_page(http, stack, page: str) -> Any:
 
 
 async def clusters(http, stack) -> dict[str, dict[str, Any]]:
-    """Return Envoy's own view of its clusters, by name."""
+    """Return Envoy's clusters by name."""
     page = await envoy_page(http, stack, "clusters?format=json")
     return {one["name"]: one for one in page["cluster_statuses"]}
 
 
 async def stat(http, stack, name: str) -> int:
-    """Return one of Envoy's counters or gauges; 0 where it does not exist."""
+    """Return a counter or gauge of Envoy; 0 if it does not exist."""
     page = await envoy_page(http, stack, "stats?format=json")
     return sum(one.get("value", 0) for one in page["stats"] if one.get("name") == name)
 
 
 async def ask(http, stack, **headers: str) -> tuple[int, str]:
-    """Ask the model; return the status and who served it."""
+    """Send a request; return the status and the serving replica."""
     body = {"text_input": "hello", "max_tokens": 1}
     async with http.post(stack.http_url + GENERATE, json=body, headers=headers) as answer:
         await answer.read()
@@ -88,7 +88,7 @@ async def ask(http, stack, **headers: str) -> tuple[int, str]:
 
 
 async def at_once(http, stack, replica, count: int, until) -> set[int]:
-    """Ask that often; the replica answers nobody until something holds. Return the statuses."""
+    """Send requests that the replicas hold until a condition is true; return the statuses."""
     replica.gate = asyncio.Event()
     asked = [asyncio.create_task(ask(http, stack)) for _ in range(count)]
 
@@ -103,7 +103,7 @@ async def at_once(http, stack, replica, count: int, until) -> set[int]:
 
 
 def limit(cluster: dict[str, Any], name: str) -> int:
-    """Return a default-priority limit out of Envoy's view of a cluster."""
+    """Return a default-priority limit of a cluster in Envoy."""
     (default,) = (
         one
         for one in cluster["circuit_breakers"]["thresholds"]
@@ -117,7 +117,7 @@ def as_it_is(_part: dict[str, Any]) -> None:
 
 
 async def edited(stack, change=as_it_is, whole=as_it_is):
-    """Apply the fleet file's fleet with its pool changed; everybody takes it."""
+    """Apply the fleet with a changed pool; all clients must acknowledge it."""
     fleet = stack.read_fleet()
     change(fleet["pools"][0])
     whole(fleet)
@@ -132,7 +132,7 @@ async def edited(stack, change=as_it_is, whole=as_it_is):
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_limit_changes_without_touching_its_cluster(http, protocol):
-    """Limits and ramps travel over RTDS: in force at once, and connections stay."""
+    """Limits and slow start use RTDS: they take effect at once, and connections stay open."""
     one, name = Replica("one"), "llm/stable/http"
     async with stack_over(one, protocol=protocol) as stack, admin(stack) as operator:
         await ask(http, stack)
@@ -185,7 +185,7 @@ async def test_a_limit_changes_without_touching_its_cluster(http, protocol):
 
 
 async def test_a_cookie_pins_a_variant(http, stack, replicas):
-    """Whatever the weights; another value draws like everybody."""
+    """A cookie selects its variant for any weights; an unknown value uses the weights."""
 
     def pinned(pool):
         pool["variants"][1]["match"] = {"cookies": {"ab": "b"}}
@@ -216,7 +216,7 @@ async def test_basis_points_are_kept(http, stack):
 
 
 async def test_a_shadow_gets_copies_that_no_ledger_knows(http, stack, replicas):
-    """Each request reaches the canary as well; the picker sees only the request."""
+    """Each request is mirrored to the canary; the picker sees only the original."""
 
     def shadowed(pool):
         pool["shadow"] = {"variant": "canary", "percent": 100}
@@ -246,7 +246,7 @@ async def test_a_shadow_gets_copies_that_no_ledger_knows(http, stack, replicas):
 
 
 async def test_the_brake_refuses_its_share(http, stack, replicas):
-    """In force over EDS, before any replica is asked, and gone as fast."""
+    """Shedding takes effect over EDS before a replica is selected, and ends as fast."""
     await edited(stack)
     async with admin(stack) as operator:
 
@@ -266,7 +266,7 @@ async def test_the_brake_refuses_its_share(http, stack, replicas):
 
 
 async def test_zones_in_order_and_failover(http, stack, replicas):
-    """Left to itself Envoy stays in the first zone, and leaves it when nothing there is healthy."""
+    """Without a picker, Envoy uses the first zone until no replica there is healthy."""
     first, second = replicas[0], replicas[1]
 
     def zoned(pool, *, draining=False):
@@ -294,7 +294,7 @@ async def test_zones_in_order_and_failover(http, stack, replicas):
 
 
 async def test_a_path_that_is_not_ready_takes_replicas_out(http, stack):
-    """Active checks ask what the fleet says; Envoy shows what it heard."""
+    """Active health checks use the fleet's path, and Envoy reports their results."""
 
     async def failed() -> set[bool]:
         hosts = (await clusters(http, stack))["llm/stable/http"]["host_statuses"]
@@ -307,7 +307,7 @@ async def test_a_path_that_is_not_ready_takes_replicas_out(http, stack):
 
 
 async def test_a_replica_that_fails_in_a_row_is_ejected(http, stack, replicas):
-    """Envoy ejects it after the fleet's number of failures; retries hide that from clients."""
+    """Envoy ejects a replica after the configured failures; retries hide them from clients."""
     await edited(stack, lambda pool: pool.update(outlier={"consecutive_failures": 2}))
     replicas[0].status = 503
 
@@ -329,7 +329,7 @@ async def test_a_replica_that_fails_in_a_row_is_ejected(http, stack, replicas):
 
 
 async def test_replicas_without_http_are_checked_over_grpc(new_stack, http):
-    """Real Tritons answer gRPC's health protocol; one that serves nobody is out."""
+    """Real Triton serves gRPC health checks; a replica that is not serving is unhealthy."""
     stack = await new_stack(models=("vision",))
 
     def without_http(pool, *, nobody=""):
@@ -354,19 +354,19 @@ async def test_replicas_without_http_are_checked_over_grpc(new_stack, http):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_envoy_itself_takes_the_examples(example):
-    """What `tidegate validate --envoy` asks is answered by a real one."""
+    """A real Envoy accepts the examples with `tidegate validate --envoy`."""
     envoy_check.hold(load_text(example.read_text(), example.name), example.name, envoy_binary())
 
 
 def test_envoy_itself_refuses_what_it_cannot_use():
-    """A certificate that is not there is found before anything is applied."""
+    """A missing certificate is detected before anything is applied."""
     fleet = load_text(UNREADABLE)
     with pytest.raises(CliError, match=r"Envoy rejects fleet: .*/no/tls\.key"):
         envoy_check.hold(fleet, "fleet", envoy_binary())
 
 
 async def test_connections_to_one_replica_are_limited(http, stack, replicas):
-    """Beyond the limit requests wait for a connection instead of opening one."""
+    """Requests above the limit wait for a connection instead of opening one."""
 
     def limited(pool):
         pool["endpoints"] = pool["endpoints"][:1] + pool["endpoints"][2:]
@@ -392,7 +392,7 @@ async def test_connections_to_one_replica_are_limited(http, stack, replicas):
 
 
 async def test_the_buffer_of_a_connection_is_the_fleets(http, stack):
-    """The listener changes in place."""
+    """A change of the buffer limit updates the listener in place."""
     result = await edited(stack, whole=lambda fleet: fleet["listener"].update(buffer_bytes=131_072))
     assert "LDS" in result.channels
     dump = await envoy_page(http, stack, "config_dump?resource=dynamic_listeners")
@@ -403,7 +403,7 @@ async def test_the_buffer_of_a_connection_is_the_fleets(http, stack):
 
 
 async def test_a_long_answer_is_cut_only_by_silence(http, stack, replicas):
-    """No bound on the whole answer; a stream without a byte for `timeouts.idle` ends."""
+    """The duration of an answer is unlimited; a stream without data for `timeouts.idle` ends."""
     await edited(stack, lambda pool: pool.update(timeouts={"idle": "2s"}))
     for replica in replicas:
         replica.gaps_s = (0.3,) * 8

@@ -1,4 +1,4 @@
-"""TLS by file through a real Envoy: to replicas, to clients, renewed, and refused."""
+"""TLS from files through a real Envoy: to replicas, to clients, renewal, and rejection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BODY = {"text_input": "hello", "max_tokens": 1}
 
 
 class Secured(NamedTuple):
-    """A stack whose replica speaks TLS only, and those who sign."""
+    """Run a stack with a TLS-only replica, and return it with its authorities."""
 
     stack: object
     authority: Authority
@@ -35,7 +35,7 @@ class Secured(NamedTuple):
 
 @pytest.fixture(scope="module")
 async def secured(tmp_path_factory):
-    """A replica that asks Envoy for its certificate, and Envoy asking for the replica's name."""
+    """The replica requires Envoy's certificate, and Envoy checks the replica's name."""
     folder = tmp_path_factory.mktemp("tls")
     authority = Authority(folder, "ca")
     envoys = authority.sign("envoy", "DNS:envoy.test")
@@ -71,7 +71,7 @@ async def applied(stack, change):
 
 
 async def ask(http, stack, scheme="http", tls=None) -> int:
-    """Ask the model over a connection of its own; return the status."""
+    """Send a request on a new connection; return the status."""
     url = f"{scheme}://{stack.http_address}{GENERATE}"
     options = {} if tls is None else {"ssl": tls}
     async with http.post(url, json=BODY, headers={"Connection": "close"}, **options) as answer:
@@ -80,7 +80,7 @@ async def ask(http, stack, scheme="http", tls=None) -> int:
 
 
 async def test_replicas_are_reached_and_known_by_name(http, secured):
-    """Mutual TLS upstream, health checks included; another name is nobody."""
+    """Mutual TLS to replicas, with health checks; a certificate with another name is rejected."""
     stack = secured.stack
     assert await ask(http, stack) == 200
     assert secured.replica.asked
@@ -95,7 +95,7 @@ async def test_replicas_are_reached_and_known_by_name(http, secured):
 
 
 async def test_clients_show_who_they_are_and_a_renewed_certificate_is_taken(http, secured):
-    """A listener with TLS takes nothing else; renewing its file changes no resource."""
+    """A TLS listener rejects plain text; renewal of its file changes no resource."""
     stack, authority = secured.stack, secured.authority
 
     def closed(fleet):
@@ -146,8 +146,8 @@ async def test_clients_show_who_they_are_and_a_renewed_certificate_is_taken(http
     assert not (await applied(stack, lambda _fleet: None)).problems
 
 
-async def test_a_file_that_is_not_there_is_told_in_envoys_words(http, secured):
-    """The refusal names the file; requests go on as before."""
+async def test_a_missing_file_is_rejected_with_envoys_message(http, secured):
+    """The rejection names the file; requests continue."""
     stack = secured.stack
 
     def missing(fleet):

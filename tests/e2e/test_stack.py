@@ -1,4 +1,4 @@
-"""The local stack: it serves when it says so, survives what is killed, and leaves nothing."""
+"""The local stack: readiness, kills and restarts, and cleanup."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 async def ask(http, stack, model_path="toy-llm/generate") -> int:
-    """Ask the language model through Envoy; return the status."""
+    """Send a request to the language model through Envoy; return the status."""
     body = {"text_input": "hello", "max_tokens": 1}
     async with http.post(f"{stack.http_url}/v2/models/{model_path}", json=body) as answer:
         await answer.read()
@@ -26,20 +26,20 @@ async def ask(http, stack, model_path="toy-llm/generate") -> int:
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_stack_serves_when_it_has_started(http, new_stack, protocol):
-    """Ready means ready: no first request fails."""
+    """The first request to a started stack succeeds."""
     stack = await new_stack(protocol=protocol)
     assert [await ask(http, stack) for _ in range(20)] == [200] * 20
 
 
 async def test_two_stacks_run_side_by_side(http, new_stack):
-    """Nothing of a stack is fixed: neither ports nor names on the host."""
+    """Two stacks share no port or name on the host."""
     one, two = await new_stack(), await new_stack(protocol="sotw")
     assert one.http_address != two.http_address
     assert [await ask(http, stack) for stack in (one, two)] == [200, 200]
 
 
 async def test_a_change_of_the_fleet_reaches_the_fleet_file(new_stack):
-    """Tests can start any fleet."""
+    """The option ``fleet`` changes the fleet file."""
     stack = await new_stack(
         models=("vision",), fleet={"pools": {"vision": {"routing": {"fallbacks": 0}}}}
     )
@@ -48,7 +48,7 @@ async def test_a_change_of_the_fleet_reaches_the_fleet_file(new_stack):
 
 
 async def test_the_picker_can_be_killed_and_started(http, new_stack):
-    """Envoy goes on without it and uses it again afterwards."""
+    """Envoy continues without the picker and uses it again after its restart."""
     stack = await new_stack()
     await stack.kill_picker()
     assert await ask(http, stack) == 200
@@ -57,7 +57,7 @@ async def test_the_picker_can_be_killed_and_started(http, new_stack):
 
 
 async def test_the_control_server_can_be_killed_and_started(http, new_stack):
-    """Losing it freezes the configuration; it comes back with the same one."""
+    """The configuration stays the same without the control server and after its restart."""
     stack = await new_stack()
     await stack.kill_control_server()
     assert await ask(http, stack) == 200
@@ -66,7 +66,7 @@ async def test_the_control_server_can_be_killed_and_started(http, new_stack):
 
 
 async def test_a_killed_replica_comes_back(http, new_stack):
-    """Requests go elsewhere meanwhile."""
+    """Other replicas serve requests in the meantime."""
     stack = await new_stack()
     await stack.kill_replica("r1")
     try:
@@ -76,8 +76,8 @@ async def test_a_killed_replica_comes_back(http, new_stack):
     assert await ask(http, stack) == 200
 
 
-async def test_a_crash_is_told_with_its_log(new_stack):
-    """What ends unasked is named; what the stack killed is not."""
+async def test_a_crash_is_reported_with_its_log(new_stack):
+    """A crashed process is reported; a process that the stack killed is not."""
     stack = await new_stack()
     await stack.kill_picker()
     os.kill(stack._supervisor.pid(ENVOY), signal.SIGKILL)
@@ -88,7 +88,7 @@ async def test_a_crash_is_told_with_its_log(new_stack):
 
 
 async def test_a_bad_fleet_ends_the_start_with_its_reason(new_stack):
-    """The control server's own words reach the caller, long before a wait would time out."""
+    """The control server's error reaches the caller long before a timeout."""
     began = time.monotonic()
     with pytest.raises((CrashError, StackError), match="canari"):
         await new_stack(fleet={"pools": {"llm": {"variants": [{"name": "canari"}]}}})
@@ -96,7 +96,7 @@ async def test_a_bad_fleet_ends_the_start_with_its_reason(new_stack):
 
 
 async def test_nothing_stays_when_a_stack_has_ended(tritons):
-    """All its processes are gone, its Tritons stay, and its logs can be read."""
+    """After its end, all its processes are gone, given replicas run, and its logs exist."""
     async with LocalStack(tritons=tritons) as stack:
         pids = [stack._supervisor.pid(name) for name in ("control-server", "picker", ENVOY)]
     for pid in pids:
@@ -111,6 +111,6 @@ async def test_nothing_stays_when_a_stack_has_ended(tritons):
 
 
 async def test_an_unknown_model_is_refused():
-    """The error names the choice."""
+    """The error names the available models."""
     with pytest.raises(ValueError, match="choose some of toy-llm, vision, counter"):
         LocalStack(models=("gpt",))

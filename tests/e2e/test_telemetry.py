@@ -1,4 +1,4 @@
-"""What pickers learn from real Tritons: by pages, by a reporter, and where there is nothing."""
+"""Telemetry of real Triton replicas: scraped, pushed by a reporter, and missing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STALE = "tidegate_picker_telemetry_stale_endpoints"
 
 
 async def readings(http, stack, name):
-    """Return what the picker knows of a replica, by model."""
+    """Return the picker's readings of a replica, by model."""
     state = await picker_state(http, stack)
     endpoint = state["router"]["pools"]["llm"]["endpoints"][name]
     return {each["model"]: each for each in endpoint["readings"]}
@@ -33,7 +33,7 @@ async def readings(http, stack, name):
 
 @contextlib.asynccontextmanager
 async def requests_on(http, replica, count):
-    """Keep so many generations open on a replica, past Envoy and picker."""
+    """Keep ``count`` generations open on a replica, bypassing Envoy and the picker."""
     answers = []
     try:
         for _ in range(count):
@@ -49,7 +49,7 @@ async def requests_on(http, replica, count):
 
 @pytest.mark.parametrize("pushed", [False, True], ids=["scraped", "pushed"])
 async def test_readings_are_what_the_server_does(http, stack, tritons, pushed):
-    """Requests that others sent show in the model's own reading, and end there when they end."""
+    """Requests of other clients appear in the model's reading until they end."""
     replica = tritons.replicas[0]
     reporter = None
     if pushed:

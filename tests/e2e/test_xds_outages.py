@@ -1,4 +1,4 @@
-"""Control server, Envoy and the network between them fail, and the data path does not notice."""
+"""Failures of the control server, Envoy and their network do not affect the data path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 async def held(stack: InProcessStack) -> dict[str, dict[str, object]]:
-    """Return what Envoy holds: clusters with hosts, and the routes."""
+    """Return Envoy's clusters with hosts, and its routes."""
     clusters = await stack.envoy_page("clusters?format=json")
     routes = await stack.envoy_page("config_dump?resource=dynamic_route_configs")
     return {
@@ -40,7 +40,7 @@ async def held(stack: InProcessStack) -> dict[str, dict[str, object]]:
 
 
 async def updates(stack: InProcessStack) -> int:
-    """Return how many clusters Envoy was given so far."""
+    """Return the number of cluster updates that Envoy has received."""
     async with stack.http.get(
         f"http://{stack.envoy_admin}/stats",
         params={"filter": "^cluster_manager.cluster_(added|modified|removed)$"},
@@ -60,7 +60,7 @@ def with_another_variant(fleet: dict, stack: InProcessStack) -> dict:
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_restarted_control_server_changes_nothing(protocol, tmp_path):
-    """X20, X45: versions are content, so clients that are current are given nothing."""
+    """X20, X45: versions are content hashes, so up-to-date clients get no update."""
     async with (
         InProcessStack(protocol, spare=4, state=tmp_path) as stack,
         Flow(stack.listener) as flow,
@@ -83,7 +83,7 @@ async def test_a_restarted_control_server_changes_nothing(protocol, tmp_path):
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_restarted_envoy_serves_as_before(protocol):
-    """It starts from nothing and gets all there is; what it served before, it serves again."""
+    """A restarted Envoy receives all resources and serves as before."""
     async with InProcessStack(protocol, spare=4) as stack:
         await stack.apply(with_another_variant(stack.first_fleet(), stack))
         before = await held(stack)
@@ -104,12 +104,12 @@ async def test_a_restarted_envoy_serves_as_before(protocol):
 
 
 async def gone(stack: InProcessStack) -> str | None:
-    """Tell whether no Envoy is connected."""
+    """Probe whether no Envoy is connected."""
     return "envoy" if any(c.kind == "envoy" for c in stack.ads.clients()) else None
 
 
 class Remote(InProcessStack):
-    """A stack whose clients reach the control server over a cable."""
+    """A stack whose clients connect to the control server through a ``Cable``."""
 
     @property
     def client_address(self) -> str:
@@ -133,7 +133,7 @@ class Remote(InProcessStack):
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_cut_between_them_is_caught_up_with(protocol):
-    """What changed meanwhile arrives after it, in an order that no request notices."""
+    """Changes during the outage arrive afterwards, in an order that fails no request."""
     async with Remote(protocol, spare=4) as stack, Flow(stack.listener) as flow:
         stack.cable.stall()
         changed = with_another_variant(stack.first_fleet(), stack)
@@ -156,7 +156,7 @@ async def test_a_cut_between_them_is_caught_up_with(protocol):
 
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_a_changed_cluster_does_not_wait_for_endpoints(protocol):
-    """X53: without its assignment right behind it a changed cluster would take 15 s."""
+    """X53: a changed cluster is followed by its assignment; otherwise it would wait 15 s."""
     async with InProcessStack(protocol, spare=3) as stack:
         fleet, took = stack.first_fleet(), []
         for window in ("7s", "8s", "9s"):
@@ -165,5 +165,5 @@ async def test_a_changed_cluster_does_not_wait_for_endpoints(protocol):
             assert "CDS" in change.outcome.channels
             assert (change.outcome.state, change.outcome.acked) == ("done", 2)
             took.append(change.outcome.elapsed_s)
-        # Milliseconds on a quiet machine; the trap is 15 s, or 2 s with our fetch timeout.
+        # Milliseconds on an idle machine; a missing assignment takes 15 s, or 2 s (fetch timeout).
         assert min(took) < 1.5

@@ -1,4 +1,4 @@
-"""Envoy's own slow start, as the fleet declares it, while no picker answers."""
+"""Envoy's slow start, as configured in the fleet, without a picker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WINDOW_S = 6.0
 
 
 async def served(stack: InProcessStack) -> dict[str, int]:
-    """Return requests served so far by address, as Envoy counts them."""
+    """Return the number of served requests by address, from Envoy's counters."""
     page = await stack.envoy_page("clusters?format=json")
     counts = {}
     for cluster in page["cluster_statuses"]:
@@ -24,7 +24,7 @@ async def served(stack: InProcessStack) -> dict[str, int]:
 
 
 async def share_of(stack: InProcessStack, address: str, within_s: float = 60.0) -> float:
-    """Send 400 requests, or fewer where the time ends; return which part a replica served."""
+    """Send up to 400 requests within the time; return the fraction that a replica served."""
     before, ends = await served(stack), time.monotonic() + within_s
 
     async def ask(count: int) -> None:
@@ -41,7 +41,7 @@ async def share_of(stack: InProcessStack, address: str, within_s: float = 60.0) 
 
 
 async def test_a_new_replica_ramps_up() -> None:
-    """A replica that joins a warm pool gets a small share at first, and its full one afterwards."""
+    """A replica that joins a warm pool gets a small share first and its full share later."""
     async with InProcessStack("delta") as stack:
         fleet = stack.first_fleet()
         pool = fleet["pools"][0]

@@ -1,4 +1,4 @@
-"""Operators change the fleet without pause, and no request notices."""
+"""Continuous changes of the fleet fail no request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from xds_server.snapshots import memo
 pytestmark = pytest.mark.timeout(170)
 
 CHANGES = int(os.environ.get("TIDEGATE_STORM_CHANGES", "75"))
-"""In each of the four storms; 300 take about half a minute each on two cores."""
+"""Number of changes in each of the four storms; 300 take about 30 s on two cores."""
 
 REQUIRED_RATE = float(os.environ.get("TIDEGATE_STORM_RATE", "0"))
-"""Answers per second that must be reached; nothing by default, as a busy machine is no fault."""
+"""Required rate of responses per second; 0 by default, because the machine may be busy."""
 
 BENT_OUTLIER_S = 66.5
 BENT_HEADER = "bent"
@@ -36,7 +36,7 @@ class Operator:
         self.fleet = stack.first_fleet()
 
     def next(self) -> dict[str, Any]:
-        """Return another fleet than the one in force."""
+        """Return a fleet that differs from the one in force."""
         while True:
             fleet = copy.deepcopy(self.fleet)
             step = self._rng.choice(
@@ -57,7 +57,7 @@ class Operator:
                 return fleet
 
     def bend(self, fleet: dict[str, Any]) -> dict[str, Any]:
-        """Return the fleet with something that Envoy will refuse."""
+        """Return the fleet with a resource that Envoy rejects."""
         bent = copy.deepcopy(fleet)
         pool = bent["pools"][0]
         if self._rng.random() < 0.5:
@@ -119,7 +119,7 @@ class Operator:
 
 
 def bend_resources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let marked clusters and routes be built so that Envoy refuses them."""
+    """Build marked clusters and routes so that Envoy rejects them."""
     cluster, routes = memo.variant_cluster, memo.route_configuration
 
     def bent_cluster(pool, variant, ref):
@@ -147,7 +147,7 @@ def bend_resources(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rejected_share", [0.0, 0.1])
 @pytest.mark.parametrize("protocol", ["delta", "sotw"])
 async def test_no_request_fails_in_a_storm_of_changes(protocol, rejected_share, monkeypatch):
-    """Each change is in force when its call returns, also where Envoy refuses one in ten."""
+    """Each change is in force when its call returns, even if Envoy rejects one in ten."""
     bend_resources(monkeypatch)
     async with InProcessStack(protocol) as stack, Flow(stack.listener) as flow:
         operator, rng = Operator(stack, seed=20), random.Random(21)
@@ -164,7 +164,7 @@ async def test_no_request_fails_in_a_storm_of_changes(protocol, rejected_share, 
             assert (change.outcome.state, change.outcome.acked) == ("done", 2), change
             assert not flow.wrong, change
         assert refused >= CHANGES * rejected_share / 2
-        # Paced for 400 a second; how many there really were depends on who else uses the machine.
+        # Intended rate: 400 per second; the actual number depends on the machine's load.
         assert flow.answered > 10 * CHANGES
         assert flow.per_second >= REQUIRED_RATE
         await stack.serving()

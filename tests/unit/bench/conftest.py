@@ -1,4 +1,4 @@
-"""A clock for load in closed loops, which end by time."""
+"""A fake clock for closed loops, which end after a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.load import client
 
 @pytest.fixture
 def _counted_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a millisecond pass per look at the clock, however long that really takes."""
+    """Advance the clock by one millisecond per reading."""
     ticks = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: next(ticks) / 1000, process_time=time.process_time)
     monkeypatch.setattr(client, "time", clock)

@@ -1,4 +1,4 @@
-"""Who is compared, and that all of them meet the same."""
+"""The contenders and their equal conditions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def context(**changes: object) -> Context:
 
 @pytest.mark.parametrize("policy", sorted(envoys.POLICIES))
 def test_an_envoy_has_every_replica_and_its_policy(policy: str) -> None:
-    """All addresses are endpoints; ring hash goes by the session."""
+    """All addresses are endpoints; ring-hash uses the session header."""
     made = envoys.bootstrap(policy, "127.0.0.1:80", "127.0.0.1:81", PLACES)
     cluster = made["static_resources"]["clusters"][0]
     ends = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
@@ -40,7 +40,7 @@ def test_an_envoy_has_every_replica_and_its_policy(policy: str) -> None:
 
 
 def test_a_peer_gets_what_its_readme_gives_it() -> None:
-    """Policy, replicas and ports; a quiet log in its own word; all else is its default."""
+    """A peer gets policy, replicas, ports and a log level, and otherwise its defaults."""
     made = {
         name: contenders.router_command(name, "python", "127.0.0.1:9", "127.0.0.1:8", PLACES)
         for name in contenders.PACKAGE_OF
@@ -79,7 +79,7 @@ def test_a_missing_peer_is_left_out() -> None:
 def test_the_compiled_picker_takes_part_where_it_is_of_this_source(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A build of other source, or none, is left out; all others stay."""
+    """The compiled picker takes part only if it was built from the current source."""
     monkeypatch.setattr(contenders, "BUILD", tmp_path)
     wanted = (contenders.TIDEGATE, contenders.COMPILED)
     assert contenders.present(wanted, Environment(Path())) == (contenders.TIDEGATE,)
@@ -88,7 +88,7 @@ def test_the_compiled_picker_takes_part_where_it_is_of_this_source(
 
 
 def test_the_long_form_has_every_contender_on_every_workload_and_load() -> None:
-    """The main ones under three seeds, the rest under one; the order turns with the seed."""
+    """Main contenders have three seeds, others one; the order rotates with the seed."""
     made = fleet_plan.cells(context(full=True, seeds=3), contenders.NAMES)
     assert len({cell.key for cell in made}) == len(made)
     plain = [cell for cell in made if not cell.fault and cell.api == "chat"]
@@ -103,7 +103,7 @@ def test_the_long_form_has_every_contender_on_every_workload_and_load() -> None:
 
 
 def test_every_main_contender_meets_every_fault_under_every_seed() -> None:
-    """Faults are where chance weighs most."""
+    """Every main contender runs every fault with every seed."""
     made = fleet_plan.cells(context(full=True, seeds=3), contenders.NAMES)
     faulty = [(cell.fault, cell.contender, cell.seed) for cell in made if cell.fault]
     wanted = product(fleet_plan.FAULTS, fleet_plan.MAIN, range(3))
@@ -111,14 +111,14 @@ def test_every_main_contender_meets_every_fault_under_every_seed() -> None:
 
 
 def test_who_is_named_has_all_seeds() -> None:
-    """So runs of a contender that had one can be added."""
+    """Contenders named by the user have all seeds."""
     named = context(full=True, seeds=3, contenders=("vllm-round_robin",))
     plain = [cell for cell in fleet_plan.cells(named, named.contenders) if not cell.fault]
     assert len(plain) == len(workloads.KINDS) * 2 * 3
 
 
 def test_the_forms_are_bounded() -> None:
-    """The short form of everything is done in 13 minutes, the long form of the fleet in 80."""
+    """The short form takes at most 13 minutes, the long form of ``fleet`` at most 80."""
     short = context()
     assert sum(usual_s(name, short) for name in LIMITS) < 13 * 60
     assert usual_s("fleet", context(full=True, seeds=3)) < 80 * 60
@@ -127,7 +127,7 @@ def test_the_forms_are_bounded() -> None:
 
 
 def test_what_runs_took_refines_the_estimate() -> None:
-    """Without any, a run takes its length and what is around it."""
+    """Without finished runs, a run takes its length plus the overhead."""
     todo = [fleet_plan.FleetCell("sessions", 0.65, seed, "tidegate") for seed in range(3)]
     found = fleet_plan.estimate_s(todo, 10.0)
     assert found == 3 * (10.0 + fleet_plan.AROUND_S) + fleet_plan.CALIBRATE_S
@@ -145,7 +145,7 @@ def test_triton_s_words_carry_the_same_prompts() -> None:
 
 
 def test_an_unknown_contender_is_refused() -> None:
-    """The refusal names those that there are."""
+    """The error lists the known contenders."""
     with pytest.raises(ValueError, match=r"there are tidegate, .*vllm-cache_aware"):
         contenders.start("nginx", PLACES, Environment(Path()), {})
 
@@ -160,7 +160,7 @@ def test_unknown_names_are_usage_errors() -> None:
 
 
 def test_a_page_without_markers_is_refused_at_once(tmp_path: Path) -> None:
-    """Nobody measures for hours to hear that the results have no place."""
+    """A page without markers is rejected before the measurement."""
     page = tmp_path / "page.md"
     with pytest.raises(UsageError, match="No such file"):
         BenchOptions(docs=page)
@@ -170,7 +170,7 @@ def test_a_page_without_markers_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_arrivals_have_the_wanted_rate() -> None:
-    """A slice's own pace does not matter: 2 per emulated second at half load, 4 times faster."""
+    """The rate does not depend on the slice: 2 per emulated second at half load, scale 4."""
     jobs = [Job(n, n * 0.01, 10, 5, ()) for n in range(1_000)]
     kind = workloads.Kind("x", 4.0, cache_rich=False)
     prepared = workloads.Prepared("x", kind, Workload("x", jobs), saturation=4.0, slo_s=1.0)
@@ -180,7 +180,7 @@ def test_arrivals_have_the_wanted_rate() -> None:
 
 
 def test_requests_are_the_same_for_all_and_leak_nothing() -> None:
-    """A request has model, text, session and nothing that tells of blocks or of the answer."""
+    """A request contains model, text and session, but neither blocks nor the answer's length."""
     (request,) = workloads.requests([Job(3, 0.0, 600, 77, (1,), "s9")], "salt")
     head, _, body = request.partition(b"\r\n\r\n")
     assert b"x-session-id: s9" in head
@@ -190,6 +190,6 @@ def test_requests_are_the_same_for_all_and_leak_nothing() -> None:
 
 
 def test_poisson_repeats() -> None:
-    """Both routes of a comparison meet the same arrivals, about as many as the rate says."""
+    """Arrivals are equal for a seed, and their number matches the rate."""
     assert poisson(100.0, 10.0, 1) == poisson(100.0, 10.0, 1)
     assert len(poisson(100.0, 10.0, 1)) == pytest.approx(1_000, rel=0.1)

@@ -48,7 +48,7 @@ def test_every_dialect_gives_the_prompt(path: str, fields: dict[str, str]) -> No
 
 
 def test_an_answer_is_as_long_as_wished_and_at_most_as_allowed() -> None:
-    """The prompt's wish counts, bounded by the field; without both it is the API's default."""
+    """The prompt's request counts, up to the field's limit; without both, the API's default."""
     wish = b"Answer in 40 tokens."
     assert dialects.output_tokens(wish, None) == 40
     assert dialects.output_tokens(wish, 10) == 10
@@ -57,7 +57,7 @@ def test_an_answer_is_as_long_as_wished_and_at_most_as_allowed() -> None:
 
 
 def test_other_paths_are_not_taken() -> None:
-    """A path that generates nothing is left to others."""
+    """Paths other than generation return ``None``."""
     assert dialects.read("/v1/embeddings", b"{}") is None
 
 

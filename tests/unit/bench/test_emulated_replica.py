@@ -1,4 +1,4 @@
-"""The emulated replica: the simulator's engine under a clock of our own."""
+"""The emulated replica: the simulator's engine with a fake clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ext_proc.telemetry.dialects import read_all
 
 
 class Clock:
-    """Wall time that stands still until it is moved."""
+    """A wall clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,7 +25,7 @@ class Clock:
 
 
 class Heard:
-    """A listener that writes down what it hears, and when."""
+    """A listener that records its calls with their times."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -49,7 +49,7 @@ class Heard:
 
 @pytest.fixture
 async def clock() -> Clock:
-    """Return a clock; a loop runs, as the replica sets timers."""
+    """Return a clock within a running loop, because the replica sets timers."""
     asyncio.get_running_loop()
     return Clock()
 
@@ -62,7 +62,7 @@ def run_until(replica: EmulatedReplica, clock: Clock, end: float, step: float = 
 
 
 async def test_a_request_takes_the_engines_time_over_the_scale(clock: Clock) -> None:
-    """800 tokens at 8,000 per second and a step of 6 ms, ten times faster than life: 10.6 ms."""
+    """800 tokens at 8,000 per second and a step of 6 ms, at a scale of 10: 10.6 ms."""
     replica = EmulatedReplica(EngineConfig(), 10.0, clock)
     heard = Heard(clock)
     replica.submit(b"x" * 3_200, 3, heard)
@@ -87,7 +87,7 @@ async def test_what_was_computed_is_found_again(clock: Clock) -> None:
 
 
 async def test_a_late_loop_does_not_slow_the_engine(clock: Clock) -> None:
-    """However rarely the loop looks, the engine's work is done as of the time that it sees."""
+    """A late event loop does not delay the engine's clock."""
     replica = EmulatedReplica(EngineConfig(), 10.0, clock)
     heard = Heard(clock)
     replica.submit(b"x" * 3_200, 100, heard)
@@ -96,8 +96,8 @@ async def test_a_late_loop_does_not_slow_the_engine(clock: Clock) -> None:
     assert [what for what, _ in heard.log] == ["first", "done 100"]
 
 
-async def test_who_left_hears_nothing(clock: Clock) -> None:
-    """After ``forget`` the work goes on unheard."""
+async def test_a_forgotten_listener_gets_no_calls(clock: Clock) -> None:
+    """After ``forget`` the request continues without calls."""
     replica = EmulatedReplica(EngineConfig(), 10.0, clock)
     heard = Heard(clock)
     replica.forget(replica.submit(b"x" * 400, 5, heard))
@@ -107,7 +107,7 @@ async def test_who_left_hears_nothing(clock: Clock) -> None:
 
 
 async def test_a_reset_loses_what_was_open_and_all_it_knew(clock: Clock) -> None:
-    """Open requests are told, counters and cache are empty."""
+    """A reset ends open requests as lost and clears counters and cache."""
     replica = EmulatedReplica(EngineConfig(), 10.0, clock)
     heard = Heard(clock)
     replica.submit(b"x" * 400, 5, heard)
@@ -128,7 +128,7 @@ async def test_half_the_speed_takes_twice_as_long(clock: Clock) -> None:
 
 @pytest.mark.parametrize("name", sorted(PAGES))
 async def test_pages_are_read_by_the_picker(clock: Clock, name: str) -> None:
-    """Each page tells the picker's own dialects of the queue."""
+    """The picker's dialects read the queue from each page."""
     replica = EmulatedReplica(EngineConfig(max_running=1), 1.0, clock)
     for _ in range(3):
         replica.submit(b"x" * 400, 5, Heard(clock))

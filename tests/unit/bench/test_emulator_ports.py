@@ -1,4 +1,4 @@
-"""The ports of an emulated replica, as clients and routers meet them."""
+"""The ports of an emulated replica, used like clients and routers do."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def ports() -> AsyncIterator[tuple[EmulatedReplica, str, str]]:
 
 @pytest.mark.usefixtures("_counted_time")
 async def test_a_streamed_chat_ends_as_it_should() -> None:
-    """Several on one connection, each whole to its last event."""
+    """Several streams on one connection are complete to the last event."""
     async with ports() as (replica, data, _):
         sent = http_request("/v1/chat/completions", chat("hello. Answer in 5 tokens."))
         plan = LoadPlan(data, [0], connections=1, seconds=0.05, requests=[sent], ends_with="[DONE]")
@@ -88,7 +88,7 @@ async def test_what_routers_poll_is_there(path: str) -> None:
 
 
 async def test_bad_requests_are_refused_and_the_connection_goes_on() -> None:
-    """A body that does not hold is 400, an unknown path 404; the replica never hears of them."""
+    """An invalid body is 400 and an unknown path 404; neither reaches the replica."""
     async with ports() as (replica, data, _), aiohttp.ClientSession() as session:
         for path, status in (("/v1/completions", 400), ("/nothing", 404)):
             async with session.post(f"http://{data}{path}", data=b"[]") as answer:
@@ -97,7 +97,7 @@ async def test_bad_requests_are_refused_and_the_connection_goes_on() -> None:
 
 
 async def test_the_control_port_tells_and_resets() -> None:
-    """Counters are there for the bench, and gone after a reset; the data port has no such path."""
+    """The control port returns counters and resets them; the data port has no such path."""
     async with ports() as (_, data, control), aiohttp.ClientSession() as session:
         body = b'{"prompt":"hi"}'
         async with session.post(f"http://{data}/v1/completions", data=body) as answer:

@@ -1,4 +1,4 @@
-"""Runs that are kept, and a suite that goes on where it stopped."""
+"""Stored runs, and a suite that resumes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ROW = {"name": "a", "seed": 0, "cost": 1.5}
 
 
 def journal(folder: Path, *, fresh: bool = False, **conditions: object) -> Journal:
-    """Return a journal of runs that are known by name and seed."""
+    """Return a journal with the keys name and seed."""
     return Journal(folder, "x", conditions, ("name", "seed"), fresh=fresh)
 
 
 def test_a_kept_run_is_there_again(tmp_path: Path) -> None:
-    """What one process wrote, the next one finds, and it adds to it."""
+    """A new process reads the stored runs and appends to them."""
     journal(tmp_path).add(ROW)
     again = journal(tmp_path)
     assert ("a", 0) in again
@@ -44,7 +44,7 @@ def test_a_kept_run_is_there_again(tmp_path: Path) -> None:
 
 
 def test_other_conditions_do_not_meet(tmp_path: Path) -> None:
-    """Each have a file of their own; going back finds the first runs."""
+    """Different conditions have different files; earlier runs are found again."""
     journal(tmp_path, code="1").add(ROW)
     other = journal(tmp_path, code="2")
     assert not other.rows
@@ -53,7 +53,7 @@ def test_other_conditions_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_fresh_begins_anew(tmp_path: Path) -> None:
-    """Runs under these conditions are dropped, others stay."""
+    """``fresh`` drops the runs under the same conditions only."""
     journal(tmp_path, code="1").add(ROW)
     journal(tmp_path, code="2").add(ROW)
     assert not journal(tmp_path, code="2", fresh=True).rows
@@ -64,7 +64,7 @@ def test_fresh_begins_anew(tmp_path: Path) -> None:
 def test_a_journal_cut_anywhere_is_readable(
     tmp_path_factory: pytest.TempPathFactory, cut: int
 ) -> None:
-    """Whole lines before the cut stay, the rest is passed over, and what is added is found."""
+    """Complete lines are kept, a truncated one is skipped, and new lines are readable."""
     folder = tmp_path_factory.mktemp("cut")
     made = journal(folder)
     for seed in range(3):
@@ -80,7 +80,7 @@ def test_a_journal_cut_anywhere_is_readable(
 
 
 def test_the_code_s_digest_leaves_out_what_only_shows(tmp_path: Path) -> None:
-    """A change of the picker changes it; a change of the report or of a page does not."""
+    """A change of the picker changes the digest; a change of the report does not."""
     for folder in ("bench/report", "ext_proc", "docs"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "ext_proc" / "a.py").write_text("1")
@@ -93,7 +93,7 @@ def test_the_code_s_digest_leaves_out_what_only_shows(tmp_path: Path) -> None:
 
 
 def test_the_code_s_digest_covers_simulator_and_engine() -> None:
-    """What the bench runs is in folders that the digest reads."""
+    """The digest covers the folders of the simulator and the engine."""
     for module in (replica, engine, sys.modules[engine.EngineCore.__module__]):
         place = Path(module.__file__).relative_to(ROOT).as_posix()
         assert place.split("/")[0] in CODE
@@ -104,7 +104,7 @@ def test_the_code_s_digest_covers_simulator_and_engine() -> None:
 
 
 class Bench:
-    """The suite ``fleet`` with runs that take no time; remembers what was run and said."""
+    """The suite ``fleet`` with fake runs; records the runs and the output."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -155,7 +155,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 async def test_more_seeds_add_to_those_there(bench: Bench) -> None:
-    """One seed, then three: two more runs, and three rows; a third start runs nothing."""
+    """A start with three seeds after one adds two runs; a further start runs nothing."""
     await bench.run(seeds=1)
     found = await bench.run(seeds=3)
     assert [key[2] for key in bench.ran] == [1, 2]
@@ -166,7 +166,7 @@ async def test_more_seeds_add_to_those_there(bench: Bench) -> None:
 
 
 async def test_other_contenders_add_theirs(bench: Bench) -> None:
-    """Those asked for before stay in the tables."""
+    """Earlier contenders stay in the tables."""
     await bench.run()
     found = await bench.run(contenders=("envoy-least-request",))
     assert [key[3] for key in bench.ran] == ["envoy-least-request"]
@@ -174,7 +174,7 @@ async def test_other_contenders_add_theirs(bench: Bench) -> None:
 
 
 async def test_a_suite_that_is_cut_goes_on(bench: Bench) -> None:
-    """Each run is saved when it ends, so a second start makes only the rest."""
+    """Each run is saved at its end, so a second start runs only the rest."""
     bench.fails[("sessions", 0.65, 1, "tidegate", "")] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         await bench.run(seeds=3)
@@ -187,7 +187,7 @@ async def test_a_suite_that_is_cut_goes_on(bench: Bench) -> None:
 
 
 async def test_other_parameters_begin_anew(bench: Bench) -> None:
-    """Runs of another length are not mixed, and it is said that they are there."""
+    """Runs of another length are not mixed; the output mentions them."""
     await bench.run(seconds=5.0)
     found = await bench.run(seconds=6.0)
     assert len(bench.ran) == len(found["rows"]) == 1
@@ -197,7 +197,7 @@ async def test_other_parameters_begin_anew(bench: Bench) -> None:
 
 
 async def test_a_failed_run_is_named_and_made_again(bench: Bench) -> None:
-    """The others go on without it; the next start tries it once more."""
+    """Other runs continue after a failure; the next start retries the failed run."""
     bench.fails[("sessions", 0.65, 0, "tidegate", "")] = RuntimeError("no")
     found = await bench.run(seeds=2)
     assert found["broken"] == ["sessions 65% tidegate, seed 0: RuntimeError: no"]
@@ -208,7 +208,7 @@ async def test_a_failed_run_is_named_and_made_again(bench: Bench) -> None:
 
 
 async def test_runs_that_fail_in_a_row_end_the_suite(bench: Bench) -> None:
-    """Something is broken for all of them."""
+    """Three consecutive failures end the suite with an error."""
     for seed in range(4):
         bench.fails[("sessions", 0.65, seed, "tidegate", "")] = RuntimeError("no")
     with pytest.raises(fleet.FleetSuiteError, match="seed 2: RuntimeError: no"):

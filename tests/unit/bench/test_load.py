@@ -1,4 +1,4 @@
-"""Plans, results and the clients of the load process, against a server of our own."""
+"""Plans, results and clients of the load process, with a test server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ndone"
 
 @asynccontextmanager
 async def server(handle: Handler) -> AsyncIterator[str]:
-    """Answer each request by ``handle``, which is told its number."""
+    """Serve requests with ``handle``, which receives the number of the request."""
     count = 0
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -50,7 +50,7 @@ async def good(writer: asyncio.StreamWriter, number: int) -> None:  # noqa: ARG0
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
-    """What is written is read, requests byte for byte."""
+    """A plan is read as it was written, with identical requests."""
     plan = LoadPlan("a:1", [0, 1, 0], [0.0, 0.5, 1.0], ends_with="x", requests=[b"one", b"two\n"])
     write_plan(tmp_path / "plan", plan)
     assert read_plan(tmp_path / "plan") == plan
@@ -64,7 +64,7 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
 
 
 def test_times_count_from_the_intended_moment_and_of_whole_answers() -> None:
-    """A request that was sent late is as slow as its client saw it; failed ones have no latency."""
+    """Latency counts from the intended time; failed requests have none."""
     results = Results([1.0, 2.0], [1.5, 2.0], [1.75, None], [2.0, 3.0], ["ok", "timeout"])
     assert results.latencies() == [1.0]
     assert results.first_bytes() == [0.75]
@@ -72,8 +72,8 @@ def test_times_count_from_the_intended_moment_and_of_whole_answers() -> None:
     assert results.lag(1.0) == 0.5
 
 
-async def test_an_open_loop_waits_for_nobody() -> None:
-    """While the first request is not answered the second one is sent and answered."""
+async def test_an_open_loop_does_not_wait_for_responses() -> None:
+    """The second request is sent and answered while the first one is pending."""
     release = asyncio.Event()
 
     async def handle(writer: asyncio.StreamWriter, number: int) -> None:
@@ -93,7 +93,7 @@ async def test_an_open_loop_waits_for_nobody() -> None:
 
 
 async def test_failures_are_told_apart() -> None:
-    """A status, a closed connection, a cut answer and a missing end are each what they are."""
+    """Error status, closed connection, cut response and missing end are distinct outcomes."""
 
     async def handle(writer: asyncio.StreamWriter, number: int) -> None:
         if number == 1:
@@ -117,8 +117,8 @@ async def test_failures_are_told_apart() -> None:
     assert outcomes == ["status 503", "closed", "cut", "cut"]
 
 
-async def test_nobody_listens() -> None:
-    """A refused connection is its own kind of failure."""
+async def test_a_refused_connection_is_an_outcome() -> None:
+    """A refused connection has the outcome ``connect``."""
     async with server(good) as address:
         pass
     results = await LoadClient(
@@ -139,7 +139,7 @@ async def test_a_closed_loop_sends_one_after_the_other() -> None:
 
 @pytest.mark.usefixtures("_counted_time")
 async def test_a_closed_loop_does_not_hide_failures() -> None:
-    """A benchmark of errors is none: the phase fails."""
+    """A failed request in a closed loop raises."""
 
     async def handle(writer: asyncio.StreamWriter, number: int) -> None:  # noqa: ARG001
         writer.write(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n")

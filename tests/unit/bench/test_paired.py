@@ -1,4 +1,4 @@
-"""Comparisons seed by seed."""
+"""Comparisons paired by seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.report.paired import Compared, by_seed, difference, ratio
 
 
 def test_a_ratio_is_paired() -> None:
-    """Seeds that differ by much hide nothing: half under each is half, with no width."""
+    """A ratio of 0.5 for each seed is 0.5 with width 0, even if seeds differ."""
     found = ratio({0: 1.0, 1: 50.0, 2: 7.0}, {0: 2.0, 1: 100.0, 2: 14.0})
     assert found is not None
     assert (found.mean, found.low, found.high) == (pytest.approx(0.5),) * 3
@@ -19,7 +19,7 @@ def test_a_ratio_is_paired() -> None:
 
 
 def test_only_common_seeds_count() -> None:
-    """A seed that one of them lacks is left out; with none in common there is nothing."""
+    """Only common seeds count; without any, the result is ``None``."""
     found = difference({0: 1.0, 1: 2.0}, {1: 0.5, 2: 9.0})
     assert found == Compared(1.5, None, None, 1)
     assert difference({0: 1.0}, {1: 1.0}) is None
@@ -48,7 +48,7 @@ def test_the_interval_holds_what_it_says() -> None:
 
 
 def test_below_is_told_only_where_it_is_clear() -> None:
-    """An interval wholly below, wholly above, across, and none at all."""
+    """The result is true below, false above, and ``None`` across the bound or without interval."""
     assert Compared(1.0, 0.9, 1.1, 3).below(1.2) is True
     assert Compared(1.0, 0.9, 1.1, 3).below(0.8) is False
     assert Compared(1.0, 0.9, 1.1, 3).below(1.0) is None
@@ -57,6 +57,6 @@ def test_below_is_told_only_where_it_is_clear() -> None:
 
 
 def test_numbers_are_found_by_seed() -> None:
-    """Runs that lack the number are left out."""
+    """Runs without the number are omitted."""
     rows = [{"seed": 0, "x": {"y": 1}}, {"seed": 1, "x": {"y": None}}, {"seed": 2, "x": {"y": 3}}]
     assert by_seed(rows, "x", "y") == {0: 1.0, 2: 3.0}

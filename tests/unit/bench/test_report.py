@@ -1,4 +1,4 @@
-"""Verdicts and tables of the bench's report, from results made here."""
+"""Verdicts and tables of the bench's report."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def test_nothing_measured_is_no_verdict() -> None:
 
 
 def test_a_failed_suite_is_not_measured() -> None:
-    """What failed has no numbers to judge."""
+    """A failed suite has no verdicts."""
     assert {aim.reached for aim in aims({"suites": {"scale": {"failed": "x"}}})} == {None}
 
 
 def test_better_than_the_best_peer_is_reached() -> None:
-    """Lower under every seed reaches the aim, higher misses it, though seeds differ by thrice."""
+    """Lower for every seed reaches the aim, higher misses it, even if seeds differ by 3x."""
     found = verdicts(fleet({"mean": 0.9, "p99": 1.1}, {"mean": 1.0, "p99": 1.0}))
     assert found["w at 90%: TTFT mean"] == "reached"
     assert found["w at 90%: TTFT p99"] == "missed"
@@ -101,7 +101,7 @@ def test_better_than_the_best_peer_is_reached() -> None:
 
 
 def test_an_interval_that_crosses_decides_nothing() -> None:
-    """The same time, but for chance, is neither reached nor missed."""
+    """A difference within the interval is undecided."""
     results = fleet({"mean": 0.999}, {"mean": 1.0})
     aim = next(aim for aim in aims(results) if aim.name == "w at 90%: TTFT mean")
     assert (aim.verdict, aim.why) == ("undecided", "the interval crosses the bound")
@@ -109,7 +109,7 @@ def test_an_interval_that_crosses_decides_nothing() -> None:
 
 
 def test_one_seed_decides_nothing() -> None:
-    """However far ahead: there is no interval."""
+    """One seed has no interval, so the aim is undecided."""
     aim = next(
         aim
         for aim in aims(fleet({"mean": 0.1}, {"mean": 1.0}, seeds=1))
@@ -119,7 +119,7 @@ def test_one_seed_decides_nothing() -> None:
 
 
 def test_a_peer_of_one_seed_can_only_leave_it_open() -> None:
-    """Behind, it changes nothing; where it looks better, the aim is not reached."""
+    """A peer with one seed that looks better makes the aim undecided."""
     for mean, verdict in ((2.0, "reached"), (0.1, "undecided")):
         results = fleet({"mean": 0.9}, {"mean": 1.0})
         results["suites"]["fleet"]["rows"].append(row("other", {"mean": mean}))
@@ -127,7 +127,7 @@ def test_a_peer_of_one_seed_can_only_leave_it_open() -> None:
 
 
 def test_tidegate_in_another_form_is_no_peer() -> None:
-    """Being behind oneself misses nothing."""
+    """Other forms of Tidegate are not compared as peers."""
     results = fleet({"mean": 0.9}, {"mean": 1.0})
     rows = results["suites"]["fleet"]["rows"]
     rows += [row("tidegate-generate", {"mean": 0.1}, seed) for seed in range(3)]
@@ -135,7 +135,7 @@ def test_tidegate_in_another_form_is_no_peer() -> None:
 
 
 def test_where_nothing_is_shared_no_worse_is_enough() -> None:
-    """On such a workload two percent above the best peer still hold."""
+    """Without shared prefixes, up to 2 % above the best peer reaches the aim."""
     numbers = ({"mean": 1.01, "p99": 1.1}, {"mean": 1.0, "p99": 1.0})
     found = verdicts(fleet(*numbers, rich=False))
     assert found["w at 90%: TTFT mean"] == "reached"
@@ -143,7 +143,7 @@ def test_where_nothing_is_shared_no_worse_is_enough() -> None:
 
 
 def test_a_request_lost_before_its_answer_misses_the_aim() -> None:
-    """One is too many, as another replica could have served it."""
+    """One request lost before its first byte misses the aim."""
     name = "fault phases: requests lost whose answer had not begun"
     assert verdicts(fleet({}, {}))[name] == "reached"
     assert verdicts(fleet({"lost": 1}, {}))[name] == "missed"
@@ -192,7 +192,7 @@ def test_a_report_has_all_in_files(tmp_path: Path) -> None:
     text = markdown.read_text()
     assert "| w at 90%: TTFT mean |" in text
     assert "vllm-router could not be installed and was not measured: no wheel" in text
-    assert "7 runs, 7 minutes in all, 2026-01-01 to 2026-01-03, at c0" in text
+    assert "7 runs, 7 minutes in total, 2026-01-01 to 2026-01-03, at c0" in text
     assert "2 runs are missing." in text
     assert "| tidegate | 3 |" in text
     assert "requests from the fault on (kill)" in text
@@ -217,14 +217,14 @@ def test_a_page_is_filled_between_its_markers(tmp_path: Path) -> None:
 
 
 def test_a_failed_suite_is_in_the_report() -> None:
-    """Its section says why there are no numbers."""
+    """The section of a failed suite contains the reason."""
     suite = {**ABOUT, "failed": "not done after 60 s"}
     (section,) = sections({"suites": {"control": suite}})
     assert section.text[-1] == "FAILED: not done after 60 s"
 
 
 def test_a_suite_that_was_cut_shows_what_it_had() -> None:
-    """Its rows are in the tables and the verdicts, and why it ended stands above."""
+    """An interrupted suite shows its saved rows, its verdicts and the reason."""
     results = fleet({"mean": 0.9}, {"mean": 1.0})
     results["suites"]["fleet"]["stopped"] = "not done after 60 s"
     (section,) = sections(results)
@@ -251,7 +251,7 @@ def test_rows_keep_their_order_in_groups() -> None:
 
 
 def test_served_counts_failures_as_late_and_tells_them_apart() -> None:
-    """A request without a first byte failed before, one with it in its answer; warm-up is out."""
+    """Failures before and after the first byte are counted separately, without warm-up."""
     results = Results(
         intended=[0.0, 1.0, 2.0, 3.0],
         sent=[0.0, 1.0, 2.0, 3.0],
@@ -267,7 +267,7 @@ def test_served_counts_failures_as_late_and_tells_them_apart() -> None:
 
 
 def test_a_phase_is_of_the_requests_due_in_it() -> None:
-    """One that was sent before and ended in it is not; of nothing there are no numbers."""
+    """Only requests that were due in the phase count; without any there are no numbers."""
     ok = {"sent": [0.0, 1.0, 2.0], "end": [9.0, 1.9, 2.5], "outcome": ["ok"] * 3}
     results = Results(intended=[0.0, 1.0, 2.0], first=[8.0, 1.5, 2.1], **ok)
     found = since(results, at=1.0, scale=10.0, slo_s=2.0)
@@ -297,7 +297,7 @@ def test_medians_need_every_run() -> None:
 
 
 def test_growth_is_the_power_that_made_it() -> None:
-    """Costs of 3 * size ** 0.5 are found to be that."""
+    """The fit of 3 * size ** 0.5 finds both parameters."""
     rows = [{"size": size, "cost": 3.0 * size**0.5} for size in (1.0, 4.0, 100.0)]
     fit = growth(rows)
     assert fit is not None
@@ -309,7 +309,7 @@ def test_growth_is_the_power_that_made_it() -> None:
 
 
 def test_r2_says_how_much_a_power_explains() -> None:
-    """Of logarithms 0, 1, 2 against 0, 2, 1 a line explains a quarter."""
+    """``r2`` of the logarithms 0, 1, 2 and 0, 2, 1 is 0.25."""
     rows = [{"size": 10.0**x, "cost": 10.0**y} for x, y in ((0, 0), (1, 2), (2, 1))]
     fit = growth(rows)
     assert fit is not None
@@ -324,7 +324,7 @@ def test_a_line_has_a_base_and_a_cost_of_each() -> None:
 
 
 def test_memory_is_judged_by_the_stream() -> None:
-    """Measured is the memory of all; the aim is of one, at the largest number."""
+    """The aim is the memory per stream at the largest number of streams."""
     axes = {
         "endpoints": [{"size": 8, "cost": 1.0}, {"size": 1_000, "cost": 1.5}],
         "streams": [{"size": 10, "cost": 900.0}, {"size": 10_000, "cost": 250_000.0}],
@@ -335,7 +335,7 @@ def test_memory_is_judged_by_the_stream() -> None:
     aim = aims(results)[-1]
     assert (aim.name, aim.got) == ("memory of an open stream, 10,000 of them", "25 kB")
     (section,) = sections(results)
-    assert any(text.startswith("Straight line through streams: 24.9 kB") for text in section.text)
+    assert any(text.startswith("Linear fit of streams: 24.9 kB") for text in section.text)
 
 
 def test_telemetry_rows_are_read() -> None:
@@ -348,7 +348,7 @@ def test_telemetry_rows_are_read() -> None:
 
 
 def test_the_picker_behind_envoy_is_told_beside_a_bare_one() -> None:
-    """CPU of the two, round by round; only reported."""
+    """CPU of real and bare picker is reported, paired by round, without a bound."""
     rows = [
         {"target": target, "bytes": 2_048, "round": turn, "cpu_us": {"picker": cost + turn}}
         for turn in range(2)
@@ -361,7 +361,7 @@ def test_the_picker_behind_envoy_is_told_beside_a_bare_one() -> None:
 
 
 def test_each_form_of_the_picker_has_its_verdict() -> None:
-    """Over each transport and compiled; own logic, which no transport changes, once a build."""
+    """There is one verdict per transport and build, and one of own logic per build."""
     rows = [
         {
             "mode": "none",

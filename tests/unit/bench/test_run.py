@@ -1,4 +1,4 @@
-"""The order of suites: limits, what is kept of one that was cut, and what is said before."""
+"""Execution of suites: limits, results of interrupted suites, and the announcement."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_a_suite_s_results_are_on_disk(measure: Any) -> None:
-    """With the command, the commit and the form beside them."""
+    """Results are stored with command, commit and form."""
 
     async def suite(_: Context) -> dict[str, Any]:
         return {"rows": [1, 2]}
@@ -52,7 +52,7 @@ async def test_a_suite_s_results_are_on_disk(measure: Any) -> None:
 
 
 async def test_a_suite_that_is_cut_keeps_what_it_saved(measure: Any) -> None:
-    """Its results are those, with the reason; without any it has failed."""
+    """An interrupted suite keeps its saved results with the reason; without any it has failed."""
 
     async def slow(context: Context) -> dict[str, Any]:
         context.save({"rows": [1]})
@@ -73,7 +73,7 @@ async def test_a_suite_that_is_cut_keeps_what_it_saved(measure: Any) -> None:
 
 
 async def test_what_is_saved_is_on_disk_at_once(measure: Any, tmp_path: Path) -> None:
-    """So that a bench that is killed has lost nothing."""
+    """Saved results are on disk before the suite ends."""
     seen = []
 
     async def suite(context: Context) -> dict[str, Any]:
@@ -86,7 +86,7 @@ async def test_what_is_saved_is_on_disk_at_once(measure: Any, tmp_path: Path) ->
 
 
 def test_the_time_is_told_before() -> None:
-    """All suites, each one, and the most that their limits let pass."""
+    """The announcement contains the expected duration of each suite and the maximum."""
     text = StringIO()
     context = Context(full=False, environment=Environment(Path()), say=print)
     run._announce(("real", "control"), context, Console(file=text, width=200))

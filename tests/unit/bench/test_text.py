@@ -1,4 +1,4 @@
-"""Prompts made of blocks, and what an emulated replica makes of them."""
+"""Encoding of blocks as prompts, and decoding by an emulated replica."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.simulate.workload import BLOCK_TOKENS, Job
 
 
 def job(blocks: tuple[int, ...], rest: int = 100, output: int = 7, index: int = 0) -> Job:
-    """Return a job with these full blocks and so many tokens behind them."""
+    """Return a job with these full blocks and ``rest`` more tokens."""
     return Job(index, 0.0, len(blocks) * BLOCK_TOKENS + rest, output, blocks)
 
 
@@ -30,14 +30,14 @@ def test_equal_ids_give_equal_blocks_and_nothing_else_does() -> None:
     assert one[2] != other[2]
 
 
-def test_a_salt_is_another_language() -> None:
-    """With another salt nothing is shared."""
+def test_prompts_of_different_salts_share_nothing() -> None:
+    """Prompts with different salts share no block."""
     one = blocks_of(prompt_text(job((1, 2)), "a").encode())
     assert not set(one) & set(blocks_of(prompt_text(job((1, 2)), "b").encode()))
 
 
 def test_a_hash_stands_for_all_before_it() -> None:
-    """The same block behind another one is another block."""
+    """The same text after another prefix has another hash."""
     one = blocks_of(prompt_text(job((1, 2)), "a").encode())
     other = blocks_of(prompt_text(job((3, 2)), "a").encode())
     assert one[1] != other[1]
@@ -45,7 +45,7 @@ def test_a_hash_stands_for_all_before_it() -> None:
 
 @given(st.lists(st.integers(), max_size=3), st.integers(0, 511), st.integers(1, 9_999))
 def test_a_prompt_has_its_jobs_tokens_and_wish(blocks: list[int], rest: int, output: int) -> None:
-    """Token count, full blocks and length of the answer survive the way through text."""
+    """Token count, full blocks and answer length are preserved in the text."""
     wanted = job(tuple(blocks), rest, output)
     prompt = prompt_text(wanted, "s").encode()
     assert len(blocks_of(prompt)) == len(blocks)
@@ -61,5 +61,5 @@ def test_only_full_blocks_count() -> None:
 
 
 def test_no_wish_is_unknown() -> None:
-    """A prompt that asks for no length has none, wherever else a number stands."""
+    """A prompt without a requested length has none, even if it contains a number."""
     assert wished_output(b"Answer in 5 tokens. Please.") is None

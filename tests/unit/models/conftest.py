@@ -1,4 +1,4 @@
-"""Makes the toy model's package importable, as Triton's stub does for a model folder."""
+"""Adds the toy model's package to the import path, as Triton's stub does."""
 
 import sys
 from pathlib import Path

@@ -58,14 +58,14 @@ def test_a_finished_request_leaves_its_blocks_cached():
 
 
 def test_a_hole_ends_the_match():
-    """Only a beginning without gaps can be reused."""
+    """A match ends at the first missing block."""
     cache = BlockCache(8)
     fill(cache, "a", "b", "c")
     assert cached(cache, "x", "b", "c") == 0
 
 
 def test_no_more_is_reused_than_allowed():
-    """The caller can keep the last block from being reused."""
+    """``reusable`` limits the number of reused blocks."""
     cache = BlockCache(8)
     fill(cache, "a", "b")
     chain = chain_of("a", "b")
@@ -85,7 +85,7 @@ def test_shared_blocks_count_once():
 
 
 def test_a_block_computed_twice_at_once_is_kept_once():
-    """The second of two concurrent computations gives its copy back."""
+    """The second of two concurrent computations releases its duplicate."""
     cache = BlockCache(8)
     chain = chain_of("a")
     leases = [cache.lease(chain, 1, 1) for _ in range(2)]
@@ -96,7 +96,7 @@ def test_a_block_computed_twice_at_once_is_kept_once():
 
 
 def test_the_least_recently_used_goes_first():
-    """Memory pressure evicts what was used longest ago."""
+    """Eviction starts with the least recently used block."""
     cache = BlockCache(3)
     fill(cache, "a")
     fill(cache, "b")
@@ -126,7 +126,7 @@ def test_blocks_in_use_are_never_evicted():
 
 
 def test_idle_blocks_that_are_about_to_be_reused_are_not_room():
-    """What a request reuses cannot be evicted for the same request."""
+    """Blocks that a request reuses are not evicted for the same request."""
     cache = BlockCache(4)
     fill(cache, "a", "b", "c", "d")
     chain = chain_of("a", "b", "c")
@@ -155,7 +155,7 @@ def test_releasing_twice_raises_and_changes_nothing():
 
 
 def test_outgrowing_the_reserved_blocks_raises():
-    """More than was admitted is a fault of the caller, not a silent loss of other blocks."""
+    """Filling more blocks than reserved raises and evicts no other block."""
     cache = BlockCache(4)
     lease = cache.lease(chain_of("a"), 0, 1)
     assert lease is not None
@@ -164,13 +164,13 @@ def test_outgrowing_the_reserved_blocks_raises():
 
 
 def test_a_cache_without_blocks_is_refused():
-    """Capacity 0 would never admit anything."""
+    """Capacity 0 is an error."""
     with pytest.raises(ValueError, match="capacity is 0"):
         BlockCache(0)
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Random requests against the cache's laws."""
+    """Random requests; invariants of the cache hold."""
 
     def __init__(self) -> None:
         super().__init__()

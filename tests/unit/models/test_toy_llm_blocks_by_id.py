@@ -47,7 +47,7 @@ def test_the_least_recent_leaf_leaves_first() -> None:
 
 
 def test_blocks_match_only_once_computed() -> None:
-    """Reserved blocks are nobody's hit."""
+    """Reserved blocks are not matched."""
     cache = BlockCache(5)
     lease = admit(cache, (1, 2), 1)
     assert (cache.match((1, 2)), cache.used, cache.has(1)) == (0, 3, False)
@@ -56,7 +56,7 @@ def test_blocks_match_only_once_computed() -> None:
 
 
 def test_what_does_not_fit_changes_nothing() -> None:
-    """A request beyond the free room is refused; pinned blocks are never evicted for it."""
+    """A request that does not fit is refused; used blocks are not evicted for it."""
     cache = BlockCache(4)
     cache.commit(admit(cache, (1, 2)), (1, 2))
     assert cache.lease((3, 4, 5), 3, 3) is None
@@ -64,7 +64,7 @@ def test_what_does_not_fit_changes_nothing() -> None:
 
 
 def test_two_that_compute_the_same_keep_one_copy() -> None:
-    """The second commit of a block pins the first one's copy."""
+    """The second commit of a block shares the first one."""
     cache = BlockCache(4)
     leases = [admit(cache, (1,)), admit(cache, (1,))]
     for lease in leases:

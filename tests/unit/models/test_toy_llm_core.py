@@ -1,4 +1,4 @@
-"""The engine core: what its settings change, and how strides and requests end."""
+"""The engine core: settings, strides and ends of requests."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def task(index: int, prompt: int, answer: int = 1, first_block: int | None = Non
 
 
 def stride(subject: EngineCore[Task]) -> tuple[list[int], list[int]]:
-    """Carry out one stride; return who got the first token and who finished."""
+    """Execute one stride; return the requests with a first token and the finished ones."""
     subject.begin()
     ended = subject.end()
     return [each.index for each in ended.first], [each.index for each in ended.finished]
@@ -51,7 +51,7 @@ def test_like_steps_are_one_stride() -> None:
 
 
 def test_a_stride_can_be_cut() -> None:
-    """What is cut off is planned again."""
+    """The cut steps are planned again."""
     subject = core()
     subject.arrive(task(1, 4, 10))
     stride(subject)
@@ -84,7 +84,7 @@ def test_who_gets_a_token() -> None:
 
 @pytest.mark.parametrize(("ahead", "queued"), [(False, 1), (True, 0)])
 def test_admission_can_run_ahead_of_the_budget(ahead: bool, queued: int) -> None:
-    """A prompt that this step has no tokens for waits, or is in the batch already."""
+    """``admit_ahead`` decides whether a prompt without budget waits or joins the batch."""
     subject = core(admit_ahead=ahead)
     subject.arrive(task(1, 16))
     subject.arrive(task(2, 16))
@@ -103,7 +103,7 @@ def test_chunks_can_be_matched_at_once_or_when_the_prompt_is_done(at_once: bool,
 
 @pytest.mark.parametrize(("at_once", "held"), [(False, 1), (True, 2)])
 def test_blocks_of_answers_can_be_cached(at_once: bool, held: int) -> None:
-    """A block that its user names while the answer grows joins the prompt's, or does not."""
+    """``cache_at_once`` decides whether blocks of answers are cached."""
     subject = core(cache_at_once=at_once)
     one = task(1, 4, 5)
     subject.arrive(one)
@@ -117,7 +117,7 @@ def test_blocks_of_answers_can_be_cached(at_once: bool, held: int) -> None:
 
 @pytest.mark.parametrize(("recompute", "tokens"), [(False, 1), (True, 4)])
 def test_a_cached_prompt_computes_a_token_or_a_block(recompute: bool, tokens: int) -> None:
-    """A prompt that is cached to its end still has to give its first token."""
+    """A completely cached prompt computes one token or one block."""
     subject = core(recompute_block=recompute)
     for index in (1, 2):
         subject.arrive(task(index, 8, first_block=7))
@@ -158,14 +158,14 @@ def test_a_request_that_ended_cannot_be_cancelled() -> None:
 
 
 def test_what_can_never_run_is_refused() -> None:
-    """It would hold back all others for ever."""
+    """A request larger than the cache is an error."""
     subject = core(cache_blocks=2)
     with pytest.raises(ValueError, match="request 1 needs 3 cache blocks and a replica has 2"):
         subject.arrive(task(1, 8))
 
 
 def test_everything_can_be_lost() -> None:
-    """A failed engine gives its requests back, the oldest in the batch first, and is cold."""
+    """``clear`` returns all requests, oldest of the batch first, and empties the cache."""
     subject = core(max_running=2)
     for each in (task(1, 4, 9), task(2, 40), task(3, 4)):
         subject.arrive(each)

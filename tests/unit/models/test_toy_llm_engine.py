@@ -31,7 +31,7 @@ def run(subject: Engine) -> list[Token]:
 
 
 def test_a_request_gets_as_many_tokens_as_it_asked_for():
-    """The last token, and only it, is marked."""
+    """Only the last token is marked."""
     subject = engine()
     subject.submit(7, "hello", 3)
     tokens = run(subject)
@@ -57,7 +57,7 @@ def test_prefill_costs_per_uncached_token():
 
 
 def test_decode_costs_a_base_and_a_share_per_running_request():
-    """Larger batches make each iteration slower, as on a real device."""
+    """Each running request adds time to an iteration."""
     subject = engine()
     subject.submit(1, "a", 5)
     subject.submit(2, "b", 5)
@@ -131,7 +131,7 @@ def test_requests_wait_for_a_batch_slot():
 
 
 def test_requests_wait_for_memory_in_order():
-    """The first that does not fit holds the others back, so that it is never starved."""
+    """A request that does not fit blocks later ones, so it cannot starve."""
     subject = engine(cache_blocks=8)
     subject.submit(1, BLOCK * 5, 1)
     subject.submit(2, "b" * 64 * 5, 1)
@@ -142,14 +142,14 @@ def test_requests_wait_for_memory_in_order():
 
 
 def test_an_empty_prompt_is_answered():
-    """There is nothing to compute, but there is a first token."""
+    """An empty prompt gets a first token without computation."""
     subject = engine()
     subject.submit(1, "", 2)
     assert [token.input_tokens for token in run(subject)] == [0, 0]
 
 
 def test_cancelling_a_running_request_frees_its_blocks():
-    """A client that went away holds nothing."""
+    """A cancelled request releases its blocks."""
     subject = engine()
     subject.submit(1, BLOCK, 100)
     subject.step()
@@ -158,7 +158,7 @@ def test_cancelling_a_running_request_frees_its_blocks():
 
 
 def test_cancelling_a_waiting_request_takes_it_out_of_the_queue():
-    """It never runs."""
+    """A cancelled waiting request never runs."""
     subject = engine(max_running=1)
     subject.submit(1, "a", 1)
     subject.submit(2, "b", 1)
@@ -167,12 +167,12 @@ def test_cancelling_a_waiting_request_takes_it_out_of_the_queue():
 
 
 def test_cancelling_something_unknown_is_told():
-    """It changes nothing."""
+    """Cancelling an unknown key returns false and changes nothing."""
     assert not engine().cancel(5)
 
 
 def test_a_request_larger_than_the_cache_is_refused():
-    """The error says how much it needs and how much there is."""
+    """The error contains the needed and the available number of blocks."""
     with pytest.raises(RequestTooLargeError, match=r"need 65 cache blocks .* has 64"):
         engine().submit(1, BLOCK * 64, 1)
 
@@ -202,7 +202,7 @@ def test_the_queue_is_bounded():
 
 
 def test_the_gauges_of_a_prefilling_request():
-    """A request whose prompt is not done counts as context; its blocks are all set aside."""
+    """A request in prefill counts as context, with all its blocks reserved."""
     subject = engine()
     subject.submit(1, BLOCK * 10, 16)
     subject.step()
@@ -218,7 +218,7 @@ def test_the_gauges_of_a_prefilling_request():
     )
 )
 def test_every_request_ends_exactly_once(requests):
-    """Whatever is asked and cancelled, each request ends once and no block is lost."""
+    """With any submissions and cancellations, each request ends once and no block leaks."""
     subject = engine(cache_blocks=16, max_running=3)
     ended: list[int] = []
     accepted = set()

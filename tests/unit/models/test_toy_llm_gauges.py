@@ -1,4 +1,4 @@
-"""The toy model's series, against a stand-in for Triton's metric families."""
+"""The toy model's series, with a fake of Triton's metric families."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ LOAD = EngineLoad(
 
 
 class FamilyOfTriton:
-    """Keeps each series in a shared table."""
+    """Stores each series in a shared table."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -95,7 +95,7 @@ def test_block_gauges_carry_their_label(gauges, table, kind, expected):
 
 
 def test_the_reading_is_dated(gauges, table):
-    """A frozen iteration counter with requests in flight means stuck."""
+    """The gauges contain the time and the iteration counter."""
     gauges.set(LOAD, 123)
     assert value(table, "nv_trt_llm_general_metrics", general_type="timestamp") == 123
     assert value(table, "nv_trt_llm_general_metrics", general_type="iteration_counter") == 9

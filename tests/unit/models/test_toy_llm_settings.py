@@ -15,8 +15,8 @@ def test_parameters_are_read_by_their_type():
     assert (settings.cache_blocks, settings.time_scale) == (12, 0.5)
 
 
-def test_the_environment_wins():
-    """A replica can differ from the shared configuration."""
+def test_the_environment_overrides_parameters():
+    """An environment variable overrides the parameter of the configuration."""
     settings = read_settings({"cache_blocks": "12"}, {"TOY_LLM_CACHE_BLOCKS": "99"})
     assert settings.cache_blocks == 99
 
@@ -33,6 +33,6 @@ def test_the_environment_wins():
     ],
 )
 def test_a_bad_value_is_named(parameters, message):
-    """The model does not load, and its error says which value is wrong."""
+    """An invalid value is an error that names it."""
     with pytest.raises(ValueError, match=message):
         read_settings(parameters, {})

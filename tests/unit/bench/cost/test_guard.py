@@ -1,4 +1,4 @@
-"""The guard of the hot path: it counts exactly, and it can fail."""
+"""The cost guard: exact counts, and failures over budget."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def guard():
 
 
 def test_counts_repeat(guard):
-    """The same work has the same count, however busy the machine is."""
+    """The same work always has the same count."""
     guard.exchanging()  # what is read once in a process is not counted again
     assert guard.exchanging() == guard.exchanging()
 
 
 def test_a_fifth_more_work_is_seen(guard, monkeypatch):
-    """A fifth more bytecodes in an exchange break its budget; as many as before keep it."""
+    """20 % more bytecodes exceed the budget of an exchange; the same number does not."""
     before = guard.exchanging()["exchange none"]
     process = PickerServer.process
 
@@ -55,22 +55,22 @@ def test_a_fifth_more_work_is_seen(guard, monkeypatch):
     assert str(verdicts[1]).endswith("TOO MUCH")
 
 
-def test_a_dearer_ratio_is_seen(guard):
-    """A time may be three tenths above its budget, no more."""
+def test_a_ratio_over_budget_is_detected(guard):
+    """A ratio may exceed its budget by at most 30 %."""
     budget = {"parse ratio": 1.0}
     assert guard.judge({"parse ratio": 1.29}, budget)[0].kept
     assert not guard.judge({"parse ratio": 1.31}, budget)[0].kept
 
 
 def test_another_python_is_not_judged(guard):
-    """Counts of a version without budgets are shown, not compared."""
+    """Counts of a Python version without budgets are printed, not compared."""
     (verdict,) = guard.judge({"exchange none": 10**6}, {})
     assert verdict.kept
     assert "no budget" in str(verdict)
 
 
 def test_breaking_a_budget_fails_the_run(guard, monkeypatch, tmp_path, capsys):
-    """The command ends with 1 and says which figure it was."""
+    """The command returns 1 and names the figure."""
     monkeypatch.setattr(guard, "BUDGETS", tmp_path / "guard.json")
     monkeypatch.setattr(sys, "argv", ["guard.py", "--write"])
     monkeypatch.setattr(guard, "measure", lambda: {"exchange none": 100})

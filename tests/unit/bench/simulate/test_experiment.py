@@ -1,4 +1,4 @@
-"""Experiments repeat, in one process or several, and find what the fleet sustains."""
+"""Experiments: reproducible runs, processes, and the search for saturation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_plan_is_a_function(policy: str) -> None:
 
 
 def test_seeds_differ() -> None:
-    """Another seed is another run where arrivals are spread by chance."""
+    """Another seed gives other results if arrivals are random."""
     slotted = Workload("s", [Job(n, n // 8 * 3.0, 900, 20, ()) for n in range(80)], slotted=True)
     one, two = (run_one(slotted, SCENARIO, RunPlan("round-robin", n, None), None) for n in (1, 2))
     assert one.metrics != two.metrics
@@ -50,20 +50,20 @@ def test_processes_change_nothing() -> None:
 
 
 def test_progress_is_told() -> None:
-    """A run says how many jobs have arrived."""
+    """``on_progress`` receives the number of arrived jobs."""
     heard: list[int] = []
     run_one(WORKLOAD, SCENARIO, RunPlan("oracle", 0, 2.0), None, heard.append)
     assert heard == [0]
 
 
 def test_the_limit_follows_the_prompts() -> None:
-    """One second and twice what the p99 prompt takes alone."""
+    """The limit is 1 s plus twice the prefill time of the p99 prompt."""
     workload = Workload("w", [Job(n, float(n), 8000, 1, ()) for n in range(9)])
     assert default_slo(workload, SCENARIO) == pytest.approx(3.0)
 
 
 def test_saturation_is_where_the_limit_breaks() -> None:
-    """At the rate found the p99 holds, half as much again breaks it; probes are counted."""
+    """The p99 TTFT holds at the found rate and not at 1.5 times of it; probes are counted."""
     workload = GENERATORS["mixed"](400, random.Random(0), 1.0)
     probes: list[None] = []
     slo = default_slo(workload, SCENARIO)
@@ -75,7 +75,7 @@ def test_saturation_is_where_the_limit_breaks() -> None:
 
 
 def test_a_limit_that_cannot_be_met_or_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rate, no pace or every rate: the error says what to give."""
+    """If no rate or every rate holds, the error names the options to set."""
     monkeypatch.setattr(experiment, "MAX_DOUBLINGS", 2)
     with pytest.raises(CalibrationError, match="no rate"):
         saturation(WORKLOAD, SCENARIO, 1e-6)

@@ -1,4 +1,4 @@
-"""One run: every job ends once, latencies count from arrival, troubles are survived."""
+"""One run: every job ends once, latencies count from arrival, incidents are handled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.simulate.workload import Job
 
 
 class Scripted:
-    """Sends every job to the same replicas and keeps what it hears."""
+    """Sends every job to the same replicas and records its notifications."""
 
     def __init__(self, *replicas: int) -> None:
         self.replicas = replicas
@@ -50,18 +50,18 @@ ENGINE = EngineConfig(prefill_rate=1000.0, base_s=0.0, per_request_s=0.1, step_t
 
 
 def job(index: int, at: float, tokens: int = 500, output: int = 6) -> Job:
-    """Return a job of one private stretch of prompt."""
+    """Return a job with an unshared prompt."""
     return Job(index, at, tokens, output, ())
 
 
 def run(scenario: Scenario, scheduler: Scripted, jobs: list[Job]) -> list[Record]:
-    """Run jobs at their own times."""
+    """Run jobs at their arrival times."""
     replicas = [SimulatedReplica(scenario.engine) for _ in range(scenario.replicas)]
     return SimulatedFleet(scenario, replicas, scheduler).run(jobs, [each.at for each in jobs])
 
 
 def test_latencies_count_from_the_arrival() -> None:
-    """A job that waits for another has the wait in both of its times."""
+    """Waiting time counts in both TTFT and end-to-end latency."""
     scheduler = Scripted(0)
     first, second = run(
         Scenario(replicas=1, engine=ENGINE, telemetry_s=0),
@@ -85,8 +85,8 @@ def test_a_refused_job_is_shed() -> None:
     assert (record.end, record.ttft_s, scheduler.heard) == (End.SHED, None, [])
 
 
-def test_a_death_retries_what_had_not_begun() -> None:
-    """Before the first token a job moves to its fallback, after it it is lost."""
+def test_a_failure_retries_jobs_without_a_token() -> None:
+    """A job without a token moves to its fallback; a job with a token is lost."""
     scenario = Scenario(replicas=3, engine=ENGINE, fail_at_s=1.0, telemetry_s=0.2)
     scheduler = Scripted(1, 2)
     records = run(scenario, scheduler, [job(0, 0.0, output=50), job(1, 0.9)])
@@ -99,7 +99,7 @@ def test_a_death_retries_what_had_not_begun() -> None:
 
 
 def test_a_brake_slows_one_replica_for_a_while() -> None:
-    """Between begin and end it works at a quarter of its speed, the others as before."""
+    """The braked replica has a quarter of its speed for a while; others are unaffected."""
     scenario = Scenario(replicas=2, engine=ENGINE, brake_at_s=1.0, brake_s=10.0, telemetry_s=0)
     arrivals = [0.0, 2.0, 20.0]
     for replica, seconds in ((1, [0.5, 2.0, 0.5]), (0, [0.5, 0.5, 0.5])):
@@ -118,7 +118,7 @@ def test_a_dead_pick_is_passed_over() -> None:
 
 
 def test_a_job_without_a_living_choice_is_lost() -> None:
-    """Where all named replicas are dead the job ends, and is settled once."""
+    """If all chosen replicas are dead, the job is lost and settled once."""
     scenario = Scenario(replicas=2, engine=ENGINE, fail_at_s=0.5)
     scheduler = Scripted(1)
     (record,) = run(scenario, scheduler, [job(0, 0.7)])
@@ -127,7 +127,7 @@ def test_a_job_without_a_living_choice_is_lost() -> None:
 
 
 def test_a_dead_replica_returns() -> None:
-    """After its time it takes work again, and the scheduler knows."""
+    """A failed replica returns, and the scheduler is notified."""
     scenario = Scenario(replicas=2, engine=ENGINE, fail_at_s=0.5, down_s=10.0)
     scheduler = Scripted(1)
     (record,) = run(scenario, scheduler, [job(0, 11.0)])
@@ -145,7 +145,7 @@ def test_a_joiner_is_announced() -> None:
 
 
 def test_telemetry_is_late() -> None:
-    """A sample arrives its delay after it was true."""
+    """A sample arrives after the telemetry delay."""
     scenario = Scenario(replicas=1, engine=ENGINE, telemetry_s=0.25, telemetry_delay_s=0.1)
     scheduler = Scripted(0)
     run(scenario, scheduler, [job(0, 0.0, tokens=1000), job(1, 0.1)])
@@ -155,7 +155,7 @@ def test_telemetry_is_late() -> None:
 
 
 def test_frozen_readings_come_with_new_times() -> None:
-    """They arrive as before and say what was true before; afterwards they are true again."""
+    """Frozen samples have new times and old values until the freeze ends."""
     scenario = Scenario(
         replicas=1, engine=ENGINE, telemetry_s=0.5, freeze_at_s=1.0, freeze_s=1.0, pickers=1
     )
@@ -178,7 +178,7 @@ jobs_strategy = st.lists(
 def test_every_job_ends_once(
     policy: str, drawn: list[tuple[float, int, int, int]], seed: int, fail: bool, join: bool
 ) -> None:
-    """Under each policy, with or without troubles, nothing is lost twice, kept or invented."""
+    """Under each policy, with or without incidents, every job ends exactly once."""
     scenario = Scenario(
         replicas=3,
         engine=EngineConfig(cache_blocks=40, max_running=4),

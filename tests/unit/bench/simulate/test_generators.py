@@ -1,4 +1,4 @@
-"""Generated workloads: repeatable, well formed, and of the shape their names promise."""
+"""Generated workloads: reproducible, well-formed, with the documented shapes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_seed_repeats(name: str) -> None:
 
 
 def test_what_can_be_shared() -> None:
-    """Prefixes and sessions have much to reuse, bursts and mixed prompts nothing."""
+    """Shared prefixes and sessions have reusable blocks; bursts and mixed prompts have none."""
     ideal = {name: ideal_hit_ratio(make(name).jobs, BLOCK_TOKENS) for name in GENERATORS}
     assert ideal["shared-prefix"] > 0.7
     assert ideal["sessions"] > 0.6
@@ -70,7 +70,7 @@ def test_a_session_grows() -> None:
 
 
 def test_a_pace_sets_the_arrivals_and_leaves_the_pauses() -> None:
-    """Twice the pace halves the gaps between sessions; a user pauses as long as before."""
+    """Twice the pace halves the gaps between sessions but not the pauses of users."""
     pauses = []
     for pace in (1.0, 4.0):
         workload = GENERATORS["sessions"](4000, random.Random(1), pace)

@@ -1,4 +1,4 @@
-"""Numbers of runs: percentiles, shares, intervals."""
+"""Metrics of runs: percentiles, fractions, intervals."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def numbers(records: list[Record], **settings: float) -> RunMetrics:
 
 
 def test_percentiles_are_interpolated() -> None:
-    """Of nothing there is none; ends are the extremes."""
+    """Percentiles are interpolated; without values there is none."""
     assert percentile([], 0.5) is None
     assert [percentile([1.0, 2.0, 4.0], share) for share in (0.0, 0.5, 0.75, 1.0)] == [1, 2, 3, 4]
 
 
 def test_a_run_in_numbers() -> None:
-    """Times, hits and spread come from the served; shed and lost are shares of all."""
+    """Times, hits and spread cover served jobs; shed and lost are fractions of all jobs."""
     records = [
         served(0, 0, 1.0, 2.0),
         served(1, 0, 2.0, 4.0, matched=1),
@@ -48,7 +48,7 @@ def test_a_run_in_numbers() -> None:
 
 
 def test_in_time_by_its_own_prompt() -> None:
-    """A long prompt may take longer: 1 s and twice its own time, of all that were sent."""
+    """``goodput_own`` allows each job 1 s plus twice its own prefill time."""
     long = Job(1, 0.0, 8_000, 5, ())
     records = [
         Record(Job(0, 0.0, 80, 5, ()), End.SERVED, 0, ttft, 9.0) for ttft in (1.01, 1.03)
@@ -71,13 +71,13 @@ def test_nothing_served_is_unknown_and_not_zero() -> None:
 
 
 def test_only_what_is_measured_counts() -> None:
-    """Records before and after the measured ones are left out."""
+    """Only records within the measured slice count."""
     records = [served(number, 0, time, 200.0) for number, time in enumerate((100.0, 1.0, 50.0))]
     assert numbers(records, measured=slice(1, 2)).ttft_mean == 1.0
 
 
 def test_intervals_cover_the_mean_and_repeat() -> None:
-    """The interval encloses the mean, is the same each time, and has no width for one run."""
+    """The interval contains the mean, is reproducible, and has width 0 for one run."""
     found = estimate([1.0, 2.0, 3.0, 4.0])
     assert found.low < found.mean == 2.5 < found.high
     assert found == estimate([1.0, 2.0, 3.0, 4.0])

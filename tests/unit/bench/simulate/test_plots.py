@@ -1,4 +1,4 @@
-"""Plots and the page: files that stand alone and repeat."""
+"""Plots and the page: self-contained and reproducible files."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def report() -> Report:
 
 
 def test_a_png_per_metric(report: Report, tmp_path: Path) -> None:
-    """Each figure is written under the workload's and its own name."""
+    """The name of each file contains the workload and the metric."""
     written = write_pngs(report, tmp_path / "new")
     assert {path.name for path in written} == {f"mixed-{name}.png" for name in FIGURES}
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in written)
 
 
 def test_the_page_needs_nothing_else(report: Report) -> None:
-    """Tables, plots and settings are inside; nothing is loaded from anywhere."""
+    """The page contains tables, plots and settings, and loads no other file."""
     text = page(report)
     assert text.count("<svg") == len(FIGURES)
     assert "round-robin" in text
@@ -53,7 +53,7 @@ def test_the_page_needs_nothing_else(report: Report) -> None:
 
 
 def test_several_reports_share_a_page(report: Report) -> None:
-    """Each has its chapter, which the list at the top leads to."""
+    """Each report has its chapter, linked from the list at the top."""
     text = page(report, replace(report, workload="another"))
     assert text.count("<svg") == 2 * len(FIGURES)
     assert "<a href='#c1'>another</a>" in text
@@ -61,17 +61,17 @@ def test_several_reports_share_a_page(report: Report) -> None:
 
 
 def test_plots_can_have_a_name_of_their_own(report: Report, tmp_path: Path) -> None:
-    """Their files begin with it."""
+    """The given name is the prefix of the file names."""
     assert all(path.name.startswith("x-") for path in write_pngs(report, tmp_path, "x"))
 
 
 def test_the_same_report_draws_the_same(report: Report) -> None:
-    """A plot has neither dates nor random ids."""
+    """A plot contains no dates or random ids."""
     assert svg(report, "ttft_p99") == svg(report, "ttft_p99")
 
 
 def test_without_the_extra_the_error_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing matplotlib is named with the command that brings it."""
+    """A missing matplotlib is an error with the pip command."""
     real = builtins.__import__
 
     def refuse(name: str, *args: Any, **kwargs: Any) -> Any:

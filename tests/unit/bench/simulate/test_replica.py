@@ -1,4 +1,4 @@
-"""The replica's physics on cases small enough to compute by hand."""
+"""Timing of the replica in cases that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ENGINE = EngineConfig(prefill_rate=RATE, base_s=BASE, per_request_s=EACH, step_t
 
 
 def task(index: int, tokens: int, output: int, *blocks: int, at: float = 0.0) -> ReplicaTask:
-    """Return a task; without blocks its prompt is shared with nobody."""
+    """Return a task; without blocks its prompt is unshared."""
     full = tokens // 512
     own = blocks or tuple(index * 1000 + number for number in range(full))
     return ReplicaTask(Job(index, at, tokens, output, own), at)
 
 
 def drain(replica: SimulatedReplica) -> list[tuple[float, str, int]]:
-    """Advance to the end; return what happened when."""
+    """Advance to the end; return the events with their times."""
     seen = []
     while replica.next_at < inf:
         now = replica.next_at
@@ -46,7 +46,7 @@ def test_one_request_alone() -> None:
 
 
 def test_an_answer_of_one_token_ends_with_the_prompt() -> None:
-    """First token and end are the same instant."""
+    """The first token and the end have the same time."""
     replica = SimulatedReplica(ENGINE)
     replica.arrive(task(1, 100, 1), 0.0)
     (first, _, _), (end, _, _) = drain(replica)
@@ -61,7 +61,7 @@ def test_a_long_prompt_is_chunked() -> None:
 
 
 def test_short_prompts_share_a_step() -> None:
-    """Two that wait are computed in one step; the first began it alone."""
+    """Two queued prompts are computed in one step after the first one."""
     replica = SimulatedReplica(ENGINE)
     for index in (1, 2, 3):
         replica.arrive(task(index, 400, 1), 0.0)
@@ -71,7 +71,7 @@ def test_short_prompts_share_a_step() -> None:
 
 
 def test_a_prompt_delays_the_tokens_of_others() -> None:
-    """Each step of a prompt gives a decoding request one token only: interference."""
+    """During a prompt, each step gives a decoding request one token."""
     replica = SimulatedReplica(ENGINE)
     replica.arrive(task(1, 100, 1001), 0.0)
     replica.advance()
@@ -84,7 +84,7 @@ def test_a_prompt_delays_the_tokens_of_others() -> None:
 
 
 def test_an_arrival_cuts_the_stride_at_the_end_of_its_step() -> None:
-    """A prompt that comes in the middle of a step waits for its end, not for the answers."""
+    """A prompt that arrives during a step waits for the end of the step, not of the stride."""
     replica = SimulatedReplica(ENGINE)
     replica.arrive(task(1, 100, 500), 0.0)
     replica.advance()
@@ -96,7 +96,7 @@ def test_an_arrival_cuts_the_stride_at_the_end_of_its_step() -> None:
 
 
 def test_an_engine_may_begin_its_base_with_decoding() -> None:
-    """Then a step without it takes its prompt's time alone, as the toy model's do."""
+    """Without ``base_always``, a step without decoding takes only its prompt's time."""
     replica = SimulatedReplica(replace(ENGINE, base_always=False))
     replica.arrive(task(1, 1000, 3), 0.0)
     first = 1000 / RATE
@@ -104,7 +104,7 @@ def test_an_engine_may_begin_its_base_with_decoding() -> None:
 
 
 def test_an_engine_may_keep_its_room_for_prompts() -> None:
-    """A prompt of a whole step then needs one step beside a decoding request, else two."""
+    """Without ``shared_budget``, a full-step prompt takes one step beside decoding, else two."""
     for shared, steps in ((True, 2), (False, 1)):
         replica = SimulatedReplica(EngineConfig(step_tokens=100, shared_budget=shared))
         replica.arrive(task(1, 10, 1000), 0.0)
@@ -127,7 +127,7 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
 
 
 def test_a_prefix_that_is_still_computed_is_matched_when_its_turn_comes() -> None:
-    """Foresight counts what waits; the prompt behind it computes its own tail only."""
+    """The prediction includes queued prompts, so the next prompt computes only its tail."""
     replica = SimulatedReplica(ENGINE)
     replica.arrive(task(1, 4096, 1, *range(8)), 0.0)
     follower = task(2, 4196, 1, *range(8))
@@ -161,7 +161,7 @@ def test_the_batch_is_bounded() -> None:
 
 
 def test_memory_holds_requests_back() -> None:
-    """A request whose blocks do not fit waits until room is free, and runs then."""
+    """A request whose blocks do not fit waits until blocks are free."""
     replica = SimulatedReplica(EngineConfig(cache_blocks=4))
     replica.arrive(task(1, 1024, 100), 0.0)
     replica.arrive(task(2, 1024, 1), 0.0)
@@ -185,7 +185,7 @@ def test_the_predicted_wait_is_right_for_an_idle_replica() -> None:
 
 
 def test_a_failure_loses_everything() -> None:
-    """All tasks come back, once, and the replica is empty and cold."""
+    """A failure returns all tasks once, and the replica is empty with a cold cache."""
     replica = SimulatedReplica(ENGINE)
     for index in range(5):
         replica.arrive(task(index, 3000, 50), 0.0)
@@ -198,5 +198,5 @@ def test_a_failure_loses_everything() -> None:
 
 
 def test_blocks_of_engine_and_traces_are_of_one_size() -> None:
-    """The engine's package knows nothing of traces, so it states the number again."""
+    """The block size of the engine equals that of traces."""
     assert EngineConfig().block_tokens == BLOCK_TOKENS

@@ -42,7 +42,7 @@ def report(runs: list[Result] | None = None) -> Report:
 
 
 def test_rows_keep_the_order_of_the_plans() -> None:
-    """Loads, then policies; the compared one differs from itself by nothing."""
+    """Rows are ordered by load, then policy; the baseline's difference to itself is 0."""
     made = report()
     assert [(row.load, row.policy) for row in made.rows] == [
         (0.5, "round-robin"),
@@ -56,7 +56,7 @@ def test_rows_keep_the_order_of_the_plans() -> None:
 
 
 def test_json_holds_everything() -> None:
-    """The report survives JSON, settings included."""
+    """The JSON report contains everything, including the settings."""
     data = json.loads(json.dumps(as_json(report())))
     assert data["scenario"]["engine"]["prefill_rate"] == 8000.0
     assert data["rows"][1]["metrics"]["ttft_p99"]["mean"] > 0
@@ -78,7 +78,7 @@ def test_the_tables_for_people() -> None:
 
 
 def test_unknown_is_a_dash() -> None:
-    """Where nothing was served the times are dashes."""
+    """Without served jobs the times are dashes."""
     runs = [
         replace(one, metrics=replace(one.metrics, ttft_mean=None, goodput=None))
         for one in results()

@@ -1,4 +1,4 @@
-"""Reading public traces, and refusing what is none."""
+"""Parsing of public traces, and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIXTURES = Path(__file__).resolve().parents[3] / "contract" / "fixtures" / "trac
 
 
 def test_a_mooncake_slice() -> None:
-    """The slice has its lengths, full blocks only, one common first block, and slots."""
+    """A Mooncake slice has lengths, only full blocks, one common first block, and slots."""
     workload = read_trace(FIXTURES / "mooncake-conversation.jsonl")
     first = workload.jobs[0]
     assert (first.input_tokens, first.output_tokens, len(first.blocks)) == (6758, 500, 13)
@@ -22,7 +22,7 @@ def test_a_mooncake_slice() -> None:
 
 
 def test_an_azure_slice() -> None:
-    """The slice has its times to 100 ns less one digit, and shares no block."""
+    """An Azure slice has times to the microsecond and no shared block."""
     workload = read_trace(FIXTURES / "azure-conversation.csv")
     assert workload.jobs[0].input_tokens == 374
     assert workload.jobs[1].at == pytest.approx(4.314579)
@@ -32,7 +32,7 @@ def test_an_azure_slice() -> None:
 
 
 def test_a_byte_order_mark_is_no_column(tmp_path: Path) -> None:
-    """Azure's files may start with one and lack the last newline."""
+    """A byte order mark and a missing final newline are accepted."""
     path = tmp_path / "t.csv"
     path.write_bytes(
         b"\xef\xbb\xbfTIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,9,0"
@@ -75,7 +75,7 @@ GOOD = '{"timestamp": 5, "input_length": 600, "output_length": 2, "hash_ids": [1
 def test_a_bad_trace_is_named_with_its_line(
     tmp_path: Path, name: str, text: str, said: str
 ) -> None:
-    """Each fault is one error with file, line and what is wrong."""
+    """Each invalid line is an error with file, line and problem."""
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(TraceError, match=said):
@@ -83,7 +83,7 @@ def test_a_bad_trace_is_named_with_its_line(
 
 
 def test_a_missing_or_binary_file(tmp_path: Path) -> None:
-    """What cannot be opened or decoded is an error of the same kind."""
+    """A missing or binary file raises ``TraceError``."""
     with pytest.raises(TraceError, match="No such file"):
         read_trace(tmp_path / "none.csv")
     (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe\xff")
@@ -92,7 +92,7 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
 
 
 def test_the_bounds_on_requests_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trace above either bound is refused at the line that breaks it."""
+    """A trace above a limit is an error at the first line above it."""
     path = tmp_path / "t.jsonl"
     path.write_text(f"{GOOD}\n{GOOD}\n{GOOD}\n")
     monkeypatch.setattr(traces, "MAX_JOBS", 2)

@@ -37,7 +37,7 @@ def test_no_rate_keeps_the_pace() -> None:
 
 
 def test_jobs_of_one_instant_have_no_rate() -> None:
-    """Asking a rate of simultaneous jobs is an error that names the workload."""
+    """A rate for simultaneous jobs is an error that names the workload."""
     workload = Workload("all-at-once", [job(0, 1.0), job(1, 1.0)])
     with pytest.raises(ValueError, match="all-at-once"):
         arrivals(workload, 2.0, random.Random(0))
@@ -72,7 +72,7 @@ def test_a_turn_joins_the_session_it_continues() -> None:
 
 
 def test_the_ideal_counts_contiguous_known_blocks() -> None:
-    """An unbounded cache serves the longest known prefix, whoever computed it."""
+    """An unbounded cache serves the longest known prefix of any earlier job."""
     jobs = [job(0, 0, 1, 2, tokens=1024), job(1, 1, 1, 2, 3, tokens=2048), job(2, 2, 9, 2)]
     assert ideal_hit_ratio(jobs[:2], 512) == pytest.approx(1024 / 3072)
     assert ideal_hit_ratio(jobs[:2], 512, skip=1) == pytest.approx(1024 / 2048)

@@ -1,4 +1,4 @@
-"""AIBrix's rule: the longest match among those that are not fuller than the others."""
+"""AIBrix's rule: the longest match among pods that are not overloaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.simulated import job, world
     ],
 )
 def test_the_bound_is_one_deviation_above_the_mean(loads: list[int], picked: int) -> None:
-    """The first replica holds the prompt; its load decides whether that counts."""
+    """The replica with the prompt is chosen only if its load is within the bound."""
     rule = PrefixCache(world(4))
     rule._index.insert(0, (1, 2, 3))
     rule.own.requests[:] = loads
@@ -30,7 +30,7 @@ def test_the_bound_is_one_deviation_above_the_mean(loads: list[int], picked: int
 
 
 def test_the_longest_match_wins_then_the_fewest_requests() -> None:
-    """Two blocks beat one; of equal matches the emptier is taken."""
+    """The longer match wins; of equal matches, the lower load."""
     rule = PrefixCache(world(3))
     rule._index.insert(0, (1,))
     rule._index.insert(1, (1, 2))
@@ -41,7 +41,7 @@ def test_the_longest_match_wins_then_the_fewest_requests() -> None:
 
 
 def test_an_unknown_prompt_goes_to_the_fewest_and_is_known_then() -> None:
-    """Nobody holds it: least request. A restart forgets; an empty fleet sheds."""
+    """Without a match, the least loaded; a restart drops blocks; an empty fleet sheds."""
     rule = PrefixCache(world(2))
     rule.own.requests[0] = 1
     assert rule.choose(job(1, 7), 0.0).replicas[0] == 1

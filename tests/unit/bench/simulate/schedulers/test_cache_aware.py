@@ -1,4 +1,4 @@
-"""cache_aware: balance first, then match, then load."""
+"""The rule ``cache_aware``: balance, then match, then load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.simulated import job, world
 
 
 def test_a_long_match_wins_while_in_balance() -> None:
-    """More than 0.3 of the prompt held decides; 0.3 or less does not."""
+    """A match above 0.3 of the prompt decides; 0.3 or less does not."""
     rule = CacheAware(world(2))
     holder = rule.choose(job(1, 1, 2, 3, 4), 0.0).replicas[0]
     assert rule.choose(job(2, 1, 2, 3, 4, 5), 0.0) == ([holder, 1 - holder], 4)
@@ -18,7 +18,7 @@ def test_a_long_match_wins_while_in_balance() -> None:
 
 
 def test_beyond_both_thresholds_the_least_loaded_wins() -> None:
-    """65 more and more than half as many again: affinity is off."""
+    """Above both thresholds, the least loaded is chosen without affinity."""
     rule = CacheAware(world(2))
     holder = rule.choose(job(0, 1, 2), 0.0).replicas[0]
     for number in range(1, 65):
@@ -35,7 +35,7 @@ def test_beyond_both_thresholds_the_least_loaded_wins() -> None:
     ],
 )
 def test_balance_needs_both_thresholds(holder: int, other: int, affine: bool) -> None:
-    """The difference above 64 and the ratio above 1.5, each by hand."""
+    """Affinity is off only if the difference exceeds 64 and the ratio exceeds 1.5."""
     rule = CacheAware(world(2))
     rule._tree.insert(0, (1, 2, 3))
     rule.own.requests[:] = [holder, other]
@@ -44,7 +44,7 @@ def test_balance_needs_both_thresholds(holder: int, other: int, affine: bool) ->
 
 @pytest.mark.parametrize(("tokens", "affine"), [(5120, False), (5119, True)])
 def test_the_match_must_be_above_its_share(tokens: int, affine: bool) -> None:
-    """Three blocks of 512 are exactly 0.3 of 5,120 tokens: not enough; of one less they are."""
+    """1,536 of 5,120 tokens (0.3) are not enough; of 5,119 they are."""
     rule = CacheAware(world(2))
     rule._tree.insert(0, (1, 2, 3))
     rule.own.requests[0] = 1
@@ -53,7 +53,7 @@ def test_the_match_must_be_above_its_share(tokens: int, affine: bool) -> None:
 
 
 def test_a_restarted_worker_holds_nothing() -> None:
-    """Its part of the tree goes; an empty fleet sheds."""
+    """A restart removes the worker from the tree; an empty fleet sheds."""
     rule = CacheAware(world(1))
     rule.choose(job(0, 1, 2), 0.0)
     rule.membership(0, "restarted", 0.0)

@@ -1,4 +1,4 @@
-"""Consistent hashing with bounded loads: one key, one place, unless it is full."""
+"""Consistent hashing with bounded loads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.simulated import job, world
 
 
 def test_a_key_has_one_place_in_an_idle_fleet() -> None:
-    """Every router agrees, whatever its chance."""
+    """The choice does not depend on the random generator."""
     picks = set()
     for seed in range(5):
         rule = BoundedHash(world(8, seed))
@@ -19,7 +19,7 @@ def test_a_key_has_one_place_in_an_idle_fleet() -> None:
 
 
 def test_depth_tells_prompts_with_one_root_apart() -> None:
-    """With the first block only there is one key; with two there are many."""
+    """One leading block gives one key; two give many."""
     places = {1: set(), 2: set()}
     for depth, seen in places.items():
         for number in range(40):
@@ -32,7 +32,7 @@ def test_depth_tells_prompts_with_one_root_apart() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
 def test_the_bound_holds(keys: list[int]) -> None:
-    """No endpoint gets a request while above 1.25 of the mean, the new one counted."""
+    """No endpoint above 1.25 of the mean, including the new request, gets a request."""
     rule = BoundedHash(world(4))
     for number, key in enumerate(keys):
         before = list(rule.own.requests)
@@ -54,7 +54,7 @@ def test_the_bound_by_hand() -> None:
 
 
 def test_where_all_are_above_the_bound_the_first_met_is_taken() -> None:
-    """As the home of the key is the first on the ring from there, it keeps the request."""
+    """If all endpoints exceed the bound, the first one on the ring is chosen."""
     rule = BoundedHash(world(1))
     home = rule.choose(job(0, 42), 0.0).replicas[0]
     rule.own.requests[home] = 9
@@ -62,7 +62,7 @@ def test_where_all_are_above_the_bound_the_first_met_is_taken() -> None:
 
 
 def test_a_leaver_moves_only_its_own_keys() -> None:
-    """When an endpoint falls silent the keys of the others stay."""
+    """If an endpoint goes silent, only its own keys move."""
     rule = BoundedHash(world(5))
 
     def places() -> dict[int, int]:

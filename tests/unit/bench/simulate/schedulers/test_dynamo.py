@@ -35,7 +35,7 @@ def test_the_documentation_s_example() -> None:
 
 
 def test_prompt_work_is_released_at_the_first_token() -> None:
-    """What is computed costs twice until the answer begins, once until its end."""
+    """Prefill blocks count twice until the first token, then once until the end."""
     rule = Dynamo(world(2))
     picks = [rule.choose(job(n, tokens=5120), 0.0).replicas[0] for n in (1, 2)]
     assert sorted(picks) == [0, 1]
@@ -47,7 +47,7 @@ def test_prompt_work_is_released_at_the_first_token() -> None:
 
 
 def test_a_retry_moves_both_charges() -> None:
-    """After a move all costs lie on the fallback; an empty fleet sheds."""
+    """After a retry, all charges are on the fallback; an empty fleet sheds."""
     rule = Dynamo(world(2))
     pick = rule.choose(job(1, tokens=5120), 0.0).replicas[0]
     rule.moved(job(1), 1 - pick, 0.0)

@@ -1,4 +1,4 @@
-"""llm-d's affinity filter: sticky until saturated."""
+"""llm-d's affinity filter: cache affinity until saturation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from support.simulated import job, world
 
 
 def test_four_fifths_of_the_prompt_make_sticky() -> None:
-    """At 0.80 the holder is kept against an idle other; below it the load decides."""
+    """A match of 0.80 or more wins against an idle endpoint; below it, the load decides."""
     rule = AffinityFilter(world(2))
     holder = rule.choose(job(1, *range(8)), 0.0).replicas[0]
     assert rule.choose(job(2, *range(8), 90, 91), 0.0).replicas == [holder]
@@ -15,7 +15,7 @@ def test_four_fifths_of_the_prompt_make_sticky() -> None:
 
 
 def test_a_penalty_above_18_s_breaks_it() -> None:
-    """144,000 tokens more in flight at 8,000 tokens/s open all endpoints again."""
+    """144,000 more tokens in flight at 8,000 tokens/s disable the filter."""
     for tokens, sticks in ((143_000, True), (150_000, False)):
         rule = AffinityFilter(world(2))
         holder = rule.choose(job(1, *range(8), tokens=tokens), 0.0).replicas[0]
@@ -23,7 +23,7 @@ def test_a_penalty_above_18_s_breaks_it() -> None:
 
 
 def test_tokens_leave_at_the_first_token_and_move_with_a_retry() -> None:
-    """The load is uncached tokens in flight, wherever they are."""
+    """The load is the uncached tokens in flight; they move with a retry."""
     rule = AffinityFilter(world(2))
     pick = rule.choose(job(1, tokens=4000), 0.0).replicas[0]
     rule.moved(job(1), 1 - pick, 0.0)

@@ -1,4 +1,4 @@
-"""What rules keep about their own dispatches."""
+"""Counting of own dispatches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.simulated import job
 
 
 def test_a_charge_is_given_back_where_it_moved() -> None:
-    """A retry moves requests and tokens; the settle leaves nothing behind."""
+    """A retry moves the charge of requests and tokens; settling releases all of it."""
     own = LocalLoad(2, None)
     own.charge(job(1), 0, 50.0)
     own.move(job(1), 1)
@@ -24,7 +24,7 @@ def test_a_charge_is_given_back_where_it_moved() -> None:
 
 
 def test_members_are_those_present() -> None:
-    """A late joiner and a silent replica are no candidates; both can come."""
+    """Replicas that have not joined or are silent are not candidates until they return."""
     rule = LocalScheduler(3, 0, random.Random(0))
     assert rule.own.candidates() == [1, 2]
     rule.membership(0, "joined", 1.0)
@@ -35,7 +35,7 @@ def test_members_are_those_present() -> None:
 
 
 def test_equal_costs_are_drawn() -> None:
-    """Ties go everywhere; lower costs come first."""
+    """Lower costs come first; ties are in random order."""
     rule = LocalScheduler(4, None, random.Random(0))
     firsts = {rule.ordered([(1.0, 0), (1.0, 1), (2.0, 2), (3.0, 3)])[0] for _ in range(50)}
     assert firsts == {0, 1}
@@ -43,7 +43,7 @@ def test_equal_costs_are_drawn() -> None:
 
 
 def test_seen_blocks_are_bounded_and_leave_leaf_first() -> None:
-    """At the bound the oldest prompt loses its leaf, per replica."""
+    """At the capacity of a replica, the leaf of its oldest prompt is evicted."""
     seen = SeenBlocks(2, 5)
     seen.insert(0, (1, 2, 3))
     seen.insert(0, (4, 5, 6))

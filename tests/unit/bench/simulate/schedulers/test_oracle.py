@@ -1,4 +1,4 @@
-"""The oracle sees everything; the probe prices what it sent."""
+"""The reference schedulers: oracle and probe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.simulated import job, world
 
 
 def test_the_oracle_takes_the_shortest_wait() -> None:
-    """It leaves a holder whose queue costs more than computing the prompt elsewhere."""
+    """A replica with the prompt is skipped if computing it elsewhere is faster."""
     made = world(2)
     oracle = Oracle(made)
     holder = made.fleet[0]
@@ -23,13 +23,13 @@ def test_the_oracle_takes_the_shortest_wait() -> None:
 
 
 def test_the_oracle_counts_what_waits_before_a_slow_one() -> None:
-    """A slow replica's time is stretched."""
+    """Queue times of a slow replica are scaled by its speed."""
     made = world(2, slow_replicas=1)
     assert {Oracle(made).choose(job(n, 1), 0.0).replicas[0] for n in range(20)} == {0}
 
 
 def test_the_probe_leaves_a_holder_only_when_waiting_costs_five_prompts() -> None:
-    """The price of a miss is five times its seconds, as it costs the others too."""
+    """A miss costs five times its prefill time, including the cost to other requests."""
     for extra_blocks, stays in ((32, True), (48, False)):  # 2.0 and 3.1 s against 5 * 0.512 s
         probe = Probe(world(2))
         holder = probe.choose(job(1, *range(8), tokens=4096), 0.0).replicas[0]
@@ -41,7 +41,7 @@ def test_the_probe_leaves_a_holder_only_when_waiting_costs_five_prompts() -> Non
 
 
 def test_the_probe_forgets_a_restarted_replica() -> None:
-    """Blocks and clock of the dead are gone."""
+    """A restart resets the replica's blocks and clock."""
     made = world(1)
     probe = Probe(made)
     probe.choose(job(1, 1, 2), 0.0)
@@ -51,7 +51,7 @@ def test_the_probe_forgets_a_restarted_replica() -> None:
 
 @pytest.mark.parametrize("rule", [Oracle, Probe])
 def test_without_members_the_job_is_shed(rule: type[Oracle | Probe]) -> None:
-    """Nobody there: no choice."""
+    """Without replicas there is no choice."""
     scheduler = rule(world(1))
     scheduler.membership(0, "silent", 0.0)
     assert scheduler.choose(job(1), 0.0) is None

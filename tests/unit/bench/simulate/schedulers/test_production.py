@@ -1,4 +1,4 @@
-"""The picker's router sees in simulation what it sees in production."""
+"""The adapter gives the picker's router its production inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from support.simulated import job, sample, world
 
 
 def test_affinity_follows_the_blocks() -> None:
-    """A repeated prompt goes back, with its match known."""
+    """A repeated prompt returns to its replica, with the expected match."""
     scheduler = ProductionScheduler("prefix-affinity", world(4))
     first = scheduler.choose(job(1, 1, 2, 3), 0.0)
     again = scheduler.choose(job(2, 1, 2, 3), 0.1)
@@ -16,7 +16,7 @@ def test_affinity_follows_the_blocks() -> None:
 
 
 def test_tickets_settle_wherever_the_job_went() -> None:
-    """A retry moves the charge and the end gives it back."""
+    """A retry moves the charge and the end releases it."""
     scheduler = ProductionScheduler("least-in-flight", world(2))
     pick = scheduler.choose(job(1), 0.0).replicas[0]
     scheduler.moved(job(1), 1 - pick, 0.1)
@@ -30,7 +30,7 @@ def test_tickets_settle_wherever_the_job_went() -> None:
 
 
 def test_a_joiner_is_no_member_before() -> None:
-    """The pool grows when it joins, and its ramp starts there."""
+    """A replica joins the pool at its time, and its slow start begins then."""
     scheduler = ProductionScheduler("round-robin", world(2, join_at_s=5.0, slow_start_s=10.0))
     assert {scheduler.choose(job(n), 0.0).replicas[0] for n in range(6)} == {1}
     scheduler.membership(0, "joined", 5.0)
@@ -39,7 +39,7 @@ def test_a_joiner_is_no_member_before() -> None:
 
 
 def test_the_silent_come_last_and_the_restarted_are_cold() -> None:
-    """Membership news reach the router."""
+    """Silence and restart of a replica reach the router."""
     scheduler = ProductionScheduler("prefix-affinity", world(2))
     holder = scheduler.choose(job(1, 1, 2, 3), 0.0).replicas[0]
     scheduler.observe(holder, sample(0.1), 0.1)
@@ -52,7 +52,7 @@ def test_the_silent_come_last_and_the_restarted_are_cold() -> None:
 
 
 def test_capacities_are_told_or_not() -> None:
-    """A slow replica's capacity is its speed where the fleet file says it."""
+    """A slow replica's capacity is its speed if capacities are known, else 1."""
     for known, capacity in ((True, 0.5), (False, 1.0)):
         scheduler = ProductionScheduler(
             "round-robin", world(2, slow_replicas=1, capacities_known=known)
@@ -61,7 +61,7 @@ def test_capacities_are_told_or_not() -> None:
 
 
 def test_prompts_are_equal_where_their_blocks_are() -> None:
-    """The bytes have four per token, and fork where the blocks fork."""
+    """Prompts have four bytes per token and diverge where their blocks diverge."""
     one, two = _prompt(job(1, 5, 6), 512), _prompt(job(2, 5, 7), 512)
     assert len(one) >= 4 * job(1, 5, 6).input_tokens
     assert one[:2048] == two[:2048]
@@ -69,7 +69,7 @@ def test_prompts_are_equal_where_their_blocks_are() -> None:
 
 
 def test_first_tokens_are_heard_of_as_the_log_tells_of_them() -> None:
-    """A second after they came, whether the job has ended by then or not."""
+    """First tokens reach the router one second later, also after the job has ended."""
     scheduler = ProductionScheduler("auto", world(2))
     pace = scheduler._router.learner.models["simulated"]
     for number in (1, 2):

@@ -10,7 +10,7 @@ from support.simulated import job, world
 
 
 def test_every_policy_of_the_picker_can_be_simulated() -> None:
-    """The names of the picker come first, and no name is taken twice."""
+    """The picker's policies come first, and names are unique."""
     assert names()[: len(POLICIES)] == list(POLICIES)
     assert len(names()) == len(set(names()))
 
@@ -22,6 +22,6 @@ def test_every_name_makes_a_scheduler(name: str) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    """The message lists what may be given."""
+    """The error lists the known names."""
     with pytest.raises(ValueError, match=r"unknown policy 'best'; use one of: .*oracle"):
         make_scheduler("best", world(1))

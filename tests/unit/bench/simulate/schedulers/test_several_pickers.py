@@ -1,4 +1,4 @@
-"""Several pickers: one decides on a job and hears of it, all hear of the replicas."""
+"""Several pickers: each job has one picker; telemetry reaches all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def several() -> SeveralPickers:
 
 
 def test_each_decides_on_its_share() -> None:
-    """Jobs are spread over all of them, and each counts its own only."""
+    """Jobs are spread over all pickers, and each counts only its own."""
     made = several()
     for number in range(200):
         made.choose(job(number), 0.0)
@@ -31,7 +31,7 @@ def test_each_decides_on_its_share() -> None:
 
 
 def test_who_decided_hears_of_the_job() -> None:
-    """Retries, first tokens and ends leave nothing behind anywhere."""
+    """Retries, first tokens and ends reach the job's picker and leave no state."""
     made = several()
     for number in range(20):
         made.choose(job(number), 0.0)
@@ -50,7 +50,7 @@ def test_who_decided_hears_of_the_job() -> None:
 
 
 def test_readings_and_deaths_reach_all() -> None:
-    """After both replicas fell silent nobody chooses."""
+    """When both replicas are silent, every picker sheds."""
     made = several()
     made.observe(0, sample(0.0, tokens=5000), 0.1)
     made.observe(1, sample(0.0), 0.1)
@@ -62,6 +62,6 @@ def test_readings_and_deaths_reach_all() -> None:
 
 
 def test_a_scenario_with_pickers_makes_them() -> None:
-    """The registry gives several where the scenario says so."""
+    """The registry creates several pickers if the scenario has them."""
     assert isinstance(make_scheduler("auto", world(2, pickers=2)), SeveralPickers)
     assert not isinstance(make_scheduler("auto", world(2)), SeveralPickers)

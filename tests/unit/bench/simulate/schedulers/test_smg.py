@@ -15,14 +15,14 @@ def polled(tokens: tuple[int, ...], kv_used: tuple[float, ...]) -> LeastLoad:
 
 
 def test_the_shortest_drain_wins_and_is_credited() -> None:
-    """Own tokens since the poll count at once, so dispatches fill up like water."""
+    """Own tokens since the poll count immediately, so dispatches level the queues."""
     rule = polled((3000, 0), (0.0, 0.0))
     picks = [rule.choose(job(number, tokens=1000), 0.0).replicas[0] for number in range(5)]
     assert picks == [1, 1, 1, 0, 1]
 
 
 def test_equal_scores_go_to_the_lowest_index() -> None:
-    """As published: the ties are not drawn."""
+    """Ties go to the lowest index, as published."""
     assert polled((0, 0, 0), (0.0, 0.0, 0.0)).choose(job(1), 0.0).replicas == [0, 1, 2]
 
 
@@ -41,7 +41,7 @@ def test_the_score_by_hand() -> None:
 
 
 def test_readings_between_polls_are_not_seen() -> None:
-    """It polls every 10 s; a poll resets what was credited."""
+    """Samples between polls (every 10 s) are ignored; a poll resets own tokens."""
     rule = polled((0, 500), (0.0, 0.0))
     rule.observe(0, sample(5.0, tokens=9000), 5.0)
     assert rule.choose(job(1, tokens=100), 5.0).replicas[0] == 0
@@ -50,7 +50,7 @@ def test_readings_between_polls_are_not_seen() -> None:
 
 
 def test_before_the_first_poll_requests_count() -> None:
-    """Unpolled replicas are compared by own requests; none at all sheds."""
+    """Before the first poll own requests decide; an empty fleet sheds."""
     rule = LeastLoad(world(2))
     assert [rule.choose(job(n), 0.0).replicas[0] for n in range(4)] == [0, 1, 0, 1]
     rule.membership(0, "restarted", 0.0)

@@ -1,4 +1,4 @@
-"""The suites: what they promise to cover."""
+"""Coverage of the suites."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.simulate.suite.plan import AUTO, SUITES, everything, full
 
 @pytest.mark.parametrize("name", SUITES)
 def test_every_chapter_can_be_compared(name: str) -> None:
-    """Each first arm runs auto, each policy exists, names are taken once."""
+    """Each first arm runs auto, all policies exist, and names are unique."""
     chapters = SUITES[name]()
     assert len({each.name for each in chapters}) == len(chapters)
     for chapter in chapters:
@@ -22,7 +22,7 @@ def test_every_chapter_can_be_compared(name: str) -> None:
 
 
 def test_both_traces_see_every_rule() -> None:
-    """The picker's policies (one name per rule), all published rules, probe and oracle."""
+    """Both traces run all policies of the picker, all published rules, probe and oracle."""
     assert set(OTHERS) < set(everything()) < set(names())
     traces = [each for each in full() if "." in each.traffic.source and each.judged]
     assert len(traces) == 2
@@ -30,7 +30,7 @@ def test_both_traces_see_every_rule() -> None:
 
 
 def test_all_generators_and_sizes_are_there() -> None:
-    """Four generators, and fleets of 8, 100 and 1,000."""
+    """The suite has four generators, and fleets of 8, 100 and 1,000 replicas."""
     chapters = full()
     assert set(GENERATORS) <= {each.traffic.source for each in chapters}
     assert {each.arms[0].scenario.replicas for each in chapters} == {8, 100, 1000}

@@ -1,4 +1,4 @@
-"""A suite runs what is not known and gives the same results from what is."""
+"""A suite runs missing cells only and gives the same results from stored ones."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def run(path: Path) -> tuple[list[int], int, list[SuiteSection]]:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the cells of a whole run."""
+    """Return the stored cells of a complete run."""
     path = tmp_path_factory.mktemp("suite") / "cells.jsonl"
     assert run(path)[:2] == ([1, 16], 17)
     return path
 
 
 def test_a_second_run_does_nothing(kept: Path) -> None:
-    """Everything is known, and the tables are the same."""
+    """A second run executes nothing and has the same tables."""
     totals, done, sections = run(kept)
     assert (totals, done) == ([0, 0], 0)
     assert markdown(sections) == markdown(run(kept)[2])
 
 
 def test_a_cut_run_goes_on(kept: Path, tmp_path: Path) -> None:
-    """What was not kept is run again, and gives what it gave."""
+    """Missing cells are run again with the same results."""
     path = tmp_path / "cells.jsonl"
     lines = kept.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:10]))
@@ -66,7 +66,7 @@ def test_a_cut_run_goes_on(kept: Path, tmp_path: Path) -> None:
 
 
 def test_who_breaks_off_does_not_wait_for_the_rest(tmp_path: Path) -> None:
-    """What was done is kept; what had not begun is not run."""
+    """After an interruption, finished cells are stored and pending ones do not run."""
     path = tmp_path / "cells.jsonl"
     suite = Suite(CHAPTERS, TRACES, Store(path), 1)
     done: list[None] = []
@@ -82,7 +82,7 @@ def test_who_breaks_off_does_not_wait_for_the_rest(tmp_path: Path) -> None:
 
 
 def test_rates_scale_with_the_fleet(kept: Path) -> None:
-    """A share of saturation on eight, times the replicas of the first arm, times the arm's pace."""
+    """The rate is the share of saturation, scaled by replicas and the arm's pace."""
     for section, load in zip(run(kept)[2], (0.5, 0.8), strict=True):
         assert section.rate == pytest.approx(load * section.saturation * 2 / 8)
         assert section.parts[1].rate == pytest.approx(1.5 * section.rate)
@@ -99,14 +99,14 @@ def test_the_tables_have_a_row_per_policy_and_arm(kept: Path) -> None:
 
 
 def test_a_report_has_both_loads(kept: Path) -> None:
-    """Page and plots get one report per chapter."""
+    """There is one report per chapter, with both loads."""
     (report,) = reports(run(kept)[2])
     assert [row.load for row in report.rows] == [0.5] * 4 + [0.8] * 4
     assert report.workload == "Small trace"
 
 
 def test_the_aims_are_judged_both_ways(kept: Path) -> None:
-    """Slower is bold, faster is not; the best is never auto itself."""
+    """A slower result is bold, a faster one is not; the best policy is never auto."""
     section = run(kept)[2][1]
     part = section.parts[0]
     mean = {name: runs[0].metrics.ttft_mean for name, runs in part.runs.items()}
@@ -119,7 +119,7 @@ def test_the_aims_are_judged_both_ways(kept: Path) -> None:
 
 
 def test_results_go_between_the_markers() -> None:
-    """The page around them stays; a page without them is refused."""
+    """Text outside the markers is kept; a page without markers is an error."""
     page = f"before\n{BEGIN}\nold\n{END}\nafter"
     once = replaced(page, "new")
     assert once == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter"

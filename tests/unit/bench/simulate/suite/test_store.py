@@ -1,4 +1,4 @@
-"""Kept results: found again by the same key, and by no other."""
+"""Stored results are found by their key only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_is_kept_is_found_by_the_next_one(tmp_path: Path) -> None:
 
 
 def test_a_line_that_was_cut_costs_only_itself(tmp_path: Path) -> None:
-    """The next one is not glued to it."""
+    """A truncated line is skipped and does not affect the next one."""
     path = tmp_path / "cells.jsonl"
     store = Store(path)
     store.keep("a", 1.0)
@@ -37,14 +37,14 @@ def test_a_line_that_was_cut_costs_only_itself(tmp_path: Path) -> None:
 
 
 def test_numbers_of_another_version_are_not_read(tmp_path: Path) -> None:
-    """A cell without a number that runs have now must be run again."""
+    """A cell without a current metric is run again."""
     path = tmp_path / "cells.jsonl"
     path.write_text('{"key": "a", "value": {"ttft_mean": 1.0}}\n[]\n')
     assert Store(path).metrics("a") is None
 
 
 def test_whatever_makes_a_run_makes_its_key() -> None:
-    """Code, traffic, data, fleet, policy, seed and rate: each changes the key."""
+    """Each of code, traffic, data, fleet, policy, seed and rate changes the key."""
     plain = key("c", TRAFFIC, "", Scenario(), policy="auto", seed=1, rate=2.0)
     others = [
         key("d", TRAFFIC, "", Scenario(), policy="auto", seed=1, rate=2.0),
@@ -60,7 +60,7 @@ def test_whatever_makes_a_run_makes_its_key() -> None:
 
 
 def test_changed_code_has_another_digest(tmp_path: Path) -> None:
-    """Contents and names count; the router's code is apart from the simulator's."""
+    """The digest covers contents and names; router and simulator have separate digests."""
     path = tmp_path / "a.py"
     path.write_text("x = 1")
     before = digest([path])

@@ -25,19 +25,19 @@ def test_one_seed_gives_one_set() -> None:
 
 
 def test_two_seeds_share_no_beginning() -> None:
-    """Prompts of two seeds differ within their first block, so each set starts cold."""
+    """Prompts of two seeds differ in their first block, so each set starts with cold caches."""
     assert {one[:64] for one in transcript("a")}.isdisjoint(one[:64] for one in transcript("b"))
 
 
 def test_sessions_of_a_set_share_the_system_prompt() -> None:
-    """All sessions begin alike and then say different things."""
+    """All sessions start with the same system prompt and then differ."""
     first, second, third = (session.ask() for session in conversations(SHAPE, "a"))
     assert first[:200] == second[:200] == third[:200]
     assert len({first, second, third}) == 3
 
 
 def test_a_turn_repeats_the_history() -> None:
-    """Each prompt begins with the one before it and the answer to it."""
+    """Each prompt starts with the previous prompt and its answer."""
     session = conversations(SHAPE, "a")[0]
     first = session.ask()
     session.answered("of course")
@@ -48,7 +48,7 @@ def test_a_turn_repeats_the_history() -> None:
 
 
 def test_turns_are_interleaved() -> None:
-    """Every session takes its turn before any session takes the next one."""
+    """All sessions have their turn before any session has its next one."""
     order = list(interleaved(SHAPE, "a"))
     assert [turn for turn, _ in order] == [0, 0, 0, 1, 1, 1]
     assert sorted(number for _, number in order[:3]) == [0, 1, 2]
@@ -56,7 +56,7 @@ def test_turns_are_interleaved() -> None:
 
 
 def test_a_question_waits_for_its_answer() -> None:
-    """A session neither asks twice nor takes an answer to nothing."""
+    """A second question without an answer and an answer without a question raise."""
     session = conversations(SHAPE, "a")[0]
     with pytest.raises(RuntimeError, match="nothing was asked"):
         session.answered("what?")
@@ -66,7 +66,7 @@ def test_a_question_waits_for_its_answer() -> None:
 
 
 def test_the_shape_tells_what_the_caches_must_hold() -> None:
-    """The sum of all histories is what the prompts of the last turn add up to, nearly."""
+    """``final_chars`` is about the total length of the prompts of the last turn."""
     last = transcript("a")[-SHAPE.sessions :]
     assert sum(map(len, last)) == pytest.approx(SHAPE.final_chars, rel=0.2)
 

@@ -1,4 +1,4 @@
-"""What the replicas say that they served."""
+"""Request counters of the replicas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_page_is_read() -> None:
 
 
 def test_the_toy_models_own_count_wins() -> None:
-    """Triton counts a decoupled request late, the model before its last answer."""
+    """The toy model's counter overrides Triton's, which is late for decoupled models."""
     assert read_counts(PAGE).served["toy-llm", "1"] == 3
 
 
@@ -35,7 +35,7 @@ def test_an_empty_page_counts_nothing() -> None:
 
 
 def test_a_difference_counts_what_came_between() -> None:
-    """Two readings give what was served between them, new models included."""
+    """The difference of two readings counts requests between them, also of new models."""
     before = ReplicaCounters({("vision", "1"): 5}, 10, 4)
     after = ReplicaCounters({("vision", "1"): 7, ("toy-llm", "2"): 1}, 30, 20)
     assert after.since(before) == ReplicaCounters({("vision", "1"): 2, ("toy-llm", "2"): 1}, 20, 16)

@@ -24,7 +24,7 @@ def lines(seen: dict[str, Seen] | None, now: dict[str, ReplicaCounters | None]) 
 
 
 def test_shares_are_of_what_was_served_since_the_start() -> None:
-    """Served counts grow from the start of the table, and the shares add up."""
+    """Served counts start at 0 with the table, and the shares add up to 100 %."""
     seen = {"r1": Seen(2, 1.0, 0.25, False), "r2": Seen(0, None, None, True)}
     now = {"r1": ReplicaCounters({("vision", "1"): 4}), "r2": ReplicaCounters({("vision", "1"): 1})}
     first, second = lines(seen, now)
@@ -32,8 +32,8 @@ def test_shares_are_of_what_was_served_since_the_start() -> None:
     assert second == ["r2", "stable", "draining", "0", "-", "-", "1", "25.0%"]
 
 
-def test_what_nobody_says_is_unknown() -> None:
-    """A dead replica is down, and without a picker its numbers are unknown, not 0."""
+def test_missing_data_is_unknown() -> None:
+    """A dead replica is down; without a picker, numbers are unknown, not 0."""
     first, second = lines(None, {"r1": None, "r2": ReplicaCounters()})
     assert first == ["r1", "stable", "down", "-", "-", "-", "-", "-"]
     assert second == ["r2", "stable", "picker", "unknown", "-", "-", "-", "0", "-"]

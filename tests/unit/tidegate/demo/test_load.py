@@ -10,7 +10,7 @@ from tidegate.demo.load import MAX_ERROR_CHARS, Tally, closed_loop
 
 
 async def test_a_total_is_met_exactly() -> None:
-    """So many requests are made, each with its own number."""
+    """Exactly ``total`` requests are sent, each with its own number."""
     seen: list[int] = []
 
     async def ask(number: int) -> str:
@@ -26,7 +26,7 @@ async def test_a_total_is_met_exactly() -> None:
 
 
 async def test_no_more_than_the_workers_are_in_flight() -> None:
-    """The loop is closed: a worker asks again only after its answer."""
+    """The number of requests in flight never exceeds the number of workers."""
     flying, most = 0, 0
 
     async def ask(_: int) -> str:
@@ -42,7 +42,7 @@ async def test_no_more_than_the_workers_are_in_flight() -> None:
 
 
 async def test_a_stop_ends_the_load() -> None:
-    """After the stop each worker ends with the request it is at."""
+    """After the stop, each worker finishes its current request and ends."""
     stop = asyncio.Event()
 
     async def ask(number: int) -> str:
@@ -56,7 +56,7 @@ async def test_a_stop_ends_the_load() -> None:
 
 
 async def test_failures_are_counted_and_the_first_is_kept() -> None:
-    """A failed request neither ends the load nor is lost."""
+    """Failed requests are counted and do not end the load."""
 
     async def ask(number: int) -> str:
         if number % 2:
@@ -71,7 +71,7 @@ async def test_failures_are_counted_and_the_first_is_kept() -> None:
 
 
 async def test_a_load_needs_an_end() -> None:
-    """Without an end it would never return."""
+    """A load without an end is an error."""
 
     async def ask(_: int) -> str:
         return "r"
@@ -81,7 +81,7 @@ async def test_a_load_needs_an_end() -> None:
 
 
 async def test_a_given_tally_is_filled_while_the_load_runs() -> None:
-    """Whoever holds the tally can watch."""
+    """A given tally is updated while the load runs."""
     tally = Tally()
     seen: list[int] = []
 

@@ -1,4 +1,4 @@
-"""The demo as an operator."""
+"""The operator of the demo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FLEET = {"pools": [{"name": "llm", "routing": {"policy": "a", "body": "peek"}}, 
 
 
 def test_only_the_named_pools_policy_changes() -> None:
-    """Everything else of the fleet stays, and the given fleet is not touched."""
+    """Only the policy changes, in a copy of the fleet."""
     changed = with_policy(FLEET, "llm", "round-robin")
     assert changed["pools"][0]["routing"] == {"policy": "round-robin", "body": "peek"}
     assert changed["pools"][1] == {"name": "vision"}
@@ -19,13 +19,13 @@ def test_only_the_named_pools_policy_changes() -> None:
 
 
 def test_an_unknown_pool_is_an_error() -> None:
-    """A pool that is not there is named."""
+    """The error names the unknown pool."""
     with pytest.raises(ChangeError, match="'lm'"):
         with_policy(FLEET, "lm", "round-robin")
 
 
 def test_a_change_must_reach_every_client() -> None:
-    """A rejected or unacknowledged change is an error in the client's words."""
+    """A rejected or unacknowledged change is an error with the client's message."""
     assert _everywhere(api.ChangeResult(clients=2, acked=2)).acked == 2
     with pytest.raises(ChangeError, match="1 of 2 clients"):
         _everywhere(api.ChangeResult(clients=2, acked=1))

@@ -1,4 +1,4 @@
-"""What the picker's pages say."""
+"""Parsing of the picker's pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidegate.demo.picker_page import Seen, read_picks, read_replicas
 
 
 def endpoint(draining: bool = False, **reading: Any) -> dict[str, Any]:
-    """Return an endpoint as the picker prints it."""
+    """Return an endpoint as in ``/debug/state``."""
     readings = [{"queued": None, "kv_used": None, **reading}] if reading else []
     return {"in_flight": 2, "draining": draining, "readings": readings}
 
@@ -26,7 +26,7 @@ def test_picks_are_summed() -> None:
 
 
 def test_replicas_are_read_from_any_pool() -> None:
-    """One replica has one entry, whichever pools it serves."""
+    """A replica in several pools has one entry."""
     pools = {
         "llm": {"endpoints": {"r1": endpoint(queued=3.0, kv_used=0.5)}},
         "vision": {"endpoints": {"r1": endpoint(queued=3.0, kv_used=0.5), "r2": endpoint()}},
@@ -38,7 +38,7 @@ def test_replicas_are_read_from_any_pool() -> None:
 
 
 def test_a_drain_in_one_pool_is_a_drain() -> None:
-    """The order of the pools does not matter."""
+    """A replica is draining if it drains in any pool, in any order of pools."""
     pools = {
         "a": {"endpoints": {"r1": endpoint(draining=True)}},
         "b": {"endpoints": {"r1": endpoint()}},

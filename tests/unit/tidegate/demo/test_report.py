@@ -1,4 +1,4 @@
-"""How findings are shown."""
+"""Output of findings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BAD = PhaseFinding(
 
 
 def printed(*findings: PhaseFinding, summary: bool = False) -> str:
-    """Return what a console that is no terminal gets."""
+    """Return the output on a console that is not a terminal."""
     stream = io.StringIO()
     console = Console(file=stream, width=100, highlight=False)
     if summary:
@@ -45,15 +45,15 @@ def test_a_finding_shows_its_table_and_verdict() -> None:
     assert text.rstrip().endswith("ok: 3")
 
 
-def test_a_broken_promise_says_so() -> None:
-    """The verdict line starts with NOT ok; what looks like markup is printed as it is."""
+def test_a_failed_phase_is_marked() -> None:
+    """The verdict line starts with NOT ok; text that looks like markup is printed unchanged."""
     text = printed(BAD)
     assert "NOT ok: stuck [red]" in text
     assert "a note" in text
     assert "\x1b" not in text
 
 
-def test_the_summary_counts_what_held() -> None:
+def test_the_summary_counts_passed_phases() -> None:
     """Every verdict is repeated, with the count and the run folder."""
     text = printed(GOOD, BAD, summary=True)
     assert "1. gates open: ok: 3" in text
@@ -62,13 +62,13 @@ def test_the_summary_counts_what_held() -> None:
 
 
 def test_a_verdict_holds_without_problems_only() -> None:
-    """Problems are joined to one sentence; without them the promise is stated."""
+    """Problems are joined; without problems the given text is returned."""
     assert judge([], "fine") == DemoVerdict(True, "fine")
     assert judge(["a", "b"], "fine") == DemoVerdict(False, "a; b")
 
 
 def test_unknown_stays_unknown() -> None:
-    """No number is made up where nothing was measured."""
+    """An unknown value stays unknown."""
     assert milliseconds(None) is None
     assert percent(None) is None
     assert milliseconds(0.0123) == "12 ms"

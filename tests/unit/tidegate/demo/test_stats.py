@@ -1,4 +1,4 @@
-"""The statistics by which the demo judges."""
+"""Statistics of the demo's verdicts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.demo.stats import binomial_interval, percentile
     ("percent", "expected"), [(1, 1.0), (50, 2.0), (51, 3.0), (75, 3.0), (99, 4.0), (100, 4.0)]
 )
 def test_percentile_is_the_nearest_rank(percent: float, expected: float) -> None:
-    """The percentile is the smallest value that so many percent do not exceed."""
+    """The percentile is the smallest value that the given percentage does not exceed."""
     assert percentile([4.0, 1.0, 3.0, 2.0], percent) == expected
 
 
@@ -34,7 +34,7 @@ def test_percentile_refuses_what_is_no_percentage(percent: float) -> None:
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=60), st.floats(0.1, 100))
 def test_percentile_is_one_of_the_values(values: list[float], percent: float) -> None:
-    """A percentile was measured, and at least that share of the values does not exceed it."""
+    """A percentile is one of the values, and at least that share does not exceed it."""
     found = percentile(values, percent)
     assert found in values
     assert sum(value <= found for value in values) >= len(values) * percent / 100 - 1e-9
@@ -46,14 +46,14 @@ def test_percentile_is_one_of_the_values(values: list[float], percent: float) ->
     [(0, 10, 0.0, 0.30850), (5, 10, 0.18709, 0.81291), (10, 10, 0.69150, 1.0)],
 )
 def test_interval_matches_published_values(hits: int, trials: int, low: float, high: float) -> None:
-    """Known intervals come out to five digits."""
+    """Intervals equal published ones to five digits."""
     found = binomial_interval(hits, trials, 0.95)
     assert found.low == pytest.approx(low, abs=1e-5)
     assert found.high == pytest.approx(high, abs=1e-5)
 
 
 def test_interval_at_a_thousand_requests_is_usefully_narrow() -> None:
-    """A fifth of a thousand is told apart from a tenth and a third."""
+    """The interval of 200 of 1,000 excludes 0.1 and 0.333."""
     found = binomial_interval(200, 1000)
     assert 0.2 in found
     assert 0.1 not in found
@@ -79,7 +79,7 @@ def test_interval_is_about_normal_for_many_trials() -> None:
 
 
 def test_interval_rarely_misses() -> None:
-    """Seeded draws of a true share fall inside."""
+    """The interval contains the true share of seeded draws."""
     rng = random.Random(1)
     for _ in range(20):
         hits = sum(rng.random() < 0.2 for _ in range(300))
@@ -88,7 +88,7 @@ def test_interval_rarely_misses() -> None:
 
 @pytest.mark.parametrize(("hits", "trials"), [(-1, 5), (6, 5), (0, 0)])
 def test_interval_refuses_impossible_counts(hits: int, trials: int) -> None:
-    """Counts that no experiment yields are refused."""
+    """Impossible counts raise."""
     with pytest.raises(ValueError, match="fraction"):
         binomial_interval(hits, trials)
 

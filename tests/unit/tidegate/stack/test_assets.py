@@ -1,4 +1,4 @@
-"""Where the files beside the code are."""
+"""Lookup of data files."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from tidegate.stack.assets import MissingAssetError, asset
 
 @pytest.mark.parametrize("name", ["envoy/bootstrap.yaml", "models/toy-llm/config.pbtxt"])
 def test_the_checkout_has_its_assets(name):
-    """Both folders are found from a checkout."""
+    """Both folders are found in a checkout."""
     assert asset(name).is_file()
 
 
 def test_a_wheel_brings_its_own(tmp_path, monkeypatch):
-    """Inside the package goes before beside it."""
+    """Files inside the package have priority."""
     package = tmp_path / "tidegate"
     (package / "assets" / "models").mkdir(parents=True)
     (tmp_path / "models").mkdir()

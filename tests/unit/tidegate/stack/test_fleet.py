@@ -34,13 +34,13 @@ def fleet(models=MODELS, change=None, body="peek"):
 
 
 def test_it_is_a_valid_fleet():
-    """The control server's own model accepts it."""
+    """The fleet is valid for the control server."""
     parsed = Fleet.model_validate(fleet())
     assert [pool.name for pool in parsed.pools] == ["llm", "vision", "counter"]
 
 
 def test_the_language_model_has_a_canary_without_weight():
-    """It takes traffic only when an operator says so."""
+    """The canary has weight 0."""
     llm = Fleet.model_validate(fleet()).pools[0]
     assert [(v.name, v.weight, v.model_version) for v in llm.variants] == [
         ("stable", 100, "1"),
@@ -50,7 +50,7 @@ def test_the_language_model_has_a_canary_without_weight():
 
 
 def test_a_replica_has_one_identity_in_all_pools():
-    """Ledgers of several pools then meet at one replica."""
+    """A replica has the same endpoint id in all pools."""
     parsed = Fleet.model_validate(fleet())
     addresses = {
         (endpoint.id, endpoint.http, endpoint.grpc, endpoint.metrics)
@@ -64,37 +64,37 @@ def test_a_replica_has_one_identity_in_all_pools():
     ("models", "default"), [(MODELS, "llm"), (("vision", "counter"), "vision")]
 )
 def test_exactly_one_pool_is_the_default(models, default):
-    """One pool takes what only the body names when no picker answers."""
+    """Exactly one pool is the default pool."""
     pools = fleet(models)["pools"]
     assert [pool["name"] for pool in pools if pool.get("default")] == [default]
 
 
 def test_the_body_mode_is_every_pools():
-    """Tests run the same stack in each mode."""
+    """The body mode applies to every pool."""
     assert {pool["routing"]["body"] for pool in fleet(body="full")["pools"]} == {"full"}
 
 
 def test_a_mapping_changes_single_fields():
-    """The rest stays as it was."""
+    """A mapping changes only the named fields."""
     changed = fleet(change={"pools": {"llm": {"routing": {"policy": "round-robin"}}}})
     assert changed["pools"][0]["routing"] == {"policy": "round-robin", "body": "peek"}
     assert changed["pools"][1:] == fleet()["pools"][1:]
 
 
 def test_a_mapping_changes_the_top_too():
-    """Listener and pickers can be changed beside pools."""
+    """A mapping can change top-level fields."""
     changed = fleet(change={"pickers": {"fail_open": False}})
     assert changed["pickers"] == {"addresses": ["127.0.0.1:18001"], "fail_open": False}
 
 
 def test_an_unknown_pool_in_a_change_raises():
-    """A typing error is not silently a new pool."""
+    """An unknown pool in a change raises."""
     with pytest.raises(KeyError):
         fleet(change={"pools": {"lm": {}}})
 
 
 def test_a_function_may_change_in_place():
-    """Returning nothing keeps the mapping it got."""
+    """A function that returns ``None`` changes the fleet in place."""
 
     def change(value):
         value["pools"].pop()
@@ -103,12 +103,12 @@ def test_a_function_may_change_in_place():
 
 
 def test_a_function_may_return_another_fleet():
-    """What it returns is used."""
+    """The returned fleet is used."""
     assert apply_change({"a": 1}, lambda _: {"b": 2}) == {"b": 2}
 
 
 def test_merging_leaves_the_callers_mapping_alone():
-    """A change can be used for several stacks."""
+    """Merging does not modify the caller's mapping."""
     change = {"pools": {"llm": {"labels": {"a": ["x"]}}}}
     fleet(change=change)["pools"][0]["labels"]["a"].append("y")
     assert change == {"pools": {"llm": {"labels": {"a": ["x"]}}}}

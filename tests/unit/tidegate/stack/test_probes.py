@@ -1,4 +1,4 @@
-"""What ready means."""
+"""Readiness probes."""
 
 import pytest
 
@@ -29,40 +29,40 @@ def both() -> tuple[ClientStatus, ClientStatus]:
 
 
 def test_nothing_is_missing_when_all_is_in_sync():
-    """One Envoy and one picker are enough."""
+    """With one Envoy and one picker in sync, nothing is missing."""
     assert missing_of(status(*both()), {"envoy", "picker"}) is None
 
 
 def test_an_absent_client_is_missing():
-    """It says which kind."""
+    """The result names the missing kind of client."""
     assert missing_of(status(both()[0]), {"envoy", "picker"}) == "no picker is connected"
 
 
-def test_a_client_that_is_not_asked_for_may_be_absent():
-    """A stack without its picker is in sync too."""
+def test_a_client_that_is_not_requested_may_be_absent():
+    """Only the requested kinds of clients must be connected."""
     assert missing_of(status(both()[0]), {"envoy"}) is None
 
 
 def test_a_change_under_way_is_waited_for():
-    """Its end may still change what clients have."""
+    """A running change is not settled."""
     assert missing_of(status(*both(), settled=False), {"envoy"}) == "a change is under way"
 
 
 def test_a_type_not_subscribed_yet_is_missing():
-    """An Envoy asks for listeners only when its clusters are warm."""
+    """A required type without subscription is missing."""
     half = client("envoy", {"CDS": "SYNCED", "EDS": "SYNCED"})
     assert missing_of(status(half), {"envoy"}) == "envoy-1: LDS is not subscribed"
 
 
 @pytest.mark.parametrize("state", ["STALE", "NOT_SENT"])
 def test_a_type_behind_is_missing(state):
-    """It says which one, at which client."""
+    """The result names the type and the client."""
     late = client("envoy", {**ENVOY_TYPES, "RDS": state})
     assert missing_of(status(late), {"envoy"}) == f"envoy-1: RDS is {state}"
 
 
 def test_an_optional_type_may_be_unsent_but_not_stale():
-    """Types beyond the required ones count only once they were sent."""
+    """Optional types may be unsent but not stale."""
     unsent = client("envoy", {**ENVOY_TYPES, "RTDS": "NOT_SENT"})
     stale = client("envoy", {**ENVOY_TYPES, "RTDS": "STALE"})
     assert missing_of(status(unsent), {"envoy"}) is None
@@ -70,19 +70,19 @@ def test_an_optional_type_may_be_unsent_but_not_stale():
 
 
 def test_a_rejection_ends_the_wait_in_the_clients_words():
-    """Waiting longer would not help."""
+    """A rejection raises with the client's message."""
     rejected = client("envoy", {**ENVOY_TYPES, "LDS": "NACKED"}, "no such filter")
     with pytest.raises(StackError, match="envoy-1 rejected LDS: no such filter"):
         missing_of(status(rejected), {"envoy"})
 
 
 def test_a_bad_fleet_file_ends_the_wait():
-    """The control server says what is wrong with it."""
+    """An invalid fleet file raises with the control server's message."""
     with pytest.raises(StackError, match=r"not in force: fleet\.yaml:3"):
         missing_of(status(file_error="fleet.yaml:3: no pools"), {"envoy"})
 
 
 async def test_a_control_server_that_is_not_there_is_missing():
-    """Not having started yet is no error."""
+    """An unreachable control server is missing and does not raise."""
     missing = await status_synced("127.0.0.1:1", {"envoy"})
     assert missing == "admin at 127.0.0.1:1: UNAVAILABLE"

@@ -11,7 +11,7 @@ from tidegate.stack.runfolder import KEEP, RunFolder, default_parent, is_live
 
 
 def test_a_run_folder_is_fresh_and_private(tmp_path):
-    """Nobody else can read a run's files."""
+    """A run folder is new and has mode 0700."""
     with RunFolder.create(tmp_path / "runs") as first, RunFolder.create(tmp_path / "runs") as other:
         assert first.path != other.path
         assert first.logs.is_dir()
@@ -19,13 +19,13 @@ def test_a_run_folder_is_fresh_and_private(tmp_path):
 
 
 def test_a_parent_with_a_space_is_refused(tmp_path):
-    """Triton could not start its stubs from there."""
+    """A parent path with a space is an error."""
     with pytest.raises(ValueError, match="has a space"):
         RunFolder.create(tmp_path / "my runs")
 
 
 def test_a_temporary_directory_with_a_space_is_avoided(monkeypatch):
-    """The default then lies below /tmp."""
+    """If TMPDIR contains a space, the default is below /tmp."""
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/somewhere/my temp")
     assert default_parent() == Path("/", "tmp", f"tidegate-{os.getuid()}")
 
@@ -37,7 +37,7 @@ def test_the_default_lies_in_the_temporary_directory(monkeypatch):
 
 
 def test_a_parent_of_someone_else_is_refused(tmp_path, monkeypatch):
-    """A folder prepared by another user in /tmp is not trusted."""
+    """A parent folder of another user is an error."""
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr("os.getuid", lambda: 12345)
     with pytest.raises(PermissionError, match="belongs to another user"):
@@ -45,7 +45,7 @@ def test_a_parent_of_someone_else_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_parent_that_is_a_link_is_refused(tmp_path):
-    """A link could lead into a place that others read."""
+    """A parent that is a link is an error."""
     (tmp_path / "target").mkdir()
     (tmp_path / "runs").symlink_to(tmp_path / "target")
     with pytest.raises(PermissionError):
@@ -53,7 +53,7 @@ def test_a_parent_that_is_a_link_is_refused(tmp_path):
 
 
 def test_a_link_reaches_a_path_with_a_space(tmp_path):
-    """What lies behind a space is reached without one."""
+    """A link gives a path without a space."""
     target = tmp_path / "my models"
     target.mkdir()
     (target / "file").write_text("x")
@@ -64,7 +64,7 @@ def test_a_link_reaches_a_path_with_a_space(tmp_path):
 
 
 def test_a_written_file_replaces_the_old_one_whole(tmp_path):
-    """A watcher sees the old content or the new one; nothing else stays."""
+    """A write is atomic and leaves no temporary file."""
     with RunFolder.create(tmp_path / "runs") as run:
         run.write("fleet.yaml", "old")
         path = run.write("fleet.yaml", "new")
@@ -83,14 +83,14 @@ def test_old_run_folders_go(tmp_path):
 
 
 def test_a_folder_that_is_just_removed_is_no_error(tmp_path):
-    """Runs that begin at the same time remove the same old folders; a dead link looks like that."""
+    """Another run may remove the same old folder; a dangling link simulates it."""
     (tmp_path / "runs").mkdir(mode=0o700)
     (tmp_path / "runs" / "run-1").symlink_to(tmp_path / "gone")
     RunFolder.create(tmp_path / "runs").close()
 
 
 def test_a_living_run_keeps_its_folder(tmp_path):
-    """However old it is."""
+    """The folder of a running stack is not removed."""
     with RunFolder.create(tmp_path / "runs") as living:
         os.utime(living.path, (0, 0))
         for _ in range(KEEP + 2):
@@ -99,7 +99,7 @@ def test_a_living_run_keeps_its_folder(tmp_path):
 
 
 def test_a_run_lives_until_it_is_closed(tmp_path):
-    """The lock tells the living from the dead; a folder that is gone is dead."""
+    """A run is live while it holds its lock; a missing folder is not live."""
     run = RunFolder.create(tmp_path / "runs")
     assert is_live(run.path)
     run.close()
@@ -109,5 +109,5 @@ def test_a_run_lives_until_it_is_closed(tmp_path):
 
 
 def test_the_bound_is_small():
-    """Logs of the last few runs are enough."""
+    """``KEEP`` is small."""
     assert runfolder.KEEP <= 10

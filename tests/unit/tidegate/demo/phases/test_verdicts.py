@@ -1,4 +1,4 @@
-"""How each phase judges what it saw."""
+"""Verdicts of the demo's phases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VARIANTS = {"r1": "stable", "r2": "canary"}
 
 
 def counted(r1: int = 3, r2: int = 0, vision: int = 5) -> dict[str, ReplicaCounters]:
-    """Return two replicas' counts."""
+    """Return the counters of two replicas."""
     return {
         "r1": ReplicaCounters({("toy-llm", "1"): r1, ("vision", "1"): vision}),
         "r2": ReplicaCounters({("toy-llm", "2"): r2}),
@@ -22,7 +22,7 @@ def counted(r1: int = 3, r2: int = 0, vision: int = 5) -> dict[str, ReplicaCount
 
 
 def test_traffic_holds_when_every_request_is_counted_once() -> None:
-    """All sent requests are found at the replicas that should serve them."""
+    """Traffic passes if each request is counted once at the right replicas."""
     verdict = traffic.assess(counted(), VARIANTS, {"toy-llm": 3, "vision": 5}, [])
     assert verdict.holds
 
@@ -38,7 +38,7 @@ def test_traffic_holds_when_every_request_is_counted_once() -> None:
 def test_traffic_names_what_is_wrong(
     counts: dict[str, ReplicaCounters], sent: dict[str, int], reason: str
 ) -> None:
-    """A lost request, a canary without weight that serves, and an idle replica are told."""
+    """A lost request, a serving canary without weight and an idle replica fail the phase."""
     verdict = traffic.assess(counts, VARIANTS, sent, [])
     assert not verdict.holds
     assert reason in verdict.text
@@ -47,7 +47,7 @@ def test_traffic_names_what_is_wrong(
 def policy_run(
     reused: float | None, ttft: list[float], failed: bool = False
 ) -> affinity.AffinityRun:
-    """Return one policy's result."""
+    """Return the measurements of one policy."""
     run = affinity.AffinityRun("policy", reused, 1000, ttft)
     if failed:
         run.tally.fail(OSError("gone"))
@@ -55,7 +55,7 @@ def policy_run(
 
 
 def test_affinity_holds_when_it_reuses_more_and_answers_sooner() -> None:
-    """Both have to be better."""
+    """Affinity passes if both reuse and TTFT are better."""
     verdict = affinity.assess(policy_run(0.3, [0.4, 0.5]), policy_run(0.7, [0.1, 0.2]))
     assert verdict.holds
     assert "70.0%" in verdict.text
@@ -72,14 +72,14 @@ def test_affinity_holds_when_it_reuses_more_and_answers_sooner() -> None:
     ],
 )
 def test_affinity_does_not_hold_otherwise(affine: affinity.AffinityRun, reason: str) -> None:
-    """Equal reuse, equal time, nothing measured or a failed turn is no success."""
+    """Equal reuse, equal time, missing measurements or a failed turn fail the phase."""
     verdict = affinity.assess(policy_run(0.3, [0.4]), affine)
     assert not verdict.holds
     assert reason in verdict.text
 
 
 def test_a_canary_holds_inside_the_interval() -> None:
-    """The asked share may differ by chance."""
+    """A canary passes if its share is within the random interval."""
     assert canary.assess(0, 215, 1000, []).holds
 
 
@@ -88,14 +88,14 @@ def test_a_canary_holds_inside_the_interval() -> None:
     [(1, 200, [], "weight was 0"), (0, 300, [], "outside"), (0, 200, ["lost"], "lost")],
 )
 def test_a_canary_fails_outside(before: int, hits: int, problems: list[str], reason: str) -> None:
-    """A share beyond chance, an early request or a failure is told."""
+    """A share outside the interval, an early request or a failure fails the phase."""
     verdict = canary.assess(before, hits, 1000, problems)
     assert not verdict.holds
     assert reason in verdict.text
 
 
 def test_a_replica_loss_holds_without_failures() -> None:
-    """The killed replica was in use and nobody noticed."""
+    """A loss passes if the killed replica was in use and no request failed."""
     assert replica_loss.assess("r1", Counter(r1=3), Tally().failed, []).holds
     assert not replica_loss.assess("r1", Counter(r2=3), 0, []).holds
     assert not replica_loss.assess("r1", Counter(r1=3), 1, ["1 failed"]).holds
@@ -114,5 +114,5 @@ def test_a_replica_loss_holds_without_failures() -> None:
 def test_a_picker_loss_needs_picks_before_and_after(
     before: int | None, after: int | None, problems: list[str], holds: bool
 ) -> None:
-    """It must have been in use, come back into use, and cost no request."""
+    """The picker must pick before and after its loss, and no request may fail."""
     assert picker_loss.assess(before, after, problems).holds is holds

@@ -10,7 +10,7 @@ from tidegate.stack.processes import guard
 GUARD = Path(guard.__file__)
 
 
-def test_it_becomes_the_program():
+def test_it_executes_the_program():
     """The process id stays the same, so signals reach the program."""
     command = [sys.executable, str(GUARD), str(os.getpid()), "0", "/bin/sh", "-c", "echo $$"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -19,7 +19,7 @@ def test_it_becomes_the_program():
 
 
 def test_an_orphan_does_not_start():
-    """A parent that ended first would never take the child along."""
+    """If the parent has already ended, the program is not started."""
     command = [sys.executable, str(GUARD), "1", "0", "/bin/echo", "started"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""Ports that stay ours."""
+"""Reserved ports."""
 
 import socket
 
@@ -8,7 +8,7 @@ from tidegate.stack.processes.ports import HeldPorts
 
 
 def listen(port: int) -> socket.socket:
-    """Listen as every server we start does: with SO_REUSEADDR."""
+    """Listen with SO_REUSEADDR, like all servers of the stack."""
     server = socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server.bind(("127.0.0.1", port))
@@ -17,7 +17,7 @@ def listen(port: int) -> socket.socket:
 
 
 def test_ports_differ():
-    """Held ports are given once."""
+    """A reserved port is returned only once."""
     with HeldPorts() as ports:
         assert len({ports.take() for _ in range(50)}) == 50
 
@@ -40,8 +40,8 @@ def test_a_server_can_come_back_to_its_port():
         listen(port).close()
 
 
-def test_nobody_who_asks_for_any_port_gets_a_held_one():
-    """The system gives a held port to no one else."""
+def test_binding_port_0_never_returns_a_held_port():
+    """The system does not assign a reserved port to a socket that binds port 0."""
     with HeldPorts() as ports:
         held = {ports.take() for _ in range(20)}
         with HeldPorts() as others:
@@ -49,7 +49,7 @@ def test_nobody_who_asks_for_any_port_gets_a_held_one():
 
 
 def test_an_address_is_on_loopback():
-    """Nothing we start listens anywhere else."""
+    """Addresses are on 127.0.0.1."""
     with HeldPorts() as ports:
         host, _, port = ports.address().partition(":")
         assert host == "127.0.0.1"
@@ -57,7 +57,7 @@ def test_an_address_is_on_loopback():
 
 
 def test_closing_lets_the_ports_go():
-    """Anyone can bind them afterwards, even without SO_REUSEADDR."""
+    """After ``close``, ports can be bound without SO_REUSEADDR."""
     ports = HeldPorts()
     port = ports.take()
     ports.close()
@@ -67,7 +67,7 @@ def test_closing_lets_the_ports_go():
 
 
 def test_a_system_without_ports_leaks_no_socket(monkeypatch):
-    """An error while taking a port closes what was opened."""
+    """An error while reserving a port closes the socket."""
     monkeypatch.setattr("tidegate.stack.processes.ports.LOOPBACK", "192.0.2.1")
     with HeldPorts() as ports, pytest.raises(OSError, match="assign"):
         ports.take()

@@ -1,4 +1,4 @@
-"""The supervisor of child processes, with real children."""
+"""The supervisor, with real child processes."""
 
 import asyncio
 import os
@@ -37,9 +37,9 @@ def exists(pid: int) -> bool:
 
 
 async def until(condition) -> None:
-    """Wait for something that another process does."""
+    """Wait for an effect of another process."""
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - another process has no event of ours
+        while not condition():  # noqa: ASYNC110 - no event to wait for across processes
             await asyncio.sleep(0.005)
 
 
@@ -52,13 +52,13 @@ async def test_output_goes_to_the_childs_log(supervisor):
 
 
 async def test_a_child_gets_exactly_its_environment(supervisor):
-    """Nothing of ours leaks into it."""
+    """A child gets only the given environment."""
     await supervisor.start("one", ("/usr/bin/env",), {"LC_ALL": "C", "ONLY": "this"})
     await supervisor.crashed()
     assert supervisor.log("one").read_text() == "LC_ALL=C\nONLY=this\n"
 
 
-async def test_an_unasked_exit_is_a_crash(supervisor):
+async def test_an_unexpected_exit_is_a_crash(supervisor):
     """The crash names the child, its exit code, its log and the log's end."""
     code = "print('the reason'); raise SystemExit(3)"
     await supervisor.start("one", python(code), ENV)
@@ -69,21 +69,21 @@ async def test_an_unasked_exit_is_a_crash(supervisor):
     assert str(supervisor.log("one")) in text
 
 
-async def test_a_signal_is_told_as_such(supervisor):
-    """A crash by signal says which."""
+async def test_a_crash_by_signal_is_reported(supervisor):
+    """A crash by a signal names the signal."""
     await supervisor.start("one", SLEEPER, ENV)
     os.kill(supervisor.pid("one"), signal.SIGSEGV)
     assert "was killed by signal 11" in str(await supervisor.crashed())
 
 
 async def test_a_program_that_does_not_exist_is_a_crash(supervisor):
-    """The log's end says what was not found."""
+    """A program that does not exist is a crash; the log names it."""
     await supervisor.start("one", ("/nowhere/program",), ENV)
     assert "FileNotFoundError" in (await supervisor.crashed()).tail
 
 
 async def test_a_kill_is_no_crash(supervisor):
-    """What we asked for is expected."""
+    """A kill through the supervisor is not a crash."""
     await supervisor.start("one", SLEEPER, ENV)
     await supervisor.kill("one")
     assert not supervisor.running("one")
@@ -112,7 +112,7 @@ async def test_killing_what_has_ended_is_harmless(supervisor):
 
 
 async def test_a_restart_is_a_new_process_with_the_same_command(supervisor):
-    """It appends to the log and is no crash."""
+    """A restart appends to the log and is not a crash."""
     await supervisor.start(
         "one", python("print('up', flush=True); import time; time.sleep(60)"), ENV
     )
@@ -125,7 +125,7 @@ async def test_a_restart_is_a_new_process_with_the_same_command(supervisor):
 
 
 async def test_a_killed_child_can_be_restarted(supervisor):
-    """Kill, wait, restart is how outages are played."""
+    """A killed child can be started again."""
     await supervisor.start("one", SLEEPER, ENV)
     await supervisor.kill("one")
     await supervisor.restart("one")
@@ -133,7 +133,7 @@ async def test_a_killed_child_can_be_restarted(supervisor):
 
 
 async def test_a_crash_after_a_restart_counts_again(supervisor):
-    """Being killed once is no licence to crash later."""
+    """A crash after a restart is reported."""
     await supervisor.start("one", SLEEPER, ENV)
     await supervisor.restart("one")
     os.kill(supervisor.pid("one"), signal.SIGKILL)
@@ -149,13 +149,13 @@ async def test_a_name_is_used_once(supervisor):
 
 
 async def test_an_unknown_name_raises(supervisor):
-    """Only children can be killed."""
+    """Killing an unknown name raises."""
     with pytest.raises(KeyError):
         await supervisor.kill("nobody")
 
 
 async def test_stop_ends_all(supervisor):
-    """A polite child ends by SIGTERM."""
+    """A child that handles SIGTERM ends by SIGTERM."""
     for name in ("one", "two"):
         await supervisor.start(name, SLEEPER, ENV)
     await supervisor.stop()
@@ -164,8 +164,8 @@ async def test_stop_ends_all(supervisor):
     assert supervisor.crash is None
 
 
-async def test_stop_kills_who_ignores_it(supervisor):
-    """SIGKILL follows after the bound."""
+async def test_stop_kills_children_that_ignore_sigterm(supervisor):
+    """SIGKILL follows after the grace period."""
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "print('deaf', flush=True); time.sleep(60)"
@@ -176,8 +176,8 @@ async def test_stop_kills_who_ignores_it(supervisor):
     assert not supervisor.running("one")
 
 
-async def test_each_exit_is_told(tmp_path):
-    """Callers can clean up behind a child, however it ended."""
+async def test_each_exit_is_notified(tmp_path):
+    """``on_exit`` is called after each exit, expected or not."""
     told = []
     subject = Supervisor(tmp_path, on_exit=told.append)
     await subject.start("one", SLEEPER, ENV)
@@ -189,7 +189,7 @@ async def test_each_exit_is_told(tmp_path):
 
 
 async def test_nothing_survives_the_supervising_process(tmp_path):
-    """A supervisor that is killed itself takes its children along."""
+    """The children of a killed supervisor end."""
     code = f"""
 import asyncio, os, pathlib
 from tidegate.stack.processes.supervisor import Supervisor
@@ -212,7 +212,7 @@ asyncio.run(main())
 
 
 async def test_a_group_ends_with_its_leader(tmp_path):
-    """Grandchildren end when their parent is killed by someone else, and we with it."""
+    """Grandchildren end when their parent is killed by another process."""
     shell = "/bin/sleep 60 & echo $! ; wait"
     code = f"""
 import asyncio, os, pathlib
@@ -234,7 +234,7 @@ asyncio.run(main())
 
 
 async def test_the_first_crash_of_several_supervisors_is_found(tmp_path):
-    """The stack watches its services and its replicas at once."""
+    """The first crash of several supervisors is returned."""
     one, two = Supervisor(tmp_path), Supervisor(tmp_path)
     await one.start("calm", SLEEPER, ENV)
     await two.start("wild", ("/bin/false",), ENV)
@@ -244,7 +244,7 @@ async def test_the_first_crash_of_several_supervisors_is_found(tmp_path):
 
 
 def test_a_log_tail_is_bounded(tmp_path):
-    """A crash report stays readable whatever a child wrote."""
+    """The end of a log is bounded in lines and bytes."""
     log = tmp_path / "x.log"
     log.write_text("".join(f"{'y' * 2000} {line}\n" for line in range(500)))
     tail = read_tail(log)
@@ -254,5 +254,5 @@ def test_a_log_tail_is_bounded(tmp_path):
 
 
 def test_a_missing_log_has_no_tail(tmp_path):
-    """Reporting a crash never fails itself."""
+    """A missing log has an empty tail."""
     assert read_tail(tmp_path / "none.log") == ""

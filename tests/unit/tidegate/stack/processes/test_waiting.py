@@ -1,4 +1,4 @@
-"""Waiting until something holds."""
+"""Polling of probes."""
 
 import os
 
@@ -11,7 +11,7 @@ from tidegate.stack.processes.waiting import StackError, http_ok, wait_until
 
 
 async def test_it_returns_when_nothing_is_missing():
-    """It looks again until the answer is None."""
+    """Polling ends when the probe returns ``None``."""
     answers = iter(["a", "b", None])
 
     async def look():
@@ -22,7 +22,7 @@ async def test_it_returns_when_nothing_is_missing():
 
 
 async def test_a_timeout_says_what_was_missing():
-    """The error names the part and its last state."""
+    """The error contains the name and the last result of the probe."""
 
     async def look():
         return "no picker is connected"
@@ -32,7 +32,7 @@ async def test_a_timeout_says_what_was_missing():
 
 
 async def test_a_crash_ends_the_wait(tmp_path):
-    """Nobody waits out a timeout for a child that is gone."""
+    """A crash of a child ends the wait before the timeout."""
     supervisor = Supervisor(tmp_path)
     await supervisor.start("one", ("/bin/false",), dict(os.environ))
 
@@ -46,7 +46,7 @@ async def test_a_crash_ends_the_wait(tmp_path):
 
 @pytest.fixture
 async def server():
-    """Return the URL of a server that answers the status in its path."""
+    """Return the URL of a server that returns the status in its path."""
 
     async def answer(request):
         return web.Response(status=int(request.match_info["status"]))
@@ -62,19 +62,19 @@ async def server():
 
 
 async def test_http_200_is_ready(server):
-    """Nothing is missing then."""
+    """Status 200 returns ``None``."""
     async with aiohttp.ClientSession() as session:
         assert await http_ok(session, f"{server}/200") is None
 
 
-async def test_any_other_status_is_told(server):
-    """Triton answers 400 while a model is not ready."""
+async def test_any_other_status_is_not_ready(server):
+    """Another status is returned as the reason; Triton returns 400 while a model is not ready."""
     async with aiohttp.ClientSession() as session:
         assert await http_ok(session, f"{server}/400") == f"{server}/400 answers 400"
 
 
-async def test_a_refused_connection_is_told():
-    """A server that has not started yet is no error."""
+async def test_a_refused_connection_is_not_ready():
+    """A refused connection is returned as the reason and does not raise."""
     async with aiohttp.ClientSession() as session:
         missing = await http_ok(session, "http://127.0.0.1:1/")
     assert missing is not None

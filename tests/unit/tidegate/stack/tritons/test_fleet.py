@@ -1,4 +1,4 @@
-"""The plan of a set of replicas."""
+"""The plan of a group of replicas."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tidegate.stack.tritons.fleet import Tritons, describe, plan_replicas
 
 
 def test_the_last_of_several_is_the_canary():
-    """It alone serves version 2 of the language model; other models have one version."""
+    """Only the last replica serves version 2 of the language model."""
     with HeldPorts() as ports:
         planned = plan_replicas(3, ("toy-llm", "vision"), ports)
     assert [(r.name, r.variant, r.models["toy-llm"]) for r in planned] == [
@@ -19,7 +19,7 @@ def test_the_last_of_several_is_the_canary():
 
 
 def test_a_single_replica_is_stable():
-    """There is nothing to compare a canary with."""
+    """A single replica belongs to the stable variant."""
     with HeldPorts() as ports:
         (only,) = plan_replicas(1, ("toy-llm",), ports)
     assert (only.variant, only.models) == ("stable", {"toy-llm": ("1",)})
@@ -40,12 +40,12 @@ def test_a_description_names_models_and_versions():
 
 
 def test_no_replicas_are_refused():
-    """A stack needs at least one."""
+    """A count of 0 is an error."""
     with pytest.raises(ValueError, match="at least 1"):
         Tritons(0)
 
 
 def test_an_unknown_name_raises():
-    """Only the set's own replicas are known."""
+    """An unknown name raises ``KeyError``."""
     with pytest.raises(KeyError):
         Tritons(1).replica("r9")

@@ -38,7 +38,7 @@ def run(tmp_path):
 
 
 def test_readiness_is_asked_per_model_and_version():
-    """Server readiness goes red whenever any model loads."""
+    """Readiness URLs are per model and version, because server readiness fails during any load."""
     urls = replica(models={"toy-llm": ("1", "2"), "vision": ("1",)}).ready_urls()
     assert urls == (
         "http://127.0.0.1:8000/v2/models/toy-llm/versions/1/ready",
@@ -48,7 +48,7 @@ def test_readiness_is_asked_per_model_and_version():
 
 
 def test_a_repository_has_only_the_replicas_versions(run):
-    """The policy `all` then serves exactly these."""
+    """The repository contains only the replica's versions."""
     path = triton.prepare_repository(run, replica(models={"toy-llm": ("2",)}))
     assert sorted(entry.name for entry in path.iterdir()) == ["toy-llm"]
     entries = {entry.name for entry in (path / "toy-llm").iterdir()}
@@ -56,7 +56,7 @@ def test_a_repository_has_only_the_replicas_versions(run):
 
 
 def test_a_version_that_does_not_exist_is_named(run):
-    """It is told before Triton starts."""
+    """A missing version is an error before Triton starts."""
     with pytest.raises(FileNotFoundError, match="'toy-llm' has no version '9'"):
         triton.prepare_repository(run, replica(models={"toy-llm": ("9",)}))
 
@@ -71,7 +71,7 @@ def test_each_replica_has_its_own_shared_memory(run, tmp_path):
 
 
 def test_a_killed_replicas_regions_are_removed(run, tmp_path):
-    """Only its own."""
+    """Only the regions of the killed replica are removed."""
     mine = tmp_path / f"{triton.shared_memory_prefix(run, 'r1')}abc"
     other = tmp_path / f"{triton.shared_memory_prefix(run, 'r2')}abc"
     mine.touch()
@@ -81,7 +81,7 @@ def test_a_killed_replicas_regions_are_removed(run, tmp_path):
 
 
 def test_regions_of_dead_runs_are_swept(run, tmp_path):
-    """A run that was itself killed could not clean up; living runs keep theirs."""
+    """Regions of ended runs are removed, those of live runs stay."""
     with RunFolder.create(run.path.parent) as dead:
         left = tmp_path / f"{triton.shared_memory_prefix(dead, 'r1')}abc"
     living = tmp_path / f"{triton.shared_memory_prefix(run, 'r1')}abc"
@@ -93,7 +93,7 @@ def test_regions_of_dead_runs_are_swept(run, tmp_path):
 
 
 def test_a_region_that_is_just_removed_is_no_error(run, tmp_path):
-    """Its replica removes it at the same time; a dead link looks like that."""
+    """Another process may remove a region; a dangling link simulates it."""
     region = tmp_path / f"{triton.shared_memory_prefix(run, 'r1')}abc"
     region.symlink_to(tmp_path / "gone")
     triton.sweep_shared_memory(run.path.parent, tmp_path)
@@ -101,7 +101,7 @@ def test_a_region_that_is_just_removed_is_no_error(run, tmp_path):
 
 
 def test_all_ports_are_on_their_given_address(run):
-    """Nothing listens beyond loopback."""
+    """All ports are bound to the given addresses."""
     command = triton.triton_command(INSTALLATION, replica(), run.path, run.path, "p")
     for flag in (
         "--http-address=127.0.0.1",
@@ -115,7 +115,7 @@ def test_all_ports_are_on_their_given_address(run):
 
 
 def test_models_are_loaded_explicitly(run):
-    """Rollouts load and unload single models, which only this mode allows."""
+    """The model-control mode is explicit, so that single models can be loaded."""
     command = triton.triton_command(
         INSTALLATION, replica(models={"vision": ("1",)}), run.path, run.path, "p"
     )
@@ -124,7 +124,7 @@ def test_models_are_loaded_explicitly(run):
 
 
 def test_the_stub_finds_this_python_first(monkeypatch):
-    """A numpy found elsewhere corrupts tensors."""
+    """The stub's PATH starts with this Python, because numpy from elsewhere corrupts tensors."""
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/mine")
     env = triton.triton_environment(INSTALLATION, replica(), {"TOY_LLM_TIME_SCALE": "0.5"})
@@ -135,14 +135,14 @@ def test_the_stub_finds_this_python_first(monkeypatch):
 
 
 def test_without_the_wheel_the_error_says_what_to_install(monkeypatch):
-    """The fix is one command."""
+    """The error contains the pip command."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ExtraMissingError, match=r"pip install 'tidegate\[demo\]'"):
         triton.find_triton()
 
 
-def test_a_wheel_without_this_pythons_stub_is_told(monkeypatch, tmp_path):
-    """The wheel has stubs for some Pythons only."""
+def test_a_wheel_without_this_pythons_stub_is_an_error(monkeypatch, tmp_path):
+    """The error names the Python version without a stub."""
     (tmp_path / "pytriton").mkdir()
 
     class Spec:

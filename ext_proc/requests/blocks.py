@@ -9,7 +9,6 @@ valid for one combination only. Only full blocks count: a growing prompt keeps a
 from __future__ import annotations
 
 import struct
-from array import array
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -21,10 +20,6 @@ if TYPE_CHECKING:
 
 MAX_BLOCKS: Final = 2048
 """Maximum blocks of one prompt; the rest of the prompt is ignored."""
-
-_ROW: Final = 16
-"""Number of blocks that are split off at once."""
-_HASH_BYTES: Final = 8
 
 
 def prompt_blocks(features: Features, block_chars: int, limit: int = MAX_BLOCKS) -> tuple[int, ...]:
@@ -78,18 +73,6 @@ def continued(chain: int, data: bytes, size: int, limit: int = MAX_BLOCKS) -> tu
     """
     digest = xxhash.xxh3_64_intdigest
     count = min(len(data) // size, limit)
-    in_rows = count - count % _ROW
-    chains = [chain]
-    # Each hash is the seed of the next, so the list is read while it grows.
-    seeds = iter(chains)
-    for row in _cut(size, _ROW).iter_unpack(memoryview(data)[: in_rows * size]):
-        chains.extend(map(digest, row, seeds))
-    last = _cut(size, count - in_rows).unpack_from(data, in_rows * size)
-    chains.extend(map(digest, last, seeds))
-    return struct.unpack_from(f"{count}q", array("Q", chains), _HASH_BYTES)
-
-
-@lru_cache(maxsize=1024)
-def _cut(size: int, count: int) -> struct.Struct:
-    """Return a struct that splits bytes into ``count`` blocks of ``size`` bytes."""
-    return struct.Struct(f"{size}s" * count)
+    pieces = struct.iter_unpack(f"{size}s", memoryview(data)[: count * size])
+    chains = [chain := digest(piece, chain) for (piece,) in pieces]
+    return struct.unpack(f"{count}q", struct.pack(f"{count}Q", *chains))

@@ -77,8 +77,8 @@ class Journal:
         *,
         fresh: bool = False,
     ) -> None:
-        told = orjson.dumps(conditions, option=orjson.OPT_SORT_KEYS)
-        self.path = folder / f"{suite}-{_short(told)}.jsonl"
+        encoded = orjson.dumps(conditions, option=orjson.OPT_SORT_KEYS)
+        self.path = folder / f"{suite}-{_short(encoded)}.jsonl"
         self.others = sorted(
             path for path in folder.glob(f"{suite}-*.jsonl") if path.name != self.path.name
         )

@@ -51,13 +51,13 @@ def commit() -> str:
     git = shutil.which("git")
     if git is None:
         return ""
-    told = subprocess.run(  # noqa: S603 - fixed words
+    done = subprocess.run(  # noqa: S603 - fixed words
         [git, "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return told.stdout.strip()
+    return done.stdout.strip()
 
 
 def main() -> int:

@@ -67,10 +67,10 @@ def chores(replicas: int) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
     ReplicaMetrics(registry, router.registry.replicas)
     logs = service_of(router, registry)
     text = page()
-    told = read_all(text, 0.0).readings
+    readings = read_all(text, 0.0).readings
     picks = metrics._picked  # noqa: SLF001 - as picks do
     for number in range(replicas):
-        router.registry.observe(f"r{number}", told)
+        router.registry.observe(f"r{number}", readings)
         for counts in (picks._prompts, picks._predicted):  # noqa: SLF001 - the same
             counts.add((f"r{number}",))
     for _ in range(replicas):

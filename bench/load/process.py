@@ -35,10 +35,10 @@ async def run_load(
         LoadError: The process failed.
     """
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
-        asked, told = Path(folder) / "plan", Path(folder) / "results"
-        write_plan(asked, plan)
+        plan_file, results = Path(folder) / "plan", Path(folder) / "results"
+        write_plan(plan_file, plan)
         process = await asyncio.create_subprocess_exec(
-            *module_command("bench.load", str(asked), str(told)),
+            *module_command("bench.load", str(plan_file), str(results)),
             env=service_environment(),
             stderr=asyncio.subprocess.PIPE,
         )
@@ -49,7 +49,7 @@ async def run_load(
                 _, stderr = await process.communicate()
             if process.returncode != 0:
                 raise LoadError(stderr.decode("utf-8", "replace")[-2000:])
-            return read_results(told)
+            return read_results(results)
         finally:
             if process.returncode is None:
                 process.kill()

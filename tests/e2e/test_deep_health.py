@@ -147,7 +147,7 @@ async def test_what_one_picker_finds_reaches_all(http, stack, other, replicas, r
     """A finding reaches the other picker, Envoy and operators, until the condition ends."""
     sick = replicas[0]
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return (await shown(http, other, sick.name))["conditions"] == ["told"]
 
     async def marked() -> bool:
@@ -168,7 +168,7 @@ async def test_what_one_picker_finds_reaches_all(http, stack, other, replicas, r
         try:
             sick.status = 500
             begun = time.monotonic()
-            assert await eventually(told)
+            assert await eventually(reported)
             assert await eventually(marked)
             told_s = time.monotonic() - begun
             async with admin(stack) as stub:
@@ -191,7 +191,7 @@ async def test_what_a_picker_found_ends_with_it(http, stack, other, replicas):
     """The findings of a killed picker are withdrawn."""
     sick = replicas[1]
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return (await shown(http, other, sick.name))["conditions"] == ["told"]
 
     async def over() -> bool:
@@ -200,7 +200,7 @@ async def test_what_a_picker_found_ends_with_it(http, stack, other, replicas):
     sick.status = 500
     try:
         async with Traffic(http, stack.http_url + GENERATE, body, workers=4, pause_s=0.01):
-            assert await eventually(told)
+            assert await eventually(reported)
         await stack.kill_picker()
         assert await eventually(over)
     finally:

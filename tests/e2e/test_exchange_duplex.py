@@ -142,8 +142,8 @@ async def test_an_unknown_model_is_refused(http, stack):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-    told = [*(caught.value.initial_metadata() or ()), *(caught.value.trailing_metadata() or ())]
-    assert (REASON_HEADER, "unknown-model") in told
+    metadata = [*(caught.value.initial_metadata() or ()), *(caught.value.trailing_metadata() or ())]
+    assert (REASON_HEADER, "unknown-model") in metadata
     assert await quiet(http, stack)
 
 

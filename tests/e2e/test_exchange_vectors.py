@@ -37,11 +37,11 @@ async def test_no_picker_and_fail_closed(http, new_stack):
 async def test_the_replica_that_served_is_credited(http, new_stack, transport):
     """V7, V115: the pick refuses connections; the picker learns which fallback served."""
     with HeldPorts() as ports:
-        nobody = ports.address()
+        unused = ports.address()
 
         def first_is_dead(fleet):
             (pool,) = [each for each in fleet["pools"] if each["name"] == "vision"]
-            pool["endpoints"][0]["grpc"] = nobody
+            pool["endpoints"][0]["grpc"] = unused
             pool["routing"]["policy"] = "round-robin"
             # Only one pool may know the address: one id, one address.
             pool["endpoints"][0]["id"] = "dead"
@@ -54,14 +54,14 @@ async def test_the_replica_that_served_is_credited(http, new_stack, transport):
             )
         assert len(results) == 12
 
-        async def told() -> bool:
+        async def reported() -> bool:
             name = "tidegate_picker_served_elsewhere_total"
             return await metric(http, stack.picker_metrics, name) > 0
 
         async def settled() -> bool:
             return await metric(http, stack.picker_metrics, "tidegate_picker_in_flight") == 0
 
-        assert await eventually(told)
+        assert await eventually(reported)
         assert await eventually(settled)
         body = {"text_input": fresh_prompt(), "max_tokens": 1}
         async with http.post(stack.http_url + GENERATE, json=body) as answer:

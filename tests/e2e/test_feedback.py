@@ -77,7 +77,7 @@ async def test_a_sick_replica_is_left_alone_and_comes_back(
     well = {field: getattr(sick, field) for field in sickness}
     retried = await metric(http, stack.picker_metrics, RETRIED)
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return named in await conditions(http, stack, sick.name)
 
     async def back() -> bool:
@@ -93,7 +93,7 @@ async def test_a_sick_replica_is_left_alone_and_comes_back(
             for field, value in sickness.items():
                 setattr(sick, field, value)
             begun, before = time.monotonic(), load.count
-            assert await eventually(told)
+            assert await eventually(reported)
             out_s, out_failed = time.monotonic() - begun, len(load.failures)
             until_out = load.count - before
             await load.more(200)
@@ -188,10 +188,10 @@ async def test_a_replica_that_is_not_ready_gets_no_work(http, stack, replicas):
     sick.ready = False
     try:
 
-        async def told() -> bool:
+        async def reported() -> bool:
             return await conditions(http, stack, sick.name) == ["not-ready"]
 
-        assert await eventually(told)
+        assert await eventually(reported)
         asked = len(sick.asked)
         async with Traffic(http, stack.http_url + GENERATE, body, workers=4) as load:
             await load.more(60)

@@ -63,9 +63,9 @@ async def stack(demo_extra, replicas):  # noqa: ARG001 - skips first
 async def known(http, stack, name):
     """Return whether a replica's cache is known, and the number of its blocks in the index."""
     state = await picker_state(http, stack)
-    told = state["telemetry"]["kv_events"][name]
+    engine = state["telemetry"]["kv_events"][name]
     held = state["router"]["pools"]["llm"]["endpoints"][name]["index_blocks"]
-    return told["exact"], held
+    return engine["exact"], held
 
 
 async def goes_to(http, stack, replicas, prompt):
@@ -78,7 +78,7 @@ async def goes_to(http, stack, replicas, prompt):
     return replicas[index]
 
 
-async def told(http, stack, replica, blocks):
+async def indexed(http, stack, replica, blocks):
     """Publish events until the index contains ``count`` blocks of a replica."""
     await replica.engine.publish()
 
@@ -100,10 +100,10 @@ async def test_prompts_go_where_their_blocks_are(http, stack, replicas):
     prompts = [fresh_prompt() for _ in range(4)]
     for prompt in prompts[:2]:
         second.engine.cache.run(prompt)
-    await told(http, stack, second, 40)
+    await indexed(http, stack, second, 40)
     for prompt in prompts[2:]:
         first.engine.cache.run(prompt)
-    await told(http, stack, first, 40)
+    await indexed(http, stack, first, 40)
     for prompt in prompts[:2]:
         assert await goes_to(http, stack, replicas, prompt) is second
     for prompt in prompts[2:]:
@@ -111,9 +111,9 @@ async def test_prompts_go_where_their_blocks_are(http, stack, replicas):
     # The second gives two up for others, and the first computes one of them.
     for _ in range(3):
         second.engine.cache.run(fresh_prompt())
-    await told(http, stack, second, 60)
+    await indexed(http, stack, second, 60)
     first.engine.cache.run(prompts[0])
-    await told(http, stack, first, 60)
+    await indexed(http, stack, first, 60)
     assert await goes_to(http, stack, replicas, prompts[0]) is first
 
 
@@ -125,13 +125,13 @@ async def test_a_lost_batch_is_replayed_or_drops_the_index(http, stack, replicas
     await first.engine.publish(lose=True)
     first.engine.cache.run(later)
     held = len(first.engine.cache.prompts())
-    await told(http, stack, first, held)
+    await indexed(http, stack, first, held)
     assert await goes_to(http, stack, replicas, lost) is first
 
     second.engine.cache.clear()
     await second.engine.publish(lose=True)
     second.engine.cache.run(fresh_prompt())
-    await told(http, stack, second, 20)
+    await indexed(http, stack, second, 20)
     gaps = {"what": "gaps"}
     assert await metric(http, stack.picker_metrics, "tidegate_picker_kv_events_total", **gaps) >= 1
 
@@ -141,7 +141,7 @@ async def test_a_dead_engine_holds_nothing(http, stack, replicas):
     first, _ = replicas
     prompt = fresh_prompt()
     first.engine.cache.run(prompt)
-    await told(http, stack, first, len(first.engine.cache.prompts()))
+    await indexed(http, stack, first, len(first.engine.cache.prompts()))
     await first.engine.__aexit__(None, None, None)
 
     async def forgotten():

@@ -193,11 +193,11 @@ async def test_a_broken_file_changes_nothing(http, new_stack):
     stack.fleet_file.write_text(bad)
     async with admin(stack) as operator:
 
-        async def told() -> bool:
+        async def reported() -> bool:
             status = await operator.GetStatus(admin_pb2.GetStatusRequest())
             return f":{line}:" in status.file_error and "weight" in status.file_error
 
-        assert await eventually(told)
+        assert await eventually(reported)
         async with http.post(stack.http_url + GENERATE, json=generate_body()) as answer:
             assert answer.status == 200
         stack.write_fleet(good)

@@ -68,7 +68,9 @@ async def test_readings_are_what_the_server_does(http, stack, tritons, pushed):
         )
 
     try:
-        for _ in range(4):  # a busy machine may look too late: they last two seconds or more
+        for _ in range(
+            4
+        ):  # on a busy machine a check may be late: the requests last at least two seconds
             async with requests_on(http, replica, 3):
                 seen = await eventually(lambda: shows(3), 3)
             if seen:
@@ -86,7 +88,7 @@ async def test_readings_are_what_the_server_does(http, stack, tritons, pushed):
 
 
 async def test_counts_are_exact_and_each_model_has_its_own(http, new_stack):
-    """Of 12 requests one runs and 11 wait; three generations beside them run in another model."""
+    """Of 12 requests one runs and 11 wait; three generations of another model count separately."""
     async with Tritons(1, env={"VISION_BATCH_MS": "2000"}) as slow:
         stack = await new_stack(tritons=slow)
         replica = slow.replicas[0]
@@ -106,11 +108,11 @@ async def test_counts_are_exact_and_each_model_has_its_own(http, new_stack):
             expected = {"vision": (11, None), "toy-llm": (0, 3)}
             async with requests_on(http, replica, 3):
                 first = asyncio.create_task(infer())
-                await asyncio.sleep(0.2)  # it is a batch of its own
+                await asyncio.sleep(0.2)  # a separate batch
                 others = [asyncio.create_task(infer()) for _ in range(11)]
                 waiting = await eventually(lambda: shows(**expected), 1.7)
                 assert await first == 200
-                # Of those that waited the next batch takes eight.
+                # The next batch takes eight of the waiting requests.
                 expected["vision"] = (3, None)
                 fewer = waiting and await eventually(lambda: shows(**expected), 2.0)
             if fewer:
@@ -119,12 +121,12 @@ async def test_counts_are_exact_and_each_model_has_its_own(http, new_stack):
             await asyncio.gather(*others, return_exceptions=True)
             return fewer
 
-        # A busy machine may look too late, or send what waits together in two batches.
+        # On a busy machine a check may be late, or waiting requests may form two batches.
         assert await seen() or await seen() or await seen()
 
 
 async def test_without_any_telemetry_routing_goes_on(http, new_stack):
-    """Where no page answers, the picker says so, and every request is served and spread."""
+    """Without metrics pages, the picker reports it, and requests are served and spread."""
 
     def nowhere(fleet):
         for pool in fleet["pools"]:

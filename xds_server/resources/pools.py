@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidegate_api.fleet.v1 import pool_pb2
+from xds_server.fleet.mapping import MessageCopier
 from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec, Routing, VariantSpec
 from xds_server.fleet.model.resilience import HealthSpec, OutlierSpec, SlowStartSpec
 from xds_server.fleet.model.routing import ModelNeedsSpec
@@ -12,7 +13,6 @@ from xds_server.fleet.model.telemetry import CustomMetricSpec, KvEventsSpec
 from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path
 from xds_server.fleet.rules.kv_events import model_of
 from xds_server.resources.clusters import probe_path
-from xds_server.resources.mapping import MessageCopier
 
 if TYPE_CHECKING:
     from xds_server.fleet.view import View

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from bench.simulate.schedulers.base import SimulatedChoice
     from bench.simulate.workload import Job, Workload
     from ext_proc.routing.peers import ReplicationEvent
-    from ext_proc.workers.account import Deed
-    from ext_proc.workers.records import Word
+    from ext_proc.workers.account import LocalEvent
+    from ext_proc.workers.records import Message
 
 LATE_S = SOON_S + READ_AGAIN_S
-"""Maximum time until an event takes effect at the peers, seconds."""
+"""Maximum delay until an event of one worker is known to its peers."""
 
 
 class SharedPickers(SeveralPickers):
@@ -62,7 +62,7 @@ class SharedPickers(SeveralPickers):
         self._delay_s = delay_s
         self._routers = [each._router for each in self._schedulers]  # noqa: SLF001 - as the bus does
         self._accounts = [Account() for _ in self._routers]
-        self._batches: list[list[Word]] = [[] for _ in self._routers]
+        self._batches: list[list[Message]] = [[] for _ in self._routers]
         self._due: deque[tuple[float, int]] = deque()
         self._waiting: set[int] = set()
         """Workers with an open batch."""
@@ -70,7 +70,7 @@ class SharedPickers(SeveralPickers):
         for number, router in enumerate(self._routers):
             router._on_event = partial(self._tell, number)  # noqa: SLF001 - likewise
 
-    def _tell(self, number: int, event: Deed) -> None:
+    def _tell(self, number: int, event: LocalEvent) -> None:
         self._batches[number] += self._accounts[number].take(event, self._now)
         if number not in self._waiting:
             self._waiting.add(number)

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ext_proc.exchange import Body, BodySending, Exchange, Head, Lost, Refuse
-from ext_proc.exchange.replies import MAX_ECHO_BYTES
+from ext_proc.exchange.replies import MAX_PASS_THROUGH_BYTES
 from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head, token_blocks
 from ext_proc.requests.blocks import MAX_BLOCKS
 from ext_proc.requests.parsing.values import MAX_PROMPT_BYTES
@@ -110,8 +110,10 @@ def exchange(path: str, headers: dict[str, str], body: bytes, way: int) -> None:
         chunk = body[index * size : (index + 1) * size]
         last = index == count - 1
         actions += talk.on(Body(chunk, end_of_stream=last), 2.0, 1001.0)
-    answered = [a.echo.chunk for a in actions if getattr(a, "echo", None) is not None]
-    assert all(len(chunk) <= MAX_ECHO_BYTES for chunk in answered)
+    answered = [
+        a.pass_through.chunk for a in actions if getattr(a, "pass_through", None) is not None
+    ]
+    assert all(len(chunk) <= MAX_PASS_THROUGH_BYTES for chunk in answered)
     refused = any(isinstance(action, Refuse) for action in actions)
     if sending is BodySending.DUPLEX and not refused:
         assert b"".join(answered) == body

@@ -24,7 +24,7 @@ from ext_proc.exchange import (
     Stopped,
 )
 from ext_proc.exchange.first_part import FIRST_PART_BYTES
-from ext_proc.exchange.replies import MAX_ECHO_BYTES
+from ext_proc.exchange.replies import MAX_PASS_THROUGH_BYTES
 from ext_proc.server.wire import MAX_SUBSET, WireError, Writer, event_of, parse_request
 from support.streams import CHAT_PATH, GRPC_INFER, GRPC_STREAM, INFER_PATH, llm, router, vision
 from tidegate_api.names import (
@@ -212,7 +212,7 @@ def _acceptable(reply: bytes, exchange: Exchange) -> bool:
         assert kind == "request_headers"
         assert not exchange._duplex_request
     if common.body_mutation.HasField("streamed_response"):
-        assert len(common.body_mutation.streamed_response.body) <= MAX_ECHO_BYTES
+        assert len(common.body_mutation.streamed_response.body) <= MAX_PASS_THROUGH_BYTES
     picked = message.HasField("dynamic_metadata")
     if picked:
         fields = message.dynamic_metadata.fields
@@ -256,9 +256,11 @@ def duplex_is_complete(chunks: list[bytes], path: str, *, unnamed: bool) -> None
         assert kinds.index("Refuse") == 0
     else:
         assert kinds[0] == "ReplyHead"
-        echoes = [each.echo for each in actions if getattr(each, "echo", None) is not None]
-        assert b"".join(each.chunk for each in echoes) == b"".join(chunks)
-        assert [each.end_of_stream for each in echoes].count(True) == 1
-        assert echoes[-1].end_of_stream
+        parts = [
+            each.pass_through for each in actions if getattr(each, "pass_through", None) is not None
+        ]
+        assert b"".join(each.chunk for each in parts) == b"".join(chunks)
+        assert [each.end_of_stream for each in parts].count(True) == 1
+        assert parts[-1].end_of_stream
     exchange.on(Lost(clean=True), 2.0, 2.0)
     assert len(request_router.ledger) == 0

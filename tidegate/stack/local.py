@@ -20,14 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import aiohttp
 import yaml
 
+from tidegate.stack import envoy as envoy_process
 from tidegate.stack.addresses import Addresses
-from tidegate.stack.envoy import (
-    XdsProtocol,
-    envoy_binary,
-    envoy_command,
-    envoy_environment,
-    render_bootstrap,
-)
 from tidegate.stack.fleet import POOL_OF, FleetChange, build_fleet
 from tidegate.stack.probes import inference_through, picker_healthy, status_synced
 from tidegate.stack.processes.environment import service_environment
@@ -87,7 +81,7 @@ class LocalStack:
         replicas: int | Sequence[TritonReplica] = 3,
         tritons: Tritons | None = None,
         models: Sequence[str] = MODELS,
-        protocol: XdsProtocol = "delta",
+        protocol: envoy_process.XdsProtocol = "delta",
         body: str = "peek",
         time_scale: float = 1.0,
         model_env: Mapping[str, str] | None = None,
@@ -107,7 +101,7 @@ class LocalStack:
         self._wanted = replicas
         self._tritons = tritons
         self._models = tuple(models)
-        self._protocol: XdsProtocol = protocol
+        self._protocol: envoy_process.XdsProtocol = protocol
         self._body = body
         self._model_env = {"TOY_LLM_TIME_SCALE": str(time_scale), **(model_env or {})}
         self._change = fleet
@@ -130,7 +124,7 @@ class LocalStack:
             CrashError: A child crashed; the message contains the end of its log.
             StackError: A process was not ready in time; the message says what was missing.
         """
-        binary = envoy_binary()
+        binary = envoy_process.envoy_binary()
         async with AsyncExitStack() as exit_:
             self._run = exit_.enter_context(RunFolder.create())
             ports = exit_.enter_context(HeldPorts())
@@ -338,7 +332,7 @@ class LocalStack:
         await self._supervisor.start(name, command, service_environment(installed), group=group)
 
     async def _launch_envoy(self, binary: Path) -> None:
-        bootstrap = render_bootstrap(
+        bootstrap = envoy_process.render_bootstrap(
             ENVOY_ID,
             ENVOY_CLUSTER,
             self._addresses.ads,
@@ -346,8 +340,8 @@ class LocalStack:
             self._protocol,
         )
         config = self._run.write("envoy.yaml", bootstrap)
-        command = envoy_command(binary, config, self._concurrency)
-        await self._supervisor.start(ENVOY, command, envoy_environment())
+        command = envoy_process.envoy_command(binary, config, self._concurrency)
+        await self._supervisor.start(ENVOY, command, envoy_process.envoy_environment())
 
     async def _wait_ready(self) -> None:
         await self._wait(self._synced, "the control server's clients")

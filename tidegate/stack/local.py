@@ -55,7 +55,7 @@ class LocalStack:
         replicas: Number of Triton replicas to start (the last of several is the canary), or
             running replicas to route to.
         tritons: Started replicas to use instead; they keep running when the stack ends.
-        models: Models that the replicas serve; the fleet has one pool for each.
+        models: Models of the replicas, one pool each; ``ValueError`` if empty or unknown.
         protocol: xDS variant of Envoy.
         body: Body mode of the pools: ``none``, ``peek`` or ``full``.
         time_scale: Factor on the language model's times; 0.1 = ten times faster.
@@ -70,9 +70,6 @@ class LocalStack:
         transport: gRPC server of the picker: ``auto``, ``grpc`` or ``nghttp2``.
         picker_from: Installation from which the picker runs, such as ``build/compiled``.
         on_progress: Called with ``(step, detail)`` while processes become ready.
-
-    Raises:
-        ValueError: ``models`` is empty or contains an unknown model.
     """
 
     def __init__(

@@ -153,7 +153,7 @@ def router_command(
     module, quiet = _ROUTERS[peer]
     host, _, port = address.rpartition(":")
     return (
-        *(python, "-P", "-m", module, "--host", host, "--port", port, "--policy", policy),
+        *(python, "-m", module, "--host", host, "--port", port, "--policy", policy),
         *("--worker-urls", *(f"http://{place.http}" for place in places)),
         *("--prometheus-port", metrics.rpartition(":")[2], "--log-level", quiet),
         *(CHECKS if checks else ()),

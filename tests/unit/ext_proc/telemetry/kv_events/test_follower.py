@@ -33,7 +33,7 @@ class Made:
 
     def __init__(self, *, can_replay=True, models=frozenset({"m"}), size=SIZE):
         self.index = ExactIndex()
-        self.index.tell(R1, complete=False)
+        self.index.set_reporting(R1, complete=False)
         self.completeness = []
         self.translator = Translator(
             R1, 0, model="m", models=models, block_tokens=size, block=self.index.block

@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
-from tidegate.cli.output import command_line
 from tidegate.demo.live import commands
+from tidegate.terminal.output import command_line
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -27,7 +27,8 @@ def test_the_way_of_a_request_is_chosen():
     names = chosen(ROOT)
     assert "ext_proc/exchange/events.py" in names
     assert "ext_proc/exchange/machine.py" in names
-    assert "ext_proc/server/h2/connection.py" in names
+    assert "ext_proc/server/h2/frames.py" in names
+    assert "ext_proc/server/h2/connection.py" not in names
     assert "ext_proc/routing/policies/auto.py" in names
     assert "ext_proc/server/service.py" not in names
     assert not LEFT_OUT & set(names)
@@ -98,3 +99,14 @@ def test_a_build_of_other_source_is_not_current(tmp_path):
     (root / PACKAGES[0] / "a.py").write_text("A = 1\n")
     (root / PACKAGES[0] / "b.py").touch()
     assert not is_current(root, folder)
+
+
+def test_no_coroutine_is_compiled() -> None:
+    """Compiled modules have no coroutines (rule 5)."""
+    wrong = [
+        name
+        for name in chosen(ROOT)
+        for node in ast.walk(ast.parse((ROOT / name).read_text()))
+        if isinstance(node, ast.AsyncFunctionDef)
+    ]
+    assert not wrong

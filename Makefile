@@ -8,10 +8,10 @@ ARGS   ?=
 LOCKS  := $(wildcard requirements/*.txt)
 
 # Least coverage in percent, lines and branches together, for `make coverage`: the measured values
-# (96.85 and 97.51 on Python 3.11), rounded down. Child processes are not measured, such as those of
+# (96.82 and 98.52 on Python 3.11), rounded down. Child processes are not measured, such as those of
 # e2e tests and the pickers that some unit tests start.
 FLOOR_ext_proc   := 96
-FLOOR_xds_server := 97
+FLOOR_xds_server := 98
 
 # Says at once, in one sentence, that pip would search in vain: before an environment is made.
 CHECK  := $(PYTHON) -I tidegate/stack/machine.py demo

@@ -32,7 +32,7 @@ async def run(context: Context) -> dict[str, Any]:
         for build, environment in builds.items():
             context.say(f"picker: {mode}{build}")
             rows += await json_lines(
-                *("exchange.py", "--modes", mode, "--rounds", rounds, "--count", count),
+                *("cost/exchange.py", "--modes", mode, "--rounds", rounds, "--count", count),
                 *("--transport", *over),
                 environment=environment,
             )

@@ -50,12 +50,12 @@ async def run(context: Context) -> dict[str, Any]:
     axes["prompt_bytes"] = []
     for size in (2_048, 8_192, 32_768, 131_072):
         few = ("--rounds", "2", "--count", context.pick("500", "1500"))
-        for row in await json_lines("exchange.py", "--modes", "peek", "--body", f"{size}", *few):
+        for row in await json_lines("cost/exchange.py", "--modes", "peek", "--body", f"{size}", *few):
             axes["prompt_bytes"].append({"size": size, "cost": row["picker_us"]})
     axes["streams"] = []
     for wanted in context.pick((100, 1_000, 10_000), (10, 100, 1_000, 4_000, 10_000)):
         context.say(f"scale: {wanted} open streams")
-        for row in await json_lines("exchange.py", "--modes", "peek", "--streams", f"{wanted}"):
+        for row in await json_lines("cost/exchange.py", "--modes", "peek", "--streams", f"{wanted}"):
             axes["streams"].append({"size": wanted, "cost": row["picker_kb"] * wanted})
     context.say("scale: pickers")
     pickers = await _pickers(context)
@@ -67,7 +67,7 @@ async def run(context: Context) -> dict[str, Any]:
         axes["envoys"].append({"size": count, "cost": float(cells[CPU_COLUMN])})
     if context.full:
         context.say("scale: telemetry")
-        axes |= telemetry_axes(await output("telemetry.py", "--seconds", "4"))
+        axes |= telemetry_axes(await output("cost/telemetry.py", "--seconds", "4"))
     return {
         "units": {
             "endpoints": "µs per decision",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from bench.suites.context import Context
 
+EXCHANGE: Final = "cost/exchange.py"
 ENDPOINTS: Final = (8, 64, 256, 1_000)
 BLOCKS: Final = (4, 16, 64, 250)
 POOLS: Final = (1, 10, 100, 500)
@@ -50,12 +51,12 @@ async def run(context: Context) -> dict[str, Any]:
     axes["prompt_bytes"] = []
     for size in (2_048, 8_192, 32_768, 131_072):
         few = ("--rounds", "2", "--count", context.pick("500", "1500"))
-        for row in await json_lines("cost/exchange.py", "--modes", "peek", "--body", f"{size}", *few):
+        for row in await json_lines(EXCHANGE, "--modes", "peek", "--body", f"{size}", *few):
             axes["prompt_bytes"].append({"size": size, "cost": row["picker_us"]})
     axes["streams"] = []
     for wanted in context.pick((100, 1_000, 10_000), (10, 100, 1_000, 4_000, 10_000)):
         context.say(f"scale: {wanted} open streams")
-        for row in await json_lines("cost/exchange.py", "--modes", "peek", "--streams", f"{wanted}"):
+        for row in await json_lines(EXCHANGE, "--modes", "peek", "--streams", f"{wanted}"):
             axes["streams"].append({"size": wanted, "cost": row["picker_kb"] * wanted})
     context.say("scale: pickers")
     pickers = await _pickers(context)

@@ -22,7 +22,7 @@ class ModelNeedsSpec(Strict):
     """One of the pool's `match.models`."""
     memory_mib: Annotated[int, Field(ge=0, le=2**31)] = 0
     """GPU memory (MiB) that must be free on a replica that has not loaded it; 0 = not looked at.
-    Unknown memory keeps nobody out."""
+    Unknown memory excludes no replica."""
     device: Label = ""
     """The `device` of the replicas that it wants; empty = any."""
     device_required: bool = False

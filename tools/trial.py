@@ -56,6 +56,10 @@ class Result(NamedTuple):
     demo_holds: bool
 
 
+VERDICT: Final = r"(\d+) of (\d+) passed"
+"""The last line of ``tidegate demo --exit``."""
+
+
 def copy_tests(root: Path, folder: Path) -> Path:
     """Copy what the tests need out of a checkout; return the copy's root."""
     for name in COPIED:
@@ -108,7 +112,7 @@ def attempt(steps: Steps, wheel: Path, python: Python, tests: Path, work: Path) 
             cwd=empty,
             fails=True,
         ),
-        r"^\d+ of \d+ held",
+        VERDICT,
     )
     install("[demo,dev]")
     tested = _last_line(
@@ -127,7 +131,7 @@ def attempt(steps: Steps, wheel: Path, python: Python, tests: Path, work: Path) 
         r"\d+ (passed|failed|error)",
     )
     shutil.rmtree(work)
-    held = re.match(r"(\d+) of (\d+) held", demo)
+    held = re.match(VERDICT, demo)
     return Result(
         installed=installed,
         tests=re.sub(r" in [0-9.]+s.*|=+ ?", "", tested) or "did not run",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from tidegate.demo.report import PhaseFinding, judge, show_summary
 from tools.compiling import GROUP
 from tools.dist import table
 from tools.pythons import PROVEN, NoPythonError, Python, chosen, look
 from tools.steps import StepError, Steps
-from tools.trial import COPIED, Result, copy_tests
+from tools.trial import COPIED, VERDICT, Result, copy_tests
 from tools.wheels import content, foreign
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -105,14 +109,24 @@ def test_the_table_has_a_row_for_each_wheel(tmp_path: Path) -> None:
     """With the verdicts of those that were tried."""
     pure = wheel(tmp_path, "py3-none-any", "ext_proc/a.py")
     fast = wheel(tmp_path, "cp311-cp311-linux_x86_64", "ext_proc/a.so", "x.so")
-    result = Result(160_000_000, "9 passed", True, "6 of 6 held", True)
+    result = Result(160_000_000, "9 passed", True, "6 of 6 passed", True)
     first, *rows = table([pure, fast], {pure: result}).splitlines()
     assert first.split()[:2] == ["wheel", "tag"]
     assert rows[0].split()[0] == "pure"
-    assert rows[0].endswith("160.0 MB           0                 9 passed   6 of 6 held")
+    assert rows[0].endswith("160.0 MB           0                 9 passed   6 of 6 passed")
     assert rows[1].split()[-5:] == ["1", "not", "tried", "not", "tried"]
 
 
 def test_versions_have_two_parts() -> None:
     """As wheels' tags and folders of packages have them."""
     assert Python(Path("/usr/bin/python3"), "3.11.7").version == "3.11"
+
+
+def test_the_verdict_is_the_line_that_the_demo_prints() -> None:
+    """The demo's report ends with a line that the trial recognises."""
+    text = io.StringIO()
+    printed = Console(file=text, width=200)
+    findings = [PhaseFinding("one", (), (), judge((), "it did"))]
+    show_summary(printed, findings, Path("logs"))
+    last = text.getvalue().strip().splitlines()[-1]
+    assert re.match(VERDICT, last)

@@ -1,1 +1,1 @@
-"""Generated protobuf code and its schema; see ``protos.generate``."""
+"""Generated protobuf code; see ``tidegate_api.generate``."""

@@ -15,11 +15,9 @@ encoding is fast: routes contain the canary weights and change often. The first 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from envoy.config.route.v3 import route_components_pb2, route_pb2
-from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
-from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
 
 from tidegate_api.names import (
     CONTROL_POOL_HEADER,
@@ -34,23 +32,19 @@ from tidegate_api.names import (
 )
 from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path
 from xds_server.fleet.view import PROTOCOLS, clusters_of, speaks
-from xds_server.resources.fractions import fraction
-from xds_server.resources.load_reports import ask_for_loads
-from xds_server.resources.pins import header_in, header_is, pins_of
+from xds_server.resources.routes.forwarding import forward
+from xds_server.resources.routes.load_reports import ask_for_loads
+from xds_server.resources.routes.pins import header_in, header_is, pins_of
+from xds_server.resources.routes.processing import at_least_peek, process, without_picker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tidegate_api.pools import BodyMode
-    from xds_server.fleet.model.fleet import Fleet, PoolSpec, Routing, VariantSpec
-    from xds_server.fleet.model.resilience import Shadow
+    from xds_server.fleet.model.fleet import Fleet, PoolSpec, VariantSpec
 
 _GRPC_SERVICE = "/inference.GRPCInferenceService/"
 _UNARY_INFER = _GRPC_SERVICE + "ModelInfer"
 _STREAM_INFER = _GRPC_SERVICE + "ModelStreamInfer"
-_EXT_PROC = "envoy.filters.http.ext_proc"
-_RETRY_BODY_LIMIT = 1024 * 1024
-"""Bytes of a request that Envoy keeps for a retry if the picker reads no body."""
 
 _ONE_REPLICA_HTTP = (
     "/v2/repository",
@@ -124,7 +118,7 @@ def _picked(pool: PoolSpec, ref: ClusterRef) -> Iterator[Any]:
     for suffix, path, streaming in _paths_of(ref.protocol):
         route = _route(f"picked/{ref}{suffix}", path, chosen)
         route.route.cluster = str(ref)
-        _forwarding(route, pool, streaming=streaming)
+        forward(route, pool, streaming=streaming)
         yield route
 
 
@@ -192,7 +186,7 @@ def _unnamed(fleet: Fleet) -> Iterator[Any]:
             "grpc",
             streaming=False,
         ):
-            _processing(route, pool.routing, _at_least_peek(pool.routing.body))
+            process(route, pool.routing, at_least_peek(pool.routing.body))
             yield route
     for path in dict.fromkeys(path for pool in fleet.pools for path in pool.match.paths):
         default = default_for_path(fleet, path)
@@ -203,9 +197,9 @@ def _unnamed(fleet: Fleet) -> Iterator[Any]:
         # OpenAI's own client writes the model after the messages. If the model selects one of
         # several pools, the first part of the body may end before it, so the whole body is needed.
         shared = sum(path in pool.match.paths for pool in fleet.pools) > 1
-        body = "full" if shared else _at_least_peek(pool.routing.body)
+        body = "full" if shared else at_least_peek(pool.routing.body)
         for route in _drawn(name, {"path": path}, [], pool, "http", streaming=False):
-            _processing(route, pool.routing, body)
+            process(route, pool.routing, body)
             yield route
 
 
@@ -227,7 +221,7 @@ def _drawn(
             pins = pins_of(variant.match)
             route = _route(f"{name}/{variant.name}", path, [*headers, *pins])
             route.route.cluster = str(ClusterRef(pool.name, variant.name, protocol))
-            _forwarding(route, pool, streaming=streaming)
+            forward(route, pool, streaming=streaming)
             yield route
     yield from _weighted(name, path, headers, pool, protocol, pool.variants, streaming=streaming)
 
@@ -255,7 +249,7 @@ def _weighted(
         # All requests of a session draw the same variant; the picker uses the same formula.
         route.route.weighted_clusters.use_hash_policy.value = True
         route.route.hash_policy.add().header.header_name = pool.routing.session_header
-    _forwarding(route, pool, streaming=streaming)
+    forward(route, pool, streaming=streaming)
     yield route
 
 
@@ -284,89 +278,6 @@ def _route(name: str, path: dict[str, Any], headers: list[Any]) -> Any:
     return route_components_pb2.Route(name=name, match=match)
 
 
-def _forwarding(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
-    action = route.route
-    action.timeout.FromNanoseconds(round(pool.timeouts.request * 1e9))
-    action.idle_timeout.FromNanoseconds(round(pool.timeouts.idle * 1e9))
-    retry = action.retry_policy
-    # `reset` covers a replica that dies after it has read the request; Envoy never retries once a
-    # response has begun. A stream may contain sequences that the picker does not see, so it is
-    # retried only if the replica cannot have read it.
-    retry.retry_on = (
-        "connect-failure,refused-stream"
-        if streaming
-        else "connect-failure,refused-stream,reset-before-request,reset,"
-        "retriable-status-codes,unavailable"
-    )
-    if not streaming:
-        retry.retriable_status_codes.append(503)
-    retry.num_retries.value = max(1, pool.routing.fallbacks)
-    retry.host_selection_retry_max_attempts = pool.routing.fallbacks + 3
-    retry.retry_host_predicate.add(
-        name="envoy.retry_host_predicates.previous_hosts"
-    ).typed_config.Pack(previous_hosts_pb2.PreviousHostsPredicate())
-    if not streaming and pool.shadow is not None:
-        _mirrored(action, pool.shadow, pool)
-    if not streaming:
-        _processing(route, pool.routing, pool.routing.body)
-    else:
-        duplex = pool.routing.first_message == "duplex"
-        _processing(route, pool.routing, "duplex" if duplex else "none")
-
-
-def _mirrored(action: Any, shadow: Shadow, pool: PoolSpec) -> None:
-    """Mirror requests to the shadow variant, except those that go to this variant itself.
-
-    Copies bypass Envoy's filters: no picker is involved, no ledger is charged, and Envoy's own load
-    balancing chooses the replica.
-    """
-    cluster: str = action.cluster or action.weighted_clusters.clusters[0].name
-    _, _, protocol = cluster.rpartition("/")
-    target = f"{shadow.pool or pool.name}/{shadow.variant}/{protocol}"
-    if action.cluster != target:
-        mirror = action.request_mirror_policies.add(cluster=target)
-        mirror.runtime_fraction.default_value.CopyFrom(fraction(shadow.percent))
-
-
-def _processing(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]) -> None:
-    """Set what the picker is sent, and how much of a request Envoy keeps for retries.
-
-    One limit bounds both what Envoy buffers for the picker and what it keeps for a retry. A larger
-    request is sent only once (in ``full`` it is rejected with 413).
-
-    In ``peek`` the picker itself requests the first part (``mode_override``): as a mode of the
-    route, BUFFERED_PARTIAL would turn HTTP requests into chunked ones. Sending response trailers
-    keeps the picker's stream open until the end of the exchange if its last reply is that to the
-    headers; after a reply to a body Envoy keeps it open anyway. In ``duplex`` every message goes
-    through the picker, which also needs the request's trailers.
-    """
-    mode = processing_mode_pb2.ProcessingMode
-    settings = ext_proc_pb2.ExtProcPerRoute()
-    settings.overrides.processing_mode.CopyFrom(
-        mode(
-            request_header_mode=mode.SEND,
-            response_header_mode=mode.SKIP,
-            request_body_mode={
-                "full": mode.BUFFERED,
-                "duplex": mode.FULL_DUPLEX_STREAMED,
-            }.get(body, mode.NONE),
-            request_trailer_mode=mode.SEND if body == "duplex" else mode.DEFAULT,
-            response_trailer_mode=mode.SEND,
-        )
-    )
-    route.typed_per_filter_config[_EXT_PROC].Pack(settings, deterministic=True)
-    route.request_body_buffer_limit.value = {
-        "none": _RETRY_BODY_LIMIT,
-        "duplex": _RETRY_BODY_LIMIT,
-        "peek": routing.peek_bytes,
-        "full": routing.max_body,
-    }[body]
-
-
-def _at_least_peek(body: BodyMode) -> BodyMode:
-    return "peek" if body == "none" else body
-
-
 def _server_pool(fleet: Fleet, protocol: Protocol) -> PoolSpec | None:
     """Return the pool for calls about the server as a whole: a default pool, else the first."""
     able = [pool for pool in fleet.pools if speaks(pool, protocol)]
@@ -376,7 +287,7 @@ def _server_pool(fleet: Fleet, protocol: Protocol) -> PoolSpec | None:
 def _unpicked(name: str, path: dict[str, Any], pool: PoolSpec, protocol: Protocol) -> Any:
     """Return a route that forwards to any healthy replica without the picker."""
     (route,) = _weighted(name, path, [], pool, protocol, pool.variants, streaming=False)
-    _without_picker(route)
+    without_picker(route)
     del route.route.request_mirror_policies[:]
     return route
 
@@ -389,10 +300,5 @@ def _answer(name: str, path: dict[str, Any], status: int, body: str) -> Any:
         header = route.response_headers_to_add.add()
         header.header.key = "content-type"
         header.header.value = "application/json"
-    _without_picker(route)
+    without_picker(route)
     return route
-
-
-def _without_picker(route: Any) -> None:
-    off = ext_proc_pb2.ExtProcPerRoute(disabled=True)
-    route.typed_per_filter_config[_EXT_PROC].Pack(off, deterministic=True)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from xds_server.fleet.model.fleet import VariantMatch
-from xds_server.resources.pins import cookie_is, header_in, pins_of
+from xds_server.resources.routes.pins import cookie_is, header_in, pins_of
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""How a route forwards: timeouts, retries, copies to a shadow.
+
+Source: ``envoy/config/route/v3/route_components.proto``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
+
+from xds_server.resources.fractions import fraction
+from xds_server.resources.routes.processing import process
+
+if TYPE_CHECKING:
+    from xds_server.fleet.model.fleet import PoolSpec
+    from xds_server.fleet.model.resilience import Shadow
+
+
+def forward(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
+    """Set timeouts, retries, copies and what the picker is sent."""
+    action = route.route
+    action.timeout.FromNanoseconds(round(pool.timeouts.request * 1e9))
+    action.idle_timeout.FromNanoseconds(round(pool.timeouts.idle * 1e9))
+    retry = action.retry_policy
+    # `reset` covers a replica that dies after it has read the request; Envoy never retries once a
+    # response has begun. A stream may contain sequences that the picker does not see, so it is
+    # retried only if the replica cannot have read it.
+    retry.retry_on = (
+        "connect-failure,refused-stream"
+        if streaming
+        else "connect-failure,refused-stream,reset-before-request,reset,"
+        "retriable-status-codes,unavailable"
+    )
+    if not streaming:
+        retry.retriable_status_codes.append(503)
+    retry.num_retries.value = max(1, pool.routing.fallbacks)
+    retry.host_selection_retry_max_attempts = pool.routing.fallbacks + 3
+    retry.retry_host_predicate.add(
+        name="envoy.retry_host_predicates.previous_hosts"
+    ).typed_config.Pack(previous_hosts_pb2.PreviousHostsPredicate())
+    if not streaming and pool.shadow is not None:
+        _mirrored(action, pool.shadow, pool)
+    if not streaming:
+        process(route, pool.routing, pool.routing.body)
+    else:
+        duplex = pool.routing.first_message == "duplex"
+        process(route, pool.routing, "duplex" if duplex else "none")
+
+
+def _mirrored(action: Any, shadow: Shadow, pool: PoolSpec) -> None:
+    """Mirror requests to the shadow variant, except those that go to this variant itself.
+
+    Copies bypass Envoy's filters: no picker is involved, no ledger is charged, and Envoy's own load
+    balancing chooses the replica.
+    """
+    cluster: str = action.cluster or action.weighted_clusters.clusters[0].name
+    _, _, protocol = cluster.rpartition("/")
+    target = f"{shadow.pool or pool.name}/{shadow.variant}/{protocol}"
+    if action.cluster != target:
+        mirror = action.request_mirror_policies.add(cluster=target)
+        mirror.runtime_fraction.default_value.CopyFrom(fraction(shadow.percent))

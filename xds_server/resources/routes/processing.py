@@ -1,0 +1,64 @@
+"""What a route lets the picker see of a request (ext_proc, per route).
+
+Source: ``envoy/extensions/filters/http/ext_proc/v3/ext_proc.proto``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
+
+if TYPE_CHECKING:
+    from tidegate_api.pools import BodyMode
+    from xds_server.fleet.model.fleet import Routing
+
+_EXT_PROC = "envoy.filters.http.ext_proc"
+_RETRY_BODY_LIMIT = 1024 * 1024
+"""Bytes of a request that Envoy keeps for a retry if the picker reads no body."""
+
+
+def process(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]) -> None:
+    """Set what the picker is sent, and how much of a request Envoy keeps for retries.
+
+    One limit bounds both what Envoy buffers for the picker and what it keeps for a retry. A larger
+    request is sent only once (in ``full`` it is rejected with 413).
+
+    In ``peek`` the picker itself requests the first part (``mode_override``): as a mode of the
+    route, BUFFERED_PARTIAL would turn HTTP requests into chunked ones. Sending response trailers
+    keeps the picker's stream open until the end of the exchange if its last reply is that to the
+    headers; after a reply to a body Envoy keeps it open anyway. In ``duplex`` every message goes
+    through the picker, which also needs the request's trailers.
+    """
+    mode = processing_mode_pb2.ProcessingMode
+    settings = ext_proc_pb2.ExtProcPerRoute()
+    settings.overrides.processing_mode.CopyFrom(
+        mode(
+            request_header_mode=mode.SEND,
+            response_header_mode=mode.SKIP,
+            request_body_mode={
+                "full": mode.BUFFERED,
+                "duplex": mode.FULL_DUPLEX_STREAMED,
+            }.get(body, mode.NONE),
+            request_trailer_mode=mode.SEND if body == "duplex" else mode.DEFAULT,
+            response_trailer_mode=mode.SEND,
+        )
+    )
+    route.typed_per_filter_config[_EXT_PROC].Pack(settings, deterministic=True)
+    route.request_body_buffer_limit.value = {
+        "none": _RETRY_BODY_LIMIT,
+        "duplex": _RETRY_BODY_LIMIT,
+        "peek": routing.peek_bytes,
+        "full": routing.max_body,
+    }[body]
+
+
+def at_least_peek(body: BodyMode) -> BodyMode:
+    """Return the mode that reads at least the first part of a body."""
+    return "peek" if body == "none" else body
+
+
+def without_picker(route: Any) -> None:
+    """Keep the picker out of a route."""
+    off = ext_proc_pb2.ExtProcPerRoute(disabled=True)
+    route.typed_per_filter_config[_EXT_PROC].Pack(off, deterministic=True)

@@ -44,6 +44,7 @@ LIMITS: Final = {
     "picker": (150, 700),
     "fleet": (480, 5_400),
     "real": (120, 600),
+    "abuse": (200, 1_800),
     "control": (90, 600),
     "scale": (200, 600),
 }
@@ -55,6 +56,7 @@ USUAL: Final = {
     "overhead": (150, 1_000),
     "picker": (60, 480),
     "real": (45, 300),
+    "abuse": (75, 900),
     "control": (10, 120),
     "scale": (90, 240),
 }

@@ -325,6 +325,28 @@ def _real(suite: Mapping[str, Any], section: ReportSection) -> None:
     section.tables.append(Table("toy-llm, conversations", heads, lines))
 
 
+def _abuse(suite: Mapping[str, Any], section: ReportSection) -> None:
+    section.text.append(
+        f"{suite['replicas']} real Tritons, {suite['rate']:g} honest requests/s beside one abusive"
+        f" client; in time: first token within {suite['slo_s']:g} s, failed requests are late."
+    )
+    heads = ("contender", "abuse", "in time", "TTFT p99", "errors", "replicas died")
+    lines = []
+    for (contender, abuse), runs in grouped(suite["rows"], "contender", "abuse").items():
+        in_time = median_of(runs, "goodput")
+        lines.append(
+            (
+                contender,
+                abuse,
+                UNKNOWN if in_time is None else f"{in_time['median']:.1%}",
+                span(median_of(runs, "ttft", "p99"), 3),
+                str(sum(sum(run["errors"].values()) for run in runs)),
+                str(sum(run["died"] for run in runs)),
+            )
+        )
+    section.tables.append(Table("Honest clients beside an abusive one", heads, lines))
+
+
 def _control(suite: Mapping[str, Any], section: ReportSection) -> None:
     title = f"One Envoy and one picker, {suite['changes']} changes each; ms, p50 / p99"
     section.tables.append(Table(title, suite["envoy"]["heads"], suite["envoy"]["rows"]))
@@ -372,6 +394,7 @@ _WRITERS: dict[str, Callable[[Mapping[str, Any], ReportSection], None]] = {
     "picker": _picker,
     "fleet": _fleet,
     "real": _real,
+    "abuse": _abuse,
     "control": _control,
     "scale": _scale,
 }

@@ -17,7 +17,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[SUITE]...",
-            help="Suites: throughput, overhead, picker, fleet, real, control, scale; default: all.",
+            help="Suites: throughput, overhead, picker, fleet, real, abuse, control, scale;"
+            " default: all.",
         ),
     ] = None,
     full: Annotated[

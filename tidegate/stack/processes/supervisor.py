@@ -152,6 +152,14 @@ class Supervisor:
         child.watch = asyncio.create_task(self._watch(name, child), name=f"watch {name}")
         self._children[name] = child
 
+    def expect_end(self, name: str) -> None:
+        """Note that a child may end by itself: its exit is then no crash.
+
+        Raises:
+            KeyError: No child of that name was started.
+        """
+        self._children[name].expected = True
+
     async def kill(self, name: str, sig: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to a child's process group and wait until the child has ended.
 

@@ -88,9 +88,12 @@ class FakePublisher:
 
     def in_force(self, audience: str) -> Snapshot | None:
         """Return the snapshot that the newest publication has reached in its stage."""
+        if not self.published:
+            return None
         newest = self.published[-1]
         labels = [stage.label for stage in newest.stages]
-        reached = newest.stages[: labels.index(newest.outcome.stage) + 1]
+        stage = newest.outcome.stage
+        reached = newest.stages[: labels.index(stage) + 1] if stage in labels else newest.stages
         return next((s.snapshot for s in reversed(reached) if s.audience == audience), None)
 
     async def begun(self) -> None:

@@ -5,7 +5,8 @@ Rules:
 1. A change is planned from the state that clients really have (``Reached``). An unfinished change
    leaves them between two fleets. A rejected change leaves them with the fleet before it or, if
    they had switched already, between the two.
-2. The *good* state is the newest state whose publication was completed. A rejected change falls
+2. Replicas that are to be left alone are so first of all, in a stage of its own (``urgent``).
+3. The *good* state is the newest state whose publication was completed. A rejected change falls
    back to it.
 """
 
@@ -18,6 +19,7 @@ from xds_server.fleet.view import View
 from xds_server.snapshots.memo import Memo
 from xds_server.snapshots.reached import Reached
 from xds_server.snapshots.stages import plan, widened
+from xds_server.snapshots.urgent import URGENT, urgent_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from xds_server.fleet.revision import FleetState
     from xds_server.protocol.publication import PublicationOutcome, Stage
 
-_BEFORE_SWITCH = ("", "add", "use")
+_BEFORE_SWITCH = ("", URGENT, "add", "use")
 
 
 @dataclass(slots=True)
@@ -134,7 +136,9 @@ class Rollout:
         have = self.reached()
         if planned is None or planned.have != have:
             planned = self.plan(state, have)
-        stages, before = planned.stages, self.newest
+        urgent = urgent_stage(self._publisher.in_force("picker"), self._view(state))
+        stages = planned.stages if urgent is None else (urgent, *planned.stages)
+        before = self.newest
         publication = self._publisher.publish(lambda: stages, on_reject=state.fleet.on_reject)
         self.newest = Published(state, have, self._good(state), publication)
         if before is not None:

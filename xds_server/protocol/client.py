@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from xds_server.protocol.messages import short_type
-from xds_server.protocol.publication import ClientProblem
+from xds_server.protocol.patience import Debt
+from xds_server.protocol.publication import STAGE_DEADLINE_S, ClientProblem
 
 if TYPE_CHECKING:
     from xds_server.protocol.messages import Standing
@@ -33,14 +34,24 @@ class Client:
     left: Literal["", "NACKED", "STALLED", "BEHIND", "CROSSED"] = ""
     """Why no stage waits for the client; empty = stages wait for it.
 
-    NACKED: it rejected a resource. STALLED: it missed a stage's deadline. BEHIND: it holds a bridge
-    snapshot (``retired``). CROSSED: its routes have left the bridge, its clusters follow after
-    ``BRIDGE_S``.
+    NACKED: it rejected a resource. STALLED: it is late with an answer (``patience``). BEHIND: it
+    holds a bridge snapshot (``retired``). CROSSED: its routes have left the bridge, its clusters
+    follow after ``BRIDGE_S``.
     """
     clusters_requested: bool = False
     """The client has sent its first CDS request."""
     left_at: float = 0.0
     """Time of the last change of ``left``, monotonic seconds."""
+    debt: Debt = field(default_factory=Debt)
+    """What it owes, and for how long publications wait for it."""
+
+    def late_at(self, limit_s: float = STAGE_DEADLINE_S) -> float:
+        """Return when it is late, monotonic seconds; infinite if it owes nothing."""
+        return self.debt.late_at(self.standing.type_url, limit_s)
+
+    def is_late(self, now: float) -> bool:
+        """Return whether it owes an answer for longer than its patience."""
+        return self.standing.state == "PENDING" and now >= self.late_at()
 
     def blocks(self, stage: Stage) -> bool:
         """Return whether the stage waits for this client's answer."""
@@ -58,6 +69,6 @@ class Client:
         if standing.state == "NACKED":
             return ClientProblem(self.node, "NACKED", short, standing.message)
         if self.left == "STALLED" and standing.state == "PENDING":
-            reason = f"has not acknowledged {short} within the stage's deadline"
+            reason = f"has not acknowledged {short} in time"
             return ClientProblem(self.node, "STALLED", short, reason)
         return None

@@ -13,7 +13,7 @@ Audience = Literal["envoy", "picker"]
 OnReject = Literal["rollback", "keep"]
 
 STAGE_DEADLINE_S: Final = 15.0
-"""Default time for the clients' answers to a stage."""
+"""Longest time, by default, for which a client's answer is waited for."""
 
 HOLD_DEADLINE_S: Final = 30.0
 """Default time for draining endpoints to finish their requests."""
@@ -46,9 +46,11 @@ class Stage:
     hold_deadline_s: float = HOLD_DEADLINE_S
     """Longest wait for these endpoints, in seconds."""
     deadline_s: float = STAGE_DEADLINE_S
-    """Longest wait for the clients' answers, in seconds."""
+    """Longest wait for a client's answer, in seconds, from when it began to owe one."""
     grace_s: float = 0.0
     """Least time between the answers to the previous stage and this stage, in seconds."""
+    urgent: bool = False
+    """No answer is waited for: the stage is safe whatever the other audience holds."""
 
 
 Plan: TypeAlias = Callable[[], Sequence[Stage]] | Sequence[Stage]
@@ -101,6 +103,8 @@ class PublicationRun:
     """When the current stage began."""
     hold_since: float | None = None
     """Since when the next stage waits for its grace time or its draining endpoints."""
+    late_at: float = float("inf")
+    """When the first of the clients that the stage waits for is late."""
     touched: set[Audience] = field(default_factory=set)
     """Audiences for which a stage has begun."""
     channels: list[str] = field(default_factory=list)

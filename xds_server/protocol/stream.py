@@ -113,6 +113,11 @@ class _Stream(ABC, Generic[Request]):
         tracker = self._trackers.get(type_url)
         return tracker is not None and tracker.requested
 
+    @property
+    def owes_answer(self) -> bool:
+        """The client has a message that it has not answered."""
+        return any(tracker.in_flight for tracker in self._ordered)
+
     def acknowledged(self, type_url: str) -> str:
         """Return the nonce of the type's last acknowledged response; empty if there is none."""
         tracker = self._trackers.get(type_url)

@@ -63,7 +63,7 @@ class Subscription:
             ProtocolError: The list exceeds a bound; nothing has changed.
         """
         wanted = _checked(names)
-        if wanted:
+        if names:
             self._named_before = True
             self.wildcard = WILDCARD in wanted
         else:
@@ -85,7 +85,7 @@ class Subscription:
             ProtocolError: The lists exceed a bound; nothing has changed.
         """
         added, dropped = _checked(subscribe), _checked(unsubscribe)
-        legacy = not self._started and self._legacy and not added
+        legacy = not self._started and self._legacy and not subscribe
         names = (self.names | added) - dropped - {WILDCARD}
         if len(names) > MAX_NAMES:
             raise ProtocolError(f"more than {MAX_NAMES} names subscribed; use the wildcard *")
@@ -98,10 +98,15 @@ class Subscription:
 
 
 def _checked(names: Iterable[str]) -> frozenset[str]:
-    found = frozenset(names)
+    """Return the names; an empty one names nothing, and is ignored.
+
+    Raises:
+        ProtocolError: The names exceed a bound.
+    """
+    found = frozenset(names) - {""}
     if len(found) > MAX_NAMES:
         raise ProtocolError(f"more than {MAX_NAMES} names in one request; use the wildcard *")
     for name in found:
-        if not name or len(name) > MAX_NAME_CHARS:
-            raise ProtocolError(f"a resource name must have 1 to {MAX_NAME_CHARS} characters")
+        if len(name) > MAX_NAME_CHARS:
+            raise ProtocolError(f"a resource name must have at most {MAX_NAME_CHARS} characters")
     return found

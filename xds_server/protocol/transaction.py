@@ -5,17 +5,17 @@ A publication is a list of stages, each a whole snapshot for one audience (Envoy
 Rules:
 
 1. A stage sets its audience's snapshot. The next stage begins when every client of that audience
-   is SYNCED, has rejected a resource (NACKED), or has missed the stage's deadline (STALLED).
-2. A stage with ``wait_for_drained`` begins when the pickers report no requests in flight on these
-   endpoints, or at its hold deadline. A connected picker's zero counts once its report names
-   the response that the picker acknowledged last: an older one may lack its last picks. Such a
-   report is waited for ``REPORT_PATIENCE_S``; without pickers nothing is in flight. A stage with
+   is SYNCED, has rejected a resource (NACKED), or is late (STALLED): ``patience`` says when, by a
+   clock of each client's own, which a newer publication does not restart. An ``urgent`` stage waits
+   for nobody.
+2. A stage with ``wait_for_drained`` waits for the pickers' reports (``drains``). A stage with
    ``grace_s`` begins that long after the answers to the previous stage: an Envoy acknowledges
    before its workers apply the change, and requests may be in progress.
 3. A NACKED or STALLED client no longer delays stages: it stays on the stage that it has reached
    while the others continue. As soon as it is SYNCED there it catches up stage by stage, and once
-   it has reached the newest stage it counts again. A new publication includes all clients again. A
-   NACK from before the publication delays no stage and withholds nothing from the client.
+   it has reached the newest stage it counts again. A new publication includes NACKED clients
+   again; a late one is sent the new snapshot, but it counts only after it has answered. A NACK from
+   before the publication delays no stage and withholds nothing from the client.
 4. A NACK in an Envoy stage before the stage ``switch`` abandons the publication: all clients return
    to the snapshots before it. A NACK in ``switch`` itself halts it (unless ``on_reject`` is
    ``keep``): the state reached stays in force, because the way back takes stages of its own, which
@@ -32,9 +32,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from tidegate_api.names import CLUSTER_TYPE, POOL_TYPE, ROUTE_TYPE
+from tidegate_api.names import CLUSTER_TYPE, ROUTE_TYPE
 from xds_server.protocol.client import Client
+from xds_server.protocol.drains import Drains
 from xds_server.protocol.messages import ResourceResponse, short_type
+from xds_server.protocol.patience import LateNodes
 from xds_server.protocol.publication import (
     MAX_STAGES,
     SWITCH,
@@ -50,7 +52,7 @@ from xds_server.protocol.publication import (
 from xds_server.protocol.retired import Retired
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from xds_server.protocol.messages import AckVerdict, DeltaRequest, SotwRequest
     from xds_server.protocol.snapshot import Snapshot
@@ -72,9 +74,6 @@ __all__ = [
 Sent: TypeAlias = list[tuple[int, ResourceResponse]]
 """Messages to send, in order, each with the number of its client."""
 
-REPORT_PATIENCE_S: Final = 5.0
-"""A picker that has lost its report stream opens a new one within 2 s."""
-
 BRIDGE_S: Final = 0.25
 """How long a client keeps its bridge after its routes: its workers apply these after the ACK."""
 
@@ -92,7 +91,8 @@ class Publisher:
         self._clients: dict[int, Client] = {}
         self._retired = Retired()
         self._crossing: dict[int, float] = {}
-        self._loads: dict[str, PickerLoad] = {}
+        self._drains = Drains()
+        self._late = LateNodes()
         self._run: PublicationRun | None = None
         self._blocking = 0
         """Number of a client for which the stage was found to wait."""
@@ -114,6 +114,7 @@ class Publisher:
         if stages:
             stream.on_snapshot(stages[-1], now)
         client = Client(number, node, audience, stream, now, len(stages) - 1, stream.standing())
+        client.debt.known_late = node in self._late
         self._clients[number] = client
 
     def request(
@@ -129,7 +130,11 @@ class Publisher:
             self._bridge(client, request, now)
         # The stream and its requests are of the same variant: the service pairs them.
         reaction = client.stream.on_request(request, now)  # type: ignore[arg-type] # see above
-        sent = self._sent(client, reaction.responses)
+        if reaction.verdict is not None:
+            waited_s, owes_more = reaction.verdict.waited_s, client.stream.owes_answer
+            client.debt.answered(waited_s, now, owes_more=owes_more)
+            self._late.note(client.node, late=False)
+        sent = self._sent(client, reaction.responses, now)
         sent += self._catch_up(client, now)
         return sent + self._advance(now), reaction.verdict
 
@@ -143,13 +148,15 @@ class Publisher:
 
     def disconnect(self, number: int, now: float) -> Sent:
         """Remove a client; stages no longer wait for it."""
-        self._clients.pop(number, None)
+        client = self._clients.pop(number, None)
+        if client is not None and client.is_late(now):
+            self._late.note(client.node, late=True)
         self._crossing.pop(number, None)
         return self._advance(now)
 
     def loads(self, reports: Mapping[str, PickerLoad], now: float) -> Sent:
         """Set the last report of each reporting picker, by node id."""
-        self._loads = dict(reports)
+        self._drains.reported(reports)
         return self._advance(now)
 
     # --- publications ---------------------------------------------------------------------------
@@ -208,8 +215,8 @@ class Publisher:
         if run is None:
             return None
         if run.hold_since is not None and run.following is not None:
-            return self._held_until(run.hold_since, run.following)
-        return run.entered + run.current.deadline_s if run.current is not None else None
+            return self._drains.held_until(run.following, run.hold_since, self._pickers())
+        return run.late_at if run.current is not None else None
 
     def outcome(self, run: PublicationRun, now: float) -> PublicationOutcome:
         """Return the state of a publication, running or ended."""
@@ -239,12 +246,14 @@ class Publisher:
     def _gate(
         self, run: PublicationRun, stage: Stage, now: float
     ) -> Literal["pass", "wait", "abandon"]:
-        late = now >= run.entered + stage.deadline_s
+        if stage.urgent:
+            return "pass"
         blocking = self._clients.get(self._blocking)
-        if blocking is not None and blocking.blocks(stage) and not (late or self._refused):
+        stays = blocking is not None and blocking.blocks(stage) and now < run.late_at
+        if stays and not self._refused:
             return "wait"  # fast path: after most answers the stage still waits for this client
         self._refused = False
-        waiting = False
+        run.late_at = float("inf")
         for client in self._clients.values():
             if client.audience != stage.audience or client.left:
                 continue
@@ -254,51 +263,28 @@ class Publisher:
                 if client.has_veto(run) and run.revocable(stage):
                     return "abandon"
             elif standing.state == "PENDING":
-                if late:
+                late_at = min(client.late_at(stage.deadline_s), run.entered + stage.deadline_s)
+                if now >= late_at:
                     client.left, client.left_at = "STALLED", now
-                else:
-                    waiting, self._blocking = True, client.number
-        return "wait" if waiting else "pass"
+                elif late_at < run.late_at:
+                    run.late_at, self._blocking = late_at, client.number
+        return "pass" if run.late_at == float("inf") else "wait"
 
     def _may_begin(self, run: PublicationRun, stage: Stage, now: float) -> bool:
+        pickers = self._pickers()
         graced = stage.grace_s > 0 and run.current is not None and bool(self._clients)
-        if not graced and not self._waits(stage):
+        if not graced and not self._drains.waits(stage, pickers):
             return True
         if run.hold_since is None:
             run.hold_since = now
-        return now >= self._held_until(run.hold_since, stage)
+        return now >= self._drains.held_until(stage, run.hold_since, pickers)
 
-    def _held_until(self, since: float, stage: Stage) -> float:
-        """Return when the stage begins if no further report arrives."""
-        until = since + stage.grace_s
-        if not self._waits(stage):
-            return until
-        patience = since + stage.hold_deadline_s
-        if self._drained(stage):
-            patience = min(patience, since if self._all_reported() else since + REPORT_PATIENCE_S)
-        return max(until, patience)
-
-    def _waits(self, stage: Stage) -> bool:
-        return bool(stage.wait_for_drained) and (bool(self._loads) or any(self._pickers()))
-
-    def _drained(self, stage: Stage) -> bool:
-        ids = stage.wait_for_drained
-        return not any(load.in_flight.get(id_) for load in self._loads.values() for id_ in ids)
-
-    def _all_reported(self) -> bool:
-        """Return whether each picker has reported since it applied its last response."""
-        for client in self._pickers():
-            load = self._loads.get(client.node)
-            if load is None or load.taken != client.stream.acknowledged(POOL_TYPE):
-                return False
-        return True
-
-    def _pickers(self) -> Iterator[Client]:
-        return (c for c in self._clients.values() if c.audience == "picker" and not c.left)
+    def _pickers(self) -> list[Client]:
+        return [c for c in self._clients.values() if c.audience == "picker" and not c.left]
 
     def _begin(self, run: PublicationRun, stage: Stage, now: float) -> Sent:
         run.index += 1
-        run.entered = now
+        run.entered = run.late_at = now
         run.hold_since = None
         stages = self._stages[stage.audience]
         if stages and stage.audience == "envoy":
@@ -318,14 +304,14 @@ class Publisher:
         sent: Sent = []
         for client in self._clients.values():
             if client.audience == audience:
-                client.left = ""
+                client.left = "STALLED" if client.is_late(now) else ""
                 sent += self._assign(client, 0, now)
         return sent
 
     def _assign(self, client: Client, stage_index: int, now: float) -> Sent:
         client.stage_index = stage_index
         snapshot = self._stages[client.audience][stage_index]
-        return self._sent(client, client.stream.on_snapshot(snapshot, now))
+        return self._sent(client, client.stream.on_snapshot(snapshot, now), now)
 
     def _catch_up(self, client: Client, now: float) -> Sent:
         sent: Sent = []
@@ -359,8 +345,10 @@ class Publisher:
 
     # --- accounting -----------------------------------------------------------------------------
 
-    def _sent(self, client: Client, responses: list[ResourceResponse]) -> Sent:
+    def _sent(self, client: Client, responses: list[ResourceResponse], now: float) -> Sent:
         client.standing = client.stream.standing()
+        if responses:
+            client.debt.sent(now)
         self._refused = self._refused or client.standing.state == "NACKED"
         run = self._run
         if run is not None and client.connected <= run.started:

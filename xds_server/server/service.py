@@ -74,6 +74,8 @@ SERVER_OPTIONS: Final = (
     # The server pings too, to detect clients that vanished without closing the connection.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # The keepalive timeout alone does not bound the wait for a ping's answer: it took 89 s.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", MAX_SEND_BYTES),

@@ -86,8 +86,16 @@ def test_too_many_names_change_nothing() -> None:
     assert len(subscription.names) == MAX_NAMES
 
 
-@pytest.mark.parametrize("name", ["", "x" * (MAX_NAME_CHARS + 1)])
-def test_impossible_names_are_rejected(name: str) -> None:
+def test_long_names_are_rejected() -> None:
     """The length of a name is bounded."""
     with pytest.raises(ProtocolError, match="characters"):
-        _new().replace((name,))
+        _new().replace(("x" * (MAX_NAME_CHARS + 1),))
+
+
+def test_an_empty_name_is_ignored() -> None:
+    """It names nothing: no wildcard begins, and the other names count."""
+    sotw, delta = Subscription(legacy_wildcard=True), Subscription(legacy_wildcard=True)
+    sotw.replace(("", "a"))
+    delta.change(("",), ())
+    assert (sotw.wildcard, sotw.names) == (False, frozenset("a"))
+    assert delta.empty

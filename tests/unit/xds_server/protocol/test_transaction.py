@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, POOL_TYPE, ROUTE_TYPE
+from xds_server.protocol.drains import REPORT_PATIENCE_S
 from xds_server.protocol.messages import ResourceResponse, SotwRequest, short_type
+from xds_server.protocol.patience import LEAST_S, WARMING_S
 from xds_server.protocol.publication import MAX_STAGES
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.stream import SotwStream
 from xds_server.protocol.transaction import (
-    REPORT_PATIENCE_S,
     Audience,
     OnReject,
     PickerLoad,
@@ -190,8 +191,8 @@ def test_a_stalled_client_leaves_the_gate_and_gets_no_next_stage() -> None:
     sim = running(envoy_count=2)
     run = sim.publish(*five("a", "b"))
     sim.answer(1)
-    assert sim.publisher.wake_at == 15.0
-    sim.at(15.0)
+    assert sim.publisher.wake_at == WARMING_S
+    sim.at(WARMING_S)
     for number in (11, 1, 11, 1):
         sim.answer(number)
     outcome = sim.outcome(run)
@@ -199,6 +200,62 @@ def test_a_stalled_client_leaves_the_gate_and_gets_no_next_stage() -> None:
     (problem,) = outcome.problems
     assert (problem.client, problem.state, problem.type) == ("n2", "STALLED", "CDS")
     assert sim.got[2] == ["CDS", "RDS", "CDS"]
+
+
+def test_a_silent_client_delays_one_change_and_no_further_one() -> None:
+    """Rules 1 and 3: changes that supersede each other restart nobody's clock."""
+    sim = running(envoy_count=2)
+    for number in range(10):
+        sim.at(float(number))
+        run = sim.publish(*five("a", "bc"[number % 2]))
+        for answering in (1, 11, 1, 11, 1):
+            sim.answer(answering)
+        ended = sim.outcome(run).state == "done"
+        assert ended == (sim.now >= WARMING_S)
+
+
+def test_a_late_client_is_led_to_the_newest_state_once_it_answers() -> None:
+    """Rule 3: it has missed several changes, and ends where the others are."""
+    sim = running(envoy_count=2)
+    sim.publish(*five("a", "b"))
+    sim.at(WARMING_S)
+    for clusters in ("c", "d"):
+        run = sim.publish(*five("b", clusters))
+        for answering in (1, 11, 1, 11, 1):
+            sim.answer(answering)
+        assert sim.outcome(run).state == "done"
+    sim.answer(2)
+    assert sim.publisher._clients[2].problem() is None
+    assert sim.publisher._clients[2].stream._snapshot == sim.publisher.in_force("envoy")
+
+
+def test_a_late_client_that_reconnects_is_not_waited_for_again() -> None:
+    """A node that was late when its connection ended has no patience left until it answers."""
+    sim = running(envoy_count=2)
+    sim.publish(*five("a", "b"))
+    sim.at(WARMING_S)
+    sim.publisher.disconnect(2, sim.now)
+    sim.join(3, node="n2")
+    run = sim.publish(*five("a", "c"))
+    for answering in (1, 11, 1, 11, 1):
+        sim.answer(answering)
+    assert sim.outcome(run).state == "done"
+
+
+def test_an_urgent_stage_waits_for_nobody() -> None:
+    """Rule 1: the stage after it begins at once."""
+    sim = running(envoy_count=1)
+    urgent = Stage("urgent", "picker", pools("a, draining"), urgent=True)
+    run = sim.publish(urgent, *five("a", "b"))
+    assert (sim.got[11][-1], sim.outcome(run).stage) == ("POOL", "add")
+
+
+def test_a_type_that_needs_no_warming_is_waited_for_shortly() -> None:
+    """A picker that answered at once so far is late after a second."""
+    sim = running(pickers=2)
+    sim.publish(Stage("use", "picker", pools("b")))
+    sim.answer(11)
+    assert sim.publisher.wake_at == LEAST_S
 
 
 def test_a_stalled_client_comes_back_stage_by_stage() -> None:

@@ -1,0 +1,82 @@
+"""Patience: when a client that owes an answer is late."""
+
+from __future__ import annotations
+
+from tidegate_api.names import CLUSTER_TYPE, POOL_TYPE
+from xds_server.protocol.patience import (
+    FACTOR,
+    LEAST_S,
+    MAX_NODES,
+    WARMING_S,
+    Debt,
+    LateNodes,
+)
+
+LIMIT_S = 15.0
+
+
+def test_who_owes_nothing_is_never_late() -> None:
+    """Without an unanswered message there is nothing to wait for."""
+    assert Debt().late_at(POOL_TYPE, LIMIT_S) == float("inf")
+
+
+def test_a_new_client_has_the_whole_limit() -> None:
+    """Nothing is known of its speed."""
+    debt = Debt()
+    debt.sent(3.0)
+    assert debt.late_at(POOL_TYPE, LIMIT_S) == 3.0 + LIMIT_S
+
+
+def test_further_messages_do_not_restart_the_clock() -> None:
+    """A client that is silent owes since the first of them."""
+    debt = Debt()
+    for now in (1.0, 5.0, 9.0):
+        debt.sent(now)
+    assert debt.since == 1.0
+
+
+def test_an_answer_restarts_the_clock_while_more_is_owed() -> None:
+    """It makes progress."""
+    debt = Debt()
+    debt.sent(1.0)
+    debt.answered(0.1, 4.0, owes_more=True)
+    assert debt.since == 4.0
+
+
+def test_patience_follows_the_slowest_answer() -> None:
+    """A client that once took a second may take ten."""
+    debt = Debt()
+    debt.sent(0.0)
+    debt.answered(1.0, 1.0, owes_more=True)
+    assert debt.late_at(POOL_TYPE, LIMIT_S) == 1.0 + FACTOR
+    debt.answered(5.0, 6.0, owes_more=True)
+    assert debt.late_at(POOL_TYPE, LIMIT_S) == 6.0 + LIMIT_S
+
+
+def test_clusters_may_warm() -> None:
+    """Envoy acknowledges them when their endpoints were checked."""
+    debt = Debt()
+    debt.sent(0.0)
+    debt.answered(0.01, 0.0, owes_more=True)
+    assert debt.late_at(POOL_TYPE, LIMIT_S) == LEAST_S
+    assert debt.late_at(CLUSTER_TYPE, LIMIT_S) == WARMING_S
+
+
+def test_a_node_known_to_be_late_has_no_patience_left_until_it_answers() -> None:
+    """A client that reconnects again and again holds nothing up."""
+    debt = Debt(known_late=True)
+    debt.sent(2.0)
+    assert debt.late_at(POOL_TYPE, LIMIT_S) == 2.0
+    debt.answered(0.1, 3.0, owes_more=True)
+    assert debt.late_at(POOL_TYPE, LIMIT_S) > 3.0
+
+
+def test_late_nodes_are_bounded() -> None:
+    """The oldest are forgotten first."""
+    late = LateNodes()
+    for number in range(MAX_NODES + 1):
+        late.note(f"n{number}", late=True)
+    assert "n0" not in late
+    assert f"n{MAX_NODES}" in late
+    late.note(f"n{MAX_NODES}", late=False)
+    assert f"n{MAX_NODES}" not in late

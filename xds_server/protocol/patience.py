@@ -1,0 +1,92 @@
+"""How long the publisher waits for one client's answers. Pure.
+
+Rules:
+
+1. A client *owes* an answer while a message to it is unanswered. The clock starts when the first
+   such message is sent and restarts with each answer. A newer publication does not restart it, so
+   a silent client is late once and not once per change.
+2. It is *late* once it has owed an answer for its patience: ``FACTOR`` times its slowest answer so
+   far, at least ``LEAST_S``, or ``WARMING_S`` for types that Envoy acknowledges only when they are
+   warm; at most the limit given. Before its first answer its patience is the limit.
+3. A node that was late is remembered, so that a client that reconnects and stays silent is not
+   waited for again. It has no patience left until it answers. At most ``MAX_NODES`` are remembered;
+   the oldest are dropped first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate_api.names import CLUSTER_TYPE, LISTENER_TYPE
+
+FACTOR: Final = 10.0
+LEAST_S: Final = 1.0
+WARMING_S: Final = 5.0
+"""A new cluster is warm after its endpoints' first health checks: a second, where one is dead."""
+MAX_NODES: Final = 4096
+_WARMING: Final = frozenset({CLUSTER_TYPE, LISTENER_TYPE})
+
+
+@dataclass(slots=True)
+class Debt:
+    """What one client owes."""
+
+    since: float | None = None
+    """Since when it owes an answer, monotonic seconds; ``None`` = it owes none."""
+    slowest_s: float | None = None
+    """Its slowest answer so far; ``None`` = it has not answered yet."""
+    known_late: bool = False
+    """Its node was late on an earlier connection and has not answered since."""
+
+    def sent(self, now: float) -> None:
+        """Note that a message was sent."""
+        if self.since is None:
+            self.since = now
+
+    def answered(self, waited_s: float, now: float, *, owes_more: bool) -> None:
+        """Note an answer.
+
+        Args:
+            waited_s: Seconds from the message to its answer.
+            now: Monotonic seconds.
+            owes_more: Whether other messages are unanswered.
+        """
+        self.slowest_s = max(self.slowest_s or 0.0, waited_s)
+        self.since = now if owes_more else None
+        self.known_late = False
+
+    def late_at(self, type_url: str, limit_s: float) -> float:
+        """Return when the client is late, monotonic seconds; infinite if it owes nothing.
+
+        Args:
+            type_url: The type that it has not acknowledged.
+            limit_s: Longest patience, in seconds.
+        """
+        if self.since is None:
+            return float("inf")
+        if self.known_late:
+            return self.since
+        if self.slowest_s is None:
+            return self.since + limit_s
+        least = WARMING_S if type_url in _WARMING else LEAST_S
+        return self.since + min(limit_s, max(least, FACTOR * self.slowest_s))
+
+
+class LateNodes:
+    """Nodes whose last connection ended while they were late (rule 3)."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, None] = {}
+
+    def __contains__(self, node: str) -> bool:
+        """Return whether the node was late and has not answered since."""
+        return node in self._nodes
+
+    def note(self, node: str, *, late: bool) -> None:
+        """Remember or forget a node."""
+        self._nodes.pop(node, None)
+        if late:
+            self._nodes[node] = None
+            if len(self._nodes) > MAX_NODES:
+                del self._nodes[next(iter(self._nodes))]

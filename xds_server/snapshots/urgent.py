@@ -1,0 +1,79 @@
+"""The urgent stage: pickers leave replicas alone at once, before the rest of a change. Pure.
+
+Rules:
+
+1. The stage is what the pickers have now, with more replicas marked as draining or as found sick.
+   It names nothing that Envoys might not have, so it waits for nobody, and nobody can delay it.
+2. It never takes the last usable replica of a variant: those that replace it come with a later
+   stage.
+3. Nothing is undone here: a replica that is used again comes back with the stages of the change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import any_pb2
+
+from tidegate_api.fleet.v1 import pool_pb2
+from tidegate_api.names import POOL_TYPE
+from xds_server.protocol.publication import Stage
+from xds_server.protocol.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xds_server.fleet.view import View
+
+URGENT = "urgent"
+"""Label of the stage."""
+
+
+def urgent_stage(have: Snapshot | None, new: View) -> Stage | None:
+    """Return the stage; ``None`` if no replica has to be left alone.
+
+    Args:
+        have: What the pickers have now; ``None`` = nothing.
+        new: The state that they should have.
+    """
+    if have is None:
+        return None
+    held = have.resources(POOL_TYPE)
+    changed: dict[str, bytes] = {}
+    for pool in new.fleet.pools:
+        sick = new.sick.get(pool.name, {})
+        draining = {endpoint.id for endpoint in pool.endpoints if endpoint.draining}
+        if pool.name in held and (sick or draining):
+            message = pool_pb2.Pool()
+            any_pb2.Any.FromString(held[pool.name].any).Unpack(message)
+            if _leave_alone(message, draining, sick):
+                changed[pool.name] = message.SerializeToString(deterministic=True)
+    if not changed:
+        return None
+    marked = Snapshot.of({POOL_TYPE: changed}).resources(POOL_TYPE)
+    pools = Snapshot.of({POOL_TYPE: {}}).joined({POOL_TYPE: {**held, **marked}.values()})
+    return Stage(URGENT, "picker", pools, urgent=True)
+
+
+def _leave_alone(message: Any, draining: set[str], sick: Mapping[str, Sequence[str]]) -> bool:
+    """Mark the endpoints of a pickers' pool; return whether any was marked."""
+    usable = Counter(
+        endpoint.variant
+        for endpoint in message.endpoints
+        if not endpoint.draining and not endpoint.told
+    )
+    marked = False
+    for endpoint in message.endpoints:
+        drains = endpoint.id in draining and not endpoint.draining
+        told = sick.get(endpoint.id, ()) if not endpoint.told else ()
+        if not drains and not told:
+            continue
+        if not endpoint.draining and not endpoint.told:
+            if usable[endpoint.variant] <= 1:
+                continue
+            usable[endpoint.variant] -= 1
+        endpoint.draining = endpoint.draining or drains
+        endpoint.told.extend(told)
+        marked = True
+    return marked

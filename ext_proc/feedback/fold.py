@@ -115,35 +115,64 @@ class Feedback:
         return self._ended(entry, pool, key, now)
 
     def _ended(self, entry: Entry, pool: str, key: EndpointKey | None, now: float) -> str:
-        router = self._router
-        retried = entry.attempts > 1
-        if retried:
-            for address in passed_over(entry):
-                failed = router.at(pool, address)
-                if failed is not None:
-                    self._judged(Judged(pool, failed, Verdict.BROKEN), now)
+        number = self._number(entry)
+        if entry.attempts > 1:
+            self._retried(entry, pool, key, number, now)
         verdict = judge(entry)
+        if verdict is not GOOD and number is not None:
+            self._router.rejected(number)
         if verdict is LOCAL:
             return verdict
         if key is None:
             return UNKNOWN
-        if retried and entry.served != entry.picks.partition(",")[0]:
-            self.retried += 1
-            number = self._number(entry)
-            if number is not None:
-                router.credit(number, key, now)
         if verdict is GOOD:
-            answer_s = answer_time(entry)
-            if answer_s is not None:
-                self._began(entry, key, answer_s)
-            first_byte_s = None if retried else entry.first_byte_s
-            judged = Judged(pool, key, verdict, first_byte_s, answer_s, answer_speed(entry))
+            judged = self._good(entry, pool, key, number, now)
         else:
-            first_byte_s = entry.first_byte_s if verdict is Verdict.ERROR else None
-            began = entry.answer_bytes > 0
-            judged = Judged(pool, key, verdict, first_byte_s, began=began)
+            judged = self._failed(entry, pool, key, number, verdict, now)
         self._judged(judged, now)
         return verdict
+
+    def _retried(
+        self, entry: Entry, pool: str, key: EndpointKey | None, number: int | None, now: float
+    ) -> None:
+        """Blame the replicas of earlier attempts, and credit the one that served instead."""
+        for address in passed_over(entry):
+            failed = self._router.at(pool, address)
+            if failed is not None:
+                self._judged(Judged(pool, failed, Verdict.BROKEN), now)
+        if key is not None and not entry.shed and entry.served != entry.picks.partition(",")[0]:
+            self.retried += 1
+            if number is not None:
+                self._router.credit(number, key, now)
+
+    def _good(
+        self, entry: Entry, pool: str, key: EndpointKey, number: int | None, now: float
+    ) -> Judged:
+        router = self._router
+        if number is not None:
+            router.confirmed(number, key)
+            if number in router.suspects:
+                router.answered_well(number, key, now)
+        answer_s = answer_time(entry)
+        if answer_s is not None:
+            self._began(entry, key, answer_s)
+        first_byte_s = None if entry.attempts > 1 else entry.first_byte_s
+        return Judged(pool, key, GOOD, first_byte_s, answer_s, answer_speed(entry))
+
+    def _failed(
+        self,
+        entry: Entry,
+        pool: str,
+        key: EndpointKey,
+        number: int | None,
+        verdict: Verdict,
+        now: float,
+    ) -> Judged:
+        began = entry.answer_bytes > 0
+        if verdict is Verdict.BROKEN and not began and number is not None:
+            self._router.died(key, number, now)
+        first_byte_s = entry.first_byte_s if verdict is Verdict.ERROR else None
+        return Judged(pool, key, verdict, first_byte_s, began=began)
 
     def _judged(self, judged: Judged, now: float) -> None:
         self.follow(judged, now)

@@ -26,7 +26,7 @@ from ext_proc.routing.health.conditions import Conditions
 from ext_proc.routing.learner import Learner
 from ext_proc.routing.peers import PeerWorkers
 from ext_proc.routing.pipeline.context import cheapest, work_of
-from ext_proc.routing.pipeline.decision import Decision
+from ext_proc.routing.pipeline.decision import Decision, unpriced
 from ext_proc.routing.pipeline.sampling import worth_remembering
 from ext_proc.routing.pipeline.scheduler import Scheduler
 from ext_proc.routing.recent import MOST_ENDPOINTS, Recent
@@ -37,7 +37,7 @@ from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.ticket import Outcome, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from ext_proc.routing.cache.exact_index import IndexEvent
     from ext_proc.routing.pipeline.scheduler import Choice
@@ -110,6 +110,8 @@ class Router:
         self._members = self.registry.members
         self._on_sequence = on_sequence
         self._credit = Credit()
+        self.suspects: Collection[int] = ()
+        """Tickets whose good answers ``answered_well`` must be told of; usually none."""
         self._moved: dict[int, Ticket] = {}
         """The current ticket of each moved charge, by the id of the caller's ticket."""
         self.recent = Recent()
@@ -172,7 +174,7 @@ class Router:
             return choice
         context, pool = choice.context, pool_state.pool
         if not request.features.is_inference:
-            return self._unpriced(choice, pool)
+            return unpriced(choice, pool, self._rng)
         lease_key = choice.lease_key
         wanted = 1 if lease_key is not None else 1 + pool.fallbacks
         order = cheapest(choice.prices, wanted, self._rng)
@@ -210,20 +212,6 @@ class Router:
         if sample is not None:
             self.recent.keep(request, decision, sample, now)
         return decision
-
-    def _unpriced(self, choice: Choice, pool: Pool) -> Decision:
-        """Send a non-inference request to the least loaded replica, without changing any state."""
-        context = choice.context
-        order = cheapest(choice.prices, 1 + pool.fallbacks, self._rng)
-        return Decision(
-            ticket=None,
-            addresses=tuple([context.candidates[index].address for index in order]),
-            pool=pool.name,
-            variant=context.variant,
-            reason="other",
-            candidates=context.candidates,
-            prices=choice.prices,
-        )
 
     def _charge(self, context: SchedulingContext, index: int, pool: str) -> Ticket | None:
         self._last_ticket += 1
@@ -351,6 +339,20 @@ class Router:
             return False
         self.learner.settled(ticket, outcome, now)
         return True
+
+    # --- What the proxy's log says of attempts --------------------------------------------------
+
+    def died(self, endpoint: EndpointKey, ticket_id: int, now: float) -> None:
+        """Note that a replica broke its connection with a request that it had read, unanswered."""
+
+    def answered_well(self, ticket_id: int, endpoint: EndpointKey, now: float) -> None:
+        """Note that a replica answered a request of ``suspects`` well."""
+
+    def confirmed(self, ticket_id: int, endpoint: EndpointKey) -> None:
+        """Note that a request's answer began on a replica with a status below 400."""
+
+    def rejected(self, ticket_id: int) -> None:
+        """Note that a request ended without an answer below 400."""
 
     # Events are only made where ``on_event`` is set, as this is the hot path.
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ext_proc.routing.pipeline.context import cheapest
 from ext_proc.routing.values.plain import Plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ext_proc.routing.pipeline.scheduler import Choice
     from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.rng import Rng
     from ext_proc.routing.values.ticket import Ticket
 
 
@@ -69,3 +73,18 @@ class Decision(Plain):
             (candidate.key.id, price)
             for candidate, price in zip(self.candidates, self.prices, strict=True)
         ]
+
+
+def unpriced(choice: Choice, pool: Pool, rng: Rng) -> Decision:
+    """Send a non-inference request to the least loaded replica; changes no state but ``rng``."""
+    context = choice.context
+    order = cheapest(choice.prices, 1 + pool.fallbacks, rng)
+    return Decision(
+        ticket=None,
+        addresses=tuple([context.candidates[index].address for index in order]),
+        pool=pool.name,
+        variant=context.variant,
+        reason="other",
+        candidates=context.candidates,
+        prices=choice.prices,
+    )

@@ -25,6 +25,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("bench",),
     ),
     "ext_proc": (
+        ("routing.values",),
+        ("blame",),
         ("routing", "settings", "compiled"),
         ("requests",),
         ("exchange",),
@@ -55,9 +57,11 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "tidegate": (("terminal", "stack", "reporter"), ("demo",), ("cli",)),
 }
 """Within a package: a module may import from its own group and from lower layers (earlier rows);
-groups of one row do not import each other. A package's ``__main__`` is above all."""
+groups of one row do not import each other. A package's ``__main__`` is above all. A name with a
+point is a part of a part that has a layer of its own."""
 
 PURE = (
+    "ext_proc.blame",
     "ext_proc.routing",
     "ext_proc.requests",
     "ext_proc.telemetry.dialects",
@@ -208,6 +212,9 @@ def _group(module: str, package: str) -> str | None:
     if package and not module.startswith(package + "."):
         return None
     rest = module.removeprefix(package).lstrip(".").split(".")
+    inner = ".".join(rest[:2])
+    if any(inner in row for row in LAYERS[package]):
+        return inner
     return None if not rest[0] or "__main__" in rest else rest[0]
 
 

@@ -1,0 +1,380 @@
+"""The law of blame: from the evidence about one attempt to exactly one verdict. Pure.
+
+Rules:
+
+1. The first row of ``RULES`` that holds is the verdict; the last row always holds. The table in the
+   documentation is generated from these rows.
+2. The caller is blamed for what it asked, the request for failing on several replicas alike, we for
+   our own timeouts and limits, the network for connections that carried nothing or that broke while
+   the replica served others. Only what remains is the replica's fault.
+3. Blame is a word for reports; ``Effect`` is what ejection makes of the attempt. A failure that its
+   request may have caused counts by origin, i.e. once for each caller (``origins``). One that a
+   request cannot cause, or that a sibling's good answer proves to be the replica's, counts at once.
+4. Timeouts of our own are never a failure of the replica. Our bound on the time to a first answer
+   says that the replica was silent for so long, which matters for a frozen replica only. A timeout
+   that the caller chose says nothing.
+5. Retries, learning, the prefix index and suspicion of a death follow from the attempt by the
+   functions below. Nobody else keeps a rule about them.
+
+Statuses as Triton uses them: 400 and 404 for a caller's mistakes, 500 for a failed execution but
+also for malformed JSON, 503 for a full queue.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ext_proc.blame.evidence import Ended
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ext_proc.blame.evidence import Attempt, Evidence
+
+
+class Blame(StrEnum):
+    """Who is at fault for an attempt."""
+
+    NONE = "none"
+    """The attempt succeeded."""
+    REPLICA = "replica"
+    REQUEST = "request"
+    """The request fails wherever it is sent."""
+    CALLER = "caller"
+    """The caller made a mistake or left."""
+    NETWORK = "network"
+    US = "us"
+    """Our own timeouts, limits and routes."""
+
+
+class Effect(StrEnum):
+    """What ejection makes of an attempt."""
+
+    GOOD = "good"
+    """A good answer, whose times are samples."""
+    WELL = "well"
+    """An answer that shows that the replica works, without samples."""
+    ALIVE = "alive"
+    """A sign of life."""
+    SILENT = "silent"
+    """No sign of life since the attempt began: evidence for a frozen replica only."""
+    AT_ONCE = "at once"
+    """A failure."""
+    BY_ORIGIN = "by origin"
+    """A failure that counts once for each origin."""
+    NOTHING = "nothing"
+
+
+class Rule(NamedTuple):
+    """One row of the law."""
+
+    outcome: str
+    """Label of the row in metrics; several rows may share one."""
+    words: str
+    """The evidence, in words, for the documentation."""
+    holds: Callable[[Evidence], bool]
+    blame: Blame
+    effect: Effect
+
+
+FIRST_ERROR: Final = 400
+"""HTTP statuses from here on are errors."""
+_SERVER_ERRORS: Final = frozenset({500, 502, 503, 504})
+_GRPC_SERVER_ERRORS: Final = frozenset({2, 13, 14})
+"""UNKNOWN, INTERNAL, UNAVAILABLE."""
+_UNAVAILABLE: Final = 503
+_GRPC_UNAVAILABLE: Final = 14
+
+
+def is_good(status: int, grpc_status: int | None) -> bool:
+    """Return whether a complete answer is no error."""
+    return 0 < status < FIRST_ERROR and not grpc_status
+
+
+def _is_server_error(attempt: Attempt) -> bool:
+    return attempt.status in _SERVER_ERRORS or attempt.grpc_status in _GRPC_SERVER_ERRORS
+
+
+def _ended(evidence: Evidence, ended: Ended) -> bool:
+    return evidence.attempt.ended is ended
+
+
+def _timed_out(evidence: Evidence) -> bool:
+    return _ended(evidence, Ended.TIMEOUT) or _ended(evidence, Ended.TRY_TIMEOUT)
+
+
+def _failed_answer(evidence: Evidence) -> bool:
+    return _ended(evidence, Ended.DONE) and _is_server_error(evidence.attempt)
+
+
+RULES: Final = (
+    Rule(
+        "local",
+        "the proxy refused or answered by itself",
+        lambda e: (
+            _ended(e, Ended.LOCAL)
+            or (_ended(e, Ended.DONE) and (e.attempt.address is None or e.attempt.read is False))
+        ),
+        Blame.US,
+        Effect.NOTHING,
+    ),
+    Rule(
+        "left",
+        "the caller left after the answer had begun",
+        lambda e: _ended(e, Ended.LEFT) and e.attempt.answered,
+        Blame.CALLER,
+        Effect.ALIVE,
+    ),
+    Rule(
+        "left",
+        "the caller left before an answer",
+        lambda e: _ended(e, Ended.LEFT),
+        Blame.CALLER,
+        Effect.NOTHING,
+    ),
+    Rule(
+        "timeout",
+        "our timeout ended an answer that had begun",
+        lambda e: _timed_out(e) and e.attempt.answered,
+        Blame.US,
+        Effect.ALIVE,
+    ),
+    Rule(
+        "timeout",
+        "our bound on the time to a first answer; the replica had been sent the request",
+        lambda e: _ended(e, Ended.TRY_TIMEOUT) and e.attempt.read is not False,
+        Blame.US,
+        Effect.SILENT,
+    ),
+    Rule(
+        "timeout",
+        "our timeout of the whole request, or the caller's, before an answer",
+        _timed_out,
+        Blame.US,
+        Effect.NOTHING,
+    ),
+    Rule(
+        "unreached",
+        "no connection, and the process was replaced",
+        lambda e: _ended(e, Ended.UNREACHED) and e.restarted is True,
+        Blame.REPLICA,
+        Effect.AT_ONCE,
+    ),
+    Rule(
+        "unreached",
+        "no connection: refused, timed out",
+        lambda e: _ended(e, Ended.UNREACHED),
+        Blame.NETWORK,
+        Effect.AT_ONCE,
+    ),
+    Rule(
+        "broken",
+        "the connection broke before the replica was sent the request",
+        lambda e: _ended(e, Ended.BROKEN) and e.attempt.read is False and not e.attempt.answered,
+        Blame.NETWORK,
+        Effect.AT_ONCE,
+    ),
+    Rule(
+        "broken",
+        "the answer broke off",
+        lambda e: _ended(e, Ended.BROKEN) and e.attempt.answered,
+        Blame.REPLICA,
+        Effect.BY_ORIGIN,
+    ),
+    Rule(
+        "broken",
+        "the connection broke unanswered, and the process was replaced",
+        lambda e: _ended(e, Ended.BROKEN) and e.restarted is True,
+        Blame.REPLICA,
+        Effect.AT_ONCE,
+    ),
+    Rule(
+        "broken",
+        "the connection broke unanswered; another replica answered the request well",
+        lambda e: _ended(e, Ended.BROKEN) and e.sibling_well,
+        Blame.REPLICA,
+        Effect.AT_ONCE,
+    ),
+    Rule(
+        "broken",
+        "the connection broke unanswered, on each replica that the request was sent to",
+        lambda e: _ended(e, Ended.BROKEN) and e.alike,
+        Blame.REQUEST,
+        Effect.NOTHING,
+    ),
+    Rule(
+        "broken",
+        "the connection broke unanswered; the replica answered others well meanwhile",
+        lambda e: _ended(e, Ended.BROKEN) and e.others_well is True,
+        Blame.NETWORK,
+        Effect.BY_ORIGIN,
+    ),
+    Rule(
+        "broken",
+        "the connection broke unanswered, and nothing else is known",
+        lambda e: _ended(e, Ended.BROKEN),
+        Blame.REPLICA,
+        Effect.BY_ORIGIN,
+    ),
+    Rule(
+        "good",
+        "an answer: 2xx, 3xx, gRPC OK",
+        lambda e: is_good(e.attempt.status, e.attempt.grpc_status),
+        Blame.NONE,
+        Effect.GOOD,
+    ),
+    Rule(
+        "client",
+        "a server error to a body that the picker could not read or found wrong",
+        lambda e: _failed_answer(e) and e.unreadable,
+        Blame.CALLER,
+        Effect.WELL,
+    ),
+    Rule(
+        "error",
+        "a server error (500, 502, 503, 504; gRPC UNKNOWN, INTERNAL, UNAVAILABLE);"
+        " another replica answered the request well",
+        lambda e: _failed_answer(e) and e.sibling_well,
+        Blame.REPLICA,
+        Effect.AT_ONCE,
+    ),
+    Rule(
+        "error",
+        "a server error, as from each replica that the request was sent to",
+        lambda e: _failed_answer(e) and e.alike,
+        Blame.REQUEST,
+        Effect.ALIVE,
+    ),
+    Rule(
+        "error",
+        "a server error, and nothing else is known",
+        _failed_answer,
+        Blame.REPLICA,
+        Effect.BY_ORIGIN,
+    ),
+    Rule(
+        "client",
+        "another error: 400, 404, 429; gRPC codes of the caller, DEADLINE_EXCEEDED among them",
+        lambda e: e.attempt.status > 0 or bool(e.attempt.grpc_status),
+        Blame.CALLER,
+        Effect.WELL,
+    ),
+    Rule(
+        "local",
+        "no answer, and no reason",
+        lambda _: True,
+        Blame.US,
+        Effect.NOTHING,
+    ),
+)
+"""The law, in order."""
+
+
+def ruling(evidence: Evidence) -> Rule:
+    """Return the row of the law that holds."""
+    return next(rule for rule in RULES if rule.holds(evidence))
+
+
+def verdict(evidence: Evidence) -> Blame:
+    """Return who is at fault."""
+    return ruling(evidence).blame
+
+
+# --- What follows from an attempt alone ---------------------------------------------------------
+
+
+class Repeat(StrEnum):
+    """Whether an attempt may be repeated on another replica."""
+
+    ALWAYS = "while there are replicas left"
+    READ = "while reads are left"
+    NEVER = "never"
+
+
+_OVER: Final = frozenset({Ended.LEFT, Ended.LOCAL, Ended.TIMEOUT})
+
+
+class RetryRule(NamedTuple):
+    """One row of the law of retries."""
+
+    words: str
+    holds: Callable[[Attempt], bool]
+    repeat: Repeat
+
+
+RETRIES: Final = (
+    RetryRule(
+        "the caller left, the proxy answered by itself, or the whole request's time is over",
+        lambda a: a.ended in _OVER,
+        Repeat.NEVER,
+    ),
+    RetryRule("an answer had begun", lambda a: a.began, Repeat.NEVER),
+    RetryRule(
+        "an answer 503 or gRPC UNAVAILABLE, before its body",
+        lambda a: (
+            a.ended is Ended.DONE
+            and (a.status == _UNAVAILABLE or a.grpc_status == _GRPC_UNAVAILABLE)
+        ),
+        Repeat.READ,
+    ),
+    RetryRule("any other answer", lambda a: a.answered or a.ended is Ended.DONE, Repeat.NEVER),
+    RetryRule(
+        "the replica was not sent the request",
+        lambda a: a.ended is Ended.UNREACHED or a.read is False,
+        Repeat.ALWAYS,
+    ),
+    RetryRule("the replica was sent the request and did not answer", lambda _: True, Repeat.READ),
+)
+"""The law of retries; the first row that holds decides."""
+
+
+def repeat(attempt: Attempt) -> Repeat:
+    """Return whether an attempt may be repeated on another replica."""
+    return next(rule.repeat for rule in RETRIES if rule.holds(attempt))
+
+
+def retry(attempt: Attempt, reads_left: int) -> bool:
+    """Return whether an attempt may be repeated on another replica.
+
+    Args:
+        attempt: The attempt.
+        reads_left: How many further replicas may read the request: the pool's
+            ``routing.retry_read`` less the reads already repeated, 0 for a sequence.
+    """
+    allowed = repeat(attempt)
+    return allowed is Repeat.ALWAYS or (allowed is Repeat.READ and reads_left > 0)
+
+
+def stands_alone(attempt: Attempt) -> bool:
+    """Return whether siblings cannot change the verdict, so that it need not wait for them."""
+    if attempt.ended is Ended.BROKEN:
+        return attempt.answered or attempt.read is False
+    return attempt.ended is not Ended.DONE or not _is_server_error(attempt)
+
+
+def fails_alike(attempt: Attempt, other: Attempt) -> bool:
+    """Return whether two attempts at different replicas failed in the same way.
+
+    Only failures that a request may cause are compared: unanswered, or answered with an error.
+    """
+    if attempt.address == other.address or attempt.ended is not other.ended:
+        return False
+    if attempt.ended is Ended.BROKEN:
+        return not any(each.answered or each.read is False for each in (attempt, other))
+    return attempt.ended is Ended.DONE and _is_server_error(attempt) and _is_server_error(other)
+
+
+def suspected_death(attempt: Attempt) -> bool:
+    """Return whether the replica may have died of what it had read: it broke off unanswered."""
+    return attempt.ended is Ended.BROKEN and attempt.read is True and not attempt.answered
+
+
+def keeps_prompt(attempt: Attempt) -> bool:
+    """Return whether the replica has computed the prompt: an answer below 400 had begun."""
+    return attempt.answered and is_good(attempt.status, attempt.grpc_status)
+
+
+def teaches(blame: Blame) -> bool:
+    """Return whether an attempt's times are samples of the replica's speed."""
+    return blame is Blame.NONE

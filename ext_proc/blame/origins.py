@@ -1,0 +1,77 @@
+"""Origins: on whose behalf a request is sent, so that one caller's failures count once. Pure.
+
+Rules:
+
+1. The origin of a request is the first that it has of: session, sequence, last block of the prompt,
+   fingerprint of the body. It is kept by ticket, because the verdict comes after the request.
+2. A request with none of these is ``ANONYMOUS``: nothing connects it with others, so each counts.
+   A request without a ticket, or whose ticket is no longer known, is ``UNKNOWN``; all of these are
+   one origin.
+3. At most ``MAX_TICKETS`` tickets are kept. They are kept in two generations: when the younger one
+   is full it replaces the older one, so noting a ticket takes one assignment.
+4. An origin is turned into a number only for a verdict that needs it. Numbers are equal in all
+   processes.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ext_proc.routing.values.request import Request
+
+UNKNOWN: Final = 0
+ANONYMOUS: Final = 1
+MAX_TICKETS: Final = 16_384
+MAX_CHARS: Final = 128
+"""Longer sessions are equal if their beginnings are."""
+_GENERATION: Final = MAX_TICKETS // 2
+
+_Identity = tuple[object, ...] | str | int | None
+
+
+def identity(request: Request) -> _Identity:
+    """Return what identifies the origin of a request; ``None`` = anonymous."""
+    features = request.features
+    session = features.session
+    if session is not None:
+        return session if len(session) <= MAX_CHARS else session[:MAX_CHARS]
+    if features.sequence_id is not None:
+        return features.sequence
+    blocks = request.blocks
+    return blocks[-1] if blocks else None
+
+
+def number_of(identity: _Identity) -> int:
+    """Return an identity as an integer of 63 bits."""
+    if identity is None:
+        return ANONYMOUS
+    digest = blake2b(repr(identity).encode(errors="surrogatepass"), digest_size=8).digest()
+    return (int.from_bytes(digest) >> 1) | 2
+
+
+class Origins:
+    """Origins of the latest tickets."""
+
+    __slots__ = ("_older", "_younger")
+
+    def __init__(self) -> None:
+        self._younger: dict[int, _Identity] = {}
+        self._older: dict[int, _Identity] = {}
+
+    def __len__(self) -> int:
+        return len(self._younger) + len(self._older)
+
+    def note(self, ticket_id: int, request: Request) -> None:
+        """Keep the origin of a picked request."""
+        self._younger[ticket_id] = identity(request)
+        if len(self._younger) >= _GENERATION:
+            self._older, self._younger = self._younger, {}
+
+    def of(self, ticket_id: int | None) -> int:
+        """Return the number of a ticket's origin; ``UNKNOWN`` if the ticket is not known."""
+        for kept in (self._younger, self._older):
+            if ticket_id in kept:
+                return number_of(kept[ticket_id])
+        return UNKNOWN

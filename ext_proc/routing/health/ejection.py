@@ -2,23 +2,23 @@
 
 Rules:
 
-1. A replica is closed (in use), ejected until some time, or half open. A cause (rule 2) ejects it.
-   When its ejection ends it is half open; there ``GOOD_TO_CLOSE`` good answers close it, and one
-   bad answer ejects it for twice as long, up to ``MAX_EJECTION_S``. The doubling is reset after it
-   was closed for twice the time of its last ejection.
+1. A cause (rule 2) ejects a closed replica. In the half-open phase ``GOOD_TO_CLOSE`` good answers
+   close it, and one bad answer ejects it again. The phases are those of ``breakers``.
 2. Causes: consecutive failures, failure share, slow first bytes, no progress with work in flight.
    Each is relative: a replica is not ejected if the median of its peers (the closed replicas of its
-   variant) is affected as well. Peers without results count as healthy.
-3. At most ``max_ejection_percent`` of a variant is ejected or half open. One replica of several may
-   always be, unless the share is 0; the only replica of a variant never is.
-4. A half-open replica gets one request at a time; a request without a result is given up after the
-   base time.
-5. Results of an ejected replica are ignored, except that a frozen replica which answers is half
+   variant) is affected as well. Peers without results count as healthy, except in rule 4.
+3. Results of an ejected replica are ignored, except that a frozen replica which answers is half
    open at once.
-6. There is one record of fixed size per replica of the pool; a removed replica's is dropped.
+4. A failure that its request may have caused is counted once per origin (``failing_origins``). Such
+   failures eject only with those of at least ``MIN_ORIGINS`` origins, or where another replica
+   answered one of these origins well; only if peers that had results since then are not affected;
+   and consecutive ones only once the replica has given no good answer for the time in which it used
+   to give ``QUIET_ANSWERS``. So one caller ejects nothing, and failures of several among the good
+   answers to others eject nothing. Anonymous failures count each, under the same conditions.
+5. An attempt that our bound on the time to a first answer ended is no failure. It is work without
+   progress since it began, for a frozen replica.
 
-Source: Envoy's outlier detection (consecutive failures, failure percentage, maximum share) and the
-circuit breaker of M. Nygard's "Release It!" (half open).
+Source: Envoy's outlier detection (consecutive failures, failure percentage, maximum share).
 """
 
 from __future__ import annotations
@@ -27,15 +27,23 @@ from math import log
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.health.ejection_record import CLOSED, NEVER, Cause, EjectionRecord, Phase
+from ext_proc.blame.origins import ANONYMOUS
+from ext_proc.routing.health.breakers import Breakers
+from ext_proc.routing.health.ejection_record import (
+    CLOSED,
+    MIN_ORIGINS,
+    NEVER,
+    Cause,
+    EjectionRecord,
+    Phase,
+)
+from ext_proc.routing.health.failing_origins import FailingOrigins, Recurrence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
-    from ext_proc.routing.values.pool import EndpointKey, Pool
-    from ext_proc.routing.values.settings import Outlier
+    from ext_proc.routing.values.pool import EndpointKey
 
-MAX_EJECTION_S: Final = 300.0
 GOOD_TO_CLOSE: Final = 2
 MIN_SAMPLES: Final = 10.0
 """Minimum number of results in the window to judge the failure share."""
@@ -48,48 +56,22 @@ COMPARE_S: Final = 0.01
 outage of a large pool each failure would otherwise cost a pass over the whole pool."""
 LATER: Final = 0.2
 """Share of ``frozen_after_s`` within which replicas that stop count as stopped together."""
-FAST: Final = 0.5
-"""Failures are fast if they take less than this share of the peers' time to the first byte."""
 _RELATIVE: Final = 0.5
 """Peers are affected as well if their failure share is at least this part of the replica's own."""
 
 
-class Ejection:
-    """The ejections of one pool; see the module's rules.
-
-    Args:
-        on_ejected: Called with each ejected replica and the cause.
-    """
+class Ejection(Breakers):
+    """The ejections of one pool; the arguments are those of ``Breakers``."""
 
     def __init__(self, on_ejected: Callable[[EndpointKey, Cause], None]) -> None:
-        self._on_ejected = on_ejected
-        self._records: dict[EndpointKey, EjectionRecord] = {}
-        self._out: dict[EndpointKey, EjectionRecord] = {}
-        """Records that are not closed."""
-        self._rules: Outlier | None = None
+        super().__init__(on_ejected)
         self._compared_at = NEVER
+        self._failing = FailingOrigins()
 
-    def __bool__(self) -> bool:
-        """Whether any replica is ejected or half open."""
-        return bool(self._out)
-
-    def set_pool(self, pool: Pool) -> None:
-        """Set the pool's replicas and outlier settings; records of replicas that stay are kept."""
-        known, self._rules = self._records, pool.outlier
-        self._records = {}
-        for endpoint in pool.endpoints:
-            record = known.get(endpoint.key)
-            if record is None or record.variant != endpoint.variant:
-                record = EjectionRecord(endpoint.variant)
-            self._records[endpoint.key] = record
-        self._out = {k: r for k, r in self._records.items() if r.phase is not Phase.CLOSED}
-
-    def forget(self, key: EndpointKey) -> None:
-        """Reset the record of a replica whose process was restarted."""
-        record = self._records.get(key)
-        if record is not None:
-            self._records[key] = EjectionRecord(record.variant)
-            self._out.pop(key, None)
+    @property
+    def failing(self) -> bool:
+        """Whether any origin fails, so that picks and good answers should name theirs."""
+        return bool(self._failing)
 
     # --- Results --------------------------------------------------------------------------------
 
@@ -117,13 +99,20 @@ class Ejection:
                 if record.good_row >= GOOD_TO_CLOSE:
                     self._close(key, record, now)
             return
-        record.row = record.refused = 0
+        if record.row:
+            record.end_row()
         record.count(now, rules.interval_s, good=times)
         if first_byte_s is not None:
             self._time(key, record, first_byte_s, now)
 
     def bad(
-        self, key: EndpointKey, now: float, *, answered: bool, after_s: float | None = None
+        self,
+        key: EndpointKey,
+        now: float,
+        *,
+        answered: bool,
+        after_s: float | None = None,
+        origin: int | None = None,
     ) -> None:
         """Note a failure of the replica.
 
@@ -132,6 +121,7 @@ class Ejection:
             now: Monotonic seconds.
             answered: Whether it answered with an error; False = the connection failed or broke.
             after_s: Seconds from the request's dispatch to the first byte of the error, if known.
+            origin: The origin whose request may have caused it; ``None`` = no request can have.
         """
         record, rules = self._records.get(key), self._rules
         if record is None or rules is None or record.phase is Phase.EJECTED:
@@ -140,25 +130,109 @@ class Ejection:
             record.alive_at = now
         if after_s is not None:
             record.failed_s.put(after_s)
-        record.row += 1
-        record.refused += not answered
-        record.count(now, rules.interval_s, bad=1)
-        cause = Cause.FAILURES if record.refused else Cause.DEAD_BACKEND
+        if origin is None or origin == ANONYMOUS:
+            recurrence = Recurrence.FIRST
+        else:
+            recurrence = self._failing.failed(origin, key, now, rules.interval_s)
+        if recurrence is Recurrence.FIRST:
+            record.fail(now, origin)
+            record.refused += not answered
+            record.count(now, rules.interval_s, bad=1)
+        elif recurrence is Recurrence.AGAIN:
+            record.again += 1
         if record.phase is Phase.HALF_OPEN:
+            self._failed_half_open(key, record, now)
+        elif recurrence is not Recurrence.ALIKE:
+            self._judge(key, record, now, certain=origin is None)
+
+    def _failed_half_open(self, key: EndpointKey, record: EjectionRecord, now: float) -> None:
+        if record.row > record.in_doubt or record.of_several():
+            cause = Cause.FAILURES if record.refused else Cause.DEAD_BACKEND
             self._eject(key, record, cause, now)
+        else:  # another origin's request decides
+            record.until, record.good_row = NEVER, 0
+
+    def _judge(
+        self, key: EndpointKey, record: EjectionRecord, now: float, *, certain: bool
+    ) -> None:
+        """Eject a closed replica after a failure, if there is a cause.
+
+        Args:
+            key: The replica.
+            record: Its record.
+            now: Monotonic seconds.
+            certain: No request can have caused the failure.
+        """
+        rules = self._rules
+        if rules is None or now - self._compared_at < COMPARE_S:
             return
-        share = record.share() or 0.0
-        in_row = record.row >= rules.consecutive_failures
+        share, least = record.share() or 0.0, rules.consecutive_failures
+        in_row = certain_row = record.row - record.in_doubt >= least
+        if not in_row and record.in_doubt:
+            in_row = record.suffices(now, least, rules.interval_s)
         many = 0.0 < rules.failure_percent <= share * 100.0
-        if not in_row and not (many and record.good + record.bad >= MIN_SAMPLES):
+        many = many and record.good + record.bad >= MIN_SAMPLES
+        if many and not in_row and not certain:
+            many = record.of_several() or self._failing.count(key) >= MIN_ORIGINS
+        if not in_row and not many:
             return
-        if now - self._compared_at < COMPARE_S:
-            return
-        peers = [one.share() or 0.0 for one in self._peers(key, record)]
-        if peers and median(peers) >= _RELATIVE * (1.0 if in_row else share):
+        peers = self._peers(key, record)
+        if not certain and not certain_row:
+            since = record.row_at if in_row else now - rules.interval_s
+            peers = [one for one in peers if one.at >= since]
+            if not peers and not record.proven:
+                return
+        affected = median([one.share() or 0.0 for one in peers]) if peers else 0.0
+        if peers and affected >= _RELATIVE * (1.0 if in_row else share):
             self._compared_at = now
             return
+        cause = Cause.FAILURES if record.refused else Cause.DEAD_BACKEND
         self._try_eject(key, record, cause if in_row else Cause.RATIO, now)
+
+    def well(self, key: EndpointKey, origin: int, now: float) -> None:
+        """Note that a replica answered an origin well; it may convict another one.
+
+        Args:
+            key: The replica.
+            origin: The origin.
+            now: Monotonic seconds.
+        """
+        rules = self._rules
+        if rules is None or not self._failing:
+            return
+        least = rules.consecutive_failures
+        convicted = self._failing.well(origin, key, now, rules.interval_s, least)
+        record = None if convicted is None else self._records.get(convicted)
+        if convicted is None or record is None or record.phase is Phase.EJECTED or not record.row:
+            return
+        record.proven = True
+        if record.phase is Phase.HALF_OPEN:
+            self._failed_half_open(convicted, record, now)
+        else:
+            self._judge(convicted, record, now, certain=False)
+
+    def avoided(self, origin: int, now: float) -> EndpointKey | None:
+        """Return the replica to which the next request of an origin should not be sent."""
+        rules = self._rules
+        if rules is None:
+            return None
+        return self._failing.avoided(origin, now, rules.interval_s, rules.consecutive_failures)
+
+    def silent(self, key: EndpointKey, waited_s: float, now: float) -> None:
+        """Note that an attempt was ended by our bound on the time to a first answer.
+
+        Args:
+            key: The replica.
+            waited_s: Seconds for which the attempt waited.
+            now: Monotonic seconds.
+        """
+        record = self._records.get(key)
+        if record is None or record.alive_at > now - waited_s:
+            return
+        if record.silent_at <= record.alive_at:
+            record.silent_at = now - waited_s
+        if record.phase is Phase.HALF_OPEN and record.cause is Cause.FROZEN:
+            self._eject(key, record, Cause.FROZEN, now)
 
     def alive(self, key: EndpointKey, now: float) -> None:
         """Note that a replica makes progress: a first byte, or changed readings."""
@@ -186,11 +260,6 @@ class Ejection:
         if usual is not None and first.log > usual + log(rules.latency_factor):
             self._try_eject(key, record, Cause.SLOW, now)
 
-    def _usual_log_s(self, key: EndpointKey, record: EjectionRecord, least: int) -> float | None:
-        """Return the median logarithm of the peers' times to the first byte."""
-        known = [one.first_s.log for one in self._peers(key, record) if one.first_s.count >= least]
-        return median(known) if known else None
-
     # --- Time -----------------------------------------------------------------------------------
 
     def sweep(self, in_flight: Mapping[EndpointKey, int], now: float) -> None:
@@ -203,12 +272,16 @@ class Ejection:
         rules = self._rules
         if rules is None:
             return
+        self._failing.expire(now, rules.interval_s)
         for key, record in self._records.items():
-            if not in_flight.get(key):
+            silent = record.silent_at > record.alive_at
+            if not silent and not in_flight.get(key):
                 record.busy_since = None
                 continue
             if record.busy_since is None:
                 record.busy_since = now
+            if silent:
+                record.busy_since = min(record.busy_since, record.silent_at)
             since = max(record.busy_since, record.alive_at)
             if record.phase is not Phase.CLOSED or not 0.0 < rules.frozen_after_s <= now - since:
                 continue
@@ -218,118 +291,3 @@ class Ejection:
             peers = self._peers(key, record)
             if not peers or any(one.alive_at > later for one in peers):
                 self._try_eject(key, record, Cause.FROZEN, now)
-
-    def barred(self, now: float) -> set[EndpointKey]:
-        """Return the replicas that must not get a new request now."""
-        barred: set[EndpointKey] = set()
-        for key, record in self._out.items():
-            if record.phase is Phase.EJECTED:
-                if now < record.until:
-                    barred.add(key)
-                else:
-                    self._half_open(key, record)
-            elif now < record.until:
-                barred.add(key)
-        return barred
-
-    def picked(self, key: EndpointKey, now: float) -> None:
-        """Note that a request is sent to a replica; a half-open one then gets no other for now."""
-        record = self._out.get(key)
-        if record is not None and record.phase is Phase.HALF_OPEN and self._rules is not None:
-            record.until = now + self._rules.base_ejection_s
-
-    # --- Phases ---------------------------------------------------------------------------------
-
-    def _peers(self, key: EndpointKey, record: EjectionRecord) -> list[EjectionRecord]:
-        return [
-            one
-            for other, one in self._records.items()
-            if other != key and one.variant == record.variant and one.phase is Phase.CLOSED
-        ]
-
-    def _try_eject(
-        self, key: EndpointKey, record: EjectionRecord, cause: Cause, now: float
-    ) -> None:
-        rules = self._rules
-        if rules is None:
-            return
-        size = sum(1 for one in self._records.values() if one.variant == record.variant)
-        out = sum(1 for one in self._out.values() if one.variant == record.variant)
-        most = size * rules.max_ejection_percent // 100
-        if size > 1 and rules.max_ejection_percent > 0:
-            most = max(most, 1)
-        if out < min(most, size - 1):
-            self._eject(key, record, cause, now)
-
-    def _eject(self, key: EndpointKey, record: EjectionRecord, cause: Cause, now: float) -> None:
-        rules = self._rules
-        if rules is None:
-            return
-        if record.phase is Phase.CLOSED and now - record.closed_at > 2.0 * record.span_s:
-            record.times = 0
-        longest = max(MAX_EJECTION_S, rules.base_ejection_s)
-        record.span_s = min(rules.base_ejection_s * 2.0 ** min(record.times, 32), longest)
-        record.times += 1
-        if record.phase is Phase.CLOSED:
-            usual = self._usual_log_s(key, record, 1)
-            record.sinkhole = (
-                record.failed_s.count > 0
-                and usual is not None
-                and record.failed_s.log < usual + log(FAST)
-            )
-        record.phase, record.cause, record.until = Phase.EJECTED, cause, now + record.span_s
-        self._out[key] = record
-        self._on_ejected(key, cause)
-
-    def _half_open(self, key: EndpointKey, record: EjectionRecord) -> None:
-        record.phase, record.until, record.good_row = Phase.HALF_OPEN, NEVER, 0
-        self._out[key] = record
-
-    def _close(self, key: EndpointKey, record: EjectionRecord, now: float) -> None:
-        record.phase, record.cause, record.closed_at = Phase.CLOSED, None, now
-        record.row = record.refused = 0
-        record.first_s.clear()
-        record.failed_s.clear()
-        record.sinkhole = False
-        record.good = record.bad = 0.0
-        record.busy_since = None
-        del self._out[key]
-
-    # --- State ----------------------------------------------------------------------------------
-
-    def phase(self, key: EndpointKey) -> Phase:
-        """Return the phase of a replica; an unknown one is closed."""
-        record = self._records.get(key)
-        return Phase.CLOSED if record is None else record.phase
-
-    def cause(self, key: EndpointKey) -> Cause | None:
-        """Return why a replica is ejected or half open, ``None`` if it is closed."""
-        record = self._out.get(key)
-        return None if record is None else record.cause
-
-    def out(self) -> Collection[EndpointKey]:
-        """Return the replicas that are ejected or half open."""
-        return self._out.keys()
-
-    def sinkhole(self, key: EndpointKey) -> bool:
-        """Return whether an ejected or half-open replica failed faster than its peers answer."""
-        record = self._out.get(key)
-        return record is not None and record.sinkhole
-
-    def describe(self, key: EndpointKey, now: float) -> dict[str, object]:
-        """Return the record of a replica, ready for JSON."""
-        record = self._records.get(key)
-        if record is None:
-            return {}
-        share = record.share()
-        return {
-            "phase": str(record.phase),
-            "cause": None if record.cause is None else str(record.cause),
-            "ejected_for_s": (
-                round(max(0.0, record.until - now), 3) if record.phase is Phase.EJECTED else None
-            ),
-            "ejections": record.times,
-            "failures_in_row": record.row,
-            "failure_share": None if share is None else round(share, 3),
-            "failed_after_s": record.failed_s.rounded(4),
-        }

@@ -6,9 +6,20 @@ from enum import StrEnum
 from math import exp
 from typing import Final
 
+from ext_proc.blame.origins import ANONYMOUS
 from ext_proc.routing.latency.estimates import Estimate
 
 NEVER: Final = float("-inf")
+ORIGINS: Final = 8
+"""Maximum origins kept of a row; more are not needed."""
+MIN_ORIGINS: Final = 2
+QUIET_ANSWERS: Final = 5.0
+"""Good answers whose absence shows that a replica gives none; by chance it lasts so long once in
+e**5 = 148 gaps between answers. Twice as many where fewer origins failed than failures are needed.
+"""
+LOG_DELAY_S: Final = 0.25
+"""Good answers may be that much later in the log than failures, because each of the proxy's workers
+writes its own batches, every 0.2 s."""
 
 
 class Cause(StrEnum):
@@ -17,7 +28,7 @@ class Cause(StrEnum):
     FAILURES = "failures"
     """Connections fail or break, or retries went elsewhere."""
     DEAD_BACKEND = "dead-backend"
-    """It answers, but only with errors."""
+    """It answers, but only with errors, to several origins."""
     RATIO = "ratio"
     """Its failure share is too large."""
     SLOW = "slow"
@@ -48,6 +59,7 @@ class EjectionRecord:
     """
 
     __slots__ = (
+        "again",
         "alive_at",
         "at",
         "bad",
@@ -57,10 +69,16 @@ class EjectionRecord:
         "failed_s",
         "first_s",
         "good",
+        "good_at",
         "good_row",
+        "in_doubt",
+        "origins",
         "phase",
+        "proven",
         "refused",
         "row",
+        "row_at",
+        "silent_at",
         "sinkhole",
         "span_s",
         "times",
@@ -84,6 +102,18 @@ class EjectionRecord:
         """Consecutive bad results."""
         self.refused = 0
         """Bad results of these that were connection failures, not answers."""
+        self.in_doubt = 0
+        """Bad results of these that count by origin."""
+        self.again = 0
+        """Further bad results from the same origins, which are not counted."""
+        self.row_at = NEVER
+        """When the first of these was noted, monotonic seconds."""
+        self.good_at = NEVER
+        """When the last good result before these was noted."""
+        self.origins: set[int] = set()
+        """Origins of these, at most ``ORIGINS``."""
+        self.proven = False
+        """A replica answered a request of one of these origins well."""
         self.good = 0.0
         self.bad = 0.0
         """Decayed counts of results."""
@@ -99,6 +129,48 @@ class EjectionRecord:
         self.busy_since: float | None = None
         self.alive_at = NEVER
         """When it last made progress, monotonic seconds."""
+        self.silent_at = NEVER
+        """Since when an attempt that our timeout ended had waited for it."""
+
+    def fail(self, now: float, origin: int | None) -> None:
+        """Add a bad result to the row."""
+        if not self.row:
+            self.row_at, self.good_at = now, self.at
+        self.row += 1
+        if origin is not None:
+            self.in_doubt += 1
+            if len(self.origins) < ORIGINS:
+                self.origins.add(origin)
+
+    def end_row(self) -> None:
+        """Forget the bad results in a row, after a good one."""
+        self.row = self.refused = 0
+        if self.in_doubt:
+            self.in_doubt = self.again = 0
+            self.origins.clear()
+            self.proven = False
+
+    def of_several(self) -> bool:
+        """Return whether no single origin can be the cause of the failures in a row."""
+        several = len(self.origins) + self.row - self.in_doubt >= MIN_ORIGINS
+        return several or self.proven or ANONYMOUS in self.origins
+
+    def suffices(self, now: float, least: int, window_s: float) -> bool:
+        """Return whether failures in a row that requests may have caused are reason to eject.
+
+        Args:
+            now: Monotonic seconds.
+            least: Failures needed.
+            window_s: Length of the window of the counts, seconds.
+        """
+        if self.row + self.again < least or not self.of_several():
+            return False
+        if self.good_at == NEVER or not self.good:
+            return True
+        usual = self.good * exp(min((self.at - self.good_at) / window_s, 100.0))
+        absent = QUIET_ANSWERS if self.row >= least else 2.0 * QUIET_ANSWERS
+        quiet_s = max(absent * window_s / max(usual, 1.0), LOG_DELAY_S)
+        return now - self.good_at >= quiet_s
 
     def share(self) -> float | None:
         """Return the failure share, ``None`` without results."""

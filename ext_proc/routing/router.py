@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ext_proc.blame.origins import Origins
 from ext_proc.routing.cache.credit import Credit
 from ext_proc.routing.cache.exact_index import ExactIndex
 from ext_proc.routing.cache.prefix_index import Inserted
@@ -110,6 +111,8 @@ class Router:
         self._members = self.registry.members
         self._on_sequence = on_sequence
         self._credit = Credit()
+        self.origins = Origins()
+        """On whose behalf the latest requests were sent, by ticket."""
         self.suspects: Collection[int] = ()
         """Tickets whose good answers ``answered_well`` must be told of; usually none."""
         self._moved: dict[int, Ticket] = {}
@@ -231,6 +234,7 @@ class Router:
         )
         if not self._charged(ticket):
             return None
+        self.origins.note(ticket.id, context.request)
         if context.request.blocks:
             self._credit.note(ticket.id, context.request.blocks)
         if context.tokens is not None:

@@ -173,6 +173,13 @@ class Breakers:
         record = self._out.get(key)
         return record is not None and record.sinkhole
 
+    def answered_since(self, key: EndpointKey, since: float) -> bool | None:
+        """Return whether a replica gave a good answer since then; ``None`` if it is not known."""
+        record = self._records.get(key)
+        if record is None:
+            return None
+        return (record.good_at if record.row else record.at) >= since
+
     def describe(self, key: EndpointKey, now: float) -> dict[str, object]:
         """Return the record of a replica, ready for JSON."""
         record = self._records.get(key)

@@ -26,6 +26,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ext_proc.blame.origins import identity, number_of
 from ext_proc.routing.health.ejection import Ejection
 from ext_proc.routing.health.ejection_record import Cause, Phase
 from ext_proc.routing.health.latch import Latch
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.state.candidate import Candidate
     from ext_proc.routing.values.pool import EndpointKey, Pool
     from ext_proc.routing.values.reading import Reading
+    from ext_proc.routing.values.request import Request
 
 BAD_TO_SET: Final = 2
 LOW_S: Final = 2.0
@@ -49,6 +51,7 @@ UNAVAILABLE: Final = "unavailable"
 LOW_GPU_MEMORY: Final = "low-gpu-memory"
 TOLD: Final = "told"
 SILENT: Final = "silent"
+_SEVERAL: Final = 2
 _NAMED_CAUSES: Final = (Cause.DEAD_BACKEND, Cause.FROZEN)
 _NONE: Final[frozenset[EndpointKey]] = frozenset()
 
@@ -104,6 +107,8 @@ class Conditions:
         self._latched: dict[str, frozenset[EndpointKey]] = {}
         """Replicas with a latched condition; pools without any are absent."""
         self._sharing: frozenset[str] = frozenset()
+        self.failing: set[str] = set()
+        """Pools in which origins fail, so that good answers and picks should name theirs."""
         self.ejected: Counter[tuple[str, Cause]] = Counter()
         """Ejections since the start, by pool and cause."""
         self.silent = 0
@@ -119,6 +124,7 @@ class Conditions:
             self._keys[name] = tuple([endpoint.key for endpoint in pool.endpoints])
         for name in [known for known in self._ejections if known not in pools]:
             del self._ejections[name], self._keys[name]
+        self.failing &= self._ejections.keys()
         self._of, self._floors, self._published = {}, {}, {}
         for name, pool in pools.items():
             for endpoint in pool.endpoints:
@@ -170,11 +176,30 @@ class Conditions:
         *,
         answered: bool,
         after_s: float | None = None,
+        origin: int | None = None,
     ) -> None:
         """Note a failure of the replica; see ``Ejection.bad``."""
         ejection = self._ejections.get(pool)
         if ejection is not None:
-            ejection.bad(key, now, answered=answered, after_s=after_s)
+            ejection.bad(key, now, answered=answered, after_s=after_s, origin=origin)
+            if ejection.failing:
+                self.failing.add(pool)
+
+    def well(self, pool: str, key: EndpointKey, origin: int, now: float) -> None:
+        """Note that a replica answered an origin well; see ``Ejection.well``."""
+        ejection = self._ejections.get(pool)
+        if ejection is not None:
+            ejection.well(key, origin, now)
+
+    def kept_waiting(self, key: EndpointKey, waited_s: float, now: float) -> None:
+        """Note that an attempt waited in vain for a first answer; see ``Ejection.kept_waiting``."""
+        for ejection in self._of.get(key, ()):
+            ejection.kept_waiting(key, waited_s, now)
+
+    def answered_since(self, pool: str, key: EndpointKey, since: float) -> bool | None:
+        """Return whether a replica gave a good answer since then; see ``Breakers``."""
+        ejection = self._ejections.get(pool)
+        return None if ejection is None else ejection.answered_since(key, since)
 
     def alive(self, key: EndpointKey, now: float) -> None:
         """Note that a replica makes progress."""
@@ -240,6 +265,7 @@ class Conditions:
         """Look for busy replicas that make no progress; call about once a second."""
         for ejection in self._ejections.values():
             ejection.sweep(in_flight, now)
+        self.failing = {pool for pool in self.failing if self._ejections[pool].failing}
         for key in [k for k, at in self._memory_at.items() if now - at > UNKNOWN_AFTER_S]:
             del self._memory_at[key]
             for pool, _ in self._floors.get(key, ()):
@@ -264,6 +290,16 @@ class Conditions:
         if not barred:
             return candidates
         return [candidate for candidate in candidates if candidate.key not in barred] or candidates
+
+    def elsewhere(
+        self, pool: str, candidates: Sequence[Candidate], request: Request, now: float
+    ) -> Sequence[Candidate]:
+        """Return the candidates without the one on which the request's origin fails, if any."""
+        ejection = self._ejections.get(pool)
+        if ejection is None or not ejection.failing or len(candidates) < _SEVERAL:
+            return candidates
+        key = ejection.avoided(number_of(identity(request)), now)
+        return [each for each in candidates if each.key != key] if key else candidates
 
     def picked(self, pool: str, key: EndpointKey, now: float) -> None:
         """Note that a request is sent to a replica."""

@@ -150,7 +150,7 @@ class Ejection(Breakers):
             cause = Cause.FAILURES if record.refused else Cause.DEAD_BACKEND
             self._eject(key, record, cause, now)
         else:  # another origin's request decides
-            record.until, record.good_row = NEVER, 0
+            record.until = NEVER
 
     def _judge(
         self, key: EndpointKey, record: EjectionRecord, now: float, *, certain: bool
@@ -218,7 +218,7 @@ class Ejection(Breakers):
             return None
         return self._failing.avoided(origin, now, rules.interval_s, rules.consecutive_failures)
 
-    def silent(self, key: EndpointKey, waited_s: float, now: float) -> None:
+    def kept_waiting(self, key: EndpointKey, waited_s: float, now: float) -> None:
         """Note that an attempt was ended by our bound on the time to a first answer.
 
         Args:

@@ -2,8 +2,9 @@
 
 Rules:
 
-1. The order is: lease, variant, subset, constraints, conditions, in-flight limit, sampling, prices,
-   slow start of ramping replicas, preferences, silent replicas last.
+1. The order is: lease, variant, subset, constraints, the replica on which the request's origin
+   fails, conditions, in-flight limit, sampling, prices, slow start of ramping replicas,
+   preferences, silent replicas last.
 2. Nothing is changed except the ``rng`` argument and that expired leases are dropped. An
    explanation therefore gets the same prices as a decision.
 """
@@ -138,6 +139,9 @@ class Scheduler:
             if isinstance(opened, Refusal):
                 return opened
             variant, candidates, constrained = opened
+            if self._conditions.failing:
+                rest = self._conditions.elsewhere(pool.name, candidates, request, now)
+                constrained, candidates = constrained or rest is not candidates, rest
         limit = pool.per_endpoint_in_flight if inference else 0
         index, blocks = self._index, request.blocks
         steps = index.match(blocks) if blocks else []

@@ -62,6 +62,10 @@ SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
 MAX_RETRIES_HEADER: Final = "x-envoy-max-retries"
 """Set to 0 on requests that Envoy must not retry."""
 
+TICKET_HEADER: Final = "x-tidegate-ticket"
+"""``ticket;picker;at`` of the pick, as in the metadata ``tidegate``: the log entries of single
+attempts carry headers, but no metadata."""
+
 REASON_HEADER: Final = "x-tidegate-reason"
 """On refusals: the machine-readable reason."""
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ext_proc.blame.evidence import Ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ext_proc.blame.evidence import Attempt, Evidence
 
@@ -363,6 +363,15 @@ def fails_alike(attempt: Attempt, other: Attempt) -> bool:
     if attempt.ended is Ended.BROKEN:
         return not any(each.answered or each.read is False for each in (attempt, other))
     return attempt.ended is Ended.DONE and _is_server_error(attempt) and _is_server_error(other)
+
+
+def all_alike(attempts: Sequence[Attempt]) -> bool:
+    """Return whether a request failed alike wherever it was sent, on two replicas or more.
+
+    Attempts that did not reach a replica do not count.
+    """
+    sent = [each for each in attempts if each.reached and each.read is not False]
+    return len(sent) > 1 and all(fails_alike(sent[0], each) for each in sent[1:])
 
 
 def suspected_death(attempt: Attempt) -> bool:

@@ -1,15 +1,17 @@
-"""A log entry, independent of Envoy's messages, and its verdict on the replica. Pure.
+"""Log entries, independent of Envoy's messages, as evidence for the law of blame. Pure.
 
-Source: ``envoy/data/accesslog/v3/accesslog.proto``. Statuses as Triton uses them: 400 and 404 for a
-client's mistakes, 500 for a failed execution but also for malformed JSON, 503 for a full queue.
+Source: ``envoy/data/accesslog/v3/accesslog.proto``. A request has one final entry, entries while it
+runs, and one for each attempt that failed.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ext_proc.blame.evidence import Attempt, Ended
+
 if TYPE_CHECKING:
+    from ext_proc.blame.law import Effect
     from ext_proc.routing.values.pool import EndpointKey
 
 
@@ -31,12 +33,12 @@ class Entry(NamedTuple):
     status: int
     """HTTP status sent to the client; 0 = none yet."""
     grpc_status: int | None
-    broken: bool
-    """The connection to the replica failed, broke or timed out."""
-    left: bool
-    """The client disconnected or stalled."""
-    shed: bool
-    """The proxy refused the request by its own limits."""
+    ended: Ended
+    """What ended the last attempt."""
+    read: bool
+    """The replica of the last attempt was sent the request."""
+    answered: bool
+    """Status and gRPC status are the replica's."""
     final: bool
     """False for the entries that a long request writes while it runs."""
     first_byte_s: float | None
@@ -51,68 +53,56 @@ class Entry(NamedTuple):
     """Seconds from the request's start to this entry."""
 
 
-class Verdict(StrEnum):
-    """Verdict of one attempt on its replica."""
+class AttemptEntry(NamedTuple):
+    """One failed attempt as the proxy saw it."""
 
-    GOOD = "good"
-    CLIENT = "client"
-    """The replica rejected the request as wrong."""
-    ERROR = "error"
-    """The replica reported its own failure."""
-    BROKEN = "broken"
-    """The replica did not complete its response."""
-    LEFT = "left"
-    """The client did not wait; nothing is known about the replica."""
-    LOCAL = "local"
-    """The proxy answered; no replica was involved."""
-
-
-GOOD: Final = Verdict.GOOD
-LOCAL: Final = Verdict.LOCAL
-"""Constants, because every entry needs them: looking up an enum member takes 0.1 µs."""
+    picker: str
+    ticket: str
+    cluster: str
+    attempt: Attempt
+    began_unix_s: float
+    """When the attempt began."""
+    lasted_s: float
+    """Seconds from there to its end."""
 
 
 class Judged(NamedTuple):
-    """Verdict of a final entry, or of several good ones, on one replica, for all workers."""
+    """What the law makes of an attempt, or of several good ones, for all workers."""
 
     pool: str
     endpoint: EndpointKey
-    verdict: Verdict
+    effect: Effect
     first_byte_s: float | None = None
-    """For the conditions; ``None`` for a retried request, where it is meaningless."""
+    """For the conditions; ``None`` for a retried request, where it is meaningless. For ``SILENT``:
+    the seconds without a first byte."""
     answer_s: float | None = None
     bytes_per_s: float | None = None
-    began: bool = False
-    """A response had begun."""
+    answered: bool = False
+    """A failure was an answer."""
     times: int = 1
     """Number of good responses that this record summarizes by their means."""
+    origin: int = 0
+    """The request's origin, where it matters; see ``ext_proc.blame.origins``."""
 
 
 EARLY_EVERY_S: Final = 1.0
 """Interval at which a running request writes entries, counted from its start."""
 LEAST_SPAN_S: Final = 0.02
 """A response that took less time is no sample of the replica's speed."""
-_SERVER_ERRORS: Final = frozenset({500, 502, 503, 504})
-FIRST_ERROR: Final = 400
-"""HTTP statuses from here on are errors."""
-_GRPC_SERVER_ERRORS: Final = frozenset({2, 13, 14})
-"""UNKNOWN, INTERNAL, UNAVAILABLE."""
 
 
-def judge(entry: Entry) -> Verdict:
-    """Return the verdict of a final entry's last attempt on its replica."""
-    if entry.served is None or entry.shed:
-        return LOCAL
-    if entry.left:
-        return Verdict.LEFT
-    if entry.broken:
-        return Verdict.BROKEN
-    status, grpc_status = entry.status, entry.grpc_status
-    if status < FIRST_ERROR and not grpc_status:
-        return GOOD
-    if status in _SERVER_ERRORS or grpc_status in _GRPC_SERVER_ERRORS:
-        return Verdict.CLIENT if entry.unreadable else Verdict.ERROR
-    return Verdict.CLIENT
+def attempt_of(entry: Entry) -> Attempt:
+    """Return the last attempt of a request."""
+    answered = entry.answered
+    return Attempt(
+        address=entry.served,
+        ended=entry.ended,
+        read=entry.read,
+        answered=answered,
+        began=answered and entry.answer_bytes > 0,
+        status=entry.status if answered else 0,
+        grpc_status=entry.grpc_status if answered else None,
+    )
 
 
 def answer_time(entry: Entry) -> float | None:
@@ -139,13 +129,20 @@ def answer_speed(entry: Entry) -> float | None:
     return entry.answer_bytes / span if span >= LEAST_SPAN_S and entry.answer_bytes else None
 
 
-def passed_over(entry: Entry) -> list[str]:
-    """Return the addresses on which earlier attempts failed.
+def passed_over(entry: Entry) -> list[Attempt]:
+    """Return the earlier attempts of a request as far as its final entry tells, which is a guess.
 
     ``override_host`` tries the picks in order, so the attempt before the last went to the pick
-    before the last one used.
+    before the last one used. How these ended is not known; where the last one reached no replica,
+    the others did not either.
     """
     if entry.attempts <= 1 or not entry.picks:
         return []
+    unreached = entry.ended is Ended.UNREACHED
+    ended, read = (Ended.UNREACHED, False) if unreached else (Ended.BROKEN, None)
     tried = entry.picks.split(",", entry.attempts)[: entry.attempts - 1]
-    return [address for address in tried if address != entry.served]
+    return [
+        Attempt(address, ended, read, answered=False, began=False, status=0)
+        for address in tried
+        if address != entry.served
+    ]

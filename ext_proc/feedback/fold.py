@@ -7,11 +7,14 @@ Rules:
    batches, and may be lost. A final entry judges replicas. An intermediate one moves the charge of
    a running request to the replica that serves it, and is a sign of life. Both are samples of the
    replica's response time.
-3. For a retried request, the replica that served is credited with the response and the prompt's
-   blocks, and each replica before it is charged with a failure.
-4. Nothing is kept per request, so late, duplicate and unknown entries only increment a counter.
-5. Verdicts of final entries are published to the machine's other workers, which apply them as their
-   own: consecutive failures are counted per machine, however the requests were distributed.
+3. What an attempt means is for the law of blame (``ext_proc.blame.law``) to say. For a retried
+   request, the replica that served is credited with the response and the prompt's blocks.
+4. Earlier attempts are known by their own entries (``attempts``). Where there are none, they are
+   guessed from the order in which the proxy tries the picks.
+5. Except for failed attempts, nothing is kept per request, so late, duplicate and unknown entries
+   only increment a counter.
+6. Judgements are published to the machine's other workers, which apply them as their own:
+   consecutive failures are counted per machine, however the requests were distributed.
 """
 
 from __future__ import annotations
@@ -19,22 +22,26 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.feedback.entries import (
+from ext_proc.blame.evidence import Ended, Evidence
+from ext_proc.blame.law import (
     FIRST_ERROR,
-    GOOD,
-    LOCAL,
-    Judged,
-    Verdict,
-    answer_speed,
-    answer_time,
-    judge,
-    passed_over,
+    Blame,
+    Effect,
+    all_alike,
+    is_good,
+    keeps_prompt,
+    ruling,
+    stands_alone,
+    suspected_death,
 )
+from ext_proc.feedback.attempts import FailedAttempts, Tried
+from ext_proc.feedback.entries import Judged, answer_speed, answer_time, attempt_of, passed_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ext_proc.feedback.entries import Entry
+    from ext_proc.blame.evidence import Attempt
+    from ext_proc.feedback.entries import AttemptEntry, Entry
     from ext_proc.routing.router import Router
     from ext_proc.routing.values.pool import EndpointKey
 
@@ -46,6 +53,13 @@ UNKNOWN: Final = "unknown"
 """The entry's replica is not (or no longer) in the pool."""
 EARLY: Final = "early"
 """The entry's request is still running."""
+ATTEMPT: Final = "attempt"
+"""The entry is that of a failed attempt."""
+GOOD: Final = "good"
+_DONE: Final = Ended.DONE
+_EFFECT_GOOD: Final = Effect.GOOD
+_NO_BLAME: Final = Blame.NONE
+"""Constants, because every entry needs them: looking up an enum member takes 0.1 µs."""
 
 
 class Feedback:
@@ -55,7 +69,7 @@ class Feedback:
         router: Router whose charges move and whose conditions change.
         picker: This picker's id.
         life: Prefix of this run's tickets.
-        on_judged: Receives the verdicts of this picker's own entries.
+        on_judged: Receives the judgements of this picker's own entries.
     """
 
     def __init__(
@@ -71,8 +85,11 @@ class Feedback:
         self._learner = router.learner
         self._picker = picker
         self._life = life
+        self._failed = FailedAttempts()
         self.outcomes: Counter[str] = Counter()
-        """Entries by verdict, or by the reason why they were ignored."""
+        """Entries by outcome, or by the reason why they were ignored."""
+        self.blamed: Counter[tuple[str, Blame]] = Counter()
+        """Attempts by pool and blame."""
         self.retried = 0
         """Requests served by a replica other than the pick."""
         self.moved = 0
@@ -82,12 +99,15 @@ class Feedback:
         """Return the counters, ready for JSON."""
         return {
             "entries": {str(outcome): count for outcome, count in self.outcomes.items()},
+            "attempts": {f"{pool} {blame}": n for (pool, blame), n in self.blamed.items()},
             "retried": self.retried,
             "moved": self.moved,
         }
 
+    # --- Entries --------------------------------------------------------------------------------
+
     def take(self, entry: Entry, now: float) -> str:
-        """Apply one entry and return its outcome.
+        """Apply one entry of a request and return its outcome.
 
         Args:
             entry: The entry.
@@ -96,6 +116,27 @@ class Feedback:
         outcome = self._take(entry, now)
         self.outcomes[outcome] += 1
         return outcome
+
+    def attempted(self, entry: AttemptEntry, now: float) -> None:
+        """Apply the entry of one failed attempt.
+
+        Args:
+            entry: The entry.
+            now: Monotonic seconds.
+        """
+        number = self._number(entry.ticket)
+        ours = entry.picker == self._picker and entry.ticket.startswith(self._life)
+        if not ours or number is None:
+            self.outcomes[FOREIGN] += 1
+            return
+        self.outcomes[ATTEMPT] += 1
+        pool, attempt = entry.cluster.partition("/")[0], entry.attempt
+        tried = Tried(attempt, entry.began_unix_s, now - entry.lasted_s)
+        self._suspect(pool, attempt, number, now)
+        if stands_alone(attempt):
+            evidence = self._evidence(pool, tried)
+            tried = tried._replace(outcome=self._convict(pool, evidence, number, tried, now))
+        self._failed.add(number, tried)
 
     def _take(self, entry: Entry, now: float) -> str:
         ticket, served = entry.ticket, entry.served
@@ -106,73 +147,161 @@ class Feedback:
         key = None if served is None else self._router.at(pool, served)
         if not entry.final:
             if key is not None:
-                first_byte_s = answer_time(entry)
-                if first_byte_s is not None:
-                    self._learner.answered(pool, key, first_byte_s, None, now)
-                    self._began(entry, key, first_byte_s)
-                self._running(entry, key, now)
+                self._running(entry, pool, key, now)
             return EARLY
-        return self._ended(entry, pool, key, now)
+        number = self._number(ticket)
+        good = entry.ended is _DONE and is_good(entry.status, entry.grpc_status)
+        if key is None or not good or entry.attempts > 1:
+            return self._with_siblings(entry, pool, key, number, now)
+        self._good(entry, pool, key, number, now)
+        return GOOD
 
-    def _ended(self, entry: Entry, pool: str, key: EndpointKey | None, now: float) -> str:
-        number = self._number(entry)
-        if entry.attempts > 1:
-            self._retried(entry, pool, key, number, now)
-        verdict = judge(entry)
-        if verdict is not GOOD and number is not None:
-            self._router.rejected(number)
-        if verdict is LOCAL:
-            return verdict
-        if key is None:
-            return UNKNOWN
-        if verdict is GOOD:
-            judged = self._good(entry, pool, key, number, now)
-        else:
-            judged = self._failed(entry, pool, key, number, verdict, now)
-        self._judged(judged, now)
-        return verdict
-
-    def _retried(
-        self, entry: Entry, pool: str, key: EndpointKey | None, number: int | None, now: float
-    ) -> None:
-        """Blame the replicas of earlier attempts, and credit the one that served instead."""
-        for address in passed_over(entry):
-            failed = self._router.at(pool, address)
-            if failed is not None:
-                self._judged(Judged(pool, failed, Verdict.BROKEN), now)
-        if key is not None and not entry.shed and entry.served != entry.picks.partition(",")[0]:
-            self.retried += 1
-            if number is not None:
-                self._router.credit(number, key, now)
+    def _running(self, entry: Entry, pool: str, key: EndpointKey, now: float) -> None:
+        router, number = self._router, self._number(entry.ticket)
+        first_byte_s = answer_time(entry)
+        if first_byte_s is not None:
+            self._learner.answered(pool, key, first_byte_s, None, now)
+            self._began(entry, key, number, first_byte_s)
+            if number is not None and entry.status < FIRST_ERROR:
+                router.confirmed(number, key)
+        if entry.answer_bytes:
+            router.conditions.alive(key, now)
+        if entry.served is not None and number is not None:
+            self.moved += router.note_serving(number, entry.served, now)
 
     def _good(
         self, entry: Entry, pool: str, key: EndpointKey, number: int | None, now: float
-    ) -> Judged:
-        router = self._router
+    ) -> None:
+        router, origin = self._router, 0
         if number is not None:
             router.confirmed(number, key)
             if number in router.suspects:
                 router.answered_well(number, key, now)
+            if pool in router.conditions.failing:
+                origin = router.origins.of(number)
         answer_s = answer_time(entry)
         if answer_s is not None:
-            self._began(entry, key, answer_s)
+            self._began(entry, key, number, answer_s)
         first_byte_s = None if entry.attempts > 1 else entry.first_byte_s
-        return Judged(pool, key, GOOD, first_byte_s, answer_s, answer_speed(entry))
+        self.blamed[pool, _NO_BLAME] += 1
+        speed = answer_speed(entry)
+        self._judged(
+            Judged(pool, key, _EFFECT_GOOD, first_byte_s, answer_s, speed, origin=origin), now
+        )
 
-    def _failed(
+    def _began(
+        self, entry: Entry, key: EndpointKey, number: int | None, first_byte_s: float
+    ) -> None:
+        if number is not None and entry.status < FIRST_ERROR:
+            self._learner.began(number, key, first_byte_s)
+
+    # --- Failures and retries -------------------------------------------------------------------
+
+    def _with_siblings(
+        self, entry: Entry, pool: str, key: EndpointKey | None, number: int | None, now: float
+    ) -> str:
+        """Judge all attempts of a request that failed or was retried; return the outcome."""
+        last = Tried(attempt_of(entry), entry.ended_unix_s - entry.lasted_s, now - entry.lasted_s)
+        good = last.attempt.ended is _DONE and is_good(last.attempt.status, entry.grpc_status)
+        before = [] if number is None else self._failed.take(number)
+        if not good and before and len(before) >= entry.attempts:
+            last = before.pop()
+        else:
+            if number is not None:
+                self._suspect(pool, last.attempt, number, now)
+            if not before:
+                guessed = passed_over(entry)
+                before = [last._replace(attempt=each) for each in guessed]
+        alike = all_alike([*(each.attempt for each in before), last.attempt])
+        for each in before:
+            if each.outcome is None:
+                evidence = self._evidence(
+                    pool, each, alike=alike, sibling_well=good, unreadable=entry.unreadable
+                )
+                self._convict(pool, evidence, number, each, now)
+        if number is not None and (key is None or not keeps_prompt(last.attempt)):
+            self._router.rejected(number)
+        if key is not None and last.attempt.reached:
+            self._credit(entry, last.attempt, key, number, now)
+        if good and key is not None:
+            self._good(entry, pool, key, number, now)
+            return GOOD
+        evidence = self._evidence(pool, last, alike=alike, unreadable=entry.unreadable)
+        first_byte_s = entry.first_byte_s if last.attempt.ended is _DONE else None
+        return last.outcome or self._convict(pool, evidence, number, last, now, first_byte_s)
+
+    def _credit(
+        self, entry: Entry, attempt: Attempt, key: EndpointKey, number: int | None, now: float
+    ) -> None:
+        if entry.attempts > 1 and entry.served != entry.picks.partition(",")[0]:
+            self.retried += 1
+            if number is not None and keeps_prompt(attempt):
+                self._router.credit(number, key, now)
+
+    def _suspect(self, pool: str, attempt: Attempt, number: int, now: float) -> None:
+        if suspected_death(attempt) and attempt.address is not None:
+            key = self._router.at(pool, attempt.address)
+            if key is not None:
+                self._router.died(key, number, now)
+
+    def _evidence(
         self,
-        entry: Entry,
         pool: str,
-        key: EndpointKey,
+        tried: Tried,
+        *,
+        alike: bool = False,
+        sibling_well: bool = False,
+        unreadable: bool = False,
+    ) -> Evidence:
+        router, address = self._router, tried.attempt.address
+        key = None if address is None else router.at(pool, address)
+        if key is None:
+            return Evidence(tried.attempt, alike, sibling_well, unreadable=unreadable)
+        return Evidence(
+            tried.attempt,
+            alike,
+            sibling_well,
+            router.registry.restarted_since(key, tried.began_unix_s),
+            router.conditions.answered_since(pool, key, tried.since),
+            unreadable,
+        )
+
+    def _convict(
+        self,
+        pool: str,
+        evidence: Evidence,
         number: int | None,
-        verdict: Verdict,
+        tried: Tried,
         now: float,
-    ) -> Judged:
-        began = entry.answer_bytes > 0
-        if verdict is Verdict.BROKEN and not began and number is not None:
-            self._router.died(key, number, now)
-        first_byte_s = entry.first_byte_s if verdict is Verdict.ERROR else None
-        return Judged(pool, key, verdict, first_byte_s, began=began)
+        first_byte_s: float | None = None,
+    ) -> str:
+        """Apply the law to one attempt; return its outcome."""
+        rule, attempt = ruling(evidence), evidence.attempt
+        effect = rule.effect
+        key = None if attempt.address is None else self._router.at(pool, attempt.address)
+        if key is None:
+            return rule.outcome if rule.blame is Blame.US else UNKNOWN
+        self.blamed[pool, rule.blame] += 1
+        if effect is Effect.SILENT:
+            first_byte_s = now - tried.since
+        elif effect is not Effect.AT_ONCE and effect is not Effect.BY_ORIGIN:
+            first_byte_s = None
+        if effect is not Effect.NOTHING:
+            by_origin = effect is Effect.BY_ORIGIN
+            self._judged(
+                Judged(
+                    pool,
+                    key,
+                    effect,
+                    first_byte_s,
+                    answered=attempt.answered and attempt.ended is _DONE,
+                    origin=self._router.origins.of(number) if by_origin else 0,
+                ),
+                now,
+            )
+        return rule.outcome
+
+    # --- Judgements -----------------------------------------------------------------------------
 
     def _judged(self, judged: Judged, now: float) -> None:
         self.follow(judged, now)
@@ -180,32 +309,25 @@ class Feedback:
             self._on_judged(judged)
 
     def follow(self, judged: Judged, now: float) -> None:
-        """Apply a verdict on a replica, from this worker or another one."""
+        """Apply what the law made of an attempt, in this worker or another one."""
         conditions = self._router.conditions
-        pool, key, verdict, first_byte_s, answer_s, bytes_per_s, began, times = judged
-        if verdict is GOOD:
+        pool, key, effect, first_byte_s, answer_s, bytes_per_s, answered, times, origin = judged
+        if effect is _EFFECT_GOOD:
             conditions.good(pool, key, first_byte_s, now, times)
             self._learner.answered(pool, key, answer_s, bytes_per_s, now)
-        elif verdict is Verdict.CLIENT:
+            if origin:
+                conditions.well(pool, key, origin, now)
+        elif effect is Effect.WELL:
             conditions.good(pool, key, None, now)
-        elif verdict is not Verdict.LEFT:
-            answered = verdict is Verdict.ERROR
-            conditions.bad(pool, key, now, answered=answered, after_s=first_byte_s)
-        elif began:
+        elif effect is Effect.ALIVE:
             conditions.alive(key, now)
+        elif effect is Effect.SILENT:
+            conditions.kept_waiting(key, first_byte_s or 0.0, now)
+        elif effect is Effect.AT_ONCE:
+            conditions.bad(pool, key, now, answered=answered, after_s=first_byte_s)
+        elif effect is Effect.BY_ORIGIN:
+            conditions.bad(pool, key, now, answered=answered, after_s=first_byte_s, origin=origin)
 
-    def _began(self, entry: Entry, key: EndpointKey, first_byte_s: float) -> None:
-        number = self._number(entry)
-        if number is not None and entry.status < FIRST_ERROR:
-            self._learner.began(number, key, first_byte_s)
-
-    def _running(self, entry: Entry, key: EndpointKey, now: float) -> None:
-        if entry.answer_bytes:
-            self._router.conditions.alive(key, now)
-        number = self._number(entry)
-        if entry.served is not None and number is not None:
-            self.moved += self._router.note_serving(number, entry.served, now)
-
-    def _number(self, entry: Entry) -> int | None:
-        text = entry.ticket[len(self._life) :]
+    def _number(self, ticket: str) -> int | None:
+        text = ticket[len(self._life) :]
         return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else None

@@ -69,12 +69,20 @@ class FeedbackMetrics(Collector):
         """Yield the values kept elsewhere, when Prometheus scrapes."""
         entries = CounterMetricFamily(
             "tidegate_picker_feedback_entries",
-            "Log entries by their verdict on the replica.",
+            "Log entries by how the request's last attempt ended.",
             labels=["outcome"],
         )
         for outcome, count in sorted(self._feedback.outcomes.items()):
             entries.add_metric([outcome], count)
         yield entries
+        attempts = CounterMetricFamily(
+            "tidegate_picker_attempts",
+            "Attempts at replicas, by who is to blame.",
+            labels=["pool", "blame"],
+        )
+        for (pool, blame), count in sorted(self._feedback.blamed.items())[:MAX_SERIES]:
+            attempts.add_metric([pool, blame], count)
+        yield attempts
         yield CounterMetricFamily(
             "tidegate_picker_feedback_retried",
             "Requests served by a replica other than the pick.",

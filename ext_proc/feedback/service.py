@@ -19,6 +19,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from ext_proc.feedback.entries import AttemptEntry
 from ext_proc.feedback.wire import METHOD, SERVICE, entries_of, reply
 
 if TYPE_CHECKING:
@@ -95,6 +96,9 @@ class LogService:
                 now, unix_now = self._clock(), self._wall_clock()
                 left = SLICE
             left -= 1
+            if isinstance(entry, AttemptEntry):
+                self._feedback.attempted(entry, now)
+                continue
             fold(entry, now)
             if entry.final:
                 lag(unix_now - entry.ended_unix_s)

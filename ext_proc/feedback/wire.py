@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envoy.data.accesslog.v3 import accesslog_pb2
 
-from ext_proc.feedback.entries import Entry
+from ext_proc.blame.evidence import Attempt, Ended
+from ext_proc.blame.law import FIRST_ERROR
+from ext_proc.feedback.entries import AttemptEntry, Entry
 from tidegate_api.accesslog.v1 import accesslog_pb2 as pb
-from tidegate_api.names import DESTINATION_HEADER, LB_NAMESPACE, TIDEGATE_NAMESPACE
+from tidegate_api.names import (
+    DESTINATION_HEADER,
+    LB_NAMESPACE,
+    TICKET_HEADER,
+    TIDEGATE_NAMESPACE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +42,12 @@ MAX_KNOWN_BYTES: Final = 128
 _PERIODIC: Final = accesslog_pb2.DownstreamPeriodic
 _GRPC_STATUS: Final = "grpc-status"
 _MAX_STATUS_DIGITS: Final = 3
-_NO_FLAGS: Final = (False, False, False)
+_ATTEMPT: Final = accesslog_pb2.UpstreamEnd
+_DONE: Final = Ended.DONE
+_VIA_UPSTREAM: Final = "via_upstream"
+"""Details of an answer of the replica."""
+_BEFORE_RESPONSE: Final = "upstream_reset_before_response_started"
+_TRY_TIMEOUT: Final = "upstream_per_try_timeout"
 _new: Final = tuple.__new__
 """Creates an ``Entry`` without the overhead of a named tuple's own constructor."""
 _parse: Final[Any] = pb.Log.FromString
@@ -43,8 +55,8 @@ _known_addresses: Final[dict[bytes, str | None]] = {}
 _known_statuses: Final[dict[bytes, tuple[str, int | None]]] = {}
 
 
-def entries_of(data: bytes) -> Iterator[Entry]:
-    """Yield the entries of one message.
+def entries_of(data: bytes) -> Iterator[Entry | AttemptEntry]:
+    """Yield the entries of one message, of requests and of failed attempts.
 
     Raises:
         DecodeError: The bytes are not such a message.
@@ -58,8 +70,11 @@ def reply() -> bytes:
     return b""
 
 
-def _entry(logged: Any) -> Entry:
+def _entry(logged: Any) -> Entry | AttemptEntry:
     common, response = logged.common_properties, logged.response
+    kind = common.access_log_type
+    if kind == _ATTEMPT:
+        return _attempt(logged, common, response)
     # Reading an absent map key yields an empty value and adds it, here only to our own copy.
     spaces = common.metadata.filter_metadata
     ours = spaces[TIDEGATE_NAMESPACE].fields
@@ -86,8 +101,11 @@ def _entry(logged: Any) -> Entry:
     picks, attempts = "", common.upstream_request_attempt_count
     if attempts > 1:
         picks = spaces[LB_NAMESPACE].fields[DESTINATION_HEADER].string_value
-    flags = common.response_flags
-    broken, left, shed = _flags(flags) if flags else _NO_FLAGS
+    flags, status = common.response_flags, response.response_code.value
+    grpc_status = _grpc_status(response)
+    ended, read, answered = _DONE, True, True
+    if flags or grpc_status or not 0 < status < FIRST_ERROR:
+        ended, read, answered = _ending(common, response, flags, first_at_s)
     return _new(
         Entry,
         (
@@ -98,12 +116,12 @@ def _entry(logged: Any) -> Entry:
             served,
             picks,
             attempts,
-            response.response_code.value,
-            _grpc_status(response),
-            broken,
-            left,
-            shed,
-            not common.intermediate_log_entry and common.access_log_type != _PERIODIC,
+            status,
+            grpc_status,
+            ended,
+            read,
+            answered,
+            not common.intermediate_log_entry and kind != _PERIODIC,
             first_byte_s,
             response.response_body_bytes,
             start.seconds + start.nanos * 1e-9 + lasted_s,
@@ -114,32 +132,86 @@ def _entry(logged: Any) -> Entry:
     )
 
 
-def _flags(raw: bytes) -> tuple[bool, bool, bool]:
+def _ending(
+    common: Any, response: Any, flags: bytes, first_at_s: float | None
+) -> tuple[Ended, bool, bool]:
+    """Return what ended the last attempt, whether it was read, and whether it was answered."""
+    details = response.response_code_details
+    ended = _ended(flags, attempt=False) if flags else _DONE
+    if ended is Ended.TIMEOUT and details == _TRY_TIMEOUT:
+        ended = Ended.TRY_TIMEOUT
+    elif ended is _DONE and details and details != _VIA_UPSTREAM:
+        ended = Ended.LOCAL
+    read = first_at_s is not None or common.HasField("time_to_first_upstream_tx_byte")
+    answered = first_at_s is not None and not details.startswith(_BEFORE_RESPONSE)
+    return ended, read, answered and ended is not Ended.LOCAL
+
+
+def _attempt(logged: Any, common: Any, response: Any) -> AttemptEntry:
+    """Convert the entry of a failed attempt, which carries no metadata but the ticket's header.
+
+    Its flags, times and status are the attempt's, and its ``request_body_bytes`` are those of the
+    replica's answer, as recorded of Envoy 1.40.
+    """
+    request: Any = pb.Request.FromString(logged.request)
+    ticket, _, rest = request.request_headers[TICKET_HEADER].partition(";")
+    start, spent, place = common.start_time, common.duration, common.upstream_remote_address
+    flags = common.response_flags
+    answered = common.HasField("time_to_first_upstream_rx_byte")
+    attempt = Attempt(
+        address=_address(place) if place else None,
+        ended=_ended(flags, attempt=True) if flags else _DONE,
+        read=common.HasField("time_to_first_upstream_tx_byte"),
+        answered=answered,
+        began=answered and request.request_body_bytes > 0,
+        status=response.response_code.value if answered else 0,
+        grpc_status=_grpc_status(response) if answered else None,
+    )
+    return AttemptEntry(
+        picker=rest.partition(";")[0],
+        ticket=ticket,
+        cluster=common.upstream_cluster,
+        attempt=attempt,
+        began_unix_s=start.seconds + start.nanos * 1e-9,
+        lasted_s=spent.seconds + spent.nanos * 1e-9,
+    )
+
+
+def _ended(raw: bytes, *, attempt: bool) -> Ended:
+    """Return what ended an attempt by its flags; the first group with a flag counts."""
     flags: Any = accesslog_pb2.ResponseFlags.FromString(raw)
-    broken = (
-        flags.upstream_connection_failure
-        or flags.upstream_connection_termination
-        or flags.upstream_remote_reset
-        or flags.upstream_request_timeout
-        or flags.upstream_protocol_error
-        or flags.duration_timeout
-        or flags.upstream_max_stream_duration_reached
-    )
-    left = (
-        flags.downstream_connection_termination
-        or flags.downstream_remote_reset
-        or flags.downstream_protocol_error
-        or flags.stream_idle_timeout
-    )
-    shed = (
+    if (
         flags.upstream_overflow
         or flags.no_healthy_upstream
         or flags.no_route_found
         or flags.no_cluster_found
         or flags.rate_limited
         or flags.overload_manager
+    ):
+        return Ended.LOCAL
+    if (
+        flags.downstream_connection_termination
+        or flags.downstream_remote_reset
+        or flags.downstream_protocol_error
+        or flags.stream_idle_timeout
+    ):
+        return Ended.LEFT
+    if flags.upstream_request_timeout and attempt:  # other timeouts end requests, not attempts
+        return Ended.TRY_TIMEOUT
+    if (
+        flags.upstream_request_timeout
+        or flags.duration_timeout
+        or flags.upstream_max_stream_duration_reached
+    ):
+        return Ended.TIMEOUT
+    if flags.upstream_connection_failure:
+        return Ended.UNREACHED
+    broken = (
+        flags.upstream_connection_termination
+        or flags.upstream_remote_reset
+        or flags.upstream_protocol_error
     )
-    return broken, left, shed
+    return Ended.BROKEN if broken else _DONE
 
 
 def _address(raw: bytes) -> str | None:

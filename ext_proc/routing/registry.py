@@ -204,6 +204,12 @@ class EndpointRegistry:
                 self._purge(replica.key)
             self._leases.drop_endpoint(replica.key)
 
+    def restarted_since(self, key: EndpointKey, unix_s: float) -> bool | None:
+        """Return whether a replica's process was replaced since then; ``None`` = unknown."""
+        replica = self.members.get(key)
+        at = None if replica is None else replica.restarted_unix_s
+        return True if at is not None and at >= unix_s else None
+
     def _purge(self, key: EndpointKey) -> None:
         self.index.purge(key)
         if self._on_event is not None:

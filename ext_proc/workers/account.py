@@ -5,7 +5,8 @@ Rules:
 1. Charges and settles are sent as sums: a ``Share`` is a replica's in-flight load for a pool, sent
    once per batch in which it changed. Peers need no tickets.
 2. Good answers of one batch are sent as one message per replica and pool: their number and their
-   means. Verdicts against a replica are sent one by one, in order with the good ones.
+   means. All other judgements, and good answers whose origin matters, are sent one by one, in order
+   with the others.
 3. Of latency samples all are sent while few are known, and then every fourth: the learners
    themselves use no more (``latency.model.YOUNG``).
 4. All other events are sent unchanged, except those that peers observe by themselves: removed
@@ -17,7 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ext_proc.feedback.entries import Judged, Verdict
+from ext_proc.blame.law import Effect
+from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 ALL_SAMPLES: Final = 256
 """Latency samples of each pool that are all sent; afterwards every ``THEN_EVERY``-th."""
 THEN_EVERY: Final = 4
-_GOOD: Final = Verdict.GOOD
+_GOOD: Final = Effect.GOOD
 _UNCHANGED: Final = (
     *(Inserted, Leased, Released),
     *(ReadingsUpdate, ScrapeFailed, Restarted, PushEnded),
@@ -89,7 +91,7 @@ class _Good:
 
     def add(self, judged: Judged) -> None:
         """Add an answer."""
-        _, _, _, first_byte_s, answer_s, bytes_per_s, _, times = judged
+        _, _, _, first_byte_s, answer_s, bytes_per_s, _, times, _ = judged
         self.count += times
         if first_byte_s is not None:
             self.firsts += 1
@@ -198,7 +200,7 @@ class Account:
 
     def _judged(self, event: Judged, _: float) -> tuple[Message, ...]:
         place = event.pool, event.endpoint
-        if event.verdict is not _GOOD:
+        if event.effect is not _GOOD or event.origin:
             before = self._good.pop(place, None)
             return (event,) if before is None else (before.judged(place), event)
         good = self._good.get(place)

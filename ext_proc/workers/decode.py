@@ -22,6 +22,7 @@ from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, Scrape
 from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
 from ext_proc.workers.records import (
     BLOCK_BYTES,
+    EFFECTS,
     INSERTED,
     JSON,
     JUDGED,
@@ -38,7 +39,6 @@ from ext_proc.workers.records import (
     TAG_NAME,
     TAG_SAMPLE,
     TAG_SHARE,
-    VERDICTS,
     GarbledError,
 )
 
@@ -157,18 +157,19 @@ class Decoder:
         return end, Inserted(self._endpoint(number), blocks, _finite(when))
 
     def _judged(self, frame: bytes, at: int) -> _Read:
-        _, pool, endpoint, verdict, first_byte_s, answer_s, bytes_per_s, began, times = (
+        _, pool, endpoint, effect, first_byte_s, answer_s, rate, answered, times, origin = (
             JUDGED.unpack_from(frame, at)
         )
         judged = Judged(
             self._pool(pool),
             self._endpoint(endpoint),
-            VERDICTS[verdict],
+            EFFECTS[effect],
             _known(first_byte_s),
             _known(answer_s),
-            _known(bytes_per_s),
-            bool(began),
+            _known(rate),
+            bool(answered),
             times,
+            origin,
         )
         return at + JUDGED.size, judged
 

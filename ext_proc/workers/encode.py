@@ -15,6 +15,7 @@ from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
 from ext_proc.workers.records import (
+    EFFECT_NUMBERS,
     INSERTED,
     JSON,
     JUDGED,
@@ -30,7 +31,6 @@ from ext_proc.workers.records import (
     TAG_NAME,
     TAG_SAMPLE,
     TAG_SHARE,
-    VERDICT_NUMBERS,
     framed,
 )
 
@@ -153,17 +153,18 @@ class Encoder:
         _json(into, ["push-ended", event.endpoint])
 
     def _judged(self, event: Judged, into: bytearray) -> None:
-        pool, endpoint, verdict, first_byte_s, answer_s, bytes_per_s, began, times = event
+        pool, endpoint, effect, first_byte_s, answer_s, bytes_per_s, answered, times, origin = event
         into += JUDGED.pack(
             TAG_JUDGED,
             self._number(pool),
             self._number(endpoint),
-            VERDICT_NUMBERS[verdict],
+            EFFECT_NUMBERS[effect],
             nan if first_byte_s is None else first_byte_s,
             nan if answer_s is None else answer_s,
             nan if bytes_per_s is None else bytes_per_s,
-            began,
+            answered,
             times,
+            origin,
         )
 
     def _snapshot_end(self, _: SnapshotEnd, into: bytearray) -> None:

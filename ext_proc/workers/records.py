@@ -16,9 +16,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ext_proc.feedback.entries import Judged, Verdict
+from ext_proc.blame.law import Effect
 
 if TYPE_CHECKING:
+    from ext_proc.feedback.entries import Judged
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.telemetry.news import TelemetryUpdate
     from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     )
     """Content of a record."""
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_FRAME: Final = 2**20
 """Maximum bytes of a frame."""
 MAX_NAMES: Final = 2**16
@@ -42,7 +43,7 @@ LENGTH: Final = struct.Struct("<I")
 SHARE: Final = struct.Struct("<BIIIQdd")
 SAMPLE: Final = struct.Struct("<BIIddddIB")
 INSERTED: Final = struct.Struct("<BIdI")
-JUDGED: Final = struct.Struct("<BIIBdddBI")
+JUDGED: Final = struct.Struct("<BIIBdddBIQ")
 JSON: Final = struct.Struct("<BI")
 BLOCK_BYTES: Final = 8
 TAG_NAME: Final = 1
@@ -51,8 +52,8 @@ TAG_SAMPLE: Final = 3
 TAG_INSERTED: Final = 4
 TAG_JSON: Final = 5
 TAG_JUDGED: Final = 6
-VERDICTS: Final = tuple(Verdict)
-VERDICT_NUMBERS: Final = {verdict: number for number, verdict in enumerate(VERDICTS)}
+EFFECTS: Final = tuple(Effect)
+EFFECT_NUMBERS: Final = {effect: number for number, effect in enumerate(EFFECTS)}
 
 
 class GarbledError(ValueError):

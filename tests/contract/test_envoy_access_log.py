@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ext_proc.feedback.entries import judge
+from ext_proc.blame.evidence import Evidence
+from ext_proc.blame.law import ruling
+from ext_proc.feedback.entries import attempt_of
 from ext_proc.feedback.wire import entries_of
 from support import full_log
 from support.record_access_log import messages
@@ -31,7 +33,9 @@ def test_the_recording_is_of_that_version():
 
 def test_each_way_to_end_is_there():
     """Answers, refusals, broken connections, clients that left, gRPC statuses."""
-    verdicts = Counter(judge(entry) for entry in FINAL)
+    verdicts = Counter(
+        ruling(Evidence(attempt_of(entry), unreadable=entry.unreadable)).outcome for entry in FINAL
+    )
     assert verdicts["good"] >= 40
     assert verdicts["error"] >= 4, "503"
     assert verdicts["client"] >= 5, "400, and 500 to a body that could not be read"

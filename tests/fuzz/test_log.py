@@ -27,7 +27,17 @@ MOMENTS = (
     "time_to_first_upstream_rx_byte",
     "time_to_last_upstream_rx_byte",
 )
-FLAGS = st.sampled_from([*full_log.BROKEN, *full_log.LEFT, *full_log.SHED, "delay_injected"])
+FLAGS = st.sampled_from([*(flag for _, flags in full_log.ENDS for flag in flags), "delay_injected"])
+DETAILS = st.sampled_from(
+    [
+        "",
+        "via_upstream",
+        "lua_response",
+        "upstream_per_try_timeout",
+        "upstream_reset_before_response_started{overflow}",
+    ]
+)
+TICKETS = st.sampled_from(["", ";", "x-1;p;10.0.0.9:1", "x-2"])
 NAMES = st.sampled_from(["grpc-status", "date", ""])
 METADATA = st.tuples(
     st.sampled_from(["tidegate", "envoy.lb", "x"]),
@@ -65,6 +75,10 @@ def _draw_entry(draw, entry):
     if draw(st.booleans()):
         response.response_code.value = draw(st.integers(0, 2**32 - 1))
     response.response_body_bytes = draw(st.integers(0, 2**64 - 1))
+    response.response_code_details = draw(DETAILS)
+    entry.request.request_body_bytes = draw(st.integers(0, 2))
+    for name in draw(st.lists(st.sampled_from(["x-tidegate-ticket", "date"]), max_size=2)):
+        entry.request.request_headers[name] = draw(TICKETS)
     for headers in (response.response_headers, response.response_trailers):
         for name, value in draw(st.lists(st.tuples(NAMES, STATUS), max_size=2)):
             headers[name] = value

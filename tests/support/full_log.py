@@ -7,31 +7,46 @@ from typing import Any
 from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 
-from ext_proc.feedback.entries import Entry
-from tidegate_api.names import DESTINATION_HEADER, LB_NAMESPACE, TIDEGATE_NAMESPACE
+from ext_proc.blame.evidence import Attempt, Ended
+from ext_proc.blame.law import FIRST_ERROR
+from ext_proc.feedback.entries import AttemptEntry, Entry
+from tidegate_api.names import (
+    DESTINATION_HEADER,
+    LB_NAMESPACE,
+    TICKET_HEADER,
+    TIDEGATE_NAMESPACE,
+)
 
-BROKEN = (
-    "upstream_connection_failure",
-    "upstream_connection_termination",
-    "upstream_remote_reset",
-    "upstream_request_timeout",
-    "upstream_protocol_error",
-    "duration_timeout",
-    "upstream_max_stream_duration_reached",
-)
-LEFT = (
-    "downstream_connection_termination",
-    "downstream_remote_reset",
-    "downstream_protocol_error",
-    "stream_idle_timeout",
-)
-SHED = (
-    "upstream_overflow",
-    "no_healthy_upstream",
-    "no_route_found",
-    "no_cluster_found",
-    "rate_limited",
-    "overload_manager",
+ENDS = (
+    (
+        Ended.LOCAL,
+        (
+            "upstream_overflow",
+            "no_healthy_upstream",
+            "no_route_found",
+            "no_cluster_found",
+            "rate_limited",
+            "overload_manager",
+        ),
+    ),
+    (
+        Ended.LEFT,
+        (
+            "downstream_connection_termination",
+            "downstream_remote_reset",
+            "downstream_protocol_error",
+            "stream_idle_timeout",
+        ),
+    ),
+    (
+        Ended.TIMEOUT,
+        ("upstream_request_timeout", "duration_timeout", "upstream_max_stream_duration_reached"),
+    ),
+    (Ended.UNREACHED, ("upstream_connection_failure",)),
+    (
+        Ended.BROKEN,
+        ("upstream_connection_termination", "upstream_remote_reset", "upstream_protocol_error"),
+    ),
 )
 
 
@@ -44,13 +59,44 @@ def parse(data: bytes) -> Any:
     return als_pb2.StreamAccessLogsMessage.FromString(data)
 
 
-def entries_of(data: bytes) -> list[Entry]:
+def entries_of(data: bytes) -> list[Entry | AttemptEntry]:
     """Return the entries of one message."""
     return [_entry(each) for each in parse(data).http_logs.log_entry]
 
 
-def _entry(logged: Any) -> Entry:
+def _attempt(logged: Any) -> AttemptEntry:
+    common, response, request = logged.common_properties, logged.response, logged.request
+    answered = common.HasField("time_to_first_upstream_rx_byte")
+    ended = _ended(common.response_flags)
+    names = request.request_headers.get(TICKET_HEADER, "").split(";")
+    return AttemptEntry(
+        picker=names[1] if len(names) > 1 else "",
+        ticket=names[0],
+        cluster=common.upstream_cluster,
+        attempt=Attempt(
+            address=_address(common.upstream_remote_address.socket_address),
+            ended=Ended.TRY_TIMEOUT if common.response_flags.upstream_request_timeout else ended,
+            read=common.HasField("time_to_first_upstream_tx_byte"),
+            answered=answered,
+            began=answered and request.request_body_bytes > 0,
+            status=response.response_code.value if answered else 0,
+            grpc_status=_grpc_status(response) if answered else None,
+        ),
+        began_unix_s=_seconds(common, "start_time") or 0.0,
+        lasted_s=_seconds(common, "duration") or 0.0,
+    )
+
+
+def _ended(flags: Any) -> Ended:
+    return next(
+        (ended for ended, names in ENDS if any(getattr(flags, each) for each in names)), Ended.DONE
+    )
+
+
+def _entry(logged: Any) -> Entry | AttemptEntry:
     common, response = logged.common_properties, logged.response
+    if common.access_log_type == accesslog_pb2.UpstreamEnd:
+        return _attempt(logged)
     spaces = common.metadata.filter_metadata
     ours = spaces[TIDEGATE_NAMESPACE].fields if TIDEGATE_NAMESPACE in spaces else {}
     balancing = spaces[LB_NAMESPACE].fields if LB_NAMESPACE in spaces else {}
@@ -58,6 +104,18 @@ def _entry(logged: Any) -> Entry:
     sent = _seconds(common, "time_to_first_upstream_tx_byte") or 0.0
     first = _seconds(common, "time_to_first_upstream_rx_byte")
     lasted = _seconds(common, "duration") or 0.0
+    status, grpc_status = response.response_code.value, _grpc_status(response)
+    flagged = bool(common.response_flags.SerializeToString())
+    ended, details = _ended(common.response_flags), response.response_code_details
+    read = answered = True
+    if flagged or grpc_status or not 0 < status < FIRST_ERROR:
+        read = first is not None or common.HasField("time_to_first_upstream_tx_byte")
+        if ended is Ended.TIMEOUT and details == "upstream_per_try_timeout":
+            ended = Ended.TRY_TIMEOUT
+        if ended is Ended.DONE and details not in {"", "via_upstream"}:
+            ended = Ended.LOCAL
+        before = details.startswith("upstream_reset_before_response_started")
+        answered = first is not None and not before and ended is not Ended.LOCAL
     periodic = common.access_log_type == accesslog_pb2.DownstreamPeriodic
     return Entry(
         picker=_text(ours, "picker"),
@@ -67,11 +125,11 @@ def _entry(logged: Any) -> Entry:
         served=_address(common.upstream_remote_address.socket_address),
         picks=_text(balancing, DESTINATION_HEADER) if retried else "",
         attempts=common.upstream_request_attempt_count,
-        status=response.response_code.value,
-        grpc_status=_grpc_status(response),
-        broken=any(getattr(common.response_flags, each) for each in BROKEN),
-        left=any(getattr(common.response_flags, each) for each in LEFT),
-        shed=any(getattr(common.response_flags, each) for each in SHED),
+        status=status,
+        grpc_status=grpc_status,
+        ended=ended,
+        read=read,
+        answered=answered,
         final=not common.intermediate_log_entry and not periodic,
         first_byte_s=None if first is None else max(first - sent, 0.0),
         answer_bytes=response.response_body_bytes,

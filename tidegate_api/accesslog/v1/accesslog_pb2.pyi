@@ -80,7 +80,10 @@ class HttpEntry(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMON_PROPERTIES_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
     RESPONSE_FIELD_NUMBER: _builtins.int
+    request: _builtins.bytes
+    """Request; parsed for entries of attempts only."""
     @_builtins.property
     def common_properties(self) -> Global___Common: ...
     @_builtins.property
@@ -89,11 +92,12 @@ class HttpEntry(_message.Message):
         self,
         *,
         common_properties: Global___Common | None = ...,
+        request: _builtins.bytes = ...,
         response: Global___Response | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["common_properties", b"common_properties", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["common_properties", b"common_properties", "response", b"response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["common_properties", b"common_properties", "request", b"request", "response", b"response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,7 +178,9 @@ class Response(_message.Message):
     RESPONSE_BODY_BYTES_FIELD_NUMBER: _builtins.int
     RESPONSE_HEADERS_FIELD_NUMBER: _builtins.int
     RESPONSE_TRAILERS_FIELD_NUMBER: _builtins.int
+    RESPONSE_CODE_DETAILS_FIELD_NUMBER: _builtins.int
     response_body_bytes: _builtins.int
+    response_code_details: _builtins.str
     @_builtins.property
     def response_code(self) -> Global___Number:
         """google.protobuf.UInt32Value"""
@@ -192,14 +198,61 @@ class Response(_message.Message):
         response_body_bytes: _builtins.int = ...,
         response_headers: _abc.Iterable[_builtins.bytes] | None = ...,
         response_trailers: _abc.Iterable[_builtins.bytes] | None = ...,
+        response_code_details: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["response_code", b"response_code"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["response_body_bytes", b"response_body_bytes", "response_code", b"response_code", "response_headers", b"response_headers", "response_trailers", b"response_trailers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["response_body_bytes", b"response_body_bytes", "response_code", b"response_code", "response_code_details", b"response_code_details", "response_headers", b"response_headers", "response_trailers", b"response_trailers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Response: _TypeAlias = Response  # noqa: Y015
+
+@_typing.final
+class Request(_message.Message):
+    """envoy.data.accesslog.v3.HTTPRequestProperties"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RequestHeadersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_BODY_BYTES_FIELD_NUMBER: _builtins.int
+    REQUEST_HEADERS_FIELD_NUMBER: _builtins.int
+    request_body_bytes: _builtins.int
+    """In an entry of an attempt: bytes of the body that came from the replica."""
+    @_builtins.property
+    def request_headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        request_body_bytes: _builtins.int = ...,
+        request_headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_body_bytes", b"request_body_bytes", "request_headers", b"request_headers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Request: _TypeAlias = Request  # noqa: Y015
 
 @_typing.final
 class Header(_message.Message):

@@ -1,10 +1,9 @@
-"""The verdict of one entry on its replica."""
+"""What an entry says of the attempts of its request."""
 
 from __future__ import annotations
 
-import pytest
-
-from ext_proc.feedback.entries import Entry, Verdict, judge, passed_over
+from ext_proc.blame.evidence import Attempt, Ended
+from ext_proc.feedback.entries import Entry, attempt_of, passed_over
 
 ENTRY = Entry(
     picker="p",
@@ -16,9 +15,9 @@ ENTRY = Entry(
     attempts=1,
     status=200,
     grpc_status=None,
-    broken=False,
-    left=False,
-    shed=False,
+    ended=Ended.DONE,
+    read=True,
+    answered=True,
     final=True,
     first_byte_s=0.1,
     answer_bytes=10,
@@ -26,37 +25,28 @@ ENTRY = Entry(
 )
 
 
-@pytest.mark.parametrize(
-    ("changes", "verdict"),
-    [
-        ({}, Verdict.GOOD),
-        ({"grpc_status": 0}, Verdict.GOOD),
-        ({"status": 400}, Verdict.CLIENT),
-        ({"status": 404}, Verdict.CLIENT),
-        ({"status": 429}, Verdict.CLIENT),
-        ({"status": 500}, Verdict.ERROR),
-        ({"status": 500, "unreadable": True}, Verdict.CLIENT),
-        ({"status": 503}, Verdict.ERROR),
-        ({"grpc_status": 3}, Verdict.CLIENT),
-        ({"grpc_status": 13}, Verdict.ERROR),
-        ({"grpc_status": 14}, Verdict.ERROR),
-        ({"status": 503, "broken": True}, Verdict.BROKEN),
-        ({"status": 0, "left": True}, Verdict.LEFT),
-        ({"status": 200, "left": True, "broken": True}, Verdict.LEFT),
-        ({"status": 503, "served": None}, Verdict.LOCAL),
-        ({"status": 503, "shed": True}, Verdict.LOCAL),
-    ],
-)
-def test_a_verdict(changes, verdict):
-    """The cause may be none, the client, the replica, or the proxy itself."""
-    assert judge(ENTRY._replace(**changes)) is verdict
+def test_statuses_are_the_replicas_only_if_it_answered():
+    """The proxy answers 503 where a replica broke off."""
+    broken = ENTRY._replace(status=503, ended=Ended.BROKEN, answered=False, answer_bytes=91)
+    assert attempt_of(broken) == Attempt(
+        "10.0.0.1:8000", Ended.BROKEN, read=True, answered=False, began=False, status=0
+    )
+    assert attempt_of(ENTRY).status == 200
+    assert attempt_of(ENTRY).began
 
 
 def test_attempts_before_the_last_failed_on_the_picks_before_it():
     """The proxy tries the list in order."""
     assert passed_over(ENTRY) == []
     third = ENTRY._replace(attempts=3, served="10.0.0.3:8000")
-    assert passed_over(third) == ["10.0.0.1:8000", "10.0.0.2:8000"]
+    assert [each.address for each in passed_over(third)] == ["10.0.0.1:8000", "10.0.0.2:8000"]
+    assert {(each.ended, each.read) for each in passed_over(third)} == {(Ended.BROKEN, None)}
     assert passed_over(ENTRY._replace(attempts=2)) == [], "served by the pick after all"
     assert passed_over(third._replace(picks="")) == []
     assert len(passed_over(third._replace(attempts=99, served=None))) == 3
+
+
+def test_where_the_last_attempt_reached_nobody_the_others_did_not_either():
+    """All that is known is that none of the picks served."""
+    third = ENTRY._replace(attempts=3, served="10.0.0.3:8000", ended=Ended.UNREACHED)
+    assert {(each.ended, each.read) for each in passed_over(third)} == {(Ended.UNREACHED, False)}

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.feedback.entries import Entry
+from ext_proc.blame.evidence import Attempt, Ended
+from ext_proc.feedback.entries import AttemptEntry, Entry
 from ext_proc.feedback.fold import EARLY, FOREIGN, UNKNOWN, Feedback
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
@@ -43,9 +44,9 @@ def entry(**changes) -> Entry:
         "attempts": 1,
         "status": 200,
         "grpc_status": None,
-        "broken": False,
-        "left": False,
-        "shed": False,
+        "ended": Ended.DONE,
+        "read": True,
+        "answered": True,
         "final": True,
         "first_byte_s": 0.1,
         "answer_bytes": 10,
@@ -66,7 +67,14 @@ def test_a_retry_credits_who_served_and_blames_who_did_not():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"status": 400}, {"status": 404}, {"status": 500, "unreadable": True}, {"left": True}],
+    [
+        {"status": 400},
+        {"status": 404},
+        {"status": 500, "unreadable": True},
+        {"ended": Ended.LEFT},
+        {"ended": Ended.TIMEOUT, "status": 504, "answered": False},
+        {"ended": Ended.TRY_TIMEOUT, "status": 504, "answered": False},
+    ],
 )
 def test_what_clients_do_ejects_nobody(changes):
     """Clients' bad requests, malformed bodies and disconnects eject no replica, in any number."""
@@ -76,12 +84,207 @@ def test_what_clients_do_ejects_nobody(changes):
     assert not list(router.conditions.counts())
 
 
-def test_errors_eject():
-    """The third consecutive 500 ejects."""
-    router, feedback = made()
+class Traffic:
+    """Requests of sessions, and what the log says of them."""
+
+    def __init__(self) -> None:
+        self.router, self.feedback = made()
+        self.now = 0.0
+        self.started = 0
+
+    def sent(self, session: str | None, blocks: tuple[int, ...] = ()) -> str:
+        """Decide a request of a session; return its ticket."""
+        features = Features(form=Form.GENERATE, model="m", session=session)
+        request = Request("llm", None, "http", features, blocks)
+        ticket = self.router.decide(request, self.now, 0.0).ticket
+        self.router.settle(ticket, Outcome.DONE, self.now)
+        return f"x-{ticket.id}"
+
+    def answered(self, session: str | None, number: int, **changes) -> str:
+        """Apply the final entry of a request of a session that the replica of a number served."""
+        self.now += 0.01
+        ticket = self.sent(session)
+        return self.feedback.take(entry(ticket=ticket, served=address(number), **changes), self.now)
+
+    def attempted(self, ticket: str, number: int, ended: Ended = Ended.BROKEN, **changes) -> None:
+        """Apply the entry of a failed attempt at the replica of a number."""
+        usual = {"read": True, "answered": False, "began": False, "status": 0}
+        attempt = Attempt(address(number), ended, **{**usual, **changes})
+        self.started += 1
+        self.feedback.attempted(
+            AttemptEntry("p", ticket, "llm/stable/http", attempt, float(self.started), 0.01),
+            self.now,
+        )
+
+    def conditions(self, key: EndpointKey) -> list[str]:
+        return self.router.conditions.of("llm", key)
+
+
+@pytest.fixture
+def traffic() -> Traffic:
+    return Traffic()
+
+
+def test_errors_to_several_callers_eject(traffic):
+    """The third session's 500 ejects, as peers answer theirs."""
+    for number in range(3):
+        traffic.answered(f"well-{number}", 2)
+        traffic.answered(f"well-{number}", 3)
+        assert traffic.conditions(R1) == []
+        assert traffic.answered(f"s{number}", 1, status=500) == "error"
+    traffic.answered("well", 2)
+    assert traffic.conditions(R1) == ["ejected", "dead-backend"]
+
+
+@pytest.mark.parametrize("changes", [{"status": 500}, {"status": 503}, {"grpc_status": 13}])
+def test_one_callers_errors_eject_nobody(traffic, changes):
+    """Two hundred errors of one session, while others are served well everywhere."""
+    for turn in range(200):
+        traffic.answered("bad", 1 + turn % 3, **changes)
+        traffic.answered("good", 1 + turn % 3)
+    assert not list(traffic.router.conditions.counts())
+
+
+def test_one_callers_errors_alone_eject_nobody(traffic):
+    """Two hundred errors of one session on one replica, and nothing else is known."""
+    for _ in range(200):
+        traffic.answered("bad", 1, status=500)
+    assert not list(traffic.router.conditions.counts())
+
+
+def test_errors_that_follow_the_callers_everywhere_eject_nobody(traffic):
+    """Each of two hundred sessions fails wherever it is sent."""
+    for turn in range(200):
+        traffic.answered(f"s{turn}", 1 + turn % 3, status=500)
+    assert not list(traffic.router.conditions.counts())
+
+
+def test_a_caller_is_sent_elsewhere_and_its_good_answer_there_convicts(traffic):
+    """With one caller only, where it is answered well is the evidence."""
     for _ in range(3):
-        feedback.take(entry(status=500), 1.0)
-    assert router.conditions.of("llm", R1) == ["ejected", "dead-backend"]
+        traffic.answered("only", 1, status=500)
+    features = Features(form=Form.GENERATE, model="m", session="only")
+    for _ in range(20):
+        decision = traffic.router.decide(Request("llm", None, "http", features), 0.1, 0.0)
+        assert decision.addresses[0] != address(1)
+    assert traffic.conditions(R1) == []
+    traffic.answered("only", 2)
+    assert traffic.conditions(R1) == ["ejected", "dead-backend"]
+
+
+def test_a_caller_that_fails_elsewhere_too_convicts_nobody(traffic):
+    """Its requests are at fault: neither its errors nor its later good answers count."""
+    for number in (1, 1, 1, 2, 2, 2):
+        traffic.answered("only", number, status=500)
+    traffic.answered("only", 3)
+    assert not list(traffic.router.conditions.counts())
+
+
+def test_attempts_say_what_the_order_of_the_picks_cannot(traffic):
+    """The first pick was dead, the second had room for one only, the third answered."""
+    for session in ("a", "b", "c"):
+        ticket = traffic.sent(session)
+        traffic.attempted(ticket, 1, Ended.UNREACHED, read=False)
+        traffic.attempted(ticket, 2, Ended.LOCAL, read=False)
+        entered = entry(ticket=ticket, attempts=3, served=address(3))
+        assert traffic.feedback.take(entered, 0.0) == "good"
+    assert traffic.feedback.blamed == {
+        ("llm", "network"): 3,
+        ("llm", "us"): 3,
+        ("llm", "none"): 3,
+    }
+    assert traffic.conditions(R1) == ["ejected"]
+
+
+def test_a_replica_that_cannot_be_reached_is_judged_at_once(traffic):
+    """The request may run for a minute elsewhere before its final entry."""
+    for session in ("a", "b", "c"):
+        traffic.attempted(traffic.sent(session), 1, Ended.UNREACHED, read=False)
+    assert traffic.conditions(R1) == ["ejected"]
+
+
+def test_a_request_that_breaks_each_connection_is_blamed_itself(traffic):
+    """Too large a header, for instance: no replica is ejected, whoever sends it."""
+    for turn in range(50):
+        ticket = traffic.sent(f"s{turn}")
+        traffic.attempted(ticket, 1)
+        traffic.attempted(ticket, 2)
+        ended = {"ended": Ended.BROKEN, "answered": False, "status": 503}
+        entered = entry(ticket=ticket, attempts=2, served=address(2), **ended)
+        assert traffic.feedback.take(entered, 0.0) == "broken"
+    assert traffic.feedback.blamed == {("llm", "request"): 100}
+    assert not list(traffic.router.conditions.counts())
+
+
+def test_a_final_entry_and_its_attempt_count_once(traffic):
+    """The last attempt, if it failed, writes both."""
+    ticket = traffic.sent("s")
+    traffic.attempted(ticket, 1, Ended.UNREACHED, read=False)
+    ended = {"ended": Ended.UNREACHED, "answered": False, "status": 503}
+    assert traffic.feedback.take(entry(ticket=ticket, **ended), 0.0) == "unreached"
+    assert traffic.feedback.blamed == {("llm", "network"): 1}
+
+
+def test_suspected_deaths_are_told_as_they_are_logged(traffic, monkeypatch):
+    """Read, and broken off without an answer: by the attempt's entry, or else by the final one."""
+    told = []
+    monkeypatch.setattr(traffic.router, "died", lambda *what: told.append(what[:2]))
+    traffic.attempted("x-1", 1)
+    traffic.attempted("x-1", 2, Ended.UNREACHED, read=False)
+    traffic.attempted("x-1", 2, Ended.TRY_TIMEOUT)
+    assert told == [(R1, 1)]
+    ended = {"ended": Ended.BROKEN, "answered": False, "status": 503}
+    traffic.feedback.take(entry(ticket="x-2", served=address(2), **ended), 0.0)
+    traffic.feedback.take(entry(ticket="x-3", ended=Ended.BROKEN), 0.0)
+    assert told == [(R1, 1), (R2, 2)]
+    traffic.attempted("x-4", 1)
+    traffic.feedback.take(entry(ticket="x-4", **ended), 0.0)
+    assert told == [(R1, 1), (R2, 2), (R1, 4)], "once"
+
+
+def test_the_prompt_is_confirmed_or_rejected(traffic, monkeypatch):
+    """By the first byte of an answer below 400, or by the end without one."""
+    told = []
+    monkeypatch.setattr(traffic.router, "confirmed", lambda number, _: told.append(number))
+    monkeypatch.setattr(traffic.router, "rejected", lambda number: told.append(-number))
+    gone = {"ended": Ended.LEFT, "answered": False, "status": 0}
+    for number, changes in enumerate(
+        [{}, {"status": 400}, {"ended": Ended.LEFT}, gone, {"status": 500}, {"served": None}], 1
+    ):
+        traffic.feedback.take(entry(ticket=f"x-{number}", **changes), 0.0)
+    early = {"final": False, "first_at_s": 1.4, "lasted_s": 2.0}
+    traffic.feedback.take(entry(ticket="x-7", **early), 0.0)
+    traffic.feedback.take(entry(ticket="x-8", status=404, **early), 0.0)
+    assert told == [1, -2, -4, -5, -6, 7]
+
+
+def test_good_answers_of_suspects_are_told(traffic, monkeypatch):
+    """Of no other request."""
+    told = []
+    monkeypatch.setattr(traffic.router, "answered_well", lambda *what: told.append(what[:2]))
+    traffic.router.suspects = {2}
+    for number in (1, 2):
+        traffic.feedback.take(entry(ticket=f"x-{number}"), 0.0)
+    assert told == [(2, R1)]
+
+
+def test_attempts_of_others_are_counted_only(traffic):
+    """Another picker's, an earlier run's, and one without a ticket."""
+    for changes in ({"picker": "q"}, {"ticket": "y-1"}, {"ticket": ""}):
+        attempt = Attempt(address(1), Ended.UNREACHED, False, False, False, 0)
+        usual = {"picker": "p", "ticket": "x-1"}
+        traffic.feedback.attempted(
+            AttemptEntry(
+                **{**usual, **changes},
+                cluster="llm/stable/http",
+                attempt=attempt,
+                began_unix_s=0.0,
+                lasted_s=0.0,
+            ),
+            0.0,
+        )
+    assert traffic.feedback.outcomes == {FOREIGN: 3}
+    assert not traffic.feedback.blamed
 
 
 @pytest.mark.parametrize(
@@ -138,7 +341,9 @@ def test_an_intermediate_entry_moves_the_charge_and_settles_nothing():
             attempts=st.integers(0, 2**32 - 1),
             status=st.integers(0, 2**32 - 1),
             grpc_status=st.none() | st.integers(0, 20),
-            broken=st.booleans(),
+            ended=st.sampled_from(Ended),
+            read=st.booleans(),
+            answered=st.booleans(),
             final=st.booleans(),
             first_byte_s=st.none() | st.floats(0, 1e9),
         ),

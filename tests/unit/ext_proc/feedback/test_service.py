@@ -13,6 +13,8 @@ from envoy.service.accesslog.v3 import als_pb2
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry, generate_latest
 
+from ext_proc.blame.evidence import Attempt, Ended
+from ext_proc.feedback.entries import AttemptEntry
 from ext_proc.feedback.fold import Feedback
 from ext_proc.feedback.metrics import FeedbackMetrics
 from ext_proc.feedback.service import MAX_BYTES, SLICE, LogService
@@ -59,7 +61,7 @@ def test_an_entry_is_read_as_envoy_writes_it():
     assert (entry.cluster, entry.served) == ("llm/stable/http", "10.0.0.1:8000")
     assert (entry.picks, entry.attempts) == ("", 1)
     assert (entry.status, entry.grpc_status, entry.answer_bytes) == (200, None, 12)
-    assert (entry.broken, entry.left, entry.shed, entry.final) == (False, False, False, True)
+    assert (entry.ended, entry.read, entry.answered, entry.final) == (Ended.DONE, True, True, True)
     assert entry.first_byte_s == pytest.approx(0.1)
     assert entry.ended_unix_s == pytest.approx(1000.5)
 
@@ -80,27 +82,95 @@ def test_what_is_not_there_is_unknown():
 
 
 @pytest.mark.parametrize(
-    ("flag", "place"),
+    ("flag", "ended"),
     [
-        ("upstream_connection_failure", "broken"),
-        ("upstream_connection_termination", "broken"),
-        ("upstream_remote_reset", "broken"),
-        ("upstream_request_timeout", "broken"),
-        ("downstream_connection_termination", "left"),
-        ("downstream_remote_reset", "left"),
-        ("stream_idle_timeout", "left"),
-        ("upstream_overflow", "shed"),
-        ("no_healthy_upstream", "shed"),
+        ("upstream_connection_failure", Ended.UNREACHED),
+        ("upstream_connection_termination", Ended.BROKEN),
+        ("upstream_remote_reset", Ended.BROKEN),
+        ("upstream_request_timeout", Ended.TIMEOUT),
+        ("duration_timeout", Ended.TIMEOUT),
+        ("downstream_connection_termination", Ended.LEFT),
+        ("downstream_remote_reset", Ended.LEFT),
+        ("stream_idle_timeout", Ended.LEFT),
+        ("upstream_overflow", Ended.LOCAL),
+        ("no_healthy_upstream", Ended.LOCAL),
+        ("upstream_retry_limit_exceeded", Ended.DONE),
     ],
 )
-def test_flags_say_whose_trouble_it_was(flag, place):
-    """Flags show a fault of the replica's connection, of the client, or the proxy's own limits."""
+def test_flags_say_what_ended_the_request(flag, ended):
+    """The replica's connection, our timeouts, the client, or the proxy's own limits."""
     message = logged()
     flags = message.http_logs.log_entry[0].common_properties.response_flags
     setattr(flags, flag, True)
+    assert first(message).ended is ended
+
+
+@pytest.mark.parametrize(
+    ("details", "ended", "answered"),
+    [
+        ("via_upstream", Ended.DONE, True),
+        ("", Ended.DONE, True),
+        ("lua_response", Ended.LOCAL, False),
+        ("upstream_reset_before_response_started{remote_reset}", Ended.LOCAL, False),
+    ],
+)
+def test_details_tell_the_replicas_errors_from_the_proxys(details, ended, answered):
+    """The proxy's own 503 names a replica as well."""
+    message = logged()
+    response = message.http_logs.log_entry[0].response
+    response.response_code.value, response.response_code_details = 503, details
     entry = first(message)
-    flags = {"broken": entry.broken, "left": entry.left, "shed": entry.shed}
-    assert [name for name, value in flags.items() if value] == [place]
+    assert (entry.ended, entry.answered) == (ended, answered)
+
+
+def test_the_bound_on_a_first_answer_is_told_from_other_timeouts():
+    """It says something about the replica."""
+    message = logged()
+    entry = message.http_logs.log_entry[0]
+    entry.common_properties.response_flags.upstream_request_timeout = True
+    entry.response.response_code_details = "upstream_per_try_timeout"
+    assert first(message).ended is Ended.TRY_TIMEOUT
+
+
+def failed_attempt(**flags: bool) -> als_pb2.StreamAccessLogsMessage:
+    """Write the entry of an attempt that read and did not answer, as Envoy does."""
+    message = logged(access_log_type=accesslog_pb2.UpstreamEnd, upstream_request_attempt_count=0)
+    entry = message.http_logs.log_entry[0]
+    entry.common_properties.ClearField("metadata")
+    entry.common_properties.ClearField("time_to_first_upstream_rx_byte")
+    entry.response.Clear()
+    entry.response.response_body_bytes = 2
+    entry.request.request_headers["x-tidegate-ticket"] = "x-7;p;10.0.0.9:18001"
+    for name, value in flags.items():
+        setattr(entry.common_properties.response_flags, name, value)
+    return message
+
+
+def test_an_attempt_names_its_pick_by_a_header():
+    """It carries no metadata; sizes of request and answer are exchanged in it."""
+    message = failed_attempt(upstream_connection_termination=True)
+    assert first(message) == AttemptEntry(
+        "p",
+        "x-7",
+        "llm/stable/http",
+        Attempt("10.0.0.1:8000", Ended.BROKEN, read=True, answered=False, began=False, status=0),
+        1000.0,
+        0.5,
+    )
+    entry = message.http_logs.log_entry[0]
+    entry.common_properties.time_to_first_upstream_rx_byte.nanos = 1
+    entry.request.request_body_bytes = 5
+    entry.response.response_code.value = 200
+    began = first(message).attempt
+    assert (began.answered, began.began, began.status) == (True, True, 200)
+
+
+def test_an_attempt_that_reached_nobody_was_not_read():
+    """Without a byte to the replica it cannot have read the request."""
+    message = failed_attempt(upstream_connection_failure=True)
+    message.http_logs.log_entry[0].common_properties.ClearField("time_to_first_upstream_tx_byte")
+    attempt = first(message).attempt
+    assert (attempt.ended, attempt.read, attempt.reached) == (Ended.UNREACHED, False, False)
 
 
 def test_a_grpc_status_comes_from_trailers_or_headers():
@@ -183,6 +253,14 @@ async def test_a_stream_is_taken_on_the_pickers_own_port(setup):
     assert setup.counted("feedback_entries_total", outcome="good") == 3
     assert setup.counted("feedback_lag_seconds_sum", entry="final") == pytest.approx(0.75)
     assert setup.counted("feedback_streams") == 0
+
+
+async def test_attempts_are_told_from_requests(setup):
+    """Their entries come over the same service, and are no request's end."""
+    await setup.logs.take(failed_attempt(upstream_connection_failure=True).SerializeToString())
+    assert setup.feedback.outcomes == {"attempt": 1}
+    assert setup.counted("attempts_total", pool="llm", blame="network") == 1
+    assert setup.counted("feedback_lag_seconds_count", entry="final") in {None, 0}
 
 
 async def test_a_long_message_is_taken_in_slices_and_in_order(setup, monkeypatch):

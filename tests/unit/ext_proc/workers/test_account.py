@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.feedback.entries import Judged, Verdict
+from ext_proc.blame.law import Effect
+from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted, Purged
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import LeaseKey, Released
@@ -79,19 +80,19 @@ def test_good_answers_are_told_by_their_means():
     """Those of one batch are one message per replica; unknown values are in no mean."""
     account = Account()
     for first_byte_s, answer_s in ((0.1, 1.0), (None, 2.0), (0.3, 6.0)):
-        judged = Judged(POOL, key(0), Verdict.GOOD, first_byte_s, answer_s)
+        judged = Judged(POOL, key(0), Effect.GOOD, first_byte_s, answer_s)
         assert account.take(judged, 1.0) == ()
-    assert account.take(Judged(POOL, key(1), Verdict.GOOD), 1.0) == ()
+    assert account.take(Judged(POOL, key(1), Effect.GOOD), 1.0) == ()
     first, second = account.sums()
-    assert first == Judged(POOL, key(0), Verdict.GOOD, pytest.approx(0.2), 3.0, times=3)
-    assert second == Judged(POOL, key(1), Verdict.GOOD)
+    assert first == Judged(POOL, key(0), Effect.GOOD, pytest.approx(0.2), 3.0, times=3)
+    assert second == Judged(POOL, key(1), Effect.GOOD)
     assert account.sums() == []
 
 
 def test_a_failure_keeps_its_place_among_good_answers():
     """Consecutive failures are interrupted by earlier good answers, not by later ones."""
     account = Account()
-    good, bad = (Judged(POOL, key(0), each) for each in (Verdict.GOOD, Verdict.BROKEN))
+    good, bad = (Judged(POOL, key(0), each) for each in (Effect.GOOD, Effect.AT_ONCE))
     account.take(good, 1.0)
     account.take(good, 1.0)
     assert account.take(bad, 1.0) == (good._replace(times=2), bad)

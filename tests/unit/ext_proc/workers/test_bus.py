@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ext_proc.feedback.entries import Judged, Verdict
+from ext_proc.blame.law import Effect
+from ext_proc.feedback.entries import Judged
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.ticket import Outcome
@@ -306,7 +307,7 @@ async def test_what_the_leader_finds_reaches_all(tmp_path):
     async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
         update = ReadingsUpdate("r0", "page", (Reading(at=99.0, queued=3.0),), 99.0)
-        judged = Judged(POOL, key(0), Verdict.BROKEN)
+        judged = Judged(POOL, key(0), Effect.AT_ONCE)
         first.bus.publish(update)
         first.bus.publish(judged)
         for _ in range(2):

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.feedback.entries import Judged, Verdict
+from ext_proc.blame.law import Effect
+from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
@@ -98,12 +99,13 @@ events = st.one_of(
         Judged,
         texts,
         keys,
-        st.sampled_from(Verdict),
+        st.sampled_from(Effect),
         maybe,
         maybe,
         maybe,
         st.booleans(),
         st.integers(1, 2**31),
+        st.integers(0, 2**63 - 1),
     ),
 )
 

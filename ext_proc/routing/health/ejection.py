@@ -138,7 +138,7 @@ class Ejection(Breakers):
             record.fail(now, origin)
             record.refused += not answered
             record.count(now, rules.interval_s, bad=1)
-        elif recurrence is Recurrence.AGAIN:
+        elif recurrence is Recurrence.AGAIN and record.row:
             record.again += 1
         if record.phase is Phase.HALF_OPEN:
             self._failed_half_open(key, record, now)
@@ -146,7 +146,7 @@ class Ejection(Breakers):
             self._judge(key, record, now, certain=origin is None)
 
     def _failed_half_open(self, key: EndpointKey, record: EjectionRecord, now: float) -> None:
-        if record.row > record.in_doubt or record.of_several():
+        if record.row > record.in_doubt or record.proven or record.of_several():
             cause = Cause.FAILURES if record.refused else Cause.DEAD_BACKEND
             self._eject(key, record, cause, now)
         else:  # another origin's request decides

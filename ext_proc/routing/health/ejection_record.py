@@ -13,6 +13,8 @@ NEVER: Final = float("-inf")
 ORIGINS: Final = 8
 """Maximum origins kept of a row; more are not needed."""
 MIN_ORIGINS: Final = 2
+MAX_QUIET_S: Final = 2.0
+"""No replica needs to give no good answer for longer than that."""
 QUIET_ANSWERS: Final = 5.0
 """Good answers whose absence shows that a replica gives none; by chance it lasts so long once in
 e**5 = 148 gaps between answers. Twice as many where fewer origins failed than failures are needed.
@@ -153,7 +155,7 @@ class EjectionRecord:
     def of_several(self) -> bool:
         """Return whether no single origin can be the cause of the failures in a row."""
         several = len(self.origins) + self.row - self.in_doubt >= MIN_ORIGINS
-        return several or self.proven or ANONYMOUS in self.origins
+        return several or ANONYMOUS in self.origins
 
     def suffices(self, now: float, least: int, window_s: float) -> bool:
         """Return whether failures in a row that requests may have caused are reason to eject.
@@ -163,14 +165,14 @@ class EjectionRecord:
             least: Failures needed.
             window_s: Length of the window of the counts, seconds.
         """
-        if self.row + self.again < least or not self.of_several():
+        if self.row + self.again < least or not (self.proven or self.of_several()):
             return False
         if self.good_at == NEVER or not self.good:
             return True
         usual = self.good * exp(min((self.at - self.good_at) / window_s, 100.0))
         absent = QUIET_ANSWERS if self.row >= least else 2.0 * QUIET_ANSWERS
-        quiet_s = max(absent * window_s / max(usual, 1.0), LOG_DELAY_S)
-        return now - self.good_at >= quiet_s
+        quiet_s = absent * window_s / max(usual, 1.0)
+        return now - self.good_at >= min(max(quiet_s, LOG_DELAY_S), MAX_QUIET_S)
 
     def share(self) -> float | None:
         """Return the failure share, ``None`` without results."""

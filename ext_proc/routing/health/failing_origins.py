@@ -84,7 +84,6 @@ class FailingOrigins:
         known = self._known(origin, now, window_s)
         if known is None or known.alike or known.key == key or known.times < threshold:
             return None
-        del self._of[origin]
         return known.key
 
     def expire(self, now: float, window_s: float) -> None:

@@ -303,3 +303,173 @@ def test_an_outage_of_all_does_not_cost_a_comparison_each_time(build, monkeypatc
     case.fail(0, 1, COMPARE_S)
     assert len(compared) == 2
     assert not case.reported
+
+
+# --- Failures that a request may have caused -----------------------------------------------------
+
+
+class Callers(Case):
+    """Answers to callers, one each 0.1 s."""
+
+    def __init__(self, build, count: int = 4, rules: Outlier = RULES) -> None:
+        super().__init__(build, count, rules)
+        self.now = 0.0
+
+    def bad(self, number: int, origin: int) -> None:
+        self.now += 0.1
+        self.ejection.bad(key(number), self.now, answered=True, origin=origin)
+
+    def good(self, number: int, origin: int = 0) -> None:
+        self.now += 0.1
+        self.ejection.good(key(number), 0.1, self.now)
+        if origin:
+            self.ejection.well(key(number), origin, self.now)
+
+
+def test_failures_of_one_origin_never_eject(build):
+    """Two hundred of them, with peers that answer others."""
+    case = Callers(build)
+    for _ in range(200):
+        case.bad(0, 7)
+        case.good(1)
+        case.good(2)
+    assert not case.reported
+
+
+def test_failures_of_several_origins_eject(build):
+    """The third origin's, if peers answered meanwhile."""
+    case = Callers(build)
+    for origin in (7, 8, 9):
+        assert not case.reported
+        case.bad(0, origin)
+        case.good(1)
+    case.bad(0, 10)
+    assert case.reported == [(key(0), Cause.DEAD_BACKEND)]
+
+
+def test_two_origins_eject_once_they_failed_often_enough(build):
+    """They need not be as many as the failures that are needed."""
+    case = Callers(build)
+    case.bad(0, 7)
+    case.good(1)
+    case.bad(0, 8)
+    assert not case.reported
+    case.bad(0, 7)
+    assert case.reported == [(key(0), Cause.DEAD_BACKEND)]
+
+
+def test_without_results_of_peers_nobody_is_ejected(build):
+    """All callers may ask for what no replica can do."""
+    case = Callers(build)
+    for origin in range(7, 100):
+        case.bad(0, origin)
+    assert not case.reported
+
+
+def test_failures_among_good_answers_eject_nobody(build):
+    """Bursts of several callers' failures between answers to others, on the same replica."""
+    case = Callers(build)
+    for turn in range(300):
+        for number in range(4):
+            case.good(number)
+        for origin in range(3):
+            case.ejection.bad(key(0), case.now, answered=True, origin=10 + 3 * turn + origin)
+    assert not [cause for _, cause in case.reported if cause is not Cause.RATIO]
+
+
+def test_a_replica_that_gave_good_answers_is_ejected_when_it_gives_none(build):
+    """Twenty a second before; none for the time of five, and longer than the log's delay."""
+    case = Callers(build)
+    for turn in range(1000):
+        case.ejection.good(key(turn % 4), 0.1, turn / 80)
+    now, failed = 1000 / 80, 0
+    while not case.reported:
+        now, failed = now + 1 / 20, failed + 1
+        case.ejection.good(key(1), 0.1, now)
+        case.ejection.bad(key(0), now, answered=True, origin=10 + failed)
+    assert failed <= 8
+
+
+def test_an_origin_that_is_answered_well_elsewhere_convicts(build):
+    """With one origin only, this is the evidence."""
+    case = Callers(build)
+    for _ in range(3):
+        case.bad(0, 7)
+    assert case.ejection.avoided(7, case.now) == key(0)
+    case.good(1, origin=8)
+    assert not case.reported
+    case.good(1, origin=7)
+    assert case.reported == [(key(0), Cause.DEAD_BACKEND)]
+
+
+def test_a_good_answer_elsewhere_convicts_nobody_that_answers_others(build):
+    """Else a caller could send three bad requests, then a good one."""
+    case = Callers(build)
+    for _ in range(60):
+        for number in range(4):
+            case.good(number)
+        for _ in range(3):
+            case.ejection.bad(key(0), case.now, answered=True, origin=10)
+        case.ejection.well(key(1), 10, case.now)
+    assert not case.reported
+
+
+def test_one_origin_does_not_keep_a_replica_out(build):
+    """In the half-open phase others decide as well."""
+    case = Callers(build)
+    case.fail(0)
+    assert case.ejection.barred(10.0) == set()
+    case.ejection.picked(key(0), 10.0)
+    for turn in range(5):
+        case.ejection.bad(key(0), 10.0 + turn, answered=True, origin=7)
+        assert case.ejection.barred(10.0 + turn) == set(), "the next request is let through"
+    for _ in range(2):
+        case.ejection.good(key(0), 0.1, 15.0)
+    assert case.phase(0) is Phase.CLOSED
+
+
+def test_two_origins_send_a_half_open_replica_back(build):
+    """A broken backend fails whoever asks."""
+    case = Callers(build)
+    case.fail(0)
+    case.ejection.barred(10.0)
+    case.ejection.bad(key(0), 10.0, answered=True, origin=7)
+    assert case.phase(0) is Phase.HALF_OPEN
+    case.ejection.bad(key(0), 10.1, answered=True, origin=8)
+    assert case.phase(0) is Phase.EJECTED
+
+
+def test_attempts_cut_by_our_bound_show_a_frozen_replica_although_nothing_is_in_flight(build):
+    """The requests have moved on, so the ledger shows no work there."""
+    case = Case(build)
+    for second in range(40):
+        case.ejection.alive(key(1), float(second))
+        if second % 3 == 2:
+            case.ejection.kept_waiting(key(0), 2.0, float(second))
+        case.ejection.sweep({}, float(second))
+    assert case.reported == [(key(0), Cause.FROZEN)]
+
+
+def test_attempts_cut_by_our_bound_are_no_failures(build):
+    """A replica with signs of life is never frozen, however many honest long prompts it has."""
+    case = Case(build)
+    for second in range(100):
+        for number in range(4):
+            case.ejection.alive(key(number), float(second))
+        for _ in range(20):
+            case.ejection.kept_waiting(key(0), 0.9, float(second) + 0.95)
+        case.ejection.sweep({}, float(second))
+    assert not case.reported
+
+
+def test_a_frozen_replica_that_keeps_waiting_again_goes_back(build):
+    """Only while it is half open as a frozen one."""
+    case = Case(build)
+    for second in range(31):
+        case.ejection.alive(key(1), float(second))
+        case.ejection.sweep({key(0): 1}, float(second))
+    assert case.phase(0) is Phase.EJECTED
+    case.ejection.barred(50.0)
+    assert case.phase(0) is Phase.HALF_OPEN
+    case.ejection.kept_waiting(key(0), 5.0, 55.0)
+    assert case.phase(0) is Phase.EJECTED

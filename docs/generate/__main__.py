@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import blame_tables
 import cli_verbs
 import fleet_fields
 import metric_tables
@@ -32,6 +33,7 @@ def fresh() -> dict[Path, str]:
         "cli": cli_verbs.tables(),
         "metrics": metric_tables.tables(),
         "names": wire_names.tables(),
+        "blame": blame_tables.tables(),
     }
     asked = [part for page in pages for part in page.parts]
     missing = [

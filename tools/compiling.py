@@ -35,6 +35,8 @@ ON_THE_WAY: Final = (
     "ext_proc/routing/**/*.py",
     "ext_proc/exchange/*.py",
     "ext_proc/requests/**/*.py",
+    "ext_proc/blame/*.py",
+    "ext_proc/feedback/attempts.py",
     "ext_proc/feedback/entries.py",
     "ext_proc/feedback/fold.py",
     "ext_proc/feedback/wire.py",

@@ -202,7 +202,7 @@ class Feedback:
     ) -> str:
         """Judge all attempts of a request that failed or was retried; return the outcome."""
         last = Tried(attempt_of(entry), entry.ended_unix_s - entry.lasted_s, now - entry.lasted_s)
-        good = last.attempt.ended is _DONE and is_good(last.attempt.status, entry.grpc_status)
+        good = key is not None and entry.ended is _DONE and is_good(entry.status, entry.grpc_status)
         before = [] if number is None else self._failed.take(number)
         if not good and before and len(before) >= entry.attempts:
             last = before.pop()
@@ -219,8 +219,11 @@ class Feedback:
                     pool, each, alike=alike, sibling_well=good, unreadable=entry.unreadable
                 )
                 self._convict(pool, evidence, number, each, now)
-        if number is not None and (key is None or not keeps_prompt(last.attempt)):
-            self._router.rejected(number)
+        if number is not None and not good:
+            if key is not None and keeps_prompt(last.attempt):
+                self._router.confirmed(number, key)
+            else:
+                self._router.rejected(number)
         if key is not None and last.attempt.reached:
             self._credit(entry, last.attempt, key, number, now)
         if good and key is not None:

@@ -14,6 +14,7 @@ entry, which Envoy never writes, the last one counts instead of both merged.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from envoy.data.accesslog.v3 import accesslog_pb2
 
@@ -168,7 +169,7 @@ def _attempt(logged: Any, common: Any, response: Any) -> AttemptEntry:
         grpc_status=_grpc_status(response) if answered else None,
     )
     return AttemptEntry(
-        picker=rest.partition(";")[0],
+        picker=unquote(rest.partition(";")[0]),
         ticket=ticket,
         cluster=common.upstream_cluster,
         attempt=attempt,

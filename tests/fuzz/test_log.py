@@ -37,7 +37,7 @@ DETAILS = st.sampled_from(
         "upstream_reset_before_response_started{overflow}",
     ]
 )
-TICKETS = st.sampled_from(["", ";", "x-1;p;10.0.0.9:1", "x-2"])
+TICKETS = st.sampled_from(["", ";", "x-1;p;10.0.0.9:1", "x-2", "x-3;p%20q%ff;"])
 NAMES = st.sampled_from(["grpc-status", "date", ""])
 METADATA = st.tuples(
     st.sampled_from(["tidegate", "envoy.lb", "x"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import unquote
 
 from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
@@ -68,14 +69,16 @@ def _attempt(logged: Any) -> AttemptEntry:
     common, response, request = logged.common_properties, logged.response, logged.request
     answered = common.HasField("time_to_first_upstream_rx_byte")
     ended = _ended(common.response_flags)
+    if ended is Ended.TIMEOUT and common.response_flags.upstream_request_timeout:
+        ended = Ended.TRY_TIMEOUT
     names = request.request_headers.get(TICKET_HEADER, "").split(";")
     return AttemptEntry(
-        picker=names[1] if len(names) > 1 else "",
+        picker=unquote(names[1]) if len(names) > 1 else "",
         ticket=names[0],
         cluster=common.upstream_cluster,
         attempt=Attempt(
             address=_address(common.upstream_remote_address.socket_address),
-            ended=Ended.TRY_TIMEOUT if common.response_flags.upstream_request_timeout else ended,
+            ended=ended,
             read=common.HasField("time_to_first_upstream_tx_byte"),
             answered=answered,
             began=answered and request.request_body_bytes > 0,

@@ -255,7 +255,7 @@ def test_the_prompt_is_confirmed_or_rejected(traffic, monkeypatch):
     early = {"final": False, "first_at_s": 1.4, "lasted_s": 2.0}
     traffic.feedback.take(entry(ticket="x-7", **early), 0.0)
     traffic.feedback.take(entry(ticket="x-8", status=404, **early), 0.0)
-    assert told == [1, -2, -4, -5, -6, 7]
+    assert told == [1, -2, 3, -4, -5, -6, 7]
 
 
 def test_good_answers_of_suspects_are_told(traffic, monkeypatch):

@@ -177,9 +177,8 @@ class Proxy(RuleBasedStateMachine):
             self.now,
         )
         kept, dropped = self.kept[seen[0] :], self.dropped[seen[1] :]
-        good = last.ended is Ended.DONE and is_good(last.status, None)
-        assert kept == ([number] if good else [])
-        assert dropped == ([] if keeps_prompt(last) else [number])
+        began = keeps_prompt(last)
+        assert (kept, dropped) == (([number], []) if began else ([], [number]))
 
     @invariant()
     @precondition(lambda self: hasattr(self, "router"))

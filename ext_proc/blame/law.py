@@ -311,12 +311,12 @@ RETRIES: Final = (
     ),
     RetryRule("an answer had begun", lambda a: a.began, Repeat.NEVER),
     RetryRule(
-        "an answer 503 or gRPC UNAVAILABLE, before its body",
+        "an answer 503 or gRPC UNAVAILABLE, before its body: the replica lives and declined",
         lambda a: (
             a.ended is Ended.DONE
             and (a.status == _UNAVAILABLE or a.grpc_status == _GRPC_UNAVAILABLE)
         ),
-        Repeat.READ,
+        Repeat.ALWAYS,
     ),
     RetryRule("any other answer", lambda a: a.answered or a.ended is Ended.DONE, Repeat.NEVER),
     RetryRule(

@@ -44,6 +44,10 @@ class Replica:
     """Status of responses to inferences."""
     closes: bool = False
     """Whether to close the connection instead of responding to an inference."""
+    fails_on: bytes = b""
+    """If given, inferences whose bodies contain this are answered with 500."""
+    breaks_on: bytes = b""
+    """If given, inferences whose bodies contain this make it close the connection."""
     ready: bool = True
     index: tuple[dict[str, str], ...] = ()
     """Entries of its repository index."""
@@ -92,8 +96,11 @@ class Replica:
             await asyncio.sleep(self.hold_s)
             if self.gate is not None:
                 await self.gate.wait()
-            if self.closes and request.transport is not None:
+            breaks = self.closes or (self.breaks_on and self.breaks_on in sent)
+            if breaks and request.transport is not None:
                 request.transport.abort()
+            if self.fails_on and self.fails_on in sent:
+                return web.json_response({"error": "cannot do that"}, status=500)
             if not sent.startswith(b"{"):  # Triton returns 500 for malformed JSON
                 return web.json_response({"error": "failed to parse the request"}, status=500)
             if not self.gaps_s:

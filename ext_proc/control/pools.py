@@ -50,7 +50,15 @@ _POOL: Final = FieldReader(
     zero={"per_endpoint_in_flight"},
     elsewhere={
         *("name", "models", "paths", "default_for", "default_for_paths", "variants", "endpoints"),
-        *("routing", "slow_start", "outlier", "custom_metrics", "deep_health", "model_needs"),
+        *(
+            "routing",
+            "slow_start",
+            "outlier",
+            "custom_metrics",
+            "deep_health",
+            "model_needs",
+            "seed",
+        ),
     },
 )
 _ROUTING: Final = FieldReader(
@@ -123,6 +131,7 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
         repository=message.deep_health.repository,
         gpu_memory_free=_share(message.deep_health.gpu_memory_free, where, "gpu_memory_free"),
         share=message.deep_health.share,
+        seed=message.seed,
         outlier=_outlier(message, where),
         **settings,
     )

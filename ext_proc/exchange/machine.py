@@ -342,7 +342,7 @@ class Exchange:
         if session != features.session:
             features.session = session  # safe: readers create the features for this request only
         tokenizer = self._tokenizers.get(pool.tokenizer) if pool.tokenizer else None
-        blocks = token_blocks(features, pool.block_chars, pool.block_tokens, tokenizer)
+        blocks = token_blocks(features, pool.block_chars, pool.block_tokens, tokenizer, pool.seed)
         request = Request(
             pool=pool.name,
             variant=ref.variant if pool.name == ref.pool else None,

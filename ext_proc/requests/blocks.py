@@ -4,6 +4,11 @@ The hash of a block covers all blocks before it, so two prompts share their firs
 and only if, they share their first ``n`` blocks; vLLM and TensorRT-LLM chain the hashes of their KV
 blocks in the same way. Blocks are salted by model, adapter and cache salt, because a KV cache is
 valid for one combination only. Only full blocks count: a growing prompt keeps all its hashes.
+
+The root is seeded with a secret of the fleet, and each block with the hash before it, so an
+outsider can neither compute the hashes of a prompt nor search for prompts whose hashes collide.
+XXH3 is no message authentication code: the picker never shows hashes, because they could betray
+the seed.
 """
 
 from __future__ import annotations
@@ -22,23 +27,28 @@ MAX_BLOCKS: Final = 2048
 """Maximum blocks of one prompt; the rest of the prompt is ignored."""
 
 
-def prompt_blocks(features: Features, block_chars: int, limit: int = MAX_BLOCKS) -> tuple[int, ...]:
+def prompt_blocks(
+    features: Features, block_chars: int, limit: int = MAX_BLOCKS, *, seed: int = 0
+) -> tuple[int, ...]:
     """Return the chained hashes of the prompt's full blocks, root first.
 
     Args:
         features: Features of the request; without a prompt there are no blocks.
         block_chars: Bytes of prompt in a block, at least 1.
         limit: Maximum hashes returned; the prompt beyond them is ignored.
+        seed: The fleet's seed, below ``2 ** 64``.
 
     Returns:
         Signed 64-bit integers (XXH3), stable across processes and machines.
     """
     if features.prompt is None:
         return ()
-    return chained(features, features.prompt, block_chars, limit)
+    return chained(features, features.prompt, block_chars, limit, seed=seed)
 
 
-def chained(features: Features, data: bytes, size: int, limit: int = MAX_BLOCKS) -> tuple[int, ...]:
+def chained(
+    features: Features, data: bytes, size: int, limit: int = MAX_BLOCKS, *, seed: int = 0
+) -> tuple[int, ...]:
     """Return the chained hashes of the full blocks of ``data``, salted by the request.
 
     Args:
@@ -46,20 +56,21 @@ def chained(features: Features, data: bytes, size: int, limit: int = MAX_BLOCKS)
         data: Bytes to split into blocks.
         size: Bytes in a block, at least 1.
         limit: Maximum hashes returned.
+        seed: The fleet's seed, below ``2 ** 64``.
     """
     if len(data) < size:
         return ()
-    root = root_of(features.model, features.adapter, features.salt)
+    root = root_of(features.model, features.adapter, features.salt, seed)
     return continued(root, data, size, limit)
 
 
 @lru_cache(maxsize=1024)
-def root_of(model: str | None, adapter: str | None, salt: str | None) -> int:
+def root_of(model: str | None, adapter: str | None, salt: str | None, seed: int = 0) -> int:
     """Return the root hash of a chain, an unsigned 64-bit integer."""
     text = f"{model or ''}\0{adapter or ''}"
     if salt is not None:
         text = f"{text}\0{salt}"
-    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), seed)
 
 
 def continued(chain: int, data: bytes, size: int, limit: int = MAX_BLOCKS) -> tuple[int, ...]:

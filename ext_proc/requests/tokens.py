@@ -56,7 +56,11 @@ class Blocks(NamedTuple):
 
 
 def token_blocks(
-    features: Features, block_chars: int, block_tokens: int, tokenizer: Tokenizer | None
+    features: Features,
+    block_chars: int,
+    block_tokens: int,
+    tokenizer: Tokenizer | None,
+    seed: int = 0,
 ) -> Blocks:
     """Split a prompt into blocks: of tokens if these are known, else of text.
 
@@ -65,20 +69,22 @@ def token_blocks(
         block_chars: Bytes of text in a block, at least 1.
         block_tokens: Tokens in a block, at least 1.
         tokenizer: The model's tokenizer; ``None`` = unknown.
+        seed: The fleet's seed, below ``2 ** 64``.
     """
     prompt = features.prompt
     if prompt is not None:
         if features.token_ids:
             whole = None if features.prompt_is_partial else len(prompt) // ID_BYTES
-            hashes = chained(features, prompt, block_tokens * ID_BYTES)
+            hashes = chained(features, prompt, block_tokens * ID_BYTES, seed=seed)
             return Blocks(hashes, float(block_tokens), whole)
         if tokenizer is not None and (found := _tokenise(features, prompt, tokenizer)):
             ids, tokens = found
             ids = ids[: MAX_BLOCKS * block_tokens]
             packed = struct.pack(f"<{len(ids)}I", *ids)
-            hashes = chained(features, packed, block_tokens * ID_BYTES)
+            hashes = chained(features, packed, block_tokens * ID_BYTES, seed=seed)
             return Blocks(hashes, float(block_tokens), tokens)
-    return Blocks(prompt_blocks(features, block_chars), block_chars / CHARS_PER_TOKEN, None)
+    hashes = prompt_blocks(features, block_chars, seed=seed)
+    return Blocks(hashes, block_chars / CHARS_PER_TOKEN, None)
 
 
 def _tokenise(

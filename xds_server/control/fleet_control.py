@@ -69,7 +69,7 @@ class Control:
         """Why the fleet file on disk is not in force; empty when it is."""
         self.refusal: str = ""
         """Which revision clients rejected last, and why; empty once a later one is in force."""
-        self._store, self._rollout = store, Rollout(publisher)
+        self._store, self._rollout = store, Rollout(publisher, store.seed())
         self._unix_ms, self._monotonic_s = unix_ms, monotonic_s
         self._on_revision = on_revision
         self._turn = asyncio.Lock()

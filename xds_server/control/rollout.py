@@ -91,8 +91,9 @@ class Rollout:
         publisher: Publishes the stages to clients.
     """
 
-    def __init__(self, publisher: SnapshotPublisher) -> None:
+    def __init__(self, publisher: SnapshotPublisher, seed: int = 0) -> None:
         self._publisher = publisher
+        self._seed = seed
         self._memo = Memo()
         self.sick: PublishedSick = {}
         """Replicas to mark as sick in each publication."""
@@ -146,7 +147,7 @@ class Rollout:
         return self.newest
 
     def _view(self, state: FleetState) -> View:
-        return View(state.fleet, state.incarnations, self.sick)
+        return View(state.fleet, state.incarnations, self.sick, self._seed)
 
     def _good(self, state: FleetState) -> FleetState:
         newest = self.newest
@@ -158,4 +159,4 @@ class Rollout:
 
 def _both(old: View, new: View) -> View:
     fleet = widened(old.fleet, new.fleet)
-    return View(fleet, {**old.incarnations, **new.incarnations}, new.sick)
+    return View(fleet, {**old.incarnations, **new.incarnations}, new.sick, new.seed)

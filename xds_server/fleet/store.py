@@ -7,7 +7,9 @@ Rules:
 2. One process owns the database; a second process gets an error.
 3. The history is bounded to the newest ``MAX_REVISIONS`` and, of these, to ``MAX_HISTORY_BYTES``.
    The newest revision is always kept.
-4. Any database error is raised as one ``StoreError`` that names the file and the remedy.
+4. The fleet's seed is drawn when the database is created and never changes; it leaves the store
+   only towards pickers.
+5. Any database error is raised as one ``StoreError`` that names the file and the remedy.
 
 Calls block, so asynchronous code must make them in a worker thread. Any thread may call.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import sqlite3
 import threading
 from typing import TYPE_CHECKING, Any
@@ -121,6 +124,8 @@ class RevisionStore:
             )
         upgrade = _FROM_1 if version == 1 else ""
         db.executescript(f"BEGIN EXCLUSIVE; {upgrade} {_SCHEMA} COMMIT;")
+        drawn = secrets.randbelow(2**64 - 1) + 1
+        db.execute("INSERT OR IGNORE INTO latest VALUES ('seed', ?)", (str(drawn),))
         verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
@@ -131,6 +136,15 @@ class RevisionStore:
             if self._db is not None:
                 self._db.close()
                 self._db = None
+
+    def seed(self) -> int:
+        """Return the seed of prompt hashes, 1 to 2**64 - 1: a secret of the fleet.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        with self._lock, self._explained():
+            return int(self._rows("SELECT value FROM latest WHERE key = 'seed'")[0][0])
 
     def latest(self) -> FleetState | None:
         """Return the newest state; ``None`` if nothing was ever stored.
@@ -286,7 +300,7 @@ class RevisionStore:
                 f"{self._name} cannot be used: {error}; check the folder's permissions and free "
                 "space"
             ) from None
-        except (sqlite3.DatabaseError, KeyError, json.JSONDecodeError) as error:
+        except (sqlite3.DatabaseError, KeyError, ValueError) as error:
             raise StoreError(
                 f"{self._name} is damaged ({error}); move it away and start again: "
                 "the fleet file becomes revision 1"

@@ -33,6 +33,8 @@ class View:
     """Endpoint id -> (incarnation, Unix milliseconds of joining)."""
     sick: PublishedSick = field(default_factory=dict)
     """Replicas published as sick."""
+    seed: int = field(default=0, repr=False)
+    """Seed of prompt hashes, a secret of the fleet; 64 bits, 0 = none."""
 
     def incarnation(self, endpoint_id: str) -> Incarnation:
         """Return a replica's incarnation; an unlisted replica has incarnation 1 and is warm."""

@@ -61,6 +61,7 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
         ),
         orca=pool.telemetry.orca,
         model_needs=[_MODEL_NEEDS(needs) for needs in pool.model_needs],
+        seed=view.seed,
     )
     sick = view.sick.get(pool.name, {})
     for endpoint in pool.endpoints:

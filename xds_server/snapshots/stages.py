@@ -75,7 +75,7 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     switched = front_resources(new.fleet, retiring=have.named, coming=wide, memo=memo)
     withdrawn = reachable[CLUSTER_TYPE].keys() - target.resources(CLUSTER_TYPE).keys()
     incarnations = {**new.incarnations, **have.view.incarnations}
-    known = View(draws_of(wide, have.draws), incarnations, new.sick)
+    known = View(draws_of(wide, have.draws), incarnations, new.sick, new.seed)
     return (
         Stage("add", "envoy", hold(added)),
         Stage("use", "picker", Snapshot.of(picker_resources(known), previous=pools)),

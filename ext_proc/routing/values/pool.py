@@ -5,7 +5,7 @@ All are immutable. Unknown values are ``None``, never 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ext_proc.routing.values.settings import (
@@ -148,3 +148,6 @@ class Pool:
     """Report unhealthy replicas to the control server."""
     orca: bool = False
     """Request ORCA load reports in the headers of answers."""
+    seed: int = field(default=0, repr=False)
+    """Seed of prompt hashes, below ``2 ** 64``: the same in all pools of a fleet, and secret, so it
+    is never shown; 0 = none."""

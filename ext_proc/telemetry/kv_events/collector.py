@@ -53,6 +53,7 @@ class _Wanted(NamedTuple):
     events: KvEvents
     block_tokens: int
     models: frozenset[str]
+    seed: int
 
 
 class _Engine(NamedTuple):
@@ -93,7 +94,7 @@ class KvCollector(Collector):
             for endpoint in pool.endpoints:
                 events = endpoint.kv_events
                 if events is not None and (events.model in pool.models or not pool.models):
-                    each = _Wanted(events, pool.block_tokens, pool.models)
+                    each = _Wanted(events, pool.block_tokens, pool.models, pool.seed)
                     wanted.setdefault(endpoint.key, each)
         self._wanted = wanted
         if self._running:
@@ -239,6 +240,7 @@ class KvCollector(Collector):
                 models=wanted.models,
                 block_tokens=wanted.block_tokens,
                 block=self._sink.index.block,
+                seed=wanted.seed,
             )
             follower = Follower(
                 translator, self._sink.cached, completeness, can_replay=events.replay is not None

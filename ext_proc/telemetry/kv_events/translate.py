@@ -50,6 +50,7 @@ class Translator:
         models: All models that the pool serves.
         block_tokens: Tokens in a block of the pool's prompts.
         block: Returns our hash of a block by the engine's hash (``ExactIndex.block``).
+        seed: The fleet's seed of prompt hashes.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Translator:
         models: Container[str],
         block_tokens: int,
         block: Callable[[EndpointKey, int, int], int | None],
+        seed: int = 0,
     ) -> None:
         self._endpoint = endpoint
         self._engine = engine
@@ -68,6 +70,7 @@ class Translator:
         self._models = models
         self._block_tokens = block_tokens
         self._block = block
+        self._seed = seed
         self._partial: set[int | None] = set()
         """Groups whose attention does not cover the whole prompt."""
         self.passed: Counter[str] = Counter()
@@ -121,8 +124,8 @@ class Translator:
 
     def _root(self, adapter: str | None, salt: str | None) -> int:
         if adapter is not None and adapter in self._models:
-            return root_of(adapter, None, salt)
-        return root_of(self._model, adapter, salt)
+            return root_of(adapter, None, salt, self._seed)
+        return root_of(self._model, adapter, salt, self._seed)
 
     def _plain(self, event: BlockStored) -> tuple[int, str | None]:
         """Return the number of leading blocks that requests can match, and their cache salt."""

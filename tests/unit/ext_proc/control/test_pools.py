@@ -255,3 +255,11 @@ def test_senseless_constraints_are_refused(changes, place):
     """Each error names the field, so that the control server shows it."""
     with pytest.raises(PoolError, match=place):
         pool_of(message(**changes))
+
+
+def test_the_seed_is_read_and_never_shown() -> None:
+    """It is a secret: whoever prints a pool must not print it."""
+    seed = 2**64 - 59
+    pool = pool_of(message(seed=seed))
+    assert pool.seed == seed
+    assert str(seed) not in repr(pool)

@@ -43,6 +43,13 @@ def test_salt(changes):
     assert not set(other) & set(prompt_blocks(BASE, 16))
 
 
+def test_each_seed_gives_other_hashes():
+    """Who does not know a fleet's seed cannot compute its hashes."""
+    found = {prompt_blocks(BASE, 32, seed=seed) for seed in (0, 1, 2**64 - 1)}
+    assert len(found) == 3
+    assert prompt_blocks(BASE, 32, seed=0) == STABLE
+
+
 def test_form_does_not_matter():
     """The same prompt for the same model has the same blocks however it came."""
     assert prompt_blocks(BASE.changed(form=Form.GRPC_INFER), 16) == prompt_blocks(BASE, 16)

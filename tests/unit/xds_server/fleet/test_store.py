@@ -40,6 +40,31 @@ def test_a_state_survives_a_restart(folder) -> None:
         assert store.latest() == stored
 
 
+def test_the_seed_is_drawn_once(folder) -> None:
+    """Pickers keep the hashes of prompts over restarts of the control server."""
+    with closing(RevisionStore(folder)) as store:
+        seed = store.seed()
+    with closing(RevisionStore(folder)) as store:
+        assert store.seed() == seed
+    assert 1 <= seed < 2**64
+
+
+def test_each_fleet_has_another_seed() -> None:
+    """Who knows the seed of one fleet knows nothing of another's."""
+    with closing(RevisionStore(None)) as one, closing(RevisionStore(None)) as other:
+        assert one.seed() != other.seed()
+
+
+def test_a_damaged_seed_is_reported(folder) -> None:
+    """It is not replaced silently, as all prompts would then be unknown."""
+    RevisionStore(folder).close()
+    with closing(sqlite3.connect(folder / FILE_NAME)) as db:
+        db.execute("UPDATE latest SET value = 'x' WHERE key = 'seed'")
+        db.commit()
+    with closing(RevisionStore(folder)) as store, pytest.raises(StoreError, match="damaged"):
+        store.seed()
+
+
 def test_revisions_come_newest_first() -> None:
     """At most as many as requested."""
     with closing(RevisionStore(None)) as store:

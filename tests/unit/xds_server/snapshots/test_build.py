@@ -279,3 +279,12 @@ def test_pickers_get_the_token_settings(routing: dict, sent: tuple[int, str]) ->
     (data,) = picker_resources(View(of))["type.googleapis.com/tidegate.fleet.v1.Pool"].values()
     message = pool_pb2.Pool.FromString(data)
     assert (message.routing.block_tokens, message.routing.tokenizer) == sent
+
+
+def test_all_pools_of_a_fleet_have_its_seed() -> None:
+    """Workers, pickers and pools of one fleet hash alike; the view does not show the secret."""
+    of = fleet(pool("a"), pool("b"))
+    view = View(of, seed=7**22)
+    pools = picker_resources(view)["type.googleapis.com/tidegate.fleet.v1.Pool"].values()
+    assert [pool_pb2.Pool.FromString(data).seed for data in pools] == [7**22, 7**22]
+    assert str(7**22) not in repr(view)

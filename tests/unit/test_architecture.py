@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("values",),
         ("latency",),
         ("state",),
-        ("cache", "health", "learning"),
+        ("cache", "health", "learning", "suspicion"),
         ("policies",),
         ("pipeline",),
         ("registry", "learner", "peers", "recent"),

@@ -23,6 +23,8 @@ import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from ext_proc.blame.deaths import REFUSED_S
+from ext_proc.blame.fingerprint import shown
 from ext_proc.compiled import compiled
 from ext_proc.control.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatch
 from ext_proc.control.reports import ReportSender
@@ -31,6 +33,7 @@ from ext_proc.feedback.fold import Feedback
 from ext_proc.feedback.metrics import FeedbackMetrics
 from ext_proc.feedback.probe import Prober, targets_of
 from ext_proc.feedback.service import LogService
+from ext_proc.observability.death_metrics import DeathMetrics
 from ext_proc.observability.metrics import Metrics, debug_app
 from ext_proc.observability.replica_metrics import ReplicaMetrics
 from ext_proc.routing.router import Router
@@ -112,12 +115,14 @@ class Picker:
             reused=router.reuse.tokens,
         )
         ReplicaMetrics(self._metrics.registry, router.registry.replicas)
+        DeathMetrics(self._metrics.registry, router.suspicion)
         self._telemetry = Hub(
             router.registry,
             self._metrics.registry,
             interval_s=settings.scrape_interval,
             loads=router.registry.loads,
             publish=self._publish,
+            on_gone=router.suspicion.deaths.gone,
         )
         life = f"{self._rng.getrandbits(32):08x}-"
         self._feedback = Feedback(
@@ -325,6 +330,13 @@ class Picker:
         while True:
             await asyncio.sleep(SWEEP_S)
             self._router.registry.sweep(time.monotonic())
+            for found in self._router.suspicion.sweep(time.monotonic()):
+                _log.warning(
+                    "deadly_request",
+                    fingerprint=shown(found.fingerprint),
+                    replicas=found.replicas,
+                    refused_for_s=REFUSED_S,
+                )
 
     async def _announce(self, fleet: FleetClient) -> None:
         await fleet.ready.wait()

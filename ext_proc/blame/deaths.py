@@ -240,7 +240,7 @@ class Deaths:
         for each in [key for key, trial in self._trials.items() if trial.owner == owner]:
             del self._trials[each]
 
-    # --- SuspectStanding -------------------------------------------------------------------------------
+    # --- Standing -------------------------------------------------------------------------------
 
     def standing(self, fingerprint: bytes, now: float) -> SuspectStanding:
         """Return the standing of a request that wants to run now."""

@@ -122,7 +122,7 @@ def _illegal(event: Event, state: ExchangeState) -> IllegalEventError:
 class _Known:
     """Information about a request before the decision."""
 
-    __slots__ = ("features", "head", "held", "pool", "ref")
+    __slots__ = ("body", "features", "head", "held", "pool", "ref", "repeatable")
 
     def __init__(self, head: Head, ref: ClusterRef, features: Features, pool: Pool | None) -> None:
         self.head = head
@@ -131,6 +131,10 @@ class _Known:
         self.pool = pool
         self.held: bytearray | None = None
         """Chunks that wait for the decision; ``None`` if the body is not sent in duplex."""
+        self.body: bytes | None = None
+        """The whole body; ``None`` = not read, or not to its end."""
+        self.repeatable = True
+        """The proxy can send the request again: what was read of its body was not cut."""
 
 
 class Exchange:
@@ -303,6 +307,10 @@ class Exchange:
         head = known.head
         if known.pool is not None and (refusal := too_large(body, known.pool)):
             return self._refuse(known, refusal)
+        if body.end_of_stream:
+            known.body = body.chunk
+        else:
+            known.repeatable = False
         try:
             known.features = read_body(
                 known.features, head.headers, body.chunk, complete=body.end_of_stream
@@ -353,6 +361,8 @@ class Exchange:
             tokens=blocks.tokens,
             subset=subset,
             headers=head.headers,
+            body=known.body if pool.refuse_deadly else None,
+            repeatable=known.repeatable,
         )
         decision = self._router.decide(request, now, unix_now)
         if isinstance(decision, Refusal):

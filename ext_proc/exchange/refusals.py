@@ -36,8 +36,12 @@ _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.TOO_LARGE: _Status(413, 8, "invalid_request_error"),
     RefusalKind.SATURATED: _Status(429, 8, "rate_limit_error"),
     RefusalKind.NO_ENDPOINTS: _Status(503, 14, "server_error"),
+    RefusalKind.DEADLY_REQUEST: _Status(422, 3, "invalid_request_error"),
+    RefusalKind.SUSPECT_WAITS: _Status(503, 14, "server_error"),
 }
-_RETRY_AFTER: Final = frozenset({RefusalKind.SATURATED, RefusalKind.NO_ENDPOINTS})
+_RETRY_AFTER: Final = frozenset(
+    {RefusalKind.SATURATED, RefusalKind.NO_ENDPOINTS, RefusalKind.SUSPECT_WAITS}
+)
 _RETRY_AFTER_S: Final = "1"
 _GRPC_CONTENT: Final = "application/grpc"
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.pipeline.constraints import unmet
 from ext_proc.routing.pipeline.preferences import preferences
+from ext_proc.routing.recent import MOST_ENDPOINTS
 from ext_proc.routing.values.refusal import Refusal
 from tidegate_api.names import POLICY_HEADER
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.cache.prefix_index import PrefixIndex
     from ext_proc.routing.health.conditions import Conditions
-    from ext_proc.routing.pipeline.scheduler import Choice
+    from ext_proc.routing.pipeline.scheduler import Choice, Scheduler
     from ext_proc.routing.state.leases import Leases
     from ext_proc.routing.state.ledger import Ledger
     from ext_proc.routing.state.pool_state import PoolState
@@ -36,6 +37,40 @@ class Fixed:
     def random(self) -> float:
         """Return one half."""
         return 0.5
+
+
+class Explainer:
+    """Explains decisions, with the state of one router.
+
+    Args:
+        scheduler: Prices the candidates.
+        ledger: Requests in flight.
+        conditions: Health conditions of the replicas.
+        zone: Zone of this picker.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, ledger: Ledger, conditions: Conditions, zone: str
+    ) -> None:
+        self._scheduler = scheduler
+        self._known = ledger, conditions, zone
+
+    def would(
+        self, pool_state: PoolState, request: Request, now: float, unix_now: float
+    ) -> dict[str, object]:
+        """Explain how a request would be decided now; random choices are shown for one number.
+
+        The result has all candidates with their prices and the terms of each price, and for each
+        other endpoint of the pool the filter that removed it; or the refusal.
+        """
+        choice = self._scheduler.choose(pool_state, request, Fixed(), now, unix_now)
+        return explain(pool_state, request, choice, *self._known, now)
+
+    def sample(
+        self, pool_state: PoolState, request: Request, choice: Choice, now: float
+    ) -> dict[str, object]:
+        """Explain a decision that is being made; shorter in a large pool."""
+        return explain(pool_state, request, choice, *self._known, now, most=MOST_ENDPOINTS)
 
 
 def explain(

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from ext_proc.routing.state.leases import Lease, LeaseEvent, LeaseKey, Leases
     from ext_proc.routing.state.ledger import Ledger
     from ext_proc.routing.state.replica import Replica
+    from ext_proc.routing.suspicion import Suspicion, SuspicionEvent
     from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.routing.values.ticket import Ticket
 
-    ReplicationEvent: TypeAlias = "Share | LatencySample | Inserted | LeaseEvent"
+    ReplicationEvent: TypeAlias = "Share | LatencySample | Inserted | LeaseEvent | SuspicionEvent"
     """Any event that a peer worker sends."""
 
 
@@ -73,6 +74,7 @@ class PeerWorkers:
         per_token: Returns the seconds of prefill per token on a replica of a pool.
         learn: Learns from a ticket that ended normally; its second argument is the end, monotonic
             seconds.
+        suspicion: Takes what peer workers hold against requests.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class PeerWorkers:
         replicas: Mapping[EndpointKey, Replica],
         per_token: Callable[[str, EndpointKey], float],
         learn: Callable[[Ticket, float], None],
+        suspicion: Suspicion,
     ) -> None:
         self._ledger = ledger
         self._index = index
@@ -92,6 +95,7 @@ class PeerWorkers:
         self._replicas = replicas
         self._per_token = per_token
         self._learn = learn
+        self._suspicion = suspicion
         self._shares: dict[int, dict[tuple[str, EndpointKey], Share]] = {}
 
     def __len__(self) -> int:
@@ -122,6 +126,10 @@ class PeerWorkers:
         """Return the leases of sequences, the least recently used first; some may have expired."""
         return self._leases.items()
 
+    def suspicions(self) -> Iterable[SuspicionEvent]:
+        """Return events that reproduce what is held against requests."""
+        return self._suspicion.events()
+
     def index_uses(self) -> Iterable[Inserted]:
         """Return inserts that reproduce the prefix index from an empty one."""
         return self._index.uses()
@@ -146,9 +154,12 @@ class PeerWorkers:
             self._lease(event, now)
         elif isinstance(event, Released):
             self._leases.release(event.key)
+        else:
+            self._suspicion.follow(peer_worker, event)
 
     def lost(self, peer_worker: int) -> int:
         """Drop the requests in flight of a peer worker whose state is lost; return their number."""
+        self._suspicion.deaths.lost(peer_worker)
         shares = self._shares.pop(peer_worker, {})
         for share in shares.values():
             self._ledger.shift(share.endpoint, -share.in_flight, -share.work)

@@ -22,7 +22,7 @@ from ext_proc.routing.cache.credit import Credit
 from ext_proc.routing.cache.exact_index import ExactIndex
 from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.cache.reuse import Reuse
-from ext_proc.routing.explain import Fixed, counters, describe, explain
+from ext_proc.routing.explain import Explainer, counters, describe
 from ext_proc.routing.health.conditions import Conditions
 from ext_proc.routing.learner import Learner
 from ext_proc.routing.peers import PeerWorkers
@@ -30,10 +30,11 @@ from ext_proc.routing.pipeline.context import cheapest, work_of
 from ext_proc.routing.pipeline.decision import Decision, unpriced
 from ext_proc.routing.pipeline.sampling import worth_remembering
 from ext_proc.routing.pipeline.scheduler import Scheduler
-from ext_proc.routing.recent import MOST_ENDPOINTS, Recent
+from ext_proc.routing.recent import Recent
 from ext_proc.routing.registry import EndpointRegistry
 from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, Leases, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS, Charged, Ledger, LedgerEvent, Settled
+from ext_proc.routing.suspicion import Suspicion
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.ticket import Outcome, Ticket
 
@@ -42,9 +43,8 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.cache.exact_index import IndexEvent
     from ext_proc.routing.pipeline.scheduler import Choice
-    from ext_proc.routing.state.context import SchedulingContext
     from ext_proc.routing.state.leases import LeaseKey
-    from ext_proc.routing.state.pool_state import PoolState
+    from ext_proc.routing.suspicion import SuspicionEvent
     from ext_proc.routing.values.pool import EndpointKey, Pool, Protocol
     from ext_proc.routing.values.request import Features, Request
     from ext_proc.routing.values.rng import Rng
@@ -70,11 +70,11 @@ class Router:
         *,
         max_tickets: int = MAX_TICKETS,
         zone: str = "",
-        on_event: Callable[[LedgerEvent | IndexEvent | LeaseEvent], None] | None = None,
+        on_event: Callable[[LedgerEvent | IndexEvent | LeaseEvent | SuspicionEvent], None]
+        | None = None,
         on_sequence: Callable[[], None] | None = None,
     ) -> None:
         self._rng = rng
-        self._zone = zone
         self._on_event = on_event
         self.ledger = Ledger(max_tickets)
         self.index = ExactIndex()
@@ -93,6 +93,8 @@ class Router:
             on_removed=self._removed,
         )
         self.learner = Learner(self.registry.members)
+        self.suspicion = Suspicion(self.ledger.ticket, on_event, on_sequence)
+        """Bodies of requests without a verdict, and what is held against them."""
         self.peers = PeerWorkers(
             self.ledger,
             self.index,
@@ -101,9 +103,11 @@ class Router:
             self.registry.members,
             self.learner.seconds_per_token,
             self.learner.finished,
+            self.suspicion,
         )
         """Folds the replication events of the other workers on this machine."""
         self._scheduler = Scheduler(self.index, self.leases, self.conditions, zone)
+        self._explainer = Explainer(self._scheduler, self.ledger, self.conditions, zone)
         self.pools = self.registry.pools
         """The pools as last set, by name; copied from the registry because each exchange reads
         them."""
@@ -113,8 +117,8 @@ class Router:
         self._credit = Credit()
         self.origins = Origins()
         """On whose behalf the latest requests were sent, by ticket."""
-        self.suspects: Collection[int] = ()
-        """Tickets whose good answers ``answered_well`` must be told of; usually none."""
+        self.suspects: Collection[int] = self.suspicion.open
+        """Tickets whose good answers ``answered_well`` must be told of."""
         self._moved: dict[int, Ticket] = {}
         """The current ticket of each moved charge, by the id of the caller's ticket."""
         self.recent = Recent()
@@ -140,6 +144,7 @@ class Router:
         self._scheduler.policies = policies
         self.learner.set_pools(pools, policies)
         self.registry.set_pools(pools, self.learner.models, now)
+        self.suspicion.set_pools(pools)
         self.pools = self.registry.pools
 
     def pool_for(self, features: Features, path: str, protocol: Protocol) -> str | Refusal:
@@ -170,6 +175,9 @@ class Router:
         if pool_state is None:
             return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {request.pool!r}")
         self.index.expire(now)
+        refusal = self.suspicion.admit(request, now)
+        if refusal is not None:
+            return refusal
         if self._on_sequence is not None and request.features.sequence_id is not None:
             self._on_sequence()
         choice = self._scheduler.choose(pool_state, request, self._rng, now, unix_now)
@@ -179,14 +187,16 @@ class Router:
         if not request.features.is_inference:
             return unpriced(choice, pool, self._rng)
         lease_key = choice.lease_key
-        wanted = 1 if lease_key is not None else 1 + pool.fallbacks
+        alone = lease_key is not None or (request.care is not None and request.care.member)
+        wanted = 1 if alone else 1 + pool.fallbacks
         order = cheapest(choice.prices, wanted, self._rng)
         picked = order[0]
         if choice.sampled:
             pool_state.remembered[context.variant, request.protocol] = worth_remembering(
                 context, choice.prices, picked
             )
-        sample = self._explained(pool_state, request, choice, now) if self.recent.due(now) else None
+        due = self.recent.due(now)
+        sample = self._explainer.sample(pool_state, request, choice, now) if due else None
         label = choice.policy.picked(context, picked)
         reason = "sequence" if choice.leased else label
         candidates = context.candidates
@@ -198,16 +208,14 @@ class Router:
             lease = Lease(candidate.key, context.variant, now + pool.sequence_idle_s)
             ended = request.features.sequence_end
             self._leased(lease_key, None if ended else lease, now)
-        ticket = self._charge(context, picked, pool.name)
-        if choice.policy.learns and ticket is not None:
-            choice.policy.charged(ticket)
+        ticket = self._charge(choice, picked, pool.name)
         decision = Decision(
             ticket,
             tuple([candidates[index].address for index in order]),
             pool.name,
             context.variant,
             reason,
-            lease_key is None,
+            not alone,
             matched,
             candidates,
             choice.prices,
@@ -216,8 +224,9 @@ class Router:
             self.recent.keep(request, decision, sample, now)
         return decision
 
-    def _charge(self, context: SchedulingContext, index: int, pool: str) -> Ticket | None:
+    def _charge(self, choice: Choice, index: int, pool: str) -> Ticket | None:
         self._last_ticket += 1
+        context = choice.context
         candidate, now, work = context.candidates[index], context.now, work_of(context, index)
         per_token = context.latency_model.seconds_per_token * candidate.latency_model.slowness
         replica, prompted = candidate.replica, context.tokens is not None
@@ -237,37 +246,23 @@ class Router:
         self.origins.note(ticket.id, context.request)
         if context.request.blocks:
             self._credit.note(ticket.id, context.request.blocks)
+        if context.request.body is not None:
+            self.suspicion.picked(ticket.id, candidate.key.id, context.request, now)
         if context.tokens is not None:
             expected = drain + work * per_token
             replica.busy_until = now + expected
             if context.request.features.streaming:
                 self.learner.sent(ticket, expected, context.tokens * per_token)
+        if choice.policy.learns:
+            choice.policy.charged(ticket)
         return ticket
 
     def explain(self, request: Request, now: float, unix_now: float) -> dict[str, object]:
-        """Explain, without changing state, how a request would be decided now; ready for JSON.
-
-        Args:
-            request: The request.
-            now: Monotonic seconds.
-            unix_now: Wall-clock seconds, for ramps.
-
-        Returns:
-            All candidates with their prices and the terms of each price, and for each other
-            endpoint of the pool the filter that removed it; or the refusal. Random choices are
-            shown for one fixed random number.
-        """
+        """Explain, without changing state, how a request would be decided now; ready for JSON."""
         pool_state = self._pool_states.get(request.pool)
         if pool_state is None:
             return {"refused": "unknown-pool", "why": f"no pool is named {request.pool!r}"}
-        choice = self._scheduler.choose(pool_state, request, Fixed(), now, unix_now)
-        return explain(pool_state, request, choice, self.ledger, self.conditions, self._zone, now)
-
-    def _explained(
-        self, pool_state: PoolState, request: Request, choice: Choice, now: float
-    ) -> dict[str, object]:
-        known = self.ledger, self.conditions, self._zone, now
-        return explain(pool_state, request, choice, *known, most=MOST_ENDPOINTS)
+        return self._explainer.would(pool_state, request, now, unix_now)
 
     # --- After the decision ---------------------------------------------------------------------
 
@@ -337,6 +332,8 @@ class Router:
             False if it was settled before, by this method or by the removal of its endpoint.
         """
         self.index.expire(now)
+        if self.suspicion.deaths.active:
+            self.suspicion.settled(ticket.id, now)
         if self._moved:
             ticket = self._moved.pop(ticket.id, ticket)
         if not self._settled(ticket.id, outcome):
@@ -348,9 +345,11 @@ class Router:
 
     def died(self, endpoint: EndpointKey, ticket_id: int, now: float) -> None:
         """Note that a replica broke its connection with a request that it had read, unanswered."""
+        self.suspicion.died(ticket_id, endpoint.id, now)
 
-    def answered_well(self, ticket_id: int, endpoint: EndpointKey, now: float) -> None:
+    def answered_well(self, ticket_id: int, _endpoint: EndpointKey, _now: float) -> None:
         """Note that a replica answered a request of ``suspects`` well."""
+        self.suspicion.answered(ticket_id)
 
     def confirmed(self, ticket_id: int, endpoint: EndpointKey) -> None:
         """Note that a request's answer began on a replica with a status below 400."""
@@ -396,5 +395,6 @@ class Router:
                 for name, pool_state in self._pool_states.items()
             },
             "recent": self.recent.describe(now),
+            "deaths": self.suspicion.deaths.describe(now),
             "counters": counters(self.ledger, self.peers, self.leases, self.index),
         }

@@ -84,6 +84,8 @@ class Hub:
         publish: Receives everything collected here, for the machine's other workers.
         loads: Returns the requests in flight of all workers by endpoint id; by default the
             listener's own.
+        on_gone: Called with the id of an endpoint that restarted or cannot be read, and the time,
+            monotonic seconds.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
     """
@@ -96,11 +98,13 @@ class Hub:
         interval_s: float,
         publish: Callable[[TelemetryUpdate], None] = lambda _: None,
         loads: Callable[[], Mapping[str, int]] | None = None,
+        on_gone: Callable[[str, float], None] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._listener = listener
         self._publish = publish
+        self._on_gone = on_gone
         self._leading = True
         self._pages: tuple[dict[str, str], dict[str, Vocabulary]] = ({}, {})
         self._gpu_pages: tuple[dict[str, str], dict[str, Vocabulary]] = ({}, {})
@@ -197,8 +201,10 @@ class Hub:
         elif isinstance(news, ScrapeFailed):
             if news.failures >= SILENT_AFTER and news.endpoint not in self._pushing:
                 self._listener.silent(news.endpoint)
+                self._on_gone(news.endpoint, self._clock())
         elif isinstance(news, Restarted):
             self._board.clear(news.endpoint)
+            self._on_gone(news.endpoint, self._clock())
             self._listener.restarted(news.endpoint, self._wall_clock())
         else:
             self._pushing.discard(news.endpoint)

@@ -24,6 +24,7 @@ from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Settled
+from ext_proc.routing.suspicion import SUSPICION_EVENTS
 from ext_proc.routing.values.ticket import DONE
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.news import Indexed, Probed
@@ -34,13 +35,21 @@ if TYPE_CHECKING:
     from ext_proc.routing.cache.exact_index import IndexEvent
     from ext_proc.routing.state.leases import LeaseEvent
     from ext_proc.routing.state.ledger import LedgerEvent
+    from ext_proc.routing.suspicion import SuspicionEvent
     from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.routing.values.ticket import Ticket
     from ext_proc.telemetry.news import TelemetryUpdate
     from ext_proc.workers.records import Message
 
     LocalEvent: TypeAlias = (
-        LedgerEvent | IndexEvent | LeaseEvent | TelemetryUpdate | Judged | Probed | Indexed
+        LedgerEvent
+        | IndexEvent
+        | LeaseEvent
+        | TelemetryUpdate
+        | Judged
+        | Probed
+        | Indexed
+        | SuspicionEvent
     )
     """An event of this worker that may be replicated."""
     Place = tuple[str, EndpointKey]
@@ -54,6 +63,7 @@ _UNCHANGED: Final = (
     *(Inserted, Leased, Released),
     *(ReadingsUpdate, ScrapeFailed, Restarted, PushEnded),
     *(Probed, Indexed),
+    *SUSPICION_EVENTS,
 )
 FOLDED: Final = frozenset({Charged, Settled, Judged, EndpointRemoved, *_UNCHANGED})
 """Events that are relevant to peer workers."""

@@ -4,8 +4,8 @@ Rules:
 
 1. In-flight load is sent as sums (``account``): after a charge at once if nothing was sent for
    ``SOON_S``, else with the first event after that; everything is sent within ``LATER_S``. A lease,
-   new or renewed, is sent before the decision returns. Until then events are only collected:
-   processing them together costs much less than one by one between other work.
+   new or renewed, or a suspect that runs is sent before the decision returns. Until then events are
+   only collected: processing them together costs much less than one by one between other work.
 2. Before a request of a sequence is decided, everything that peer workers have sent is read. The
    next request of a sequence comes after the answer to the one before, and so after its lease.
    Before any other decision the sockets are read if the last read is ``READ_AGAIN_S`` old, and
@@ -35,6 +35,7 @@ from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.routing.state.ledger import Charged
+from ext_proc.routing.suspicion import SUSPICION_EVENTS, Tried
 from ext_proc.telemetry.hub import PUSH
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.account import FOLDED, Account
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.routing.state.leases import Lease, LeaseKey
+    from ext_proc.routing.suspicion import SuspicionEvent
     from ext_proc.telemetry.news import TelemetryUpdate
     from ext_proc.workers.account import LocalEvent
     from ext_proc.workers.records import Message
@@ -68,8 +70,9 @@ PART_BYTES: Final = 2**16
 """Size of one part of a snapshot of the index."""
 
 
-_REPLICATION_EVENTS: Final = (Share, Inserted, LatencySample, Leased, Released)
+_REPLICATION_EVENTS: Final = (Share, Inserted, LatencySample, Leased, Released, *SUSPICION_EVENTS)
 """Messages that routers follow."""
+_AT_ONCE: Final = frozenset({Leased, Released, Tried})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,27 +92,26 @@ class Replicated(Protocol):
     @property
     def has_members(self) -> bool:
         """Whether there is a replica for which peers' state can be kept."""
-        ...
 
     @property
     def conditions(self) -> Conditions:
         """The conditions of replicas."""
-        ...
 
     def follow(self, peer_worker: int, event: ReplicationEvent, now: float) -> None:
         """Apply an event of a peer worker."""
 
     def lost(self, peer_worker: int) -> int:
         """Drop a peer worker's in-flight load; return the number of requests."""
-        ...
 
     def open_by(self) -> dict[int, int]:
         """Return the requests in flight of each peer worker that has any."""
-        ...
 
     def leases_in_force(self) -> Iterable[tuple[LeaseKey, Lease]]:
         """Return the leases of sequences."""
         ...
+
+    def suspicions(self) -> Iterable[SuspicionEvent]:
+        """Return events that reproduce what is held against requests."""
 
     def index_uses(self) -> Iterable[Inserted]:
         """Return the prefix index as inserts that reproduce it from an empty one."""
@@ -263,7 +265,7 @@ class Bus:
         self._events.append((event, self._clock()))
         if kind is Charged:
             self._charged = True
-        elif kind is Leased or kind is Released:
+        elif kind in _AT_ONCE:
             # Renewals too: one sent after another worker's release would restore the lease.
             self.flush()
             return
@@ -319,6 +321,7 @@ class Bus:
         yield from self._account.standing()
         for key, lease in self._shared.leases_in_force():
             yield Leased(key, lease)
+        yield from self._shared.suspicions()
 
     def _index(self) -> Iterator[bytes]:
         """Yield the prefix index in parts."""
@@ -376,7 +379,7 @@ class Bus:
 
     def state(self) -> dict[str, Any]:
         """Return the connections, ready for JSON."""
-        open_by = self._shared.open_by()
+        by = self._shared.open_by()
         return {
             "worker": self._place.number,
             "workers": self._place.count,
@@ -388,7 +391,7 @@ class Bus:
             "siblings": {
                 str(number): {
                     "connected": inlet.up,
-                    "open_tickets": open_by.get(number, 0),
+                    "open_tickets": by.get(number, 0),
                     "connections_failed": inlet.failed,
                 }
                 for number, inlet in self._inlets.items()

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from ext_proc.blame.fingerprint import BYTES
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS
+from ext_proc.routing.suspicion import Died, Gone, SuspectCleared, Tried
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
@@ -272,6 +274,23 @@ def _indexed(pool: Any, endpoint: Any, why: Any) -> Message:
     return Indexed(_text(pool), _key(endpoint), None if why is None else _text(why))
 
 
+def _fingerprint(value: Any) -> bytes:
+    fingerprint = bytes.fromhex(_text(value))
+    if len(fingerprint) != BYTES:
+        raise GarbledError(f"expected a fingerprint, got {value!r:.80}")
+    return fingerprint
+
+
+def _died(replica: Any, fingerprint: Any, at: Any, answered: Any) -> Message:
+    known = None if fingerprint is None else _fingerprint(fingerprint)
+    return Died(_text(replica), known, _finite(_number(at)), bool(answered))
+
+
+def _tried(fingerprint: Any, replica: Any, at: Any) -> Message:
+    place = None if replica is None else _text(replica)
+    return Tried(_fingerprint(fingerprint), place, _finite(_number(at)))
+
+
 _JSON_MESSAGES: Final[dict[str, Callable[..., Message]]] = {
     "lease": _lease,
     "release": _release,
@@ -282,4 +301,8 @@ _JSON_MESSAGES: Final[dict[str, Callable[..., Message]]] = {
     "probed": _probed,
     "indexed": _indexed,
     "begun": SnapshotEnd,
+    "died": _died,
+    "cleared": lambda fingerprint: SuspectCleared(_fingerprint(fingerprint)),
+    "gone": lambda replica, at: Gone(_text(replica), _finite(_number(at))),
+    "tried": _tried,
 }

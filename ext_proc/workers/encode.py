@@ -12,6 +12,7 @@ from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
+from ext_proc.routing.suspicion import Died, Gone, SuspectCleared, Tried
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
 from ext_proc.workers.records import (
@@ -66,6 +67,10 @@ class Encoder:
             Probed: self._probed,
             Indexed: self._probed,
             SnapshotEnd: self._snapshot_end,
+            Died: self._died,
+            SuspectCleared: self._cleared,
+            Gone: self._gone,
+            Tried: self._tried,
         }
 
     @property
@@ -169,6 +174,20 @@ class Encoder:
 
     def _snapshot_end(self, _: SnapshotEnd, into: bytearray) -> None:
         _json(into, ["begun"])
+
+    def _died(self, event: Died, into: bytearray) -> None:
+        replica, fingerprint, at, answered = event
+        _json(into, ["died", replica, fingerprint and fingerprint.hex(), at, answered])
+
+    def _cleared(self, event: SuspectCleared, into: bytearray) -> None:
+        _json(into, ["cleared", event.fingerprint.hex()])
+
+    def _gone(self, event: Gone, into: bytearray) -> None:
+        _json(into, ["gone", *event])
+
+    def _tried(self, event: Tried, into: bytearray) -> None:
+        fingerprint, replica, at = event
+        _json(into, ["tried", fingerprint.hex(), replica, at])
 
     def _probed(self, event: Probed | Indexed, into: bytearray) -> None:
         kind = "probed" if isinstance(event, Probed) else "indexed"

@@ -275,13 +275,24 @@ class Conditions:
 
     # --- Decisions ------------------------------------------------------------------------------
 
-    def keep(self, pool: str, candidates: Sequence[Candidate], now: float) -> Sequence[Candidate]:
-        """Return the candidates that may get new work, or all candidates if none may."""
+    def keep(
+        self, pool: str, candidates: Sequence[Candidate], now: float, *, careful: bool = False
+    ) -> Sequence[Candidate]:
+        """Return the candidates that may get new work, or all candidates if none may.
+
+        Args:
+            pool: The pool.
+            candidates: The candidates.
+            now: Monotonic seconds.
+            careful: The request must not try a replica that is half open.
+        """
         ejection = self._ejections.get(pool)
         latched, published = self._latched.get(pool), self._published.get(pool)
         if not ejection and not latched and not published:
             return candidates
         barred = ejection.barred(now) if ejection else set()
+        if careful and ejection:
+            barred.update(ejection.out())
         if published:
             own: Collection[EndpointKey] = ejection.out() if ejection else _NONE
             barred.update([key for key in published if key not in own])

@@ -148,6 +148,8 @@ class Pool:
     """Report unhealthy replicas to the control server."""
     orca: bool = False
     """Request ORCA load reports in the headers of answers."""
+    refuse_deadly: bool = True
+    """Suspect requests that several replicas died with, and refuse the one that is to blame."""
     seed: int = field(default=0, repr=False)
     """Seed of prompt hashes, below ``2 ** 64``: the same in all pools of a fleet, and secret, so it
     is never shown; 0 = none."""

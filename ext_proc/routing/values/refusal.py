@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class RefusalKind(StrEnum):
@@ -23,6 +24,10 @@ class RefusalKind(StrEnum):
     """400: the body cannot be read, and only the body names the pool."""
     TOO_LARGE = "too-large"
     """413: the body exceeds the pool's ``max_body_bytes``."""
+    DEADLY_REQUEST = "deadly-request"
+    """422: replicas died each time they had this request."""
+    SUSPECT_WAITS = "suspect-waits"
+    """503: the request may have killed replicas, and cannot run alone now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +37,10 @@ class Refusal:
     kind: RefusalKind
     message: str
     """One sentence for the caller."""
+
+
+MUST_WAIT: Final = Refusal(
+    RefusalKind.SUSPECT_WAITS,
+    "several replicas died while they had this request or one sent with it; it must run alone,"
+    " and cannot now",
+)

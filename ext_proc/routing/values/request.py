@@ -155,6 +155,15 @@ class Features(Plain):
         )
 
 
+class Care(NamedTuple):
+    """Limits on where a request that may have killed replicas is sent."""
+
+    avoid: frozenset[str]
+    """Ids of endpoints that must not get it."""
+    member: bool
+    """It was on several replicas that died: a replica may read it once, and no other one after."""
+
+
 class Request(Plain):
     """The input of one decision.
 
@@ -169,15 +178,23 @@ class Request(Plain):
         tokens: Tokens of the whole prompt; ``None`` = estimated from its length.
         subset: ``ip:port`` or bare ``ip`` entries that limit the choice; ``None`` = no limit.
         headers: Request headers by lower-case name, read for the header pins of variants.
+        body: The whole body as sent; ``None`` = not read, or not to its end.
+        repeatable: Whether the proxy can send the request again.
+        fingerprint: Set by the router while it suspects any request; ``None`` = not taken.
+        care: Set by the router; ``None`` = nothing is held against the request.
     """
 
     __slots__ = (
         "block_tokens",
         "blocks",
+        "body",
+        "care",
         "features",
+        "fingerprint",
         "headers",
         "pool",
         "protocol",
+        "repeatable",
         "subset",
         "tokens",
         "variant",
@@ -194,6 +211,10 @@ class Request(Plain):
         tokens: int | None = None,
         subset: frozenset[str] | None = None,
         headers: Mapping[str, str] = _NO_HEADERS,
+        body: bytes | None = None,
+        repeatable: bool = True,
+        fingerprint: bytes | None = None,
+        care: Care | None = None,
     ) -> None:
         self.pool = pool
         self.variant = variant
@@ -204,3 +225,7 @@ class Request(Plain):
         self.tokens = tokens
         self.subset = subset
         self.headers = headers
+        self.body = body
+        self.repeatable = repeatable
+        self.fingerprint = fingerprint
+        self.care = care

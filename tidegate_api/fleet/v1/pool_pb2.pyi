@@ -552,6 +552,7 @@ class Routing(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     PREFER_ZONE_FIELD_NUMBER: _builtins.int
     SPILL_FACTOR_FIELD_NUMBER: _builtins.int
+    REFUSE_DEADLY_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the policy, e.g. "auto"."""
     body: Global___BodyMode.ValueType
@@ -586,6 +587,8 @@ class Routing(_message.Message):
     """A preferred replica (zone, adapter, device) is used while its requests in flight are at most
     this factor above the mean; 0 = the picker's default.
     """
+    refuse_deadly: _builtins.bool
+    """Requests that several replicas died with run one at a time, and the one to blame is refused."""
     @_builtins.property
     def allow_override(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Policies that a request may select with the header "tidegate-policy"."""
@@ -620,10 +623,11 @@ class Routing(_message.Message):
         adapters: Global___Adapters.ValueType = ...,
         prefer_zone: _builtins.bool = ...,
         spill_factor: _builtins.float = ...,
+        refuse_deadly: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gpu_weights", b"gpu_weights", "learned", b"learned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "policy", b"policy", "prefer_zone", b"prefer_zone", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

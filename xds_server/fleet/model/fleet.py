@@ -208,6 +208,9 @@ class Routing(Strict):
     Envoy can send again to another replica."""
     max_body: Annotated[int, Field(ge=1024, le=256 * 2**20)] = 4 * 2**20
     """Bytes; in body mode `full` a larger request is refused with 413."""
+    refuse_deadly: bool = True
+    """Requests that several replicas died with run one at a time, and the one that is to blame is
+    refused with 422 for a minute; docs/explanation/blame.md says when."""
 
 
 class UpstreamTls(Strict):

@@ -68,6 +68,7 @@ def test_every_field():
                 policy="round-robin",
                 body=pool_pb2.BODY_MODE_FULL,
                 fallbacks=1,
+                refuse_deadly=True,
                 session_header="X-S",
                 block_chars=64,
                 block_tokens=16,

@@ -52,6 +52,7 @@ LEFT_S: Final = 5.0
 TOGETHER_S: Final = 2.0
 VERDICT_S: Final = 2.0
 """Time that the log may take to tell how a member's request ended."""
+NEVER: Final = float("-inf")
 MANY_DEATHS: Final = 3
 MAX_DEATHS: Final = 256
 MAX_OF_REPLICA: Final = 4
@@ -189,8 +190,8 @@ class Deaths:
         death = _Death(
             replica,
             at,
-            confirmed=at - self._gone.get(replica, float("-inf")) <= DEATH_S,
-            unknown=at - self._left.get(replica, float("-inf")) <= LEFT_S,
+            confirmed=at - self.gone_at(replica) <= DEATH_S,
+            unknown=at - self.left_at(replica) <= LEFT_S,
         )
         self._deaths.append(death)
         self.active = True
@@ -210,6 +211,14 @@ class Deaths:
         for each in self._deaths:
             if each.replica == replica and -DEATH_S <= at - each.began <= CONFIRM_S:
                 each.confirmed = True
+
+    def gone_at(self, replica: str) -> float:
+        """Return when a replica was last noted to be gone; minus infinity = never."""
+        return self._gone.get(replica, NEVER)
+
+    def left_at(self, replica: str) -> float:
+        """Return when a caller was last noted to leave; minus infinity = never."""
+        return self._left.get(replica, NEVER)
 
     def answered(self, fingerprint: bytes) -> bool:
         """Clear a fingerprint that a replica answered; return whether anything was held."""

@@ -38,6 +38,8 @@ MAX_OPEN: Final = 65_536
 MAX_BYTES: Final = 32 * 2**20
 ANSWERED: Final = 256
 MAX_ANSWERED_BYTES: Final = 32_768
+AGAIN_S: Final = 0.25
+"""Callers that leave a replica, and failures to reach it, are noted once in this time."""
 
 SUSPECT: Final = Care(frozenset(), member=False)
 """A suspect that may run anywhere, except on a replica that is tried again after an ejection."""
@@ -66,7 +68,7 @@ class SuspectCleared(NamedTuple):
     fingerprint: bytes
 
 
-class Tried(NamedTuple):
+class SuspectRun(NamedTuple):
     """A copy of a member of several deaths runs, or has ended."""
 
     fingerprint: bytes
@@ -85,8 +87,17 @@ class Gone(NamedTuple):
     """Monotonic seconds."""
 
 
-SuspicionEvent = Died | SuspectCleared | Tried | Gone
-SUSPICION_EVENTS: Final = (Died, SuspectCleared, Tried, Gone)
+class Abandoned(NamedTuple):
+    """A caller left a request that a replica had read and not answered."""
+
+    replica: str
+    """Id of the endpoint."""
+    at: float
+    """Monotonic seconds."""
+
+
+SuspicionEvent = Died | SuspectCleared | SuspectRun | Gone | Abandoned
+SUSPICION_EVENTS: Final = (Died, SuspectCleared, SuspectRun, Gone, Abandoned)
 
 _Kept = tuple[str, str, bytes]
 """Pool, model and body."""
@@ -190,7 +201,7 @@ class Suspicion:
             if care is not None and care.member:
                 self._running[ticket_id] = fingerprint
                 self.deaths.started(fingerprint, replica)
-                self._tell(Tried(fingerprint, replica, now))
+                self._tell(SuspectRun(fingerprint, replica, now))
         elif body is not None:
             self.open[ticket_id] = request.pool, request.features.model or "", body
             self._order.append(ticket_id)
@@ -218,7 +229,7 @@ class Suspicion:
         fingerprint = self._running.pop(ticket_id, None)
         if fingerprint is not None:
             self.deaths.ended(fingerprint, now)
-            self._tell(Tried(fingerprint, None, now))
+            self._tell(SuspectRun(fingerprint, None, now))
 
     # --- The proxy's log ------------------------------------------------------------------------
 
@@ -259,8 +270,15 @@ class Suspicion:
 
     def gone(self, replica: str, now: float) -> None:
         """Note that a replica restarted, or could not be reached."""
-        self.deaths.gone(replica, now)
-        self._tell(Gone(replica, now))
+        if now - self.deaths.gone_at(replica) >= AGAIN_S:
+            self.deaths.gone(replica, now)
+            self._tell(Gone(replica, now))
+
+    def left(self, replica: str, now: float) -> None:
+        """Note that a caller left a request that a replica had read and not answered."""
+        if now - self.deaths.left_at(replica) >= AGAIN_S:
+            self.deaths.left(replica, now)
+            self._tell(Abandoned(replica, now))
 
     def sweep(self, now: float) -> list[Condemned]:
         """Drop what has expired, about once a second; return what was condemned since."""
@@ -284,6 +302,8 @@ class Suspicion:
             deaths.answered(event.fingerprint)
         elif isinstance(event, Gone):
             deaths.gone(event.replica, event.at)
+        elif isinstance(event, Abandoned):
+            deaths.left(event.replica, event.at)
         elif event.replica is None:
             deaths.ended(event.fingerprint, event.at)
         else:
@@ -298,7 +318,7 @@ class Suspicion:
                 yield Died(replica, fingerprint, at, not held)
             if confirmed:
                 yield Gone(replica, at)
-        yield from (Tried(*each, 0.0) for each in self.deaths.running())
+        yield from (SuspectRun(*each, 0.0) for each in self.deaths.running())
 
     def _tell(self, event: SuspicionEvent) -> None:
         if self._on_event is not None:

@@ -35,7 +35,7 @@ from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.routing.state.ledger import Charged
-from ext_proc.routing.suspicion import SUSPICION_EVENTS, Tried
+from ext_proc.routing.suspicion import SUSPICION_EVENTS, SuspectRun
 from ext_proc.telemetry.hub import PUSH
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.account import FOLDED, Account
@@ -72,7 +72,7 @@ PART_BYTES: Final = 2**16
 
 _REPLICATION_EVENTS: Final = (Share, Inserted, LatencySample, Leased, Released, *SUSPICION_EVENTS)
 """Messages that routers follow."""
-_AT_ONCE: Final = frozenset({Leased, Released, Tried})
+_AT_ONCE: Final = frozenset({Leased, Released, SuspectRun})
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS
-from ext_proc.routing.suspicion import Died, Gone, SuspectCleared, Tried
+from ext_proc.routing.suspicion import Abandoned, Died, Gone, SuspectCleared, SuspectRun
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
@@ -286,9 +286,9 @@ def _died(replica: Any, fingerprint: Any, at: Any, answered: Any) -> Message:
     return Died(_text(replica), known, _finite(_number(at)), bool(answered))
 
 
-def _tried(fingerprint: Any, replica: Any, at: Any) -> Message:
+def _suspect_runs(fingerprint: Any, replica: Any, at: Any) -> Message:
     place = None if replica is None else _text(replica)
-    return Tried(_fingerprint(fingerprint), place, _finite(_number(at)))
+    return SuspectRun(_fingerprint(fingerprint), place, _finite(_number(at)))
 
 
 _JSON_MESSAGES: Final[dict[str, Callable[..., Message]]] = {
@@ -304,5 +304,6 @@ _JSON_MESSAGES: Final[dict[str, Callable[..., Message]]] = {
     "died": _died,
     "cleared": lambda fingerprint: SuspectCleared(_fingerprint(fingerprint)),
     "gone": lambda replica, at: Gone(_text(replica), _finite(_number(at))),
-    "tried": _tried,
+    "abandoned": lambda replica, at: Abandoned(_text(replica), _finite(_number(at))),
+    "suspect-runs": _suspect_runs,
 }

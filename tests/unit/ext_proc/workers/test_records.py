@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ext_proc.blame.fingerprint import BYTES
 from ext_proc.blame.law import Effect
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS
+from ext_proc.routing.suspicion import Abandoned, Died, Gone, SuspectCleared, SuspectRun
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
@@ -60,6 +62,7 @@ readings = st.builds(
     saturated=st.none() | st.booleans(),
     failures_per_s=st.lists(st.tuples(texts, times), max_size=2).map(tuple),
 )
+fingerprints = st.binary(min_size=BYTES, max_size=BYTES)
 events = st.one_of(
     st.builds(
         Share,
@@ -88,6 +91,11 @@ events = st.one_of(
     st.builds(Inserted, keys, blocks, times),
     st.builds(Leased, sequences, st.builds(Lease, keys, texts, times)),
     st.builds(Released, sequences),
+    st.builds(Died, texts, st.none() | fingerprints, times, st.booleans()),
+    st.builds(SuspectCleared, fingerprints),
+    st.builds(SuspectRun, fingerprints, st.none() | texts, times),
+    st.builds(Gone, texts, times),
+    st.builds(Abandoned, texts, times),
     st.builds(ReadingsUpdate, texts, texts, st.lists(readings, max_size=2).map(tuple), times),
     st.builds(Restarted, texts),
     st.builds(ScrapeFailed, texts, st.integers(0, 1000)),

@@ -87,6 +87,7 @@ def test_a_request_waits_until_its_deaths_are_complete():
     """Entries of one death come in batches: the second suspect may be in the next one."""
     deaths = twice(KILLER)
     assert deaths.standing(KILLER, DONE - 0.1) is WAITS
+    assert not deaths.sweep(DONE - 0.1)
     deaths.died("b", FIRST, LATER + 0.3)
     deaths.died("a", FIRST, 0.3)
     assert deaths.standing(KILLER, DONE) is MEMBER

@@ -379,6 +379,11 @@ def suspected_death(attempt: Attempt) -> bool:
     return attempt.ended is Ended.BROKEN and attempt.read is True and not attempt.answered
 
 
+def survived(attempt: Attempt) -> bool:
+    """Return whether the replica is known to have survived a request: an answer began, no 5xx."""
+    return attempt.answered and not _is_server_error(attempt)
+
+
 def keeps_prompt(attempt: Attempt) -> bool:
     """Return whether the replica has computed the prompt: an answer below 400 had begun."""
     return attempt.answered and is_good(attempt.status, attempt.grpc_status)

@@ -32,6 +32,7 @@ from ext_proc.blame.law import (
     keeps_prompt,
     ruling,
     stands_alone,
+    survived,
     suspected_death,
 )
 from ext_proc.feedback.attempts import FailedAttempts, Tried
@@ -164,6 +165,8 @@ class Feedback:
             self._began(entry, key, number, first_byte_s)
             if number is not None and entry.status < FIRST_ERROR:
                 router.confirmed(number, key)
+                if number in router.suspects:
+                    router.answered_well(number, key, now)
         if entry.answer_bytes:
             router.conditions.alive(key, now)
         if entry.served is not None and number is not None:
@@ -242,10 +245,19 @@ class Feedback:
                 self._router.credit(number, key, now)
 
     def _suspect(self, pool: str, attempt: Attempt, number: int, now: float) -> None:
-        if suspected_death(attempt) and attempt.address is not None:
-            key = self._router.at(pool, attempt.address)
-            if key is not None:
-                self._router.died(key, number, now)
+        """Tell the router what an attempt says of a replica's death, and of who is to blame."""
+        key = None if attempt.address is None else self._router.at(pool, attempt.address)
+        if key is None:
+            return
+        suspicion = self._router.suspicion
+        if suspected_death(attempt):
+            self._router.died(key, number, now)
+        elif attempt.ended is Ended.UNREACHED:
+            suspicion.gone(key.id, now)
+        elif survived(attempt):
+            suspicion.answered(number)
+        elif attempt.ended is Ended.LEFT and attempt.read is not False:
+            suspicion.left(key.id, now)
 
     def _evidence(
         self,

@@ -108,6 +108,24 @@ def test_a_partial_body_is_enough():
     assert reply.pick.prompt_blocks == 2
 
 
+@pytest.mark.parametrize(
+    ("whole", "switched_on", "body"),
+    [(True, True, PROMPT), (True, False, None), (False, True, None)],
+)
+def test_the_router_gets_whole_bodies_only(monkeypatch, whole, switched_on, body):
+    """A part of a body identifies no request, and the proxy cannot repeat what it cuts."""
+    request_router = router(llm(refuse_deadly=switched_on))
+    seen = []
+    decide = request_router.decide
+    monkeypatch.setattr(
+        request_router,
+        "decide",
+        lambda request, *times: (seen.append(request), decide(request, *times))[1],
+    )
+    run(request_router, head(), Body(PROMPT, end_of_stream=whole))
+    assert [(each.body, each.repeatable) for each in seen] == [(body, whole)]
+
+
 def test_a_pools_tokenizer_cuts_its_prompts():
     """If the pool's tokenizer is loaded, blocks consist of tokens."""
     llm_with_one = llm(tokenizer="/t.json", block_tokens=16)

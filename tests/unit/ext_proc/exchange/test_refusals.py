@@ -23,6 +23,8 @@ GRPC = {"content-type": "application/grpc+proto"}
         (RefusalKind.TOO_LARGE, 413, 8, False),
         (RefusalKind.SATURATED, 429, 8, True),
         (RefusalKind.NO_ENDPOINTS, 503, 14, True),
+        (RefusalKind.DEADLY_REQUEST, 422, 3, False),
+        (RefusalKind.SUSPECT_WAITS, 503, 14, True),
     ],
 )
 def test_statuses(kind, status, grpc_status, retry):

@@ -268,6 +268,62 @@ def test_good_answers_of_suspects_are_told(traffic, monkeypatch):
     assert told == [(2, R1)]
 
 
+def kept(traffic: Traffic, ticket: int) -> None:
+    """Let the router keep a request's body, and a replica die with it."""
+    traffic.router.suspicion.open[ticket] = "llm", "m", b"body"
+    traffic.attempted(f"x-{ticket}", 1)
+
+
+def held(traffic: Traffic) -> int:
+    return traffic.router.suspicion.deaths.suspects
+
+
+@pytest.mark.parametrize(
+    ("changes", "suspects"),
+    [
+        ({}, 0),
+        ({"status": 404}, 0),
+        ({"ended": Ended.LEFT}, 0),
+        ({"status": 500}, 1),
+        ({"grpc_status": 13}, 1),
+        ({"ended": Ended.TRY_TIMEOUT, "status": 504, "answered": False}, 1),
+    ],
+)
+def test_an_answer_below_500_clears_a_suspect(traffic, changes, suspects):
+    """The replica survived the request, whatever it thought of it."""
+    kept(traffic, 1)
+    assert held(traffic) == 1
+    served = entry(ticket="x-1", served=address(2), attempts=2, **changes)
+    traffic.feedback.take(served, 0.0)
+    assert held(traffic) == suspects
+
+
+@pytest.mark.parametrize(("first_byte_s", "suspects"), [(0.1, 0), (None, 1)])
+def test_the_first_byte_of_a_running_answer_clears_a_suspect(traffic, first_byte_s, suspects):
+    """A long generation need not end for that."""
+    kept(traffic, 1)
+    early = {"final": False, "first_at_s": 1.4, "lasted_s": 2.0, "first_byte_s": first_byte_s}
+    traffic.feedback.take(entry(ticket="x-1", **early), 0.0)
+    assert held(traffic) == suspects
+
+
+def test_a_refused_connection_confirms_a_death(traffic):
+    """Nothing listens where the connection broke."""
+    kept(traffic, 1)
+    deaths = traffic.router.suspicion.deaths
+    assert [each[3] for each in deaths.kept()] == [False]
+    traffic.attempted("x-2", 1, Ended.UNREACHED, read=False)
+    assert [each[3] for each in deaths.kept()] == [True]
+
+
+def test_a_request_that_its_caller_left_may_have_caused_a_death(traffic):
+    """So the others on the replica are not the only ones that may have."""
+    gone = {"ended": Ended.LEFT, "answered": False, "status": 0}
+    traffic.feedback.take(entry(ticket="x-9", **gone), 0.0)
+    kept(traffic, 1)
+    assert [each[2] for each in traffic.router.suspicion.deaths.kept()] == [True]
+
+
 def test_attempts_of_others_are_counted_only(traffic):
     """Another picker's, an earlier run's, and one without a ticket."""
     for changes in ({"picker": "q"}, {"ticket": "y-1"}, {"ticket": ""}):

@@ -1,0 +1,243 @@
+"""Suspicion in the router: what is kept of requests, and how suspects are routed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ext_proc.blame.deaths import DEATH_S
+from ext_proc.routing import suspicion as module
+from ext_proc.routing.suspicion import Abandoned, Died, Gone, SuspectCleared, SuspectRun
+from ext_proc.routing.values.pool import EndpointKey
+from ext_proc.routing.values.refusal import RefusalKind
+from ext_proc.routing.values.request import Care
+from ext_proc.routing.values.ticket import Outcome
+from support.routing import decide, end, refuse
+
+BODY = b"a body"
+LATER = 10.0
+DONE = LATER + DEATH_S
+
+
+def asked(build, body=BODY, **changes):
+    return build.request(**changes).changed(body=body)
+
+
+def send(router, build, body=BODY, now=0.0, **changes):
+    """Send a request; return its decision."""
+    return decide(router, asked(build, body, **changes), now)
+
+
+def die(router, decision, replica, at):
+    """Let a replica die with a request."""
+    router.died(EndpointKey(replica, 1), decision.ticket.id, at)
+    router.suspicion.gone(replica, at)
+
+
+@pytest.fixture
+def members(build):
+    """Return a router in whose first two replicas two requests died, 10 s apart."""
+    router = build.router(build.pool(4))
+    for body in (BODY, b"another"):
+        decision = send(router, build, body)
+        die(router, decision, "r0", 0.0)
+        die(router, decision, "r1", LATER)
+        end(router, decision)
+    return router
+
+
+def test_no_body_is_hashed_before_a_replica_dies(build, monkeypatch):
+    """All other requests cost two references."""
+    router = build.router(build.pool())
+    monkeypatch.setattr(router.suspicion, "_fingerprints", None)
+    decision = send(router, build)
+    assert list(router.suspicion.open) == [decision.ticket.id]
+    router.answered_well(decision.ticket.id, decision.ticket.endpoint, 1.0)
+    assert not router.suspicion.open
+
+
+def test_a_request_without_a_whole_body_is_not_kept(build):
+    """It has no fingerprint."""
+    router = build.router(build.pool())
+    send(router, build, None)
+    assert not router.suspicion.open
+
+
+def test_a_kept_body_that_is_pushed_out_leaves_its_fingerprint_while_it_runs(build, monkeypatch):
+    """Long requests stay suspects, however much passes by."""
+    monkeypatch.setattr(module, "MAX_BYTES", 10)
+    router = build.router(build.pool())
+    monkeypatch.setattr(router.suspicion, "_left", 10)
+    runs, ended, last = (send(router, build, bytes([n]) * 5) for n in range(3))
+    end(router, ended)
+    assert isinstance(router.suspicion.open[runs.ticket.id], bytes)
+    another = send(router, build, bytes(5))
+    assert ended.ticket.id not in router.suspicion.open
+    assert isinstance(router.suspicion.open[last.ticket.id], tuple)
+    assert isinstance(router.suspicion.open[another.ticket.id], tuple)
+
+
+def test_a_body_larger_than_the_bound_is_hashed_at_once(build, monkeypatch):
+    """It is as dangerous as a small one."""
+    router = build.router(build.pool())
+    monkeypatch.setattr(router.suspicion, "_left", 10)
+    decision = send(router, build, bytes(11))
+    assert isinstance(router.suspicion.open[decision.ticket.id], bytes)
+    assert router.suspicion._left == 10
+
+
+def test_the_number_of_kept_requests_is_bounded(build, monkeypatch):
+    """Without a log nothing is ever answered."""
+    monkeypatch.setattr(module, "MAX_OPEN", 8)
+    router = build.router(build.pool())
+    decisions = [send(router, build) for _ in range(40)]
+    assert len(router.suspicion.open) == 16
+    for decision in decisions:
+        die(router, decision, "r0", 0.0)
+    for _ in range(40):
+        send(router, build)
+    assert len(router.suspicion.open) == 16
+    for decision in decisions:
+        end(router, decision)
+    for _ in range(40):
+        send(router, build)
+    assert len(router.suspicion.open) == 16
+
+
+def test_the_request_to_blame_is_refused_and_no_other(build):
+    """Killed twice, alone: the third copy gets no replica."""
+    router = build.router(build.pool(4))
+    decision = send(router, build)
+    die(router, decision, "r0", 0.0)
+    die(router, decision, "r1", LATER)
+    assert refuse(router, asked(build), DONE).kind is RefusalKind.DEADLY_REQUEST
+    send(router, build, b"another", DONE)
+    send(router, build, None, DONE)
+    assert decide(router, asked(build, model="other"), DONE)
+    (found,) = router.suspicion.sweep(DONE)
+    assert found.replicas == ("r0", "r1")
+    assert router.state(DONE)["deaths"]["refused"]
+
+
+def test_a_member_is_sent_once_and_alone(build, members):
+    """A replica that runs a member gets no other; the proxy must not repeat it."""
+    first = send(members, build, now=DONE)
+    assert not first.retriable
+    assert len(first.addresses) == 1
+    for _ in range(20):
+        assert refuse(members, asked(build), DONE).kind is RefusalKind.SUSPECT_WAITS
+    second = send(members, build, b"another", DONE)
+    assert second.ticket.endpoint != first.ticket.endpoint
+
+
+def test_a_member_runs_beside_requests_that_are_not_suspected(build, members):
+    """They are not in the way: they were on none of the dead replicas."""
+    send(members, build, now=DONE)
+    assert {send(members, build, b"%d" % n, DONE).ticket.endpoint.id for n in range(40)} == {
+        "r0",
+        "r1",
+        "r2",
+        "r3",
+    }
+
+
+def test_a_member_waits_where_each_replica_runs_one(build):
+    """503 with Retry-After, within a moment its turn comes."""
+    router = build.router(build.pool(2))
+    for number in range(3):
+        decision = send(router, build, b"%d" % number)
+        die(router, decision, "r0", 0.0)
+        die(router, decision, "r1", LATER)
+        end(router, decision)
+    first = send(router, build, b"0", DONE)
+    send(router, build, b"1", DONE)
+    assert refuse(router, asked(build, b"2"), DONE).kind is RefusalKind.SUSPECT_WAITS
+    router.settle(first.ticket, Outcome.DONE, DONE)
+    assert send(router, build, b"2", DONE).ticket.endpoint == first.ticket.endpoint
+
+
+def test_an_answer_clears_a_member(build, members):
+    """It is routed as any other request then."""
+    decision = send(members, build, now=DONE)
+    members.answered_well(decision.ticket.id, decision.ticket.endpoint, DONE)
+    end(members, decision)
+    assert send(members, build, now=DONE).retriable
+
+
+def test_a_body_that_was_answered_lately_is_no_suspect(build):
+    """A load test's only body is on each replica that an operator kills."""
+    router = build.router(build.pool(4))
+    answered = send(router, build)
+    router.answered_well(answered.ticket.id, answered.ticket.endpoint, 0.0)
+    decision = send(router, build)
+    die(router, decision, "r0", 0.0)
+    die(router, decision, "r1", LATER)
+    assert send(router, build, now=DONE).retriable
+
+
+@pytest.mark.parametrize("careful", ["suspect", "sequence", "cut"])
+def test_a_half_open_replica_gets_what_can_be_repeated_and_is_not_suspected(build, careful):
+    """It may still be broken, and then the request is lost, or it breaks again."""
+    router = build.router(build.pool(2))
+    for _ in range(3):
+        router.conditions.bad("llm", EndpointKey("r0", 1), 1.0, answered=False)
+    assert router.conditions.of("llm", EndpointKey("r0", 1)) == ["ejected"]
+    request = asked(build, sequence_id=7 if careful == "sequence" else None)
+    request.repeatable = careful != "cut"
+    if careful == "suspect":
+        die(router, send(router, build, now=1.0), "r1", 14.0)
+    half_open = 15.0
+    for number in range(10):
+        again = request.changed()
+        if careful == "sequence":
+            again.features = asked(build, sequence_id=number).features
+        assert decide(router, again, half_open).ticket.endpoint.id == "r1"
+    tried = {send(router, build, b"%d" % n, half_open).ticket.endpoint.id for n in range(10)}
+    assert "r0" in tried
+
+
+def test_another_seed_forgets_what_was_kept(build):
+    """Fingerprints of two seeds cannot be compared."""
+    router = build.router(build.pool())
+    die(router, send(router, build), "r0", 0.0)
+    router.set_pools({"llm": build.pool(seed=5)}, 1.0)
+    assert (router.suspicion.deaths.active, router.suspicion.open) == (False, {})
+
+
+def test_workers_suspect_and_clear_alike(build):
+    """Each sees half of the log, and both refuse, wait and clear the same."""
+    one, two = (build.router(build.pool(4), on_event=lambda _: None) for _ in range(2))
+    kinds = (Died, SuspectCleared, SuspectRun, Gone, Abandoned)
+    for sender, number, receiver in ((one, 1, two), (two, 2, one)):
+        sender.suspicion._on_event = lambda event, to=receiver, by=number: (
+            to.peers.follow(by, event, 0.0) if isinstance(event, kinds) else None
+        )
+    first, second = send(one, build), send(two, build, b"another")
+    for replica, at in (("r0", 0.0), ("r1", LATER)):
+        die(one, first, replica, at)
+        die(two, second, replica, at)
+    running = send(one, build, now=DONE)
+    assert refuse(two, asked(build), DONE).kind is RefusalKind.SUSPECT_WAITS
+    held = asked(build, b"another")
+    other = decide(two, held, DONE)
+    assert held.care == Care(frozenset({running.ticket.endpoint.id}), member=True)
+    one.peers.lost(2)
+    assert send(one, build, b"another", DONE)
+    one.answered_well(running.ticket.id, running.ticket.endpoint, DONE)
+    assert send(two, build, now=DONE).retriable
+    two.settle(other.ticket, Outcome.DONE, DONE)
+
+
+def test_a_worker_that_starts_learns_what_is_held(build, members):
+    """Its share of the requests would kill one more replica otherwise."""
+    members.suspicion.left("r1", LATER)
+    running = send(members, build, now=DONE)
+    started = build.router(build.pool(4))
+    for event in members.peers.suspicions():
+        started.peers.follow(1, event, DONE)
+    deaths = list(started.suspicion.deaths.kept())
+    assert [each[:4] for each in deaths] == [("r0", 0.0, False, True), ("r1", LATER, True, True)]
+    assert refuse(started, asked(build), DONE).kind is RefusalKind.SUSPECT_WAITS
+    assert (
+        running.ticket.endpoint.id
+        not in decide(started, asked(build, b"another"), DONE).addresses[0]
+    )

@@ -175,8 +175,8 @@ class Router:
         if pool_state is None:
             return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {request.pool!r}")
         self.index.expire(now)
-        refusal = self.suspicion.admit(request, now)
-        if refusal is not None:
+        held = self.suspicion
+        if held.deaths.active and (refusal := held.admit(request, now)) is not None:
             return refusal
         if self._on_sequence is not None and request.features.sequence_id is not None:
             self._on_sequence()

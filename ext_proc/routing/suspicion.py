@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.blame.deaths import CLEAR, Deaths, SuspectStanding
+from ext_proc.blame.deaths import Deaths, SuspectStanding
 from ext_proc.blame.fingerprint import Fingerprints
 from ext_proc.routing.values.refusal import MUST_WAIT, Refusal, RefusalKind
 from ext_proc.routing.values.request import Care
@@ -40,9 +40,6 @@ ANSWERED: Final = 256
 MAX_ANSWERED_BYTES: Final = 32_768
 AGAIN_S: Final = 0.25
 """Callers that leave a replica, and failures to reach it, are noted once in this time."""
-
-SUSPECT: Final = Care(frozenset(), member=False)
-"""A suspect that may run anywhere, except on a replica that is tried again after an ejection."""
 
 _REFUSED: Final = Refusal(
     RefusalKind.DEADLY_REQUEST,
@@ -126,8 +123,10 @@ class Suspicion:
         self._is_open = is_open
         self._on_event = on_event
         self._catch_up = catch_up
-        self._order: deque[int] = deque()
+        self._bodies: deque[int] = deque()
         """Tickets in the order in which their bodies came; some have their verdict already."""
+        self._hashed: deque[int] = deque()
+        """The same of those whose fingerprints are kept."""
         self._left = MAX_BYTES
         self._answered: deque[_Kept] = deque(maxlen=ANSWERED)
         self._alibis: dict[bytes, None] = {}
@@ -146,7 +145,7 @@ class Suspicion:
             self.deaths.clear()
             self.open.clear()
             self._left = MAX_BYTES
-            for kept in (self._order, self._answered, self._alibis, self._running):
+            for kept in (self._bodies, self._hashed, self._answered, self._alibis, self._running):
                 kept.clear()
 
     # --- Decisions ------------------------------------------------------------------------------
@@ -154,11 +153,13 @@ class Suspicion:
     def admit(self, request: Request, now: float) -> Refusal | None:
         """Return the refusal of a request, or ``None`` with the care that it needs set.
 
+        Call it while ``deaths.active``.
+
         Args:
             request: The request; one without a whole body needs no care.
             now: Monotonic seconds.
         """
-        if not self.deaths.active or request.body is None:
+        if request.body is None:
             return None
         found = self._check(request, request.body, now)
         if isinstance(found, Refusal):
@@ -166,14 +167,10 @@ class Suspicion:
         request.care = found
         return None
 
-    def _check(self, request: Request, body: bytes, now: float) -> Care | Refusal | None:
-        fingerprint = request.fingerprint = self._fingerprints.of(
-            request.pool, request.features.model or "", body
-        )
+    def _check(self, request: Request, body: bytes, now: float) -> Care | Refusal:
+        fingerprint = self._fingerprints.of(request.pool, request.features.model or "", body)
         deaths = self.deaths
         standing = deaths.standing(fingerprint, now)
-        if standing is CLEAR:
-            return None
         if standing is SuspectStanding.MEMBER and self._catch_up is not None:
             self._catch_up()
             standing = deaths.standing(fingerprint, now)
@@ -181,9 +178,9 @@ class Suspicion:
             return _REFUSED
         if standing is SuspectStanding.WAITS:
             return MUST_WAIT
-        if standing is SuspectStanding.SUSPECT:
-            return SUSPECT
-        return Care(deaths.avoided(now), member=True)
+        if standing is SuspectStanding.MEMBER:
+            return Care(fingerprint, suspected=True, member=True, avoid=deaths.avoided(now))
+        return Care(fingerprint, suspected=standing is SuspectStanding.SUSPECT)
 
     def picked(self, ticket_id: int, replica: str, request: Request, now: float) -> None:
         """Keep a picked request until its verdict (rule 1).
@@ -191,38 +188,44 @@ class Suspicion:
         Args:
             ticket_id: Its ticket.
             replica: Id of the endpoint picked.
-            request: The request, with a whole body.
+            request: The request.
             now: Monotonic seconds.
         """
-        body, fingerprint = request.body, request.fingerprint
-        if fingerprint is not None:
-            self.open[ticket_id] = fingerprint
-            care = request.care
-            if care is not None and care.member:
-                self._running[ticket_id] = fingerprint
-                self.deaths.started(fingerprint, replica)
-                self._tell(SuspectRun(fingerprint, replica, now))
-        elif body is not None:
-            self.open[ticket_id] = request.pool, request.features.model or "", body
-            self._order.append(ticket_id)
-            self._left -= len(body)
-            while self._left < 0 or len(self._order) > MAX_OPEN:
-                self._push_out(self._order.popleft())
-        if len(self.open) > 2 * MAX_OPEN:
-            oldest = self.open.pop(next(iter(self.open)))
-            if not isinstance(oldest, bytes):
-                self._left += len(oldest[2])
-
-    def _push_out(self, ticket_id: int) -> None:
-        """Drop a request, or replace its body by its fingerprint while it runs."""
-        known = self.open.get(ticket_id)
-        if known is None or isinstance(known, bytes):
+        body, care = request.body, request.care
+        if body is None:
             return
-        self._left += len(known[2])
-        if self._is_open(ticket_id):
-            self.open[ticket_id] = self._fingerprints.of(*known)
-        else:
-            del self.open[ticket_id]
+        if care is None:
+            self.open[ticket_id] = request.pool, request.features.model or "", body
+            self._bodies.append(ticket_id)
+            self._left -= len(body)
+            if self._left < 0 or len(self._bodies) > MAX_OPEN:
+                self._push_out()
+            return
+        self._keep(ticket_id, care.fingerprint)
+        if care.member:
+            self._running[ticket_id] = care.fingerprint
+            self.deaths.started(care.fingerprint, replica)
+            self._tell(SuspectRun(care.fingerprint, replica, now))
+
+    def _push_out(self) -> None:
+        """Drop the oldest requests, or replace their bodies by fingerprints while they run."""
+        bodies = self._bodies
+        while self._left < 0 or len(bodies) > MAX_OPEN:
+            ticket_id = bodies.popleft()
+            known = self.open.get(ticket_id)
+            if known is None or isinstance(known, bytes):
+                continue
+            self._left += len(known[2])
+            if self._is_open(ticket_id):
+                self._keep(ticket_id, self._fingerprints.of(*known))
+            else:
+                del self.open[ticket_id]
+
+    def _keep(self, ticket_id: int, fingerprint: bytes) -> None:
+        self.open[ticket_id] = fingerprint
+        self._hashed.append(ticket_id)
+        while len(self._hashed) > MAX_OPEN:
+            self.open.pop(self._hashed.popleft(), None)
 
     def settled(self, ticket_id: int, now: float) -> None:
         """Note that a request ended; call it while ``deaths.active``."""
@@ -260,8 +263,9 @@ class Suspicion:
         known = self.open.get(ticket_id)
         fingerprint = known if isinstance(known, bytes) else None
         if known is not None and not isinstance(known, bytes):
-            fingerprint = self.open[ticket_id] = self._fingerprints.of(*known)
+            fingerprint = self._fingerprints.of(*known)
             self._left += len(known[2])
+            self._keep(ticket_id, fingerprint)
         while self._answered:
             self._alibis[self._fingerprints.of(*self._answered.popleft())] = None
         answered = fingerprint in self._alibis

@@ -16,7 +16,9 @@ Rules:
 4. Conditions never empty a choice: if all candidates are barred, all are allowed, because an answer
    from an unhealthy replica is better than a refusal.
 5. If no replica of a pool is barred, a decision costs one look-up.
-6. Findings are this picker's own conditions only. Published findings are not reported again, so
+6. A half-open replica gets only requests that the proxy can send again and that are not suspected
+   of a replica's death.
+7. Findings are this picker's own conditions only. Published findings are not reported again, so
    that pickers cannot keep each other's findings alive.
 """
 
@@ -83,6 +85,12 @@ def _moved(old: Reading, new: Reading) -> bool:
 
 def _gauges(reading: Reading) -> tuple[float | None, ...]:
     return (reading.queued, reading.running, reading.kv_used, reading.reused_blocks)
+
+
+def _may_try(request: Request) -> bool:
+    """Return whether a request may be sent to a half-open replica (rule 6)."""
+    suspected = request.care is not None and request.care.suspected
+    return request.repeatable and not suspected and request.features.sequence_id is None
 
 
 class Conditions:
@@ -276,22 +284,15 @@ class Conditions:
     # --- Decisions ------------------------------------------------------------------------------
 
     def keep(
-        self, pool: str, candidates: Sequence[Candidate], now: float, *, careful: bool = False
+        self, pool: str, candidates: Sequence[Candidate], now: float, request: Request
     ) -> Sequence[Candidate]:
-        """Return the candidates that may get new work, or all candidates if none may.
-
-        Args:
-            pool: The pool.
-            candidates: The candidates.
-            now: Monotonic seconds.
-            careful: The request must not try a replica that is half open.
-        """
+        """Return the candidates that may get a request, or all candidates if none may."""
         ejection = self._ejections.get(pool)
         latched, published = self._latched.get(pool), self._published.get(pool)
         if not ejection and not latched and not published:
             return candidates
         barred = ejection.barred(now) if ejection else set()
-        if careful and ejection:
+        if ejection and not _may_try(request):
             barred.update(ejection.out())
         if published:
             own: Collection[EndpointKey] = ejection.out() if ejection else _NONE

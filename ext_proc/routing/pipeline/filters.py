@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.refusal import MUST_WAIT, Refusal, RefusalKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ext_proc.routing.state.candidate import Candidate
+    from ext_proc.routing.values.request import Care
 
 
 def in_subset(
@@ -40,7 +41,12 @@ def below_limit(candidates: Sequence[Candidate], limit: int) -> Sequence[Candida
 
 
 def eligible(
-    candidates: Sequence[Candidate], *, subset: frozenset[str] | None, limit: int, where: str
+    candidates: Sequence[Candidate],
+    *,
+    subset: frozenset[str] | None,
+    limit: int,
+    where: str,
+    care: Care | None = None,
 ) -> Sequence[Candidate] | Refusal:
     """Apply all filters.
 
@@ -49,16 +55,22 @@ def eligible(
         subset: The request's subset hint.
         limit: Maximum number of requests in flight on one replica; 0 = no limit.
         where: Pool and variant, for the message.
+        care: What a suspect of replicas' deaths must avoid.
 
     Returns:
         At least one candidate, or a refusal: ``SATURATED`` if only the in-flight limit removed the
-        last candidates, so that a retry may succeed; otherwise ``NO_ENDPOINTS``.
+        last candidates, so that a retry may succeed; ``SUSPECT_WAITS`` if ``care`` did; otherwise
+        ``NO_ENDPOINTS``.
     """
     if not candidates:
         return Refusal(RefusalKind.NO_ENDPOINTS, f"{where} has no endpoint that takes new work")
     allowed = in_subset(candidates, subset)
     if not allowed:
         return Refusal(RefusalKind.NO_ENDPOINTS, f"{where} has no endpoint in the requested subset")
+    if care is not None and care.avoid:
+        allowed = [each for each in allowed if each.key.id not in care.avoid]
+        if not allowed:
+            return MUST_WAIT
     free = below_limit(allowed, limit)
     if not free:
         return Refusal(

@@ -3,12 +3,10 @@
 Rules:
 
 1. The order is: lease, variant, subset, constraints, the replica on which the request's origin
-   fails, the care that a suspect needs, conditions, in-flight limit, sampling, prices, slow start
+   fails, conditions, the care that a suspect needs, in-flight limit, sampling, prices, slow start
    of ramping replicas, preferences, silent replicas last.
 2. Nothing is changed except the ``rng`` argument and that expired leases are dropped. An
    explanation therefore gets the same prices as a decision.
-3. A half-open replica gets only requests that the proxy can send again and that are not suspected
-   of a replica's death.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from ext_proc.routing.pipeline.variants import draw_variant
 from ext_proc.routing.policies import make_policy
 from ext_proc.routing.policies.least_in_flight import LeastInFlight
 from ext_proc.routing.state.leases import LeaseKey
-from ext_proc.routing.values.refusal import MUST_WAIT, Refusal, RefusalKind
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from tidegate_api.names import POLICY_HEADER
 
 if TYPE_CHECKING:
@@ -42,15 +40,6 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.request import Request
     from ext_proc.routing.values.rng import Rng
-
-
-def _careful(request: Request) -> bool:
-    """Return whether a request must not try a half-open replica (rule 3)."""
-    return (
-        request.care is not None
-        or not request.repeatable
-        or request.features.sequence_id is not None
-    )
 
 
 class Choice:
@@ -171,11 +160,11 @@ class Scheduler:
             )
         if not free:
             where = f"{pool.name}/{variant}"
-            sound = self._sound(request, candidates, now, leased=leased is not None)
-            if isinstance(sound, Refusal):
-                return sound
-            candidates = sound
-            allowed = eligible(candidates, subset=request.subset, limit=limit, where=where)
+            if leased is None and candidates:
+                candidates = self._conditions.keep(pool.name, candidates, now, request)
+            allowed = eligible(
+                candidates, subset=request.subset, limit=limit, where=where, care=request.care
+            )
             if isinstance(allowed, Refusal):
                 return allowed
             free = allowed
@@ -217,24 +206,8 @@ class Scheduler:
         by_key, known = pool_state.open_by_key(*group), pool_state.remembered.get(group, ())
         few, held = shortlist(candidates, by_key, known, self._index, steps, rng)
         # Conditions come before the limit, because they never empty a choice.
-        kept = self._conditions.keep(request.pool, few, now, careful=_careful(request))
-        free = below_limit(kept, limit)
+        free = below_limit(self._conditions.keep(request.pool, few, now, request), limit)
         return free, held if free is few else [held[few.index(candidate)] for candidate in free]
-
-    def _sound(
-        self, request: Request, candidates: Sequence[Candidate], now: float, *, leased: bool
-    ) -> Sequence[Candidate] | Refusal:
-        """Apply the care that a suspect needs, and the conditions unless a lease decides."""
-        if not candidates:
-            return candidates
-        care = request.care
-        if care is not None and care.avoid:
-            candidates = [each for each in candidates if each.key.id not in care.avoid]
-            if not candidates:
-                return MUST_WAIT
-        if leased:
-            return candidates
-        return self._conditions.keep(request.pool, candidates, now, careful=_careful(request))
 
     def _open(
         self, pool_state: PoolState, request: Request, rng: Rng, now: float

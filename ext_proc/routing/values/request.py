@@ -156,12 +156,15 @@ class Features(Plain):
 
 
 class Care(NamedTuple):
-    """Limits on where a request that may have killed replicas is sent."""
+    """How a request is routed while any is suspected of the death of a replica."""
 
-    avoid: frozenset[str]
+    fingerprint: bytes
+    suspected: bool = False
+    """It was on a replica that died."""
+    member: bool = False
+    """It was on several: one replica may read it, and no other one after that."""
+    avoid: frozenset[str] = frozenset()
     """Ids of endpoints that must not get it."""
-    member: bool
-    """It was on several replicas that died: a replica may read it once, and no other one after."""
 
 
 class Request(Plain):
@@ -180,8 +183,7 @@ class Request(Plain):
         headers: Request headers by lower-case name, read for the header pins of variants.
         body: The whole body as sent; ``None`` = not read, or not to its end.
         repeatable: Whether the proxy can send the request again.
-        fingerprint: Set by the router while it suspects any request; ``None`` = not taken.
-        care: Set by the router; ``None`` = nothing is held against the request.
+        care: Set by the router; ``None`` = no request is suspected, or this one has no fingerprint.
     """
 
     __slots__ = (
@@ -190,7 +192,6 @@ class Request(Plain):
         "body",
         "care",
         "features",
-        "fingerprint",
         "headers",
         "pool",
         "protocol",
@@ -213,7 +214,6 @@ class Request(Plain):
         headers: Mapping[str, str] = _NO_HEADERS,
         body: bytes | None = None,
         repeatable: bool = True,
-        fingerprint: bytes | None = None,
         care: Care | None = None,
     ) -> None:
         self.pool = pool
@@ -227,5 +227,4 @@ class Request(Plain):
         self.headers = headers
         self.body = body
         self.repeatable = repeatable
-        self.fingerprint = fingerprint
         self.care = care

@@ -2,8 +2,9 @@
 
 Run ``python -m bench.cost.parse``. Each row is the best of several rounds and includes the head,
 the body and the prompt's blocks; ``cut`` is a truncated body, as in body mode ``peek``. The last
-rows are the cost of a pool's tokenizer: a byte-level BPE trained on Tidegate's documentation. Needs
-the extra ``dev``.
+rows are the cost of a pool's tokenizer: a byte-level BPE trained on Tidegate's documentation, and
+of suspicion: what each request with a whole body pays from its pick to its good answer, and its
+fingerprint while anything is held, beside two hashes that were not chosen. Needs the extra ``dev``.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ from __future__ import annotations
 import json
 import struct
 import time
+from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tritonclient.grpc import service_pb2
+from xxhash import xxh3_128_digest
 
+from ext_proc.blame.fingerprint import BYTES, Fingerprints
 from ext_proc.control.tokenizer_files import FileTokenizer
 from ext_proc.requests import BadRequest, prompt_blocks, read_body, read_head, token_blocks
-from ext_proc.routing.values.request import Features, Form
+from ext_proc.routing.suspicion import Suspicion
+from ext_proc.routing.values.request import Features, Form, Request
 from ext_proc.telemetry.dialects import read_all
 
 if TYPE_CHECKING:
@@ -42,13 +48,13 @@ def best_us(call: Callable[[], object]) -> float:
     call()
     start = time.thread_time()
     call()
-    count = max(1, int(ROUND_S / max(time.thread_time() - start, 1e-6)))
+    times = max(1, int(ROUND_S / max(time.thread_time() - start, 1e-6)))
     best = float("inf")
     for _ in range(ROUNDS):
         start = time.thread_time()
-        for _ in range(count):
+        for _ in range(times):
             call()
-        best = min(best, (time.thread_time() - start) / count)
+        best = min(best, (time.thread_time() - start) / times)
     return best * 1e6
 
 
@@ -160,6 +166,30 @@ def tokenising() -> None:
         print(f"{f'{kilobytes} KB of text':<28}{cost:>12.1f}{cost / kilobytes:>12.1f}")
 
 
+def suspecting() -> None:
+    """Print what a request's body costs before and after a replica has died."""
+    made, suspicion, tickets = Fingerprints(7), Suspicion(lambda _: True), count()
+    print(f"\n{'suspicion':<28}{'us':>12}{'GB/s':>12}")
+    for size in (2_048, 32_768, 2**20):
+        body = bytes(size)
+        request = Request("llm", None, "http", Features(Form.GENERATE, model="m"), body=body)
+
+        def keep(request: Request = request) -> None:
+            ticket = next(tickets)
+            suspicion.picked(ticket, "r1", request, 0.0)
+            suspicion.answered(ticket)
+
+        rows: dict[str, Callable[[], object]] = {
+            "kept": keep,
+            "fingerprint": lambda body=body: made.of("llm", "m", body),  # type: ignore[misc]  # default binds
+            "BLAKE2b": lambda body=body: blake2b(body, digest_size=BYTES, key=b"key").digest(),  # type: ignore[misc]  # default binds
+            "XXH3": lambda body=body: xxh3_128_digest(body, seed=7),  # type: ignore[misc]  # default binds
+        }
+        for name, call in rows.items():
+            cost = best_us(call)
+            print(f"{f'{name}, {size} bytes':<28}{cost:>12.2f}{size / cost / 1000:>12.2f}")
+
+
 def main() -> None:
     """Print the table."""
     print(f"{'form and size':<28}{'whole, us':>12}{'cut, us':>12}")
@@ -198,6 +228,7 @@ def main() -> None:
     )
     print(f"{'metrics page, 4 models':<28}{best_us(lambda: read_all(page, 0.0)):>12.1f}")
     tokenising()
+    suspecting()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ It is HMAC-SHA-256, cut to ``BYTES``. A fast hash such as XXH3 takes a tenth of 
 bodies with the same value can be constructed for it even where the seed is secret: a client could
 have the request of somebody else refused. BLAKE2b in CPython takes twice the time, as OpenSSL uses
 the processor's SHA instructions. Bodies are only hashed after a replica has died, so the difference
-does not matter to other requests (``bench/cost/fingerprints.py``).
+does not matter to other requests (``bench/cost/parse.py``).
 
 Source: RFC 2104, FIPS 180-4.
 """

@@ -210,7 +210,7 @@ class Routing(Strict):
     """Bytes; in body mode `full` a larger request is refused with 413."""
     refuse_deadly: bool = True
     """Requests that several replicas died with run one at a time, and the one that is to blame is
-    refused with 422 for a minute; docs/explanation/blame.md says when."""
+    refused with 422 for a minute; docs/explanation/deadly-requests.md says when."""
 
 
 class UpstreamTls(Strict):

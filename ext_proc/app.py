@@ -182,6 +182,8 @@ class Picker:
     def _probed(self, found: Probed | Indexed) -> None:
         found.take(self._router.conditions)
         self._publish(found)
+        if isinstance(found, Probed) and not found.ready:
+            self._router.suspicion.gone(found.endpoint.id, time.monotonic())
 
     def _lead(self, leading: bool) -> None:
         self._telemetry.lead(leading)

@@ -1,0 +1,137 @@
+"""Requests that kill replicas, and an operator who does, against a real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+from support.mortal import DEADLY, MortalReplica
+from support.replicas import stack_over
+from support.traffic import GENERATE, VISION, eventually, fresh_prompt, metric, vision_body
+from tidegate.stack.tritons.fleet import Tritons
+from xds_server.fleet.model.fleet import Routing
+
+COMPLETE_S = 2.5
+"""After this time a death is complete and confirmed."""
+
+
+@asynccontextmanager
+async def running(count, **more):
+    """Run a stack over replicas that can die; yield both."""
+    replicas = [MortalReplica(f"r{number}") for number in range(1, count + 1)]
+    async with stack_over(*replicas, more=more) as stack:
+        for replica in replicas:
+            replica.asked.clear()  # the stack's own request
+        yield stack, replicas
+
+
+async def ask(http, stack, prompt):
+    """Send a request; return its status and the picker's reason."""
+    body = {"text_input": prompt, "max_tokens": 2}
+    async with http.post(stack.http_url + GENERATE, json=body) as answer:
+        await answer.read()
+        return answer.status, answer.headers.get("x-tidegate-reason")
+
+
+async def _busy(replicas):
+    return sum(replica.at_once for replica in replicas) >= 60
+
+
+def killed(replicas):
+    return sum(replica.deaths for replica in replicas)
+
+
+@pytest.mark.parametrize(("retry_read", "first"), [(1, 2), (0, 1)])
+async def test_a_killing_request_is_refused_before_it_kills_many(
+    http,
+    demo_extra,  # noqa: ARG001 - skips first
+    retry_read,
+    first,
+):
+    """Its first copy kills what may read it, its second what the rules allow, its third none."""
+    async with running(4, routing={"fallbacks": 3, "retry_read": retry_read}) as (stack, replicas):
+        assert await ask(http, stack, fresh_prompt(64)) == (200, None)
+        status, _ = await ask(http, stack, DEADLY)
+        assert (status, killed(replicas)) == (503, first)
+        await asyncio.sleep(COMPLETE_S)
+        await ask(http, stack, DEADLY)
+        assert killed(replicas) == 2
+        await asyncio.sleep(COMPLETE_S)
+        for _ in range(3):
+            assert await ask(http, stack, DEADLY) == (422, "deadly-request")
+            assert await ask(http, stack, fresh_prompt(64)) == (200, None)
+        assert killed(replicas) == 2
+        refused = await metric(http, stack.picker_metrics, "tidegate_picker_deadly_requests")
+        assert refused == 1
+        async with http.get(f"http://{stack.picker_metrics}/debug/state") as page:
+            deaths = json.loads(await page.read())["router"]["deaths"]
+        assert len(deaths["refused"]) == 1
+
+
+async def test_an_operators_kill_refuses_nobody(http, demo_extra):  # noqa: ARG001 - skips first
+    """Two of three replicas die under 100 requests, each of which is answered in the end."""
+    async with running(3, routing={"fallbacks": 2}) as (stack, replicas):
+        for replica in replicas:
+            replica.hold_s = 0.5
+        seen = []
+
+        async def insist():
+            prompt = fresh_prompt(64)
+            for _ in range(60):
+                seen.append(await ask(http, stack, prompt))
+                if seen[-1][0] == 200:
+                    return True
+                await asyncio.sleep(1.0)  # retry-after
+            return False
+
+        sent = [asyncio.create_task(insist()) for _ in range(100)]
+        assert await eventually(lambda: _busy(replicas))
+        replicas[0].die()
+        await asyncio.sleep(0.2)
+        replicas[1].die()
+        assert all(await asyncio.gather(*sent))
+        assert {status for status, _ in seen} <= {200, 503}
+
+
+def unchecked(fleet):
+    """Let the request through that kills Triton, however the picker checks requests by default."""
+    for pool in fleet["pools"]:
+        pool["health"]["interval"] = "300ms"
+        if "check_requests" in Routing.model_fields:
+            pool.setdefault("routing", {})["check_requests"] = False
+
+
+async def test_a_request_that_kills_triton_is_refused(http, demo_extra, new_stack):  # noqa: ARG001
+    """A shape for which it cannot allocate memory: two of four die, and the others go on."""
+    tensor = {"name": "image", "datatype": "FP32", "shape": [2**40], "data": [0.5]}
+    async with Tritons(4, models=("vision",)) as tritons:
+        stack = await new_stack(tritons=tritons, models=("vision",), fleet=unchecked)
+
+        async def infer(body):
+            async with http.post(stack.http_url + VISION, json=body) as answer:
+                await answer.read()
+                return answer.status
+
+        def running():
+            return sum(tritons.supervisor.running(each.name) for each in tritons.replicas)
+
+        assert await infer({"inputs": [tensor]}) == 503
+        assert running() == 2
+        await asyncio.sleep(COMPLETE_S)
+        for _ in range(3):
+            assert await infer({"inputs": [tensor]}) == 422
+            assert await infer(vision_body()) == 200
+        assert running() == 2
+
+
+async def test_a_pool_can_leave_it_at_the_bound_on_reads(http, demo_extra):  # noqa: ARG001 - skips
+    """`refuse_deadly: false`: each copy kills what may read it."""
+    routing = {"fallbacks": 3, "retry_read": 0, "refuse_deadly": False}
+    async with running(4, routing=routing) as (stack, replicas):
+        for number in range(1, 4):
+            await ask(http, stack, DEADLY)
+            await asyncio.sleep(COMPLETE_S)
+            assert killed(replicas) == number

@@ -1,0 +1,78 @@
+"""A test replica that dies: of a certain body, or because a test kills it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from support.replicas import Replica
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+DEADLY = "the killing prompt"
+
+
+@dataclass
+class MortalReplica(Replica):
+    """A replica that loses all connections and its port when it dies, and is back later."""
+
+    down_s: float = 3.0
+    """Time until it is back, seconds."""
+    deaths: int = 0
+    runner: web.AppRunner | None = None
+    site: web.TCPSite | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @asynccontextmanager
+    async def serve(self, tls: object = None) -> AsyncIterator[MortalReplica]:
+        """Serve on a free port."""
+        assert tls is None
+        app = web.Application()
+        app.add_routes(
+            [web.get("/{path:.*}", self._ready), web.post("/{path:.*}", self._infer_or_die)]
+        )
+        self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+        await self.runner.setup()
+        self.site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        try:
+            await self.site.start()
+            host, port = self.runner.addresses[0][:2]
+            self.address = f"{host}:{port}"
+            yield self
+        finally:
+            for task in self.tasks:
+                task.cancel()
+            await self.runner.cleanup()
+
+    async def _infer_or_die(self, request: web.Request) -> web.StreamResponse:
+        if DEADLY.encode() in await request.read():
+            self.asked.append(dict(request.headers))
+            await asyncio.sleep(0.05)
+            self.die()
+        return await self._infer(request)
+
+    def die(self) -> None:
+        """Lose all connections and the port, as a process that is killed does."""
+        task = asyncio.get_running_loop().create_task(self._die())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _die(self) -> None:
+        if self.site is None or self.runner is None:
+            return
+        self.deaths += 1
+        site, self.site = self.site, None
+        await site.stop()
+        for connection in list(self.runner.server.connections if self.runner.server else ()):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.sleep(self.down_s)
+        host, _, port = self.address.rpartition(":")
+        again = web.TCPSite(self.runner, host, int(port), reuse_address=True)
+        await again.start()
+        self.site = again

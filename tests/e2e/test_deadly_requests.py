@@ -19,10 +19,10 @@ COMPLETE_S = 2.5
 
 
 @asynccontextmanager
-async def running(count, **more):
+async def running(count, workers=1, **more):
     """Run a stack over replicas that can die; yield both."""
     replicas = [MortalReplica(f"r{number}") for number in range(1, count + 1)]
-    async with stack_over(*replicas, more=more) as stack:
+    async with stack_over(*replicas, more=more, workers=workers) as stack:
         for replica in replicas:
             replica.asked.clear()  # the stack's own request
         yield stack, replicas
@@ -44,15 +44,17 @@ def killed(replicas):
     return sum(replica.deaths for replica in replicas)
 
 
-@pytest.mark.parametrize(("retry_read", "first"), [(1, 2), (0, 1)])
+@pytest.mark.parametrize(("retry_read", "first", "workers"), [(1, 2, 1), (0, 1, 2)])
 async def test_a_killing_request_is_refused_before_it_kills_many(
     http,
     demo_extra,  # noqa: ARG001 - skips first
     retry_read,
     first,
+    workers,
 ):
     """Its first copy kills what may read it, its second what the rules allow, its third none."""
-    async with running(4, routing={"fallbacks": 3, "retry_read": retry_read}) as (stack, replicas):
+    routing = {"fallbacks": 3, "retry_read": retry_read}
+    async with running(4, workers, routing=routing) as (stack, replicas):
         assert await ask(http, stack, fresh_prompt(64)) == (200, None)
         status, _ = await ask(http, stack, DEADLY)
         assert (status, killed(replicas)) == (503, first)

@@ -39,12 +39,14 @@ class Made:
 
     def __init__(self):
         self.now = 100.0
+        self.gone = []
         self.router = Router()
         self.registry = CollectorRegistry()
         self.hub = Hub(
             self.router,
             self.registry,
             interval_s=0.25,
+            on_gone=lambda *what: self.gone.append(what),
             clock=lambda: self.now,
             wall_clock=lambda: 7.0,
         )
@@ -115,6 +117,15 @@ async def test_silent_only_where_no_source_tells(made):
     made.hub.take(PushEnded("a"))
     made.hub.take(ScrapeFailed("a", SILENT_AFTER))
     assert made.router.calls[-1] == ("silent", "a")
+
+
+async def test_a_replica_that_restarts_or_cannot_be_read_is_reported_gone(made):
+    """Either confirms that it died of what it was sent."""
+    made.hub.take(ScrapeFailed("a", SILENT_AFTER - 1))
+    assert not made.gone
+    made.hub.take(ScrapeFailed("a", SILENT_AFTER))
+    made.hub.take(Restarted("b"))
+    assert made.gone == [("a", 100.0), ("b", 100.0)]
 
 
 async def test_a_restart_forgets_what_all_sources_said(made):

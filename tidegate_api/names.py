@@ -62,9 +62,22 @@ SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
 MAX_RETRIES_HEADER: Final = "x-envoy-max-retries"
 """Set to 0 on requests that Envoy must not retry."""
 
+READS_HEADER: Final = "x-tidegate-reads"
+"""Number of further replicas that may read the request after one broke off; set to 0 on the first
+request of a sequence. Without it the pool's `routing.retry_read` counts."""
+
+SENT_HEADER: Final = "x-tidegate-sent"
+"""Bytes sent to and received from replicas so far; Envoy sets and removes it on retries."""
+
+ATTEMPT_HEADER: Final = "x-envoy-attempt-count"
+"""Number of the attempt; Envoy sets it on what it sends to replicas."""
+
 TICKET_HEADER: Final = "x-tidegate-ticket"
 """``ticket;picker;at`` of the pick, as in the metadata ``tidegate``: the log entries of single
 attempts carry headers, but no metadata."""
+
+TRY_TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-per-try-timeout-ms"
+"""Time to the headers of an answer after which Envoy tries another replica, milliseconds."""
 
 REASON_HEADER: Final = "x-tidegate-reason"
 """On refusals: the machine-readable reason."""
@@ -79,6 +92,10 @@ STRIPPED_HEADERS: Final = (
     DESTINATION_SERVED_KEY,
     SUBSET_KEY,
     MAX_RETRIES_HEADER,
+    READS_HEADER,
+    SENT_HEADER,
+    TICKET_HEADER,
+    TRY_TIMEOUT_HEADER,
 )
 
 # --- Dynamic metadata ---------------------------------------------------------------------------

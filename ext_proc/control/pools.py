@@ -47,7 +47,7 @@ _PERCENT: Final = Bounds(most=MAX_PERCENT)
 _POOL: Final = FieldReader(
     pool_pb2.Pool,
     Pool,
-    zero={"per_endpoint_in_flight"},
+    zero={"per_endpoint_in_flight", "first_answer_seconds", "first_answer_least_seconds"},
     elsewhere={
         *("name", "models", "paths", "default_for", "default_for_paths", "variants", "endpoints"),
         *(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
@@ -42,6 +43,7 @@ from tidegate_api.names import (
     ROUTE_ATTRIBUTE,
     SUBSET_KEY,
     SUBSET_NAMESPACE,
+    TICKET_HEADER,
     TIDEGATE_NAMESPACE,
 )
 
@@ -221,8 +223,8 @@ class Writer:
         self._picker = picker
         self._at = at
         self._life = life
-        self._frames: dict[tuple[int | None, bool], tuple[bytes, bytes]] = {}
-        """Bytes before and after a ticket, by its length: a dozen entries at most."""
+        self._frames: dict[tuple[str, int, bool], tuple[bytes, bytes, bytes]] = {}
+        """Bytes before, between and after a ticket's two places: a few dozen entries at most."""
 
     def write(self, action: Action) -> bytes:
         """Return the reply's bytes."""
@@ -244,38 +246,40 @@ class Writer:
     def _picked(self, pick: Pick, part: str, override: BodyModeOverride | None) -> bytes:
         """Assemble a pick from two cached parts and the ticket.
 
-        ``dynamic_metadata`` is written twice, and parsers merge the two. Source: the protobuf
-        encoding guide, "last one wins" (embedded messages are merged, and so are maps).
+        ``dynamic_metadata`` and the header mutation are written twice, and parsers merge the two.
+        Source: the protobuf encoding guide, "last one wins" (embedded messages are merged, maps
+        too, and repeated fields are joined).
         """
         where = _where(part, pick.destination, pick.headers, pick.clear_route_cache, override)
         if pick.ticket is None:
-            return where + self._who(None, pick.unreadable)[0]
+            return where + self._sign(part, None, pick.unreadable)
         ticket = pick.ticket.encode()
-        before, after = self._who(len(ticket), pick.unreadable)
-        return b"%b%b%b%b" % (where, before, ticket, after)
+        frame = self._frames.get((part, len(ticket), pick.unreadable))
+        if frame is None:
+            frame = self._frame(part, len(ticket), pick.unreadable)
+        before, between, after = frame
+        return b"%b%b%b%b%b%b" % (where, before, ticket, between, ticket, after)
 
-    def _who(self, length: int | None, unreadable: bool) -> tuple[bytes, bytes]:
-        """Return the bytes before and after a ticket of ``length``; ``None`` = without a ticket."""
-        found = self._frames.get((length, unreadable))
-        if found is None:
-            if length is None:
-                found = self._sign(None, unreadable), b""
-            else:
-                # The ticket is where two messages differ whose tickets differ in each byte.
-                one, other = (self._sign(digit * length, unreadable) for digit in "01")
-                start = next(
-                    at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]
-                )
-                found = one[:start], one[start + length :]
-            self._frames[length, unreadable] = found
-        return found
+    def _frame(self, part: str, length: int, unreadable: bool) -> tuple[bytes, bytes, bytes]:
+        """Keep and return the bytes around the two places of a ticket of ``length``."""
+        # The ticket is where two messages differ whose tickets differ in each byte.
+        one, other = (self._sign(part, digit * length, unreadable) for digit in "01")
+        places = [at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]]
+        first, second = places[0], places[length]
+        frame = one[:first], one[first + length : second], one[second + length :]
+        self._frames[part, length, unreadable] = frame
+        return frame
 
-    def _sign(self, ticket: str | None, unreadable: bool) -> bytes:
+    def _sign(self, part: str, ticket: str | None, unreadable: bool) -> bytes:
         message = pb.ProcessingResponse()
         ours = message.dynamic_metadata.fields[TIDEGATE_NAMESPACE].struct_value.fields
         ours["picker"].string_value = self._picker
         if ticket is not None:
             ours["ticket"].string_value = self._life + ticket
+            # An id may have characters that a header must not have.
+            header = f"{self._life}{ticket};{quote(self._picker, safe='')};{self._at}"
+            mutation = getattr(message, part).response.header_mutation
+            _set_headers(mutation, ((TICKET_HEADER, header),))
         if self._at:
             ours["at"].string_value = self._at
         if unreadable:

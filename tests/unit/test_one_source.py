@@ -54,6 +54,7 @@ ENVOY_ALONE = {
     "health.unhealthy_after",
     "routing.first_message",
     "routing.peek_bytes",
+    "routing.retry_read",
     "shadow.percent",
     "shadow.pool",
     "shadow.variant",

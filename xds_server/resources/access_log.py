@@ -4,6 +4,11 @@ There is one log sink per picker, with a filter on the metadata that each pick w
 without a pick are not sent. A single picker gets its entries over the pickers' own cluster, and the
 filter only tests for the presence of the metadata, so that the picker need not know its address.
 
+The router adds an entry for each failed attempt (``upstream_log``). On Envoy 1.40 such entries have
+no metadata, so a request header with the same content tells them apart, and they carry it. The
+replica gets that header too: a filter that removed it would remove it from the log as well. Good
+attempts write no entry; that of the request describes its last attempt.
+
 Source: ``envoy/extensions/access_loggers/grpc/v3/als.proto``.
 """
 
@@ -12,12 +17,27 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from envoy_data_plane.envoy.config.accesslog.v3 import AccessLog, AccessLogFilter, MetadataFilter
+from envoy_data_plane.envoy.config.accesslog.v3 import (
+    AccessLog,
+    AccessLogFilter,
+    AndFilter,
+    ComparisonFilter,
+    ComparisonFilterOp,
+    GrpcStatusFilter,
+    GrpcStatusFilterStatus,
+    HeaderFilter,
+    MetadataFilter,
+    OrFilter,
+    ResponseFlagFilter,
+    StatusCodeFilter,
+)
 from envoy_data_plane.envoy.config.core.v3 import (
     ApiVersion,
     GrpcService,
     GrpcServiceEnvoyGrpc,
+    RuntimeUInt32,
 )
+from envoy_data_plane.envoy.config.route.v3 import HeaderMatcher
 from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import (
     CommonGrpcAccessLogConfig,
     HttpGrpcAccessLogConfig,
@@ -30,10 +50,16 @@ from envoy_data_plane.envoy.type.matcher.v3 import (
 )
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
-from tidegate_api.names import LOG_CLUSTER_PREFIX, PICKER_AT_KEY, PICKER_CLUSTER, TIDEGATE_NAMESPACE
+from tidegate_api.names import (
+    LOG_CLUSTER_PREFIX,
+    PICKER_AT_KEY,
+    PICKER_CLUSTER,
+    TICKET_HEADER,
+    TIDEGATE_NAMESPACE,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from xds_server.fleet.model.fleet import Pickers
 
@@ -43,6 +69,10 @@ FLUSH: Final = timedelta(seconds=0.2)
 RUNNING: Final = timedelta(seconds=1)
 """Interval of the intermediate entries of a running request."""
 
+ATTEMPTS_LOG: Final = "tidegate-attempts"
+"""Name of the log of failed attempts."""
+
+_REQUESTS_LOG: Final = "tidegate"
 _GRPC_STATUS: Final = "grpc-status"
 
 
@@ -65,20 +95,80 @@ def access_logs(pickers: Pickers) -> list[AccessLog]:
     ]
 
 
-def _sink(cluster: str, value: ValueMatcher) -> AccessLog:
-    config = HttpGrpcAccessLogConfig(
+def attempt_logs(pickers: Pickers) -> list[AccessLog]:
+    """Return the router's log sinks, for attempts that failed and may be followed by others."""
+    several = log_clusters(pickers)
+    if not several:
+        there = HeaderMatcher(name=TICKET_HEADER, present_match=True)
+        return [_attempts(PICKER_CLUSTER, there)] if pickers.addresses else []
+    return [
+        _attempts(
+            cluster,
+            HeaderMatcher(name=TICKET_HEADER, string_match=StringMatcher(suffix=f";{address}")),
+        )
+        for cluster, address in several.items()
+    ]
+
+
+def _attempts(cluster: str, ours: HeaderMatcher) -> AccessLog:
+    # A connection that failed, broke or timed out has a flag; the rest are the answers that the
+    # routes' retry policy covers.
+    failed = [
+        AccessLogFilter(response_flag_filter=ResponseFlagFilter()),
+        AccessLogFilter(
+            status_code_filter=StatusCodeFilter(
+                comparison=ComparisonFilter(
+                    op=ComparisonFilterOp.EQ,
+                    value=RuntimeUInt32(default_value=503, runtime_key="tidegate.retried_status"),
+                )
+            )
+        ),
+        AccessLogFilter(
+            grpc_status_filter=GrpcStatusFilter(statuses=[GrpcStatusFilterStatus.UNAVAILABLE])
+        ),
+    ]
+    return AccessLog(
+        name="envoy.access_loggers.http_grpc",
+        filter=AccessLogFilter(
+            and_filter=AndFilter(
+                filters=[
+                    AccessLogFilter(header_filter=HeaderFilter(header=ours)),
+                    AccessLogFilter(or_filter=OrFilter(filters=failed)),
+                ]
+            )
+        ),
+        # Not buffered: a lease or a suspicion should not wait for the end of the request.
+        typed_config=PackedAny.pack(
+            _config(cluster, ATTEMPTS_LOG, buffer_bytes=0, request_headers=[TICKET_HEADER])
+        ),
+    )
+
+
+def _config(
+    cluster: str,
+    name: str,
+    *,
+    buffer_bytes: int | None = None,
+    request_headers: Sequence[str] = (),
+) -> HttpGrpcAccessLogConfig:
+    return HttpGrpcAccessLogConfig(
         common_config=CommonGrpcAccessLogConfig(
-            log_name="tidegate",
+            log_name=name,
             transport_api_version=ApiVersion.V3,
             # The default authority is the cluster's name, whose slash is invalid there.
             grpc_service=GrpcService(
                 envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=cluster, authority=PICKER_CLUSTER)
             ),
             buffer_flush_interval=FLUSH,
+            buffer_size_bytes=buffer_bytes,
         ),
+        additional_request_headers_to_log=[*request_headers],
         additional_response_headers_to_log=[_GRPC_STATUS],
         additional_response_trailers_to_log=[_GRPC_STATUS],
     )
+
+
+def _sink(cluster: str, value: ValueMatcher) -> AccessLog:
     matcher = MetadataMatcher(
         filter=TIDEGATE_NAMESPACE,
         path=[MetadataMatcherPathSegment(key=PICKER_AT_KEY)],
@@ -89,5 +179,5 @@ def _sink(cluster: str, value: ValueMatcher) -> AccessLog:
         filter=AccessLogFilter(
             metadata_filter=MetadataFilter(matcher=matcher, match_if_key_not_found=False)
         ),
-        typed_config=PackedAny.pack(config),
+        typed_config=PackedAny.pack(_config(cluster, _REQUESTS_LOG)),
     )

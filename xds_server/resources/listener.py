@@ -57,7 +57,8 @@ from tidegate_api.names import (
     TIDEGATE_NAMESPACE,
 )
 from xds_server.fleet.model.fields import split_host_port
-from xds_server.resources.access_log import RUNNING, access_logs
+from xds_server.resources.access_log import RUNNING, access_logs, attempt_logs
+from xds_server.resources.reads import upstream_filters
 from xds_server.resources.routes import session_headers
 from xds_server.resources.secrets import downstream
 from xds_server.resources.sources import ads_source, extension
@@ -121,7 +122,15 @@ def listener(fleet: Fleet) -> bytes:
                     _external_processor(fleet.pickers, session_headers(fleet))
                 ),
             ),
-            HttpFilter(name="envoy.filters.http.router", typed_config=PackedAny.pack(Router())),
+            HttpFilter(
+                name="envoy.filters.http.router",
+                typed_config=PackedAny.pack(
+                    Router(
+                        upstream_log=attempt_logs(fleet.pickers),
+                        upstream_http_filters=upstream_filters(),
+                    )
+                ),
+            ),
         ],
     )
     message = Listener(

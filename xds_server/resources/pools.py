@@ -53,6 +53,8 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
         per_endpoint_in_flight=pool.circuit_breaker.per_endpoint_in_flight,
         outlier=_OUTLIER(pool.outlier),
         probe_interval_seconds=pool.health.interval,
+        first_answer_seconds=pool.timeouts.first_answer,
+        first_answer_least_seconds=pool.timeouts.first_answer_least,
         custom_metrics=[_CUSTOM_METRIC(custom) for custom in pool.telemetry.custom],
         deep_health=_DEEP_HEALTH(
             pool.health,

@@ -126,6 +126,10 @@ class Pool:
     """Maximum number of requests in flight on one endpoint; 0 = no limit."""
     outlier: Outlier = USUAL_OUTLIER
     probe_interval_s: float = 5.0
+    first_answer_s: float = 120.0
+    """The route's bound on the time to the headers of an answer; 0 = none."""
+    first_answer_least_s: float = 15.0
+    """Minimum to which the picker shortens that bound; 0 = it does not."""
     custom_metrics: tuple[CustomMetric, ...] = ()
     """Declared series of the replicas' metrics pages that no dialect reads."""
     model_needs: tuple[ModelNeeds, ...] = ()

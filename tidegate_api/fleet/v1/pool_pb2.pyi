@@ -113,6 +113,8 @@ class Pool(_message.Message):
     ORCA_FIELD_NUMBER: _builtins.int
     MODEL_NEEDS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    FIRST_ANSWER_SECONDS_FIELD_NUMBER: _builtins.int
+    FIRST_ANSWER_LEAST_SECONDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     per_endpoint_in_flight: _builtins.int
     """Most requests in flight on one endpoint; 0 = no limit."""
@@ -124,6 +126,10 @@ class Pool(_message.Message):
     """Secret of the fleet: seed of the hashes of prompts. The control server draws it once, and all
     pools of a fleet have the same. 0 = none.
     """
+    first_answer_seconds: _builtins.float
+    """Bound of Envoy's routes on the seconds to the headers of an answer; 0 = none."""
+    first_answer_least_seconds: _builtins.float
+    """Least value to which the picker shortens it for a streamed answer; 0 = it does not."""
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models that this pool serves. A model belongs to at most one pool."""
@@ -182,10 +188,12 @@ class Pool(_message.Message):
         orca: _builtins.bool = ...,
         model_needs: _abc.Iterable[Global___ModelNeeds] | None = ...,
         seed: _builtins.int = ...,
+        first_answer_seconds: _builtins.float = ...,
+        first_answer_least_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deep_health", b"deep_health", "outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

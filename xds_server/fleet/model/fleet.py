@@ -171,6 +171,9 @@ class Routing(Strict):
     message, with every message going through the picker: then a stream breaks with its picker."""
     fallbacks: Annotated[int, Field(ge=0, le=8)] = 2
     """Further endpoints behind the pick, which Envoy's retries walk."""
+    retry_read: Annotated[int, Field(ge=0, le=1)] = 1
+    """Further replicas that may read a request after the one that had read it broke off without an
+    answer; 0 for sequences, whatever is set here. Refused connections do not count."""
     session_header: HeaderName = SESSION_HEADER
     """Requests of one session draw the same variant."""
     block_chars: Annotated[int, Field(ge=16, le=65_536)] = 256

@@ -48,13 +48,12 @@ class CircuitBreaker(Strict):
 
 
 class OutlierSpec(Strict):
-    """Passive ejection, by Envoy and by the pickers."""
+    """Passive ejection by the pickers. Envoy only counts: clients can cause all that it sees."""
 
     consecutive_failures: Annotated[int, Field(ge=1, le=1000)] = 3
     """Failures in a row (5xx, resets, refused connections) that eject a replica."""
     interval: Annotated[Duration, Field(gt=0)] = 5.0
-    """How often Envoy judges; also the time in which older results lose their weight with a
-    picker."""
+    """Time in which older results lose their weight with a picker; how often Envoy counts."""
     base_ejection: Annotated[Duration, Field(gt=0)] = 10.0
     """Length of the first ejection; each further one is longer by this."""
     max_ejection_percent: Annotated[int, Field(ge=0, le=MAX_PERCENT)] = 50
@@ -110,6 +109,13 @@ class Timeouts(Strict):
     """From the end of the request to the end of the response; 0 = none, as generations are long."""
     idle: Duration = 300.0
     """A stream without a byte in either direction for so long is ended."""
+    first_answer: Duration = 120.0
+    """From sending a request to a replica to the headers of its answer, which for an answer that is
+    not streamed come with its end; then another replica may read it (`routing.retry_read`). 0 = no
+    bound. Not for gRPC streams."""
+    first_answer_least: Duration = 15.0
+    """Least bound to which the picker shortens `first_answer` for an answer that is streamed: five
+    times what it expects. 0 = never shortened."""
 
 
 class Shadow(Strict):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
 
 from xds_server.resources.fractions import fraction
+from xds_server.resources.reads import allow_reads
 from xds_server.resources.routes.processing import process
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ def forward(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
     action.timeout.FromNanoseconds(round(pool.timeouts.request * 1e9))
     action.idle_timeout.FromNanoseconds(round(pool.timeouts.idle * 1e9))
     retry = action.retry_policy
-    # `reset` covers a replica that dies after it has read the request; Envoy never retries once a
-    # response has begun. A stream may contain sequences that the picker does not see, so it is
-    # retried only if the replica cannot have read it.
+    # `reset` covers a replica that dies after it has read the request, which `reads` bounds; Envoy
+    # never retries once a response has begun. A stream may contain sequences that the picker does
+    # not see, so it is retried only if the replica cannot have read it.
     retry.retry_on = (
         "connect-failure,refused-stream"
         if streaming
@@ -35,6 +36,9 @@ def forward(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
     if not streaming:
         retry.retriable_status_codes.append(503)
     retry.num_retries.value = max(1, pool.routing.fallbacks)
+    if not streaming:
+        allow_reads(route, pool.routing.retry_read)
+        retry.per_try_timeout.FromNanoseconds(round(pool.timeouts.first_answer * 1e9))
     retry.host_selection_retry_max_attempts = pool.routing.fallbacks + 3
     retry.retry_host_predicate.add(
         name="envoy.retry_host_predicates.previous_hosts"

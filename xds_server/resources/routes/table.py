@@ -78,7 +78,8 @@ def route_configuration(fleet: Fleet, retiring: Fleet | None = None) -> bytes:
     The clusters of ``retiring``, the previous fleet, can still be picked, but are no longer drawn.
     """
     config = route_pb2.RouteConfiguration(name=ROUTE_CONFIG_NAME)
-    host = config.virtual_hosts.add(name="all", domains=["*"])
+    # The attempt's number lets a first attempt past the upstream filter (`reads`).
+    host = config.virtual_hosts.add(name="all", domains=["*"], include_request_attempt_count=True)
     pickable = {ref: pool for pool in fleet.pools for ref in clusters_of(pool)}
     for pool in retiring.pools if retiring is not None else ():
         for ref in clusters_of(pool):

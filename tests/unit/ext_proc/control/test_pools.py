@@ -81,6 +81,8 @@ def test_every_field():
             ),
             slow_start=pool_pb2.SlowStart(window_seconds=30, aggression=2, min_weight=0.2),
             per_endpoint_in_flight=9,
+            first_answer_seconds=70,
+            first_answer_least_seconds=7,
         )
     )
     assert made == Pool(
@@ -117,6 +119,8 @@ def test_every_field():
         max_body_bytes=1000,
         slow_start=SlowStart(30.0, 2.0, 0.2),
         per_endpoint_in_flight=9,
+        first_answer_s=70.0,
+        first_answer_least_s=7.0,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import json_format
@@ -193,9 +195,9 @@ def test_a_pick_in_a_head_reply():
         "picker": "picker-1",
         "ticket": "7",
     }
-    (option,) = answer.common.header_mutation.set_headers
-    assert option.append_action == option.OVERWRITE_IF_EXISTS_OR_ADD
-    assert option.header.value == ""
+    for option in answer.common.header_mutation.set_headers:
+        assert option.append_action == option.OVERWRITE_IF_EXISTS_OR_ADD
+        assert option.header.value == ""
     assert not answer.message.HasField("mode_override")
 
 
@@ -209,6 +211,7 @@ def test_a_pick_tells_access_logs_where_to_go():
         "at": "127.0.0.1:18001",
         "unreadable": True,
     }
+    assert answer.headers["x-tidegate-ticket"] == "a1-7;picker-1;127.0.0.1:18001"
 
 
 @given(
@@ -235,7 +238,9 @@ def test_a_pick_out_of_parts_says_all_of_it(
     )
     writer = Writer(picker, at, life)
     answer = Answer.of(writer.write(ReplyHead(pick, override)))
-    assert answer.headers == dict(headers)
+    signed = f"{life}{ticket};{quote(picker, safe='')};{at}"
+    more = {} if ticket is None else {"x-tidegate-ticket": signed}
+    assert answer.headers == dict(headers) | more
     assert answer.common.clear_route_cache is clear
     assert answer.message.HasField("mode_override") is (override is not None)
     metadata = {

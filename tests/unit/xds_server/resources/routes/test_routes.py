@@ -237,6 +237,33 @@ def test_retries_follow_the_list() -> None:
     assert "reset" in retry.retry_on.split(",")
 
 
+def test_reads_are_bounded_except_on_streams() -> None:
+    """A stream is not retried once it may have been read, so it needs no count."""
+    routes = parse(route_configuration(fleet(pool(default=True, routing={"retry_read": 0}))))
+    script = routes["llm/http"].metadata.filter_metadata["envoy.filters.http.lua"]
+    assert script.fields["retry_read"].number_value == 0.0
+    streams = [
+        route
+        for route in routes.values()
+        if route.HasField("route") and route.route.retry_policy.retry_on.count(",") == 1
+    ]
+    assert streams
+    assert not any(route.HasField("metadata") for route in streams)
+
+
+def test_the_bound_on_headers_is_the_pools_own_except_on_streams() -> None:
+    """A gRPC stream may wait for its client's next message for as long as it likes."""
+    made = fleet(pool(default=True, timeouts={"first_answer": "7s"}))
+    bounds = {
+        route.route.retry_policy.retry_on.count(",") == 1: (
+            route.route.retry_policy.per_try_timeout.seconds
+        )
+        for route in parse(route_configuration(made)).values()
+        if route.route.HasField("retry_policy")
+    }
+    assert bounds == {True: 0, False: 7}
+
+
 def test_a_pool_without_http_has_no_http_routes() -> None:
     """No route leads to a cluster that does not exist."""
     grpc_only = [{"id": "g", "grpc": "127.0.0.1:8001"}]

@@ -20,6 +20,8 @@ from tidegate_api.names import (
     CONTROL_VARIANT_HEADER,
     DESTINATION_HEADER,
     MAX_RETRIES_HEADER,
+    READS_HEADER,
+    TRY_TIMEOUT_HEADER,
 )
 
 if TYPE_CHECKING:
@@ -57,6 +59,10 @@ def write_pick(decision: Decision, ref: ClusterRef, features: Features, blocks: 
     headers = [(DESTINATION_HEADER, destination)]
     if not decision.retriable:
         headers.append((MAX_RETRIES_HEADER, "0"))
+    elif not decision.repeatable:
+        headers.append((READS_HEADER, "0"))
+    if decision.first_answer_s is not None:
+        headers.append((TRY_TIMEOUT_HEADER, f"{decision.first_answer_s * 1e3:.0f}"))
     moved = decision.pool != ref.pool or decision.variant != ref.variant
     if moved:
         headers.append((CONTROL_POOL_HEADER, decision.pool))

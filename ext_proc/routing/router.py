@@ -28,12 +28,14 @@ from ext_proc.routing.learner import Learner
 from ext_proc.routing.peers import PeerWorkers
 from ext_proc.routing.pipeline.context import cheapest, work_of
 from ext_proc.routing.pipeline.decision import Decision, unpriced
+from ext_proc.routing.pipeline.first_answer import first_answer_s
 from ext_proc.routing.pipeline.sampling import worth_remembering
 from ext_proc.routing.pipeline.scheduler import Scheduler
 from ext_proc.routing.recent import Recent
 from ext_proc.routing.registry import EndpointRegistry
 from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, Leases, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS, Charged, Ledger, LedgerEvent, Settled
+from ext_proc.routing.state.starts import SequenceStarts
 from ext_proc.routing.suspicion import Suspicion
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.ticket import Outcome, Ticket
@@ -119,6 +121,7 @@ class Router:
         """On whose behalf the latest requests were sent, by ticket."""
         self.suspects: Collection[int] = self.suspicion.open
         """Tickets whose good answers ``answered_well`` must be told of."""
+        self.starts = SequenceStarts(self.leases, self.at, self._leased)
         self._moved: dict[int, Ticket] = {}
         """The current ticket of each moved charge, by the id of the caller's ticket."""
         self.recent = Recent()
@@ -187,9 +190,8 @@ class Router:
         if not request.features.is_inference:
             return unpriced(choice, pool, self._rng)
         lease_key = choice.lease_key
-        alone = lease_key is not None or (request.care is not None and request.care.member)
-        wanted = 1 if alone else 1 + pool.fallbacks
-        order = cheapest(choice.prices, wanted, self._rng)
+        alone = choice.leased or (request.care is not None and request.care.member)
+        order = cheapest(choice.prices, 1 if alone else 1 + pool.fallbacks, self._rng)
         picked = order[0]
         if choice.sampled:
             pool_state.remembered[context.variant, request.protocol] = worth_remembering(
@@ -204,14 +206,15 @@ class Router:
         self.conditions.picked(pool.name, candidate.key, now)
         if request.blocks:
             self._inserted(candidate.key, request.blocks, now)
+        ticket = self._charge(choice, picked, pool.name)
+        addresses = tuple([candidates[index].address for index in order])
         if lease_key is not None:
             lease = Lease(candidate.key, context.variant, now + pool.sequence_idle_s)
-            ended = request.features.sequence_end
-            self._leased(lease_key, None if ended else lease, now)
-        ticket = self._charge(choice, picked, pool.name)
+            self._leased(lease_key, None if request.features.sequence_end else lease, now)
+            self.starts.note(ticket, lease_key, addresses)
         decision = Decision(
             ticket,
-            tuple([candidates[index].address for index in order]),
+            addresses,
             pool.name,
             context.variant,
             reason,
@@ -219,6 +222,8 @@ class Router:
             matched,
             candidates,
             choice.prices,
+            lease_key is None,
+            first_answer_s(context, picked, pool, ticket),
         )
         if sample is not None:
             self.recent.keep(request, decision, sample, now)
@@ -292,13 +297,14 @@ class Router:
         return moved
 
     def credit(self, ticket_id: int, endpoint: EndpointKey, now: float) -> None:
-        """Record in the prefix index which replica served a request after a retry by the proxy.
+        """Record in index and leases which replica served a request after a retry by the proxy.
 
         Args:
             ticket_id: Ticket of the request; it may be settled already.
             endpoint: The replica that served it.
             now: Monotonic seconds.
         """
+        self.starts.served(ticket_id, endpoint, now)
         blocks = self._credit.take(ticket_id)
         if blocks and endpoint in self._members:
             self._inserted(endpoint, blocks, now)

@@ -26,19 +26,23 @@ class Decision(Plain):
         pool: The pool's name.
         variant: The variant's name.
         reason: Short label from a fixed set, e.g. ``prefix``, ``least``, ``sequence``.
-        retriable: False for sequences, because only one replica has their state.
+        retriable: False if only the pick can serve it, because it has the sequence's state.
         matched_blocks: Blocks of the prompt that the pick probably holds.
         candidates: The candidates.
         prices: Their prices, lower is better.
+        repeatable: False for sequences: a second replica must not read the request.
+        first_answer_s: Bound on the time to the headers of the answer; ``None`` = the route's own.
     """
 
     __slots__ = (
         "addresses",
         "candidates",
+        "first_answer_s",
         "matched_blocks",
         "pool",
         "prices",
         "reason",
+        "repeatable",
         "retriable",
         "ticket",
         "variant",
@@ -55,6 +59,8 @@ class Decision(Plain):
         matched_blocks: int = 0,
         candidates: Sequence[Candidate] = (),
         prices: Sequence[float] = (),
+        repeatable: bool = True,
+        first_answer_s: float | None = None,
     ) -> None:
         self.ticket = ticket
         self.addresses = addresses
@@ -65,6 +71,8 @@ class Decision(Plain):
         self.matched_blocks = matched_blocks
         self.candidates = candidates
         self.prices = prices
+        self.repeatable = repeatable
+        self.first_answer_s = first_answer_s
 
     @property
     def scores(self) -> list[tuple[str, float]]:

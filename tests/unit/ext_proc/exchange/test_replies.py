@@ -54,6 +54,19 @@ def test_a_pick_that_must_not_move_has_one_address():
     assert made.headers[1] == ("x-envoy-max-retries", "0")
 
 
+def test_a_start_keeps_its_fallbacks_but_has_no_second_reader():
+    """Envoy walks the list only while no replica has read the request."""
+    made = pick(decision(repeatable=False))
+    assert made.destination == "10.0.0.1:80,10.0.0.2:80"
+    assert made.headers[1] == ("x-tidegate-reads", "0")
+
+
+def test_a_bound_is_sent_in_milliseconds():
+    """Without one the route's own is in force."""
+    made = pick(decision(first_answer_s=22.5))
+    assert made.headers[1] == ("x-envoy-upstream-rq-per-try-timeout-ms", "22500")
+
+
 def test_tokens_are_estimates_and_unknown_without_a_prompt():
     """Four characters count as a token; without a prompt the number is unknown."""
     assert pick(decision()).prompt_tokens is None

@@ -303,7 +303,8 @@ def test_loads_always_match_the_open_requests(
             answer = router.decide(request, float(now), float(now))
             assert isinstance(answer, Decision) or answer.kind is RefusalKind.NO_ENDPOINTS
             if isinstance(answer, Decision):
-                assert answer.retriable == (sequence is None)
+                assert answer.repeatable == (sequence is None)
+                assert answer.retriable or sequence is not None
                 decisions.append(answer.ticket)
         elif step[0] == "settle" and decisions:
             router.settle(decisions[step[1] % len(decisions)], Outcome.DONE, float(now))

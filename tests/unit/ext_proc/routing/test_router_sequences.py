@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ext_proc.routing.state.leases import Leased
 from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Ledger, Settled
 from ext_proc.routing.values.refusal import RefusalKind
 from ext_proc.routing.values.ticket import Outcome
@@ -48,16 +49,48 @@ def test_a_charge_stays_where_nothing_is_known(build: Build) -> None:
 
 
 def test_a_sequence_stays_on_its_replica(build: Build) -> None:
-    """All its requests have one address, with no retry elsewhere, until the sequence ends."""
+    """All further requests have one address, with no retry elsewhere, until the sequence ends."""
     router = build.router(build.pool(8))
     first = decide(router, build.request(sequence_id=5, sequence_start=True))
-    assert (len(first.addresses), first.retriable) == (1, False)
     for _ in range(10):
         again = decide(router, build.request(sequence_id=5))
-        assert (again.addresses, again.reason) == (first.addresses, "sequence")
+        assert (again.addresses, again.reason) == (first.addresses[:1], "sequence")
+        assert (again.retriable, again.repeatable) == (False, False)
     last = decide(router, build.request(sequence_id=5, sequence_end=True))
-    assert last.addresses == first.addresses
+    assert last.addresses == first.addresses[:1]
     assert len(router.leases) == 0
+
+
+def test_the_start_of_a_sequence_has_fallbacks_but_is_read_once(build: Build) -> None:
+    """Where no replica has read it, any of them may start the sequence."""
+    router = build.router(build.pool(8))
+    first = decide(router, build.request(sequence_id=5, sequence_start=True))
+    assert (len(first.addresses), first.retriable, first.repeatable) == (3, True, False)
+
+
+def test_a_lease_follows_a_start_to_the_replica_that_served(build: Build) -> None:
+    """The log names it after the request; peers learn of the new lease."""
+    events: list[object] = []
+    router = build.router(build.pool(3), on_event=events.append)
+    first = decide(router, build.request(sequence_id=5, sequence_start=True))
+    assert first.ticket is not None
+    end(router, first)
+    there = router.at("llm", first.addresses[2])
+    assert there is not None
+    router.credit(first.ticket.id, there, 1.0)
+    again = decide(router, build.request(sequence_id=5), 2.0)
+    assert again.addresses == first.addresses[2:]
+    moves = [event for event in events if isinstance(event, Leased)]
+    assert [move.lease.endpoint for move in moves[:2]] == [first.ticket.endpoint, there]
+
+
+def test_a_lease_follows_a_start_past_a_refused_connection(build: Build) -> None:
+    """The second request of a sequence may come before the log names the replica that served."""
+    router = build.router(build.pool(3))
+    first = decide(router, build.request(sequence_id=5, sequence_start=True))
+    assert first.ticket is not None
+    router.starts.unreached(first.ticket.id, first.addresses[0], 1.0)
+    assert decide(router, build.request(sequence_id=5), 1.0).addresses == first.addresses[1:2]
 
 
 def test_a_lease_ends_with_its_idle_time(build: Build) -> None:
@@ -89,7 +122,7 @@ def test_a_second_start_stays_where_the_state_is(build: Build) -> None:
     router = build.router(build.pool(8))
     first = decide(router, build.request(sequence_id=5, sequence_start=True))
     again = decide(router, build.request(sequence_id=5, sequence_start=True))
-    assert again.addresses == first.addresses
+    assert again.addresses == first.addresses[:1]
 
 
 def test_a_sequence_keeps_its_variant(build: Build) -> None:

@@ -21,8 +21,10 @@ from envoy_data_plane.envoy.config.cluster.v3 import (
     LoadBalancingPolicy,
     LoadBalancingPolicyPolicy,
     OutlierDetection,
+    UpstreamConnectionOptions,
 )
 from envoy_data_plane.envoy.config.core.v3 import (
+    BindConfig,
     HealthCheck,
     HealthCheckGrpcHealthCheck,
     HealthCheckHttpHealthCheck,
@@ -30,6 +32,8 @@ from envoy_data_plane.envoy.config.core.v3 import (
     Http2ProtocolOptions,
     HttpProtocolOptions,
     RuntimeDouble,
+    SocketOption,
+    TcpKeepalive,
 )
 from envoy_data_plane.envoy.extensions.load_balancing_policies.common.v3 import SlowStartConfig
 from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request.v3 import LeastRequest
@@ -71,6 +75,10 @@ server sends them directly after the cluster, so this is only a safeguard."""
 _PICKER_MAX_STREAMS = 100_000
 """Most streams to the pickers. Each HTTP request in flight uses one; Envoy's default is 1,024."""
 
+
+_USER_TIMEOUT = SocketOption(description="TCP_USER_TIMEOUT", level=6, name=18, int_value=20_000)
+"""Milliseconds after which a connection breaks on which the replica's host confirms nothing. The
+numbers are those of Linux (``netinet/tcp.h``)."""
 
 _DEFAULT_LIMITS = CircuitBreaker()
 _DEFAULT_RAMP = SlowStartSpec()
@@ -194,20 +202,25 @@ def variant_cluster(pool: PoolSpec, variant: VariantSpec, ref: ClusterRef) -> by
         ),
         ignore_health_on_host_removal=True,
         health_checks=[_health_check(pool.health, path)],
-        # A 5xx alone does not show that a replica fails: Triton answers a client's malformed JSON
-        # with 500. Gateway errors and failed connections do.
+        # Nothing is enforced, because clients cause all of it: a replica's 502 to 504, connections
+        # that it closes on a request, and three long requests that reach a timeout at once, which
+        # count as failures of its connections (checked on Envoy 1.40). Envoy only counts them.
         outlier_detection=OutlierDetection(
             consecutive_gateway_failure=pool.outlier.consecutive_failures,
-            enforcing_consecutive_gateway_failure=100,
+            enforcing_consecutive_gateway_failure=0,
             enforcing_consecutive_5xx=0,
             enforcing_success_rate=0,
             split_external_local_origin_errors=True,
             consecutive_local_origin_failure=pool.outlier.consecutive_failures,
+            enforcing_consecutive_local_origin_failure=0,
             enforcing_local_origin_success_rate=0,
             interval=timedelta(seconds=pool.outlier.interval),
-            base_ejection_time=timedelta(seconds=pool.outlier.base_ejection),
-            max_ejection_percent=pool.outlier.max_ejection_percent,
         ),
+        # A replica's host that is cut off closes no connection.
+        upstream_connection_options=UpstreamConnectionOptions(
+            tcp_keepalive=TcpKeepalive(keepalive_time=15, keepalive_interval=5, keepalive_probes=3)
+        ),
+        upstream_bind_config=BindConfig(socket_options=[_USER_TIMEOUT]),
         circuit_breakers=CircuitBreakers(
             thresholds=[
                 CircuitBreakersThresholds(

@@ -38,9 +38,11 @@ def first_answer_s(
         pool: Its pool.
         ticket: Its ticket.
     """
-    least, most = pool.first_answer_least_s, pool.first_answer_s
     features = context.request.features
-    if ticket is None or not features.streaming or not 0.0 < least < most:
+    if not features.streaming or ticket is None:
+        return None
+    least, most = pool.first_answer_least_s, pool.first_answer_s
+    if not 0.0 < least < most:
         return None
     candidate = context.candidates[picked]
     expected = candidate.latency_model.expects(ticket.work)

@@ -222,7 +222,7 @@ async def test_nobody_is_dialled_before_pools_are_known(tmp_path):
         again.router.set_pools({POOL: pool(4)}, 1.0)
         await again.bus.join()
         assert len(again.router.peers) == 2
-        assert decide(again.router, 101.0, sequence_id=7).addresses == leased.addresses
+        assert decide(again.router, 101.0, sequence_id=7).addresses == leased.addresses[:1]
 
 
 async def test_an_index_of_many_parts_arrives_whole(tmp_path, monkeypatch):
@@ -252,9 +252,9 @@ async def test_a_lease_is_known_before_the_next_request(tmp_path):
         for sequence in range(1, 30):
             began = decide(first.router, 100.0, sequence_id=sequence, sequence_start=True)
             went_on = decide(other.router, 100.0, sequence_id=sequence)
-            assert went_on.addresses == began.addresses
+            assert went_on.addresses == began.addresses[:1]
             ended = decide(first.router, 100.0, sequence_id=sequence, sequence_end=True)
-            assert ended.addresses == began.addresses
+            assert ended.addresses == began.addresses[:1]
         other.bus.catch_up()
         assert len(first.router.leases) == len(other.router.leases) == 0
 

@@ -165,10 +165,10 @@ class Feedback:
             self._began(entry, key, number, first_byte_s)
             if number is not None and entry.status < FIRST_ERROR:
                 router.confirmed(number, key)
-                if number in router.suspects:
-                    router.answered_well(number, key, now)
         if entry.answer_bytes:
             router.conditions.alive(key, now)
+            if number in router.suspects and number is not None and 0 < entry.status < FIRST_ERROR:
+                router.answered_well(number, key, now)
         if entry.served is not None and number is not None:
             self.moved += router.note_serving(number, entry.served, now)
 

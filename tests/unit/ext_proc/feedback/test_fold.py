@@ -298,11 +298,12 @@ def test_an_answer_below_500_clears_a_suspect(traffic, changes, suspects):
     assert held(traffic) == suspects
 
 
-@pytest.mark.parametrize(("first_byte_s", "suspects"), [(0.1, 0), (None, 1)])
-def test_the_first_byte_of_a_running_answer_clears_a_suspect(traffic, first_byte_s, suspects):
+@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize(("answer_bytes", "suspects"), [(10, 0), (0, 1)])
+def test_a_running_answer_clears_a_suspect(traffic, attempts, answer_bytes, suspects):
     """A long generation need not end for that."""
     kept(traffic, 1)
-    early = {"final": False, "first_at_s": 1.4, "lasted_s": 2.0, "first_byte_s": first_byte_s}
+    early = {"final": False, "attempts": attempts, "answer_bytes": answer_bytes}
     traffic.feedback.take(entry(ticket="x-1", **early), 0.0)
     assert held(traffic) == suspects
 

@@ -134,6 +134,8 @@ class Feedback:
         pool, attempt = entry.cluster.partition("/")[0], entry.attempt
         tried = Tried(attempt, entry.began_unix_s, now - entry.lasted_s)
         self._suspect(pool, attempt, number, now)
+        if attempt.ended is Ended.UNREACHED and attempt.address is not None:
+            self._router.starts.unreached(number, attempt.address, now)
         if stands_alone(attempt):
             evidence = self._evidence(pool, tried)
             tried = tried._replace(outcome=self._convict(pool, evidence, number, tried, now))

@@ -92,7 +92,7 @@ class Router:
             self.conditions,
             self.reuse,
             on_event=on_event,
-            on_removed=self._removed,
+            on_removed=lambda key: self.peers.removed(key),  # noqa: PLW0108 - made below
         )
         self.learner = Learner(self.registry.members)
         self.suspicion = Suspicion(self.ledger.ticket, on_event, on_sequence)
@@ -157,9 +157,6 @@ class Router:
     def at(self, pool: str, address: str) -> EndpointKey | None:
         """Return the endpoint of a pool at an ``ip:port``, ``None`` if there is none."""
         return self.registry.at(pool, address)
-
-    def _removed(self, key: EndpointKey) -> None:
-        self.peers.removed(key)
 
     # --- Deciding -------------------------------------------------------------------------------
 
@@ -234,18 +231,10 @@ class Router:
         context = choice.context
         candidate, now, work = context.candidates[index], context.now, work_of(context, index)
         per_token = context.latency_model.seconds_per_token * candidate.latency_model.slowness
-        replica, prompted = candidate.replica, context.tokens is not None
-        drain = replica.drain_s(now, per_token)
-        ticket = Ticket(
-            self._last_ticket,
-            candidate.key,
-            pool,
-            work,
-            now,
-            prompted,
-            drain,
-            candidate.load.in_flight,
-        )
+        replica, ahead = candidate.replica, candidate.load.in_flight
+        drain, prompted = replica.drain_s(now, per_token), context.tokens is not None
+        number, key = self._last_ticket, candidate.key
+        ticket = Ticket(number, key, pool, work, now, prompted, drain, ahead)
         if not self._charged(ticket):
             return None
         self.origins.note(ticket.id, context.request)

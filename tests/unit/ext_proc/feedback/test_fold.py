@@ -203,6 +203,16 @@ def test_a_replica_that_cannot_be_reached_is_judged_at_once(traffic):
     assert traffic.conditions(R1) == ["ejected"]
 
 
+def test_a_refused_start_of_a_sequence_leaves_the_lease_to_the_next_replica(traffic):
+    """The second request of the sequence may come before the first one's final entry."""
+    request = Request("llm", None, "http", Features(Form.GENERATE, model="m", sequence_id=5), ())
+    first = traffic.router.decide(request, 0.0, 0.0)
+    number = int(first.addresses[0].split(".")[3].partition(":")[0])
+    assert first.addresses[0] == address(number)
+    traffic.attempted(f"x-{first.ticket.id}", number, Ended.UNREACHED, read=False)
+    assert traffic.router.decide(request, 0.0, 0.0).addresses == first.addresses[1:2]
+
+
 def test_a_request_that_breaks_each_connection_is_blamed_itself(traffic):
     """Too large a header, for instance: no replica is ejected, whoever sends it."""
     for turn in range(50):

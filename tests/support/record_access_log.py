@@ -2,7 +2,8 @@
 
 ``PYTHONPATH=tests:. python -m support.record_access_log FILE`` starts the local stack over three
 test replicas, sends requests with different outcomes, and writes the access-log messages that the
-picker receives, each after its length (four bytes, big-endian).
+picker receives, each after its length (four bytes, big-endian). Those of failed attempts, which are
+on a stream of their own, go to ``attempts.bin`` beside the file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 import grpc
+from envoy.data.accesslog.v3.accesslog_pb2 import UpstreamEnd
+from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 
 from ext_proc.__main__ import main as run_picker
 from ext_proc.feedback.service import LogService
@@ -31,6 +34,7 @@ GENERATE: Final = "/v2/models/toy-llm/generate"
 STREAM: Final = "/v2/models/toy-llm/generate_stream"
 BODY: Final = {"text_input": "what does the tide gauge say at noon? " * 10, "max_tokens": 16}
 REPLICAS: Final = 3
+ATTEMPTS: Final = "attempts.bin"
 
 
 def messages(path: Path) -> list[bytes]:
@@ -48,7 +52,10 @@ def _picker(target: str, arguments: list[str]) -> int:
     take = LogService.take
 
     def note(data: bytes) -> None:
-        with Path(target).open("ab") as file:
+        entries = StreamAccessLogsMessage.FromString(data).http_logs.log_entry
+        single = any(each.common_properties.access_log_type == UpstreamEnd for each in entries)
+        path = Path(target).with_name(ATTEMPTS) if single else Path(target)
+        with path.open("ab") as file:
             file.write(LENGTH.pack(len(data)) + data)
 
     async def noted(self: LogService, data: bytes) -> None:
@@ -133,6 +140,7 @@ async def _ways_to_end(stack: LocalStack, replicas: list[Replica]) -> None:
         await _with(
             replicas, _ask(http, stack.http_url + STREAM, 0.5), gaps_s=(0.2,) * 10
         )  # the client disconnects in the middle of the response
+        await _with(replicas, _ask(http, url), hold_s=5.0)  # no headers within the bound
     async with grpc.aio.insecure_channel(stack.grpc_address) as channel:
         call: Any = channel.unary_unary(GRPC_INFER)
         for _ in range(6):
@@ -157,16 +165,26 @@ async def _record(target: Path) -> None:
     replicas = [Replica(f"r{number}") for number in range(1, REPLICAS + 1)]
     async with contextlib.AsyncExitStack() as exit_:
         address = await exit_.enter_async_context(_grpc_replica())
-        for each in replicas:
-            await exit_.enter_async_context(each.serve())
+        ends = [contextlib.AsyncExitStack() for _ in replicas]
+        for each, end in zip(replicas, ends, strict=True):
+            await end.enter_async_context(each.serve())
+            exit_.push_async_callback(end.aclose)
         endpoints = [each.endpoint() for each in replicas]
         endpoints[0]["grpc"] = address
         # Ejection is off, so that every request reaches a replica.
-        more = {"endpoints": endpoints, "outlier": {"max_ejection_percent": 0}}
+        more = {
+            "endpoints": endpoints,
+            "outlier": {"max_ejection_percent": 0},
+            "timeouts": {"first_answer": "2s", "first_answer_least": 0},
+        }
         stack = await exit_.enter_async_context(
             stack_over(*replicas, more=more, kind=_stack(target), concurrency=1)
         )
         await _ways_to_end(stack, replicas)
+        await ends[2].aclose()  # connections are refused until a probe finds out
+        async with aiohttp.ClientSession() as http:
+            await _several(http, stack.http_url + GENERATE, 8)
+        await asyncio.sleep(1.0)
 
 
 def main() -> int:
@@ -174,7 +192,8 @@ def main() -> int:
     if sys.argv[1] == "--picker":
         return _picker(sys.argv[2], sys.argv[3:])
     target = Path(sys.argv[1]).resolve()
-    target.unlink(missing_ok=True)
+    for path in (target, target.with_name(ATTEMPTS)):
+        path.unlink(missing_ok=True)
     asyncio.run(_record(target))
     return 0
 

@@ -48,6 +48,9 @@ BodyMode = Literal["none", "peek", "full"]
 AdapterMode = Literal["ignore", "prefer", "require"]
 """What it counts that a replica has a request's LoRA adapter loaded."""
 
+UnsoundMode = Literal["refuse", "pass"]
+"""What happens to requests that could end a replica."""
+
 CustomReading = Literal[
     "queued",
     "running",

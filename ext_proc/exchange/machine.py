@@ -20,7 +20,7 @@ Rules:
    of the route's cluster: clearing in other cases would draw the canary again.
 5. An unreadable body only degrades the decision: if the pool is known, the request is routed by
    what is known, and the replica's own error reaches the caller. If only the body names the pool,
-   the request is refused as a bad request.
+   the request is refused as a bad request. What a pool refuses otherwise is in `soundness`.
 6. Missing configuration is no reason to refuse: without any pool, or for a cluster that belongs to
    no known pool, the proxy continues by itself (a pass).
 7. If the proxy reports which replica served, the ticket moves to that replica.
@@ -77,6 +77,7 @@ from ext_proc.exchange.replies import (
     request_body,
     write_pick,
 )
+from ext_proc.exchange.soundness import judge
 from ext_proc.exchange.state import DECIDED, NEW, OVER, WAITING, ExchangeState
 from ext_proc.requests import (
     BadRequest,
@@ -87,7 +88,7 @@ from ext_proc.requests import (
     split_adapter,
     token_blocks,
 )
-from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.refusal import Refusal
 from ext_proc.routing.values.request import GRPC_STREAM, Features, Request
 from ext_proc.routing.values.ticket import ABORTED, DONE, SHUTDOWN, Ticket
 from tidegate_api.names import UNNAMED_ROUTE_PREFIX, ClusterRef, parse_cluster
@@ -311,19 +312,22 @@ class Exchange:
             known.body = body.chunk
         else:
             known.repeatable = False
+        mistake: BadRequest | None = None
         try:
             known.features = read_body(
                 known.features, head.headers, body.chunk, complete=body.end_of_stream
             )
         except BadRequest as error:
-            self.unreadable = str(error)
-            if known.pool is None:
-                return self._refuse(known, Refusal(RefusalKind.BAD_REQUEST, str(error)))
-        if known.pool is None:
+            mistake, self.unreadable = error, str(error)
+            known.features = error.features or known.features
+        # Only the body could name the pool of what could not be read at all.
+        if known.pool is None and (mistake is None or mistake.features is not None):
             found = self._find_pool(known)
             refusal = found if isinstance(found, Refusal) else too_large(body, found)
             if refusal is not None:
                 return self._refuse(known, refusal)
+        if refusal := judge(known.features, known.pool, mistake):
+            return self._refuse(known, refusal)
         subset = head.subset if body.subset is None else body.subset
         return self._decide(known, subset, now, unix_now)
 

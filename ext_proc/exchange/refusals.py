@@ -30,6 +30,9 @@ class _Status(NamedTuple):
 
 _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.BAD_REQUEST: _Status(400, 3, "invalid_request_error"),
+    RefusalKind.BAD_SHAPE: _Status(400, 3, "invalid_request_error"),
+    RefusalKind.TOO_DEEP: _Status(400, 3, "invalid_request_error"),
+    RefusalKind.TOO_MANY_TOKENS: _Status(400, 3, "invalid_request_error"),
     RefusalKind.UNKNOWN_POOL: _Status(404, 5, "invalid_request_error"),
     RefusalKind.UNKNOWN_MODEL: _Status(404, 5, "invalid_request_error"),
     RefusalKind.UNKNOWN_VERSION: _Status(404, 5, "invalid_request_error"),

@@ -9,6 +9,7 @@ from ext_proc.requests.forms.grpc_infer import read_grpc, read_model_call
 from ext_proc.requests.forms.http_infer import read_infer
 from ext_proc.requests.forms.openai import read_openai
 from ext_proc.requests.parsing import values
+from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.inflate import inflate, is_supported
 from ext_proc.routing.values.request import HTTP_INFER, OPENAI, OTHER, Features, Form
 
@@ -39,10 +40,11 @@ def read_body(
 
     Returns:
         The features with all that could be read; unchanged if the body holds nothing for a router
-        (not an inference, or a content coding other than gzip and deflate).
+        (not an inference, or OpenAI's in a content coding other than gzip and deflate).
 
     Raises:
-        BadRequest: The bytes cannot be a request of that form.
+        BadRequest: The bytes cannot be a request of that form, or Triton answers them with a 5xx.
+        UnsoundRequest: They could harm a replica.
     """
     if features.form is OTHER:
         return features
@@ -52,7 +54,9 @@ def read_body(
     coding = headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
         if not is_supported(coding):
-            return features
+            if features.form is OPENAI:
+                return features
+            raise BadRequest(f"the content coding {coding[:32]!r} is unknown; use gzip or deflate")
         body, whole = inflate(body, complete=complete, place="the request body")
         complete = complete and whole
     if features.form is HTTP_INFER:

@@ -103,7 +103,7 @@ def _call(name: str, change: Callable[[Any], None]) -> Mistake:
     tensor = message.inputs.add(name="value", datatype="INT32", shape=[1])
     tensor.contents.int_contents.append(1)
     change(message)
-    return Mistake(name, GRPC_INFER, message.SerializeToString())
+    return Mistake(name, GRPC_INFER, message.SerializeToString(deterministic=True))
 
 
 def _field(name: str, /, **values: Any) -> Mistake:
@@ -174,7 +174,7 @@ def _loose(name: str, shape: list[int], kind: str, raw: bytes | None) -> Mistake
     message.inputs.add(name="texts" if kind == "BYTES" else "numbers", datatype=kind, shape=shape)
     if raw is not None:
         message.raw_input_contents.append(raw)
-    return Mistake(name, GRPC_INFER, message.SerializeToString())
+    return Mistake(name, GRPC_INFER, message.SerializeToString(deterministic=True))
 
 
 _ONE: Final = struct.pack("<i", 1)
@@ -507,7 +507,33 @@ MISTAKES: Final[tuple[Mistake, ...]] = (
     _loose("grpc any length: huge shape of no texts", [HUGE], "BYTES", b""),
     _loose("grpc any length: texts of a wrong length", [1], "BYTES", b"\xff\xff\xff\xffa"),
     _loose("grpc any length: huge shape, no contents", [HUGE], "INT32", None),
-    # Shapes that kill the server.
+    # Shapes that kill the server, and other mistakes beside them.
+    _infer("http: huge shape, id is a number", id=5, inputs=[_value(shape=[HUGE])]),
+    _infer(
+        "http: huge shape, parameters is an array", parameters=[], inputs=[_value(shape=[HUGE])]
+    ),
+    _infer("http: huge shape, outputs is an object", outputs={}, inputs=[_value(shape=[HUGE])]),
+    _infer(
+        "http: huge shape, sequence_id is an object",
+        parameters={"sequence_id": {}},
+        inputs=[_value(shape=[HUGE])],
+    ),
+    _input("http: huge shape, data of texts", shape=[HUGE], data=["a"]),
+    _infer("http: huge shape, another input is a number", inputs=[_value(shape=[HUGE]), 5]),
+    _infer("http: huge shape among many inputs", inputs=[_value(shape=[HUGE])] + [_value()] * 1024),
+    Mistake(
+        "http: huge shape, then another shape",
+        INFER,
+        b'{"inputs": [{"name": "value", "datatype": "INT32", "shape": [1099511627776],'
+        b' "shape": [1], "data": [1]}]}',
+    ),
+    Mistake(
+        "http: huge shape, then other inputs",
+        INFER,
+        b'{"inputs": [{"name": "value", "datatype": "INT32", "shape": [1099511627776],'
+        b' "data": [1]}], "inputs": [{"name": "value", "datatype": "INT32", "shape": [1],'
+        b' "data": [1]}]}',
+    ),
     _mirror("http any length: huge shape", [HUGE], [1]),
     _input("http: huge shape", shape=[HUGE]),
     _input("http: huge shape, data is nested", shape=[HUGE], data=[[1]]),

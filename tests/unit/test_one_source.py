@@ -27,7 +27,14 @@ from tidegate.cli.options import LogFormatName, LogLevelName
 from tidegate.cli.verbs.tuning import BREAKER, SLOW_START
 from tidegate_api.admin.v1 import admin_pb2
 from tidegate_api.fleet.v1 import pool_pb2
-from tidegate_api.pools import POLICY_NAMES, AdapterMode, BodyMode, CustomReading, enum_numbers
+from tidegate_api.pools import (
+    POLICY_NAMES,
+    AdapterMode,
+    BodyMode,
+    CustomReading,
+    UnsoundMode,
+    enum_numbers,
+)
 from tidegate_common.logs import LogFormat, LogLevel
 from xds_server.fleet.model.fleet import Fleet, PoolSpec
 from xds_server.fleet.model.resilience import CircuitBreaker, SlowStartSpec
@@ -303,8 +310,9 @@ def test_each_declarable_reading_is_read() -> None:
     [
         (BodyMode, pool_pb2.BodyMode.DESCRIPTOR),
         (AdapterMode, pool_pb2.Adapters.DESCRIPTOR),
+        (UnsoundMode, pool_pb2.Unsound.DESCRIPTOR),
     ],
-    ids=["BodyMode", "AdapterMode"],
+    ids=["BodyMode", "AdapterMode", "UnsoundMode"],
 )
 def test_words_and_enums_agree(words: Any, enum: EnumDescriptor) -> None:
     """Each word of the fleet file is a value of its enum, and the other way round."""

@@ -1,8 +1,9 @@
 """Triton's ``generate`` and ``generate_stream``: a JSON object whose keys name tensors.
 
 Source: Triton's generate extension. The server ignores ``sequence_id``, ``priority`` and
-``timeout`` here, so they are not read; an empty body is legal. Unknown keys become request
-parameters, so prompt and sampling options may be at the top level or inside ``parameters``.
+``timeout`` here, so they are not read. Unknown keys become request parameters, so prompt and
+sampling options may be at the top level or inside ``parameters``. Values that Triton 2.51 answers
+with a 5xx are a ``BadRequest``; types of inputs other than the usual ones depend on the model.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.requests.parsing import values
+from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.json_prefix import Document, read_object
+from ext_proc.requests.parsing.shapes import count_json
 from ext_proc.requests.parsing.tensors import (
     ADAPTER_INPUT,
     SAMPLING_INPUT,
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
 PROMPT_KEYS: Final = ("text_input", "prompt")
 
 _PARAMETERS: Final = "parameters"
+_NONE: Final[dict[str, Any]] = {}
+_INT64_END: Final = 2**63
+_INPUTS: Final = (("text_input", "BYTES"), ("max_tokens", "INT64"), ("stream", "BOOL"))
+"""Inputs that Triton's backends of language models name alike, with a datatype of their kind."""
 _PLACE: Final = "the generate request"
 
 
@@ -31,9 +38,10 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     """Read a ``generate`` body; the path names model and version.
 
     Raises:
-        BadRequest: The body is not a JSON object.
+        BadRequest: The body is not a JSON object, or a value has a wrong type; what was read is
+            with the latter.
     """
-    if not len(body):
+    if not len(body) and not complete:
         return features
     document = read_object(body, complete=complete, place=_PLACE)
     members = document.members
@@ -49,7 +57,32 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     made.prompt_is_partial = partial
     made.max_tokens = _first_positive(places)
     made.adapter = _adapter(places)
+    tokens = members.get("max_tokens", 0)
+    if not (
+        isinstance(members.get("text_input", ""), str)
+        and (type(tokens) is int and tokens < _INT64_END)
+        and type(members.get("stream", False)) is bool
+        and isinstance(members.get("id", ""), str)
+        and (nested is parameters or _PARAMETERS not in members)
+    ):
+        _check(members, made)
     return made
+
+
+def _check(members: dict[str, Any], made: Features) -> None:
+    """Check the types that do not depend on the model."""
+    if not isinstance(members.get("id", ""), str):
+        raise BadRequest("`id` must be a string", made)
+    if not isinstance(members.get(_PARAMETERS, _NONE), dict):
+        raise BadRequest("`parameters` must be an object", made)
+    for key, datatype in _INPUTS:
+        if key in members:
+            value = members[key]
+            try:
+                count_json(value if isinstance(value, list) else [value], datatype, f"`{key}`")
+            except BadRequest as error:
+                error.features = made
+                raise
 
 
 def _prompt(document: Document, parameters: dict[str, Any]) -> tuple[bytes | None, bool]:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from ext_proc.requests.forms.infer import describe
 from ext_proc.requests.parsing import values
-from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
 from ext_proc.requests.parsing.inflate import inflate, is_supported
 from ext_proc.requests.parsing.protobuf import BYTES, VARINT, Field, Scanner, signed
+from ext_proc.requests.parsing.shapes import WIDTHS, check_bytes, check_room, count
 from ext_proc.requests.parsing.tensors import INTEGERS, NOTHING, READ_INPUTS, Tensor, read_tensors
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ MAX_PACKED: Final = 32_768
 _MODEL, _VERSION, _ID, _PARAMETERS, _INPUTS, _RAW = 1, 2, 3, 4, 5, 7
 _KEY, _VALUE = 1, 2
 _CALL_NAME, _CALL_VERSION = 1, 2
-_NAME, _DATATYPE, _INPUT_PARAMETERS, _CONTENTS = 1, 2, 4, 5
+_NAME, _DATATYPE, _SHAPE, _INPUT_PARAMETERS, _CONTENTS = 1, 2, 3, 4, 5
+_PLACE: Final = "an input"
 _NAME_BYTES: Final = 4 * values.MAX_NAME_CHARS
 _TEXT_BYTES: Final = 65_536
 _UNKNOWN_END: Final = 2**63
@@ -49,7 +51,10 @@ Parameter = bool | int | float | str
 class _Input:
     name: str = ""
     datatype: str = ""
+    elements: int | None = 1
+    """What the shape declares; ``None`` if it is cut off."""
     contents: Field | None = None
+    content_bytes: int = 0
     shared: bool = False
 
 
@@ -216,9 +221,26 @@ def _read_input(scanner: Scanner, item: Field) -> _Input:
             parameters: dict[str, Parameter] = {}
             _read_parameter(scanner, part, parameters)
             found.shared = found.shared or "shared_memory_region" in parameters
+        elif part.number == _SHAPE:
+            found.elements = _elements(scanner, part, found.elements)
         elif part.number == _CONTENTS:
             found.contents = part
+            found.content_bytes += part.end - part.start
+    if not item.whole:
+        found.elements = None
     return found
+
+
+def _elements(scanner: Scanner, part: Field, before: int | None) -> int | None:
+    """Return the product of dimensions, packed or not, and of those before them."""
+    if before is None or not part.whole:
+        return None
+    if part.kind == VARINT:
+        return before * count((signed(part.value),), _PLACE)
+    packed = bytes(scanner.data[part.start : part.end])
+    # Dimensions below 128 are one byte each.
+    sizes = packed if packed.isascii() else scanner.varints(part, len(packed))
+    return before * count(sizes, _PLACE)
 
 
 def _describe(features: Features, scanner: Scanner, message: _Message) -> Features:
@@ -226,7 +248,36 @@ def _describe(features: Features, scanner: Scanner, message: _Message) -> Featur
     made = describe(features, message.id, message.parameters, found, "parameter sequence_id")
     made.model = message.model or features.model
     made.version = message.version or features.version
+    if message.inputs:
+        try:
+            made.tensor_bytes = _check_shapes(message)
+        except UnsoundRequest as error:
+            error.features = made
+            raise
     return made
+
+
+def _check_shapes(message: _Message) -> int | None:
+    """Check the declared shapes against the data, as far as its length is known.
+
+    Returns:
+        The bytes that the largest input declares.
+    """
+    largest: int | None = None
+    raw = iter(message.raw)
+    for item in message.inputs:
+        content = None if item.shared else next(raw, None)
+        if item.elements is None:
+            continue
+        if content is not None:
+            check_bytes(item.elements, item.datatype, content.end - content.start, _PLACE)
+        elif item.contents is not None and not message.raw:
+            # An element takes at least one byte.
+            check_room(item.elements, item.content_bytes, _PLACE)
+        width = WIDTHS.get(item.datatype)
+        if width is not None:
+            largest = max(largest or 0, item.elements * width)
+    return largest
 
 
 def _tensors(scanner: Scanner, message: _Message) -> dict[str, Tensor]:

@@ -5,6 +5,10 @@ Source: Triton's binary tensor data extension; server: ``src/http_server.cc``. W
 order of the inputs, each ``parameters.binary_data_size`` long; inputs with inline ``data`` or in
 shared memory are skipped. N = 0 means one raw tensor and no JSON.
 
+What Triton 2.51 answers with a 5xx is a ``BadRequest`` here, so that such an answer is known to
+be the caller's fault; shapes that contradict the data are an ``UnsoundRequest``. See the recorded
+mistakes in ``tests/contract/fixtures/triton-2.51.0/mistakes.json``.
+
 If only a first part of the body is read, everything in the JSON after the cut is lost. tritonclient
 writes ``id``, then ``inputs``, then ``parameters``. So the sequence after a large inline tensor is
 not seen; with binary tensors the JSON comes first and is seen.
@@ -12,29 +16,22 @@ not seen; with binary tensors the JSON comes first and is seen.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from ext_proc.requests.forms.http_inputs import MAX_INPUTS, Inputs, is_unsigned
 from ext_proc.requests.forms.infer import describe
 from ext_proc.requests.parsing import values
-from ext_proc.requests.parsing.errors import BadRequest
-from ext_proc.requests.parsing.json_prefix import Document, read_object
-from ext_proc.requests.parsing.tensors import (
-    NOTHING,
-    READ_INPUTS,
-    InputValues,
-    Tensor,
-    from_json,
-    read_tensors,
-)
+from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
+from ext_proc.requests.parsing.json_prefix import check_repeats, read_object
+from ext_proc.requests.parsing.tensors import NOTHING, InputValues, read_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ext_proc.routing.values.request import Features
 
 LENGTH_HEADER: Final = "inference-header-content-length"
-MAX_INPUTS: Final = 1024
-
 _MAX_LENGTH_DIGITS: Final = 10
 _PLACE: Final = "the infer request"
 
@@ -66,13 +63,26 @@ def read_infer(
         whole = json_end <= len(view)
         document = read_object(view[:json_end], complete=whole, place=_PLACE)
         blobs = view[json_end:]
-    inputs = document.members.get("inputs")
-    if inputs is not None and not isinstance(inputs, list):
-        raise BadRequest(f"`inputs` must be an array, not {values.json_type(inputs)}")
-    found = NOTHING
-    if inputs:
-        found = read_tensors(_tensors(inputs, document, blobs, complete=complete))
-    return _describe(features, document.members, found)
+    members = document.members
+    inputs = members.get("inputs")
+    if document.whole:
+        text = bytes(view[:json_end]) if json_end or not isinstance(body, bytes) else body
+        check_repeats(text, b"shape", len(inputs) if isinstance(inputs, list) else 0, _PLACE)
+    reader = Inputs(document, headers, view, blobs, complete=complete)
+    try:
+        tensors = reader.read(inputs) if "inputs" in members or document.whole else {}
+        if "outputs" in members:
+            _check_outputs(members["outputs"], cut=document.is_cut("outputs"))
+        made = _describe(features, members, read_tensors(tensors) if tensors else NOTHING)
+    except UnsoundRequest as error:
+        with suppress(BadRequest):
+            error.features = _describe(features, members, NOTHING)
+        raise
+    except BadRequest:
+        reader.check_harm(inputs)
+        raise
+    made.tensor_bytes = reader.largest
+    return made
 
 
 def _json_length(headers: Mapping[str, str]) -> int | None:
@@ -85,61 +95,52 @@ def _json_length(headers: Mapping[str, str]) -> int | None:
 
 
 def _describe(features: Features, members: dict[str, Any], found: InputValues) -> Features:
-    parameters = members.get("parameters")
-    if parameters is None:
-        parameters = {}
+    parameters: Any = members.get("parameters", _NONE)
     if not isinstance(parameters, dict):
         raise BadRequest(f"`parameters` must be an object, not {values.json_type(parameters)}")
+    for name in parameters:
+        kind = _PARAMETERS.get(name)
+        if kind is not None and not kind(parameters[name]):
+            raise BadRequest(f"`parameters.{name}` has a wrong type or value")
+    if not isinstance(members.get("id", ""), str):
+        raise BadRequest(f"`id` must be a string, not {values.json_type(members['id'])}")
     return describe(features, members.get("id"), parameters, found, "`parameters.sequence_id`")
 
 
-def _tensors(
-    inputs: list[Any],
-    document: Document,
-    blobs: memoryview | None,
-    *,
-    complete: bool,
-) -> dict[str, Tensor]:
-    """Find the data of the relevant inputs, inline or in the binary part."""
-    if len(inputs) > MAX_INPUTS:
-        raise BadRequest(f"the request has more than {MAX_INPUTS} inputs; send fewer")
-    tensors: dict[str, Tensor] = {}
-    offset = 0
-    for index, item in enumerate(inputs):
-        if not isinstance(item, dict):
-            raise BadRequest(f"`inputs[{index}]` must be an object, not {values.json_type(item)}")
-        name, datatype, data = item.get("name"), item.get("datatype"), item.get("data")
-        size = _binary_size(item, index) if data is None else None
-        start, offset = offset, offset + (size or 0)
-        if not isinstance(name, str) or not isinstance(datatype, str):
-            continue
-        if name not in READ_INPUTS or name in tensors:
-            continue
-        if isinstance(data, list):
-            last = index == len(inputs) - 1
-            whole = not (last and document.is_cut("inputs"))
-            inline = from_json(name, datatype, data, whole=whole)
-            if inline is not None:
-                tensors[name] = inline
-        elif size is not None and blobs is not None:
-            blob = blobs[start : start + size]
-            if complete and len(blob) < size:
-                raise BadRequest(
-                    f"`inputs[{index}]` declares {size} binary bytes,"
-                    f" but the body has only {len(blob)}"
-                )
-            tensors[name] = Tensor(name, datatype, blob, whole=len(blob) == size)
-    return tensors
+def _is_boolean(value: object) -> bool:
+    return type(value) is bool
 
 
-def _binary_size(item: dict[str, Any], index: int) -> int | None:
-    """Return the size of this input's share of the binary part; ``None`` if it has none."""
-    parameters = item.get("parameters")
-    if not isinstance(parameters, dict) or "shared_memory_region" in parameters:
-        return None
-    size = parameters.get("binary_data_size")
-    if size is None:
-        return None
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise BadRequest(f"`inputs[{index}].parameters.binary_data_size` must be a byte count")
-    return size
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, str) or is_unsigned(value)
+
+
+_NONE: Final[dict[str, Any]] = {}
+_PARAMETERS: Final[dict[str, Callable[[object], bool]]] = {
+    "sequence_id": _is_sequence,
+    "sequence_start": _is_boolean,
+    "sequence_end": _is_boolean,
+    "binary_data_output": _is_boolean,
+    "priority": is_unsigned,
+    "timeout": is_unsigned,
+}
+"""Parameters whose types Triton checks."""
+
+
+def _check_outputs(outputs: object, *, cut: bool) -> None:
+    if not isinstance(outputs, list):
+        raise BadRequest(f"`outputs` must be an array, not {values.json_type(outputs)}")
+    if len(outputs) > MAX_INPUTS:
+        raise BadRequest(f"the request has more than {MAX_INPUTS} outputs; send fewer")
+    last = len(outputs) - 1 if cut else -1
+    for index, item in enumerate(outputs):
+        if index == last:
+            return
+        if not isinstance(item, dict) or not isinstance(item.get("name"), str):
+            raise BadRequest(f"`outputs[{index}]` must have a `name`, a string")
+        parameters = item.get("parameters")
+        if isinstance(parameters, dict) and not (
+            _is_boolean(parameters.get("binary_data", True))
+            and is_unsigned(parameters.get("classification", 0))
+        ):
+            raise BadRequest(f"`outputs[{index}].parameters` has a value of a wrong type")

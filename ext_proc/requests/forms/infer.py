@@ -9,12 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.requests.parsing import values
+from ext_proc.requests.parsing.errors import BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ext_proc.requests.parsing.tensors import InputValues
     from ext_proc.routing.values.request import Features
+
+MAX_SEQUENCE_CHARS: Final = 128
+"""Triton's bound of a sequence id that is a text."""
 
 _MICROSECOND_S: Final = 1e-6
 
@@ -36,9 +40,13 @@ def describe(
         place: Name of the sequence id in error messages.
 
     Raises:
-        BadRequest: The sequence id is invalid.
+        BadRequest: The sequence id is invalid, or longer than Triton takes.
     """
     sequence = values.sequence_id(parameters.get("sequence_id"), place)
+    if isinstance(sequence, str) and len(sequence) > MAX_SEQUENCE_CHARS:
+        raise BadRequest(
+            f"{place} has {len(sequence)} characters; use at most {MAX_SEQUENCE_CHARS}"
+        )
     timeout_us = values.positive(parameters.get("timeout"))
     timeout_s = None if timeout_us is None else timeout_us * _MICROSECOND_S
     made = features.copy()

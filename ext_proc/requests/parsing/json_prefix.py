@@ -17,13 +17,15 @@ brackets, and matching pairs are removed. The remaining brackets are those open 
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from ext_proc.requests.parsing.cut_text import CutText
-from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
+from ext_proc.routing.values.refusal import RefusalKind
 
 MAX_JSON_BYTES: Final = 4 * 2**20
 """Whole JSON larger than this is read as if cut off."""
@@ -42,7 +44,14 @@ MAX_COMMAS: Final = 100_000
 MAX_FREE_COMMAS_BYTES: Final = 2**20
 
 MAX_DEPTH: Final = 100
-"""Triton rejects deeper nesting too."""
+"""Maximum depth of a document that is cut off. Newer versions of Triton reject deeper nesting too;
+2.51 reads tensors of 10,000 levels, and those of 100,000 end it."""
+
+MAX_WHOLE_DEPTH: Final = 1024
+"""Maximum depth of a whole document: orjson's."""
+
+_TOO_DEEP: Final = "depth limit exceeded"
+"""How orjson's error begins."""
 
 _BRACKETS: Final = (b"{", b"}", b"[", b"]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"{}[]"))
@@ -100,7 +109,8 @@ def read_object(body: bytes | memoryview, *, complete: bool, place: str) -> Docu
         Its members. Strings that are cut off are ``CutText``.
 
     Raises:
-        BadRequest: It is not valid JSON, not an object, or nests too deeply.
+        BadRequest: It is not valid JSON or not an object.
+        UnsoundRequest: It nests too deeply.
     """
     if complete and _is_affordable(body):
         return Document(_parse(body, place), whole=True)
@@ -119,6 +129,29 @@ def read_object(body: bytes | memoryview, *, complete: bool, place: str) -> Docu
     if in_text:
         _mark_last_text(members)
     return Document(members, whole)
+
+
+def check_repeats(body: bytes, key: bytes, most: int, place: str) -> None:
+    """Check a whole document, in which ``key`` is expected ``most`` times, for repeated keys.
+
+    Of a key that an object has twice Triton takes the first value, and orjson the last.
+
+    Raises:
+        UnsoundRequest: ``key`` occurs more often, and an object repeats a key.
+    """
+    if body.count(b'"' + key + b'"') <= most:
+        return
+
+    def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        members = dict(pairs)
+        if len(members) != len(pairs):
+            raise UnsoundRequest(RefusalKind.BAD_SHAPE, f"{place} has an object that repeats a key")
+        return members
+
+    try:
+        json.loads(body, object_pairs_hook=check)
+    except RecursionError:
+        raise _too_deep(place, MAX_DEPTH) from None
 
 
 def _is_affordable(body: bytes | memoryview) -> bool:
@@ -148,6 +181,8 @@ def _parse(text: bytes | memoryview, place: str) -> dict[str, Any]:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
+        if error.msg.startswith(_TOO_DEEP):
+            raise _too_deep(place, MAX_WHOLE_DEPTH) from None
         raise BadRequest(f"{place} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise BadRequest(f"{place} must be a JSON object")
@@ -209,6 +244,8 @@ def _open_brackets(plain: bytes, place: str) -> bytes:
     """Return the brackets of ``plain`` that are still open at its end."""
     brackets = plain.translate(None, _NO_BRACKETS)
     if len(brackets) > 2 * MAX_OPENERS:
+        if _nests_deeper(brackets[: 2 * MAX_OPENERS], MAX_DEPTH):
+            raise _too_deep(place, MAX_DEPTH)
         raise BadRequest(f"{place} has too many arrays and objects; send it flatter")
     for _ in range(_ROUNDS):
         brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
@@ -216,11 +253,24 @@ def _open_brackets(plain: bytes, place: str) -> bytes:
     for bracket in brackets:
         if bracket in b"{[":
             if len(left) >= MAX_DEPTH:
-                raise BadRequest(f"{place} nests deeper than {MAX_DEPTH} levels")
+                raise _too_deep(place, MAX_DEPTH)
             left.append(bracket)
         elif not left or _PAIR[left.pop()] != bracket:
             raise BadRequest(f"{place} is not valid JSON: unexpected {chr(bracket)}")
     return bytes(left)
+
+
+def _nests_deeper(brackets: bytes, most: int) -> bool:
+    depth = 0
+    for bracket in brackets:
+        depth += 1 if bracket in b"{[" else -1
+        if depth > most:
+            return True
+    return False
+
+
+def _too_deep(place: str, most: int) -> UnsoundRequest:
+    return UnsoundRequest(RefusalKind.TOO_DEEP, f"{place} nests deeper than {most} levels")
 
 
 def _precedes_value(plain: bytes, *, in_array: bool) -> bool:

@@ -23,7 +23,7 @@ from ext_proc.routing.values.settings import (
 from tidegate_api.names import SESSION_HEADER
 
 if TYPE_CHECKING:
-    from tidegate_api.pools import AdapterMode, BodyMode
+    from tidegate_api.pools import AdapterMode, BodyMode, UnsoundMode
 
 Protocol = Literal["http", "grpc"]
 
@@ -121,6 +121,12 @@ class Pool:
     sequence_idle_s: float = 60.0
     load_factor: float = 1.5
     max_body_bytes: int = 4 * 2**20
+    unsound_requests: UnsoundMode = "refuse"
+    """What happens to requests that could end a replica, by what was read of them."""
+    max_tensor_bytes: int = 2**31
+    """Maximum bytes that the shape of one input may declare."""
+    max_tokens: int = 0
+    """Maximum tokens that a request may ask for; 0 = no limit."""
     slow_start: SlowStart = USUAL_SLOW_START
     per_endpoint_in_flight: int = 0
     """Maximum number of requests in flight on one endpoint; 0 = no limit."""

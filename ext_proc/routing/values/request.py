@@ -68,6 +68,7 @@ class Features(Plain):
         "sequence_start",
         "session",
         "streaming",
+        "tensor_bytes",
         "timeout_s",
         "token_ids",
         "version",
@@ -93,6 +94,7 @@ class Features(Plain):
         prompt: bytes | None = None,
         prompt_is_partial: bool = False,
         token_ids: bool = False,
+        tensor_bytes: int | None = None,
     ) -> None:
         self.form = form
         self.pool = pool
@@ -118,6 +120,8 @@ class Features(Plain):
         self.prompt_is_partial = prompt_is_partial
         self.token_ids = token_ids
         """``prompt`` holds token ids of 32 bits each instead of text."""
+        self.tensor_bytes = tensor_bytes
+        """Bytes that the shape of the largest input declares."""
 
     @property
     def is_inference(self) -> bool:
@@ -152,6 +156,7 @@ class Features(Plain):
             self.prompt,
             self.prompt_is_partial,
             self.token_ids,
+            self.tensor_bytes,
         )
 
 

@@ -58,6 +58,26 @@ ADAPTERS_PREFER: Adapters.ValueType  # 2
 ADAPTERS_REQUIRE: Adapters.ValueType  # 3
 Global___Adapters: _TypeAlias = Adapters  # noqa: Y015
 
+class _Unsound:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _UnsoundEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Unsound.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    UNSOUND_UNSPECIFIED: _Unsound.ValueType  # 0
+    """refuse"""
+    UNSOUND_REFUSE: _Unsound.ValueType  # 1
+    UNSOUND_PASS: _Unsound.ValueType  # 2
+
+class Unsound(_Unsound, metaclass=_UnsoundEnumTypeWrapper):
+    """Unsound sets what happens to requests that could end a replica."""
+
+UNSOUND_UNSPECIFIED: Unsound.ValueType  # 0
+"""refuse"""
+UNSOUND_REFUSE: Unsound.ValueType  # 1
+UNSOUND_PASS: Unsound.ValueType  # 2
+Global___Unsound: _TypeAlias = Unsound  # noqa: Y015
+
 class _BodyMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -561,6 +581,9 @@ class Routing(_message.Message):
     PREFER_ZONE_FIELD_NUMBER: _builtins.int
     SPILL_FACTOR_FIELD_NUMBER: _builtins.int
     REFUSE_DEADLY_FIELD_NUMBER: _builtins.int
+    UNSOUND_REQUESTS_FIELD_NUMBER: _builtins.int
+    MAX_TENSOR_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the policy, e.g. "auto"."""
     body: Global___BodyMode.ValueType
@@ -597,6 +620,11 @@ class Routing(_message.Message):
     """
     refuse_deadly: _builtins.bool
     """Requests that several replicas died with run one at a time, and the one to blame is refused."""
+    unsound_requests: Global___Unsound.ValueType
+    max_tensor_bytes: _builtins.int
+    """Most bytes that the shape of one input may declare; 0 = the picker's default."""
+    max_tokens: _builtins.int
+    """Most tokens that a request may ask for; 0 = no limit."""
     @_builtins.property
     def allow_override(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Policies that a request may select with the header "tidegate-policy"."""
@@ -632,10 +660,13 @@ class Routing(_message.Message):
         prefer_zone: _builtins.bool = ...,
         spill_factor: _builtins.float = ...,
         refuse_deadly: _builtins.bool = ...,
+        unsound_requests: Global___Unsound.ValueType = ...,
+        max_tensor_bytes: _builtins.int = ...,
+        max_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gpu_weights", b"gpu_weights", "learned", b"learned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "max_tensor_bytes", b"max_tensor_bytes", "max_tokens", b"max_tokens", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer", "unsound_requests", b"unsound_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,6 +21,7 @@ from tidegate_api.pools import (
     MIN_FACTOR,
     AdapterMode,
     BodyMode,
+    UnsoundMode,
 )
 from xds_server.fleet.model.fields import (
     RESERVED_HEADER_PREFIXES,
@@ -214,6 +215,13 @@ class Routing(Strict):
     refuse_deadly: bool = True
     """Requests that several replicas died with run one at a time, and the one that is to blame is
     refused with 422 for a minute; docs/explanation/deadly-requests.md says when."""
+    unsound_requests: UnsoundMode = "refuse"
+    """Whether requests whose tensors' shapes contradict their data, or whose JSON nests too deeply,
+    are refused with 400: they can end Triton."""
+    max_tensor_bytes: Annotated[int, Field(ge=1024, le=2**62)] = 2**31
+    """With `unsound_requests: refuse`, the most bytes that the shape of one input may declare."""
+    max_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """Requests for more tokens are refused with 400; 0 = no limit."""
 
 
 class UpstreamTls(Strict):

@@ -344,6 +344,57 @@ def test_an_unreadable_body_on_an_unnamed_route_is_a_bad_request():
     assert (reply.status, reply.reason) == (400, "bad-request")
 
 
+TENSORS = "/v2/models/toy-llm/infer"
+HUGE = b'{"inputs": [{"name": "x", "datatype": "INT8", "shape": [1099511627776], "data": [1]}]}'
+
+
+def test_an_unsound_body_is_refused():
+    """It could end a replica; nothing is charged."""
+    request_router = router(llm())
+    _, reply = run(request_router, head(TENSORS), Body(HUGE, end_of_stream=True))
+    assert (reply.status, reply.reason) == (400, "bad-shape")
+    assert in_flight(request_router) == 0
+
+
+def test_an_unsound_body_goes_on_where_the_pool_passes_it():
+    """Its answer is then the caller's fault."""
+    body = Body(HUGE, end_of_stream=True)
+    exchange, reply = run(router(llm(unsound_requests="pass")), head(TENSORS), body)
+    assert reply.pick.unreadable
+    assert exchange.unreadable is not None
+
+
+@pytest.mark.parametrize(("mode", "status"), [("refuse", 400), ("pass", None)])
+def test_of_an_unsound_call_the_pool_decides_that_it_names(mode, status):
+    """The model of a gRPC call is read before its shapes are judged."""
+    message = service_pb2.ModelInferRequest(model_name="toy-llm", raw_input_contents=[b""])
+    message.inputs.add(name="x", datatype="INT32", shape=[2**62])
+    data = message.SerializeToString()
+    event = head(GRPC_INFER, cluster="llm/stable/grpc", route="unnamed/grpc")
+    body = Body(struct.pack(">BI", 0, len(data)) + data, end_of_stream=True)
+    _, reply = run(router(llm(unsound_requests=mode)), event, body)
+    assert getattr(reply, "status", None) == status
+
+
+def test_a_declared_size_above_the_bound_is_refused():
+    """The body may be read in part, so nothing contradicts the shape."""
+    part = Body(HUGE[:-5], end_of_stream=False)
+    _, reply = run(router(llm()), head(TENSORS), part)
+    assert (reply.status, reply.reason) == (400, "bad-shape")
+    _, reply = run(router(llm(max_tensor_bytes=2**41)), head(TENSORS), part)
+    assert reply.pick is not None
+
+
+def test_more_tokens_than_the_pool_allows_are_refused():
+    """At the bound a request is routed; 0 is no bound."""
+    body = Body(b'{"text_input": "a", "max_tokens": 9}', end_of_stream=True)
+    _, reply = run(router(llm(max_tokens=8)), head(), body)
+    assert (reply.status, reply.reason) == (400, "too-many-tokens")
+    for bound in (9, 0):
+        _, reply = run(router(llm(max_tokens=bound)), head(), body)
+        assert reply.pick is not None
+
+
 def test_too_large_for_a_named_pool():
     """One byte above the bound of a pool that reads whole bodies is 413; at the bound it is not."""
     request_router = router(llm(body="full", max_body_bytes=len(PROMPT)))

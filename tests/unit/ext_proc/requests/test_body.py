@@ -37,7 +37,7 @@ def test_other_bodies_are_not_read():
 def test_content_codings(form, coding, compress):
     """Compressed JSON is read like plain JSON."""
     head = read_head("POST", PATHS[form], {})
-    inputs = b'[{"name": "prompt", "datatype": "BYTES", "data": ["hello"]}]'
+    inputs = b'[{"name": "prompt", "datatype": "BYTES", "shape": [1], "data": ["hello"]}]'
     body = b'{"prompt": "hello", "inputs": ' + inputs + b"}"
     headers = {"content-encoding": coding}
     assert read_body(head, headers, compress(body), complete=True).prompt == b"hello"
@@ -47,6 +47,14 @@ def test_unknown_content_coding_says_nothing():
     """A body in another coding leaves everything unknown."""
     head = read_head("POST", PATHS[Form.OPENAI], {})
     assert read_body(head, {"content-encoding": "br"}, b"xyz", complete=True) == head
+
+
+@pytest.mark.parametrize("form", [Form.HTTP_INFER, Form.GENERATE])
+def test_a_content_coding_that_triton_rejects_is_a_bad_request(form):
+    """Triton answers 501 to it, which is the caller's fault."""
+    head = read_head("POST", PATHS[form], {})
+    with pytest.raises(BadRequest, match="content coding"):
+        read_body(head, {"content-encoding": "br"}, b"xyz", complete=True)
 
 
 def test_a_bomb_is_read_up_to_the_bound():

@@ -27,8 +27,8 @@ def read(body, *, complete: bool = True) -> Features:
         ({"prompt": "b", "text_input": "a"}, b"a"),
         ({"parameters": {"text_input": "c"}}, b"c"),
         ({"text_input": ["a", "b"]}, b"a\0b"),
-        ({"text_input": 5}, None),
-        ({"text_input": ["a", 5]}, None),
+        ({"prompt": 5}, None),
+        ({"prompt": ["a", 5]}, None),
         ({}, None),
     ],
 )
@@ -61,13 +61,31 @@ def test_sequences_are_ignored():
 
 def test_unusable_options_are_unknown():
     """Options of a wrong type are left to the replica's validation."""
-    features = read({"max_tokens": True, "lora_name": 1, "sampling_parameters": "{", "id": 5})
+    body = {"max_tokens": -1, "lora_name": 1, "sampling_parameters": "{", "parameters": {"id": 5}}
+    features = read(body)
     assert (features.max_tokens, features.adapter, features.request_id) == (None, None, None)
 
 
-def test_empty_body_is_legal():
-    """Without a body nothing is known."""
-    assert read(b"") == HEAD
+@pytest.mark.parametrize(
+    "body", [{"id": 5}, {"max_tokens": True}, {"stream": 1}, {"parameters": 1}]
+)
+def test_a_value_that_triton_answers_with_500_keeps_the_prompt(body):
+    """The request is routed as well as a good one, and its answer is the caller's fault."""
+    with pytest.raises(BadRequest) as caught:
+        read({"text_input": "a", **body})
+    assert caught.value.features is not None
+    assert caught.value.features.prompt == b"a"
+
+
+def test_an_empty_body_is_a_bad_request():
+    """Triton answers 500 to it."""
+    with pytest.raises(BadRequest):
+        read(b"")
+
+
+def test_of_an_empty_first_part_nothing_is_known():
+    """More may follow."""
+    assert read(b"", complete=False) == HEAD
 
 
 def test_bad_json():

@@ -16,7 +16,7 @@ from ext_proc.requests.forms.grpc_infer import (
     read_grpc,
     read_model_call,
 )
-from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
 from ext_proc.routing.values.request import Features, Form
 
 HEAD = Features(Form.GRPC_INFER)
@@ -37,9 +37,8 @@ def request(**fields):
 
 
 def tensor(name: str, datatype: str, **fields):
-    return service_pb2.ModelInferRequest.InferInputTensor(
-        name=name, datatype=datatype, shape=[1], **fields
-    )
+    fields = {"shape": [1], **fields}
+    return service_pb2.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, **fields)
 
 
 def elements(*texts: bytes) -> bytes:
@@ -102,7 +101,7 @@ def test_raw_contents_skip_inputs_in_shared_memory():
     shared = tensor("prompt", "BYTES")
     shared.parameters["shared_memory_region"].string_param = "r"
     message = request(
-        inputs=[tensor("image", "FP32"), shared, tensor("text_input", "BYTES")],
+        inputs=[tensor("image", "FP32", shape=[2]), shared, tensor("text_input", "BYTES")],
         raw_input_contents=[b"\0" * 8, elements(b"hello")],
     )
     assert read(message).prompt == b"hello"
@@ -132,12 +131,14 @@ def test_typed_tokens_equal_raw_ones():
             tensor(
                 "input_ids",
                 "INT32",
+                shape=[3],
                 contents=service_pb2.InferTensorContents(int_contents=[1, -2, 3]),
             )
         ]
     )
     raw = request(
-        inputs=[tensor("input_ids", "INT32")], raw_input_contents=[struct.pack("<3i", 1, -2, 3)]
+        inputs=[tensor("input_ids", "INT32", shape=[3])],
+        raw_input_contents=[struct.pack("<3i", 1, -2, 3)],
     )
     assert read(typed).prompt == read(raw).prompt == struct.pack("<3i", 1, -2, 3)
 
@@ -249,7 +250,7 @@ def test_bounds():
 
 def test_a_large_tensor_is_not_copied():
     """The model of a 20 MB request is read without touching the tensor."""
-    message = request(inputs=[tensor("image", "FP32")])
+    message = request(inputs=[tensor("image", "FP32", shape=[5 * 2**20])])
     head = message.SerializeToString() + b"\x3a" + b"\x80\x80\x80\x0a"
     body = bytearray(struct.pack(">BI", 0, len(head) + 20 * 2**20) + head + bytes(20 * 2**20))
     assert read_grpc(HEAD, {}, memoryview(body), complete=True).model == "m"
@@ -307,3 +308,47 @@ def test_unreadable_model_call():
     with pytest.raises(BadRequest, match="UTF-8"):
         read_model_call(CALL, {}, frame(b"\x0a\x01\xff"), complete=True)
     assert read_model_call(CALL, {}, frame(b"x", flag=1), complete=True) == CALL
+
+
+@pytest.mark.parametrize(
+    ("shape", "datatype", "raw"),
+    [
+        ([2], "INT32", bytes(4)),
+        ([1], "INT32", bytes(5)),
+        ([2**62], "INT32", b""),
+        ([2**62 + 1], "INT32", bytes(4)),
+        ([2**40, 2**40], "INT8", bytes(4)),
+        ([200], "BYTES", bytes(4)),
+    ],
+)
+def test_a_shape_that_contradicts_its_raw_data_is_unsound(shape, datatype, raw):
+    """A size that is equal only modulo 2**64 ends a backend's process."""
+    message = request(inputs=[tensor("x", datatype, shape=shape)], raw_input_contents=[raw])
+    with pytest.raises(UnsoundRequest):
+        read(message)
+
+
+def test_more_elements_than_bytes_of_typed_contents_are_unsound():
+    """Each element takes at least a byte."""
+    contents = service_pb2.InferTensorContents(fp32_contents=[1.0])
+    message = request(inputs=[tensor("x", "FP32", shape=[2**40], contents=contents)])
+    with pytest.raises(UnsoundRequest) as caught:
+        read(message)
+    assert caught.value.features.model == "m"
+
+
+def test_a_negative_dimension_is_a_bad_request():
+    """Triton rejects it too."""
+    with pytest.raises(BadRequest, match="at least 0"):
+        read(request(inputs=[tensor("x", "INT32", shape=[-1])]))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_every_first_part_nothing_is_unsound(order):
+    """A cut message contradicts nothing, in whatever order its fields are."""
+    tensors = request(inputs=[tensor("x", "INT32", shape=[2, 300])]).SerializeToString()
+    blob = service_pb2.ModelInferRequest(raw_input_contents=[bytes(2400)]).SerializeToString()
+    body = frame(b"".join([tensors, blob][::order]))
+    assert read(body).tensor_bytes == 2400
+    for end in range(len(body)):
+        read(body[:end], complete=False)

@@ -8,13 +8,15 @@ import struct
 import pytest
 
 from ext_proc.requests.forms.http_infer import LENGTH_HEADER, MAX_INPUTS, read_infer
-from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
 from ext_proc.routing.values.request import Features, Form
 
 HEAD = Features(Form.HTTP_INFER, model="m")
 
 
 def read(body, headers=None, *, complete: bool = True) -> Features:
+    if isinstance(body, dict):
+        body = {"inputs": [], **body}
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return read_infer(HEAD, headers or {}, data, complete=complete)
 
@@ -29,7 +31,18 @@ def element(text: bytes) -> bytes:
 
 
 def text_input(*data, **more):
-    return {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": list(data), **more}
+    shape = [len(data)]
+    return {"name": "text_input", "datatype": "BYTES", "shape": shape, "data": list(data), **more}
+
+
+def inline(name: str, datatype: str, shape, data):
+    return {"name": name, "datatype": datatype, "shape": shape, "data": data}
+
+
+def far(name: str, datatype: str, shape, size: int):
+    """Return an input in the binary part."""
+    parameters = {"binary_data_size": size}
+    return {"name": name, "datatype": datatype, "shape": shape, "parameters": parameters}
 
 
 def test_parameters():
@@ -73,10 +86,15 @@ def test_inline_tokens_and_limits():
     features = read(
         {
             "inputs": [
-                {"name": "input_ids", "datatype": "INT32", "data": [[1, 2], [3, 4]]},
-                {"name": "request_output_len", "datatype": "INT32", "data": [[7]]},
-                {"name": "image", "datatype": "FP32", "data": [0.5]},
-                {"name": "prompt", "datatype": "FP32", "data": [0.5]},
+                {
+                    "name": "input_ids",
+                    "datatype": "INT32",
+                    "shape": [2, 2],
+                    "data": [[1, 2], [3, 4]],
+                },
+                {"name": "request_output_len", "datatype": "INT32", "shape": [1, 1], "data": [[7]]},
+                {"name": "image", "datatype": "FP32", "shape": [1], "data": [0.5]},
+                {"name": "prompt", "datatype": "FP32", "shape": [1], "data": [0.5]},
             ]
         }
     )
@@ -88,14 +106,25 @@ def test_binary_inputs():
     """Blobs follow in the order of the inputs that have one."""
     document = {
         "inputs": [
-            {"name": "image", "datatype": "FP32", "parameters": {"binary_data_size": 8}},
+            {
+                "name": "image",
+                "datatype": "FP32",
+                "shape": [2],
+                "parameters": {"binary_data_size": 8},
+            },
             text_input("ignored", name="other"),
             {
                 "name": "prompt",
                 "datatype": "BYTES",
+                "shape": [1],
                 "parameters": {"shared_memory_region": "r", "binary_data_size": 4},
             },
-            {"name": "text_input", "datatype": "BYTES", "parameters": {"binary_data_size": 9}},
+            {
+                "name": "text_input",
+                "datatype": "BYTES",
+                "shape": [1],
+                "parameters": {"binary_data_size": 9},
+            },
         ]
     }
     body, headers = binary(document, bytes(8), element(b"hello"))
@@ -106,7 +135,12 @@ def test_cut_binary_part():
     """A prompt whose blob is cut is read as far as present."""
     document = {
         "inputs": [
-            {"name": "text_input", "datatype": "BYTES", "parameters": {"binary_data_size": 9}}
+            {
+                "name": "text_input",
+                "datatype": "BYTES",
+                "shape": [1],
+                "parameters": {"binary_data_size": 9},
+            }
         ]
     }
     body, headers = binary(document, element(b"hello"))
@@ -148,6 +182,7 @@ def test_truncation():
         ({"inputs": [{}] * (MAX_INPUTS + 1)}, {}, "more than 1024 inputs"),
         ({"parameters": []}, {}, "`parameters` must be an object"),
         ({"parameters": {"sequence_id": 1.5}}, {}, "sequence_id"),
+        ({"parameters": {"sequence_id": "x" * 129}}, {}, "at most 128"),
         ({"inputs": [{"parameters": {"binary_data_size": -1}}]}, {}, "must be a byte count"),
     ],
 )
@@ -160,3 +195,87 @@ def test_bad_bodies(body, headers, words):
 def test_the_first_input_of_a_name_counts():
     """If an input is given twice, the first is read."""
     assert read({"inputs": [text_input("one"), text_input("two")]}).prompt == b"one"
+
+
+def test_the_largest_declared_size_is_read():
+    """A pool bounds it, whatever the body's length says."""
+    features = read({"inputs": [text_input("a"), inline("x", "FP64", [3], [1, 2, 3])]})
+    assert features.tensor_bytes == 24
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        inline("x", "FP32", [3], [1, 2]),
+        inline("input_ids", "INT32", [3], [1, 2]),
+        inline("x", "BYTES", [2], ["a"]),
+        inline("x", "INT31", [2**40], [1]),
+        far("x", "FP32", [2], 4),
+        far("x", "FP32", [2**62], 0),
+        far("x", "BYTES", [3], 8),
+    ],
+)
+def test_a_shape_that_contradicts_its_data_is_unsound(tensor):
+    """Triton reserves what a shape declares, modulo 2**64, before it looks at the data."""
+    body, headers = binary({"inputs": [tensor]}, bytes(8))
+    with pytest.raises(UnsoundRequest) as caught:
+        read(body, headers)
+    assert caught.value.features is not None
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        inline("x", "FP32", [2, 2], [[1, 2.5], [3, 4]]),
+        inline("x", "BOOL", [0], []),
+        inline("x", "INT31", [2], [1]),
+        far("x", "BYTES", [2], 8),
+        {
+            "name": "x",
+            "datatype": "INT8",
+            "shape": [2],
+            "parameters": {"shared_memory_region": "r"},
+        },
+    ],
+)
+def test_a_shape_that_agrees_with_its_data_is_read(tensor):
+    """Nested, empty, far and unknown data are no contradiction."""
+    body, headers = binary({"inputs": [tensor]}, bytes(8))
+    read(body, headers)
+
+
+def test_of_a_cut_body_only_what_is_certain_is_unsound():
+    """The data behind the cut may agree, unless the announced length cannot hold it."""
+    body = json.dumps({"inputs": [inline("x", "FP32", [1000], [1] * 1000)]}).encode()[:500]
+    assert read(body, complete=False).tensor_bytes == 4000
+    read(body, {"content-length": "3100"}, complete=False)
+    with pytest.raises(UnsoundRequest):
+        read(body, {"content-length": "900"}, complete=False)
+    cut_in_shape = b'{"inputs": [{"name": "x", "datatype": "FP32", "data": [1], "shape": [99, 9'
+    assert read(cut_in_shape, complete=False).tensor_bytes is None
+
+
+@pytest.mark.parametrize(
+    "more", [{"outputs": {}}, {"id": 5}, {"parameters": []}, {"parameters": {"sequence_id": {}}}]
+)
+def test_an_unsound_shape_counts_whatever_else_is_wrong(more):
+    """Triton may reserve the memory before it finds the other mistake."""
+    with pytest.raises(UnsoundRequest):
+        read({"inputs": [inline("x", "FP32", [2**40], [1])], **more})
+    with pytest.raises(UnsoundRequest):
+        read({"inputs": [inline("x", "FP32", [2**40], ["a"])], **more})
+
+
+def test_a_repeated_shape_is_unsound():
+    """Triton takes the first of two members, and the picker's parser the last."""
+    body = b'{"inputs": [{"name": "x", "datatype": "INT8", "shape": [%s], "data": [1]}]}'
+    with pytest.raises(UnsoundRequest, match="repeats a key"):
+        read(body.replace(b"[%s]", b'[1099511627776], "shape": [1]'))
+    twice = body.replace(b"%s", b"1")
+    with pytest.raises(UnsoundRequest, match="repeats a key"):
+        read(twice[:-1] + b", " + twice[1:])
+
+
+def test_an_input_that_is_named_shape_is_no_repetition():
+    """The word alone proves nothing."""
+    assert read({"inputs": [inline("shape", "BYTES", [1], ["shape"])]}).tensor_bytes == 4

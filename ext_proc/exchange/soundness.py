@@ -1,0 +1,55 @@
+"""Which requests a pool refuses, by what was read of them anyway.
+
+Rules:
+
+1. With ``routing.unsound_requests: refuse`` (the default), a request is refused whose declared
+   shapes contradict its data or exceed ``routing.max_tensor_bytes``, or whose JSON nests too
+   deeply: each could end a replica. Otherwise it is routed as a request that cannot be read.
+2. A request that asks for more than ``routing.max_tokens`` tokens is refused.
+3. What was not read is not judged: nothing with ``routing.body: none``, of a body that was read in
+   part only what that part says, and of tensors that a model will produce nothing at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ext_proc.requests import UnsoundRequest
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+
+if TYPE_CHECKING:
+    from ext_proc.requests import BadRequest
+    from ext_proc.routing.values.pool import Pool
+    from ext_proc.routing.values.request import Features
+
+REFUSE: Final = "refuse"
+
+
+def judge(features: Features, pool: Pool | None, error: BadRequest | None) -> Refusal | None:
+    """Return the refusal of an unsound request, ``None`` if it may be routed.
+
+    Args:
+        features: What was read of the request.
+        pool: Its pool; ``None`` if only the body could have named it.
+        error: Why the body could not be read; ``None`` if it was.
+    """
+    if pool is None or pool.unsound_requests == REFUSE:
+        if isinstance(error, UnsoundRequest):
+            return Refusal(error.kind, error.message)
+        size = features.tensor_bytes
+        if size is not None and pool is not None and size > pool.max_tensor_bytes:
+            return Refusal(
+                RefusalKind.BAD_SHAPE,
+                f"an input declares {size} bytes; pool {pool.name!r} takes at most"
+                f" {pool.max_tensor_bytes} (routing.max_tensor_bytes)",
+            )
+    if pool is None:
+        return None if error is None else Refusal(RefusalKind.BAD_REQUEST, error.message)
+    tokens = features.max_tokens
+    if pool.max_tokens and tokens is not None and tokens > pool.max_tokens:
+        return Refusal(
+            RefusalKind.TOO_MANY_TOKENS,
+            f"the request asks for {tokens} tokens; pool {pool.name!r} allows at most"
+            f" {pool.max_tokens} (routing.max_tokens)",
+        )
+    return None

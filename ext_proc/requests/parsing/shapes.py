@@ -1,0 +1,175 @@
+"""Checks declared shapes of tensors against their data, in exact arithmetic.
+
+Triton 2.51 reserves the memory that a shape declares before it reads JSON data, and computes byte
+sizes modulo 2**64: a shape above the machine's memory or one whose size wraps around ends the
+server, or a backend's process (``tests/contract/fixtures/triton-2.51.0/mistakes.json``).
+
+Rules:
+
+1. A shape is refused only if it contradicts the data for certain; what lies beyond the part that
+   was read contradicts nothing.
+2. Data in JSON is walked once, by C functions per list: its elements are counted, and types that
+   Triton rejects with a 5xx are a ``BadRequest``. In a list of more than ``FEW`` numbers a boolean
+   is not found, nor a negative or too large one.
+3. Outputs have no declared size: what a model will answer cannot be checked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
+from ext_proc.routing.values.refusal import RefusalKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+WIDTHS: Final = {
+    "BOOL": 1,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "FP16": 2,
+    "BF16": 2,
+    "FP32": 4,
+    "FP64": 8,
+    "BYTES": 4,
+}
+"""Bytes of an element, by datatype; of BYTES the least: each has a length before it."""
+
+MAX_ELEMENTS: Final = 2**63
+"""No tensor has more; a shape that exceeds it is refused before its product is known."""
+
+FEW: Final = 64
+"""The elements of a list of at most so many numbers are checked one by one."""
+
+_INT64_END: Final = 2**63
+
+
+def count(shape: Iterable[Any], place: str) -> int:
+    """Return the number of elements of a shape.
+
+    Raises:
+        BadRequest: A dimension is negative or no integer.
+        UnsoundRequest: There are more than ``MAX_ELEMENTS``.
+    """
+    product = 1
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise BadRequest(f"each dimension of {place} must be an integer of at least 0")
+        product *= size
+        if product > MAX_ELEMENTS:
+            raise _bad(f"the shape of {place} has more than {MAX_ELEMENTS} elements")
+    return product
+
+
+def check_bytes(elements: int, datatype: str, size: int, place: str) -> None:
+    """Check a tensor's declared elements against the bytes of its raw data.
+
+    Args:
+        elements: Number of declared elements.
+        datatype: Its datatype.
+        size: Bytes of its raw data.
+        place: Name of the tensor in error messages.
+
+    Raises:
+        UnsoundRequest: They contradict each other.
+    """
+    width = WIDTHS.get(datatype)
+    if width is None:
+        return
+    declared = elements * width
+    if declared > size or (declared != size and datatype != "BYTES"):
+        at_least = "at least " if datatype == "BYTES" else ""
+        raise _bad(
+            f"{place} declares {elements} elements of {datatype},"
+            f" which are {at_least}{declared} bytes, but its data has {size}"
+        )
+
+
+def check_elements(declared: int, present: int, place: str) -> None:
+    """Check a tensor's declared elements against those of its data.
+
+    Raises:
+        UnsoundRequest: They differ.
+    """
+    if declared != present:
+        raise _bad(f"{place} declares {declared} elements, but its data has {present}")
+
+
+def check_room(declared: int, room: int, place: str) -> None:
+    """Check a tensor's declared elements against the bytes of the data that holds them.
+
+    Raises:
+        UnsoundRequest: No data of that length holds so many elements.
+    """
+    if declared > room:
+        raise _bad(f"{place} declares {declared} elements, but its data has only {room} bytes")
+
+
+def count_json(data: list[Any], datatype: str, place: str) -> int | None:
+    """Count the elements of a tensor in JSON, flat or nested.
+
+    Returns:
+        The number; ``None`` for a datatype that JSON cannot express.
+
+    Raises:
+        BadRequest: An element has a type that does not fit the datatype.
+    """
+    if datatype not in _KINDS:
+        return None
+    total = 0
+    lists = [data]
+    while lists:
+        part = lists.pop()
+        if not part:
+            continue
+        if type(part[0]) is list or not _fits(part, datatype):
+            nested = [each for each in part if type(each) is list]
+            if nested:
+                lists.extend(nested)
+                part = [each for each in part if type(each) is not list]
+            if part and (not nested or not _fits(part, datatype)):
+                raise BadRequest(f"an element of {place} does not fit {datatype}")
+        total += len(part)
+    return total
+
+
+_KINDS: Final[dict[str, frozenset[type]]] = {
+    **dict.fromkeys(("INT8", "INT16", "INT32", "INT64"), frozenset({int})),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32", "UINT64"), frozenset({int})),
+    **dict.fromkeys(("FP32", "FP64"), frozenset({int, float})),
+    "BOOL": frozenset({bool}),
+    "BYTES": frozenset({str}),
+}
+"""Types of JSON values that Triton takes, by datatype."""
+
+
+def _fits(part: list[Any], datatype: str) -> bool:
+    """Return whether the elements of one list fit; lists do not."""
+    kinds = _KINDS[datatype]
+    if datatype == "BYTES":
+        summed: Any = "".join
+    elif len(part) > FEW and datatype != "BOOL":
+        summed = sum
+    else:
+        return kinds.issuperset(map(type, part)) and _in_range(part, datatype)
+    try:
+        return type(summed(part)) in kinds
+    except TypeError:
+        return False
+
+
+def _in_range(part: list[Any], datatype: str) -> bool:
+    if datatype.startswith("UINT"):
+        return bool(min(part) >= 0)
+    return datatype != "INT64" or bool(max(part) < _INT64_END)
+
+
+def _bad(message: str) -> UnsoundRequest:
+    return UnsoundRequest(RefusalKind.BAD_SHAPE, message)

@@ -124,6 +124,16 @@ CLUSTER_ATTRIBUTE: Final = "xds.cluster_name"
 ROUTE_ATTRIBUTE: Final = "xds.route_name"
 """The route that matched."""
 
+LEAST_HEADER_BYTES: Final = 4096
+"""Requests whose headers are at most this long are sent to pickers without their length."""
+
+_HEADER_BYTES: Final = "request.total_size + 4 * size(request.headers)"
+HEADERS_ATTRIBUTE: Final = (
+    f'{_HEADER_BYTES} > {LEAST_HEADER_BYTES} ? {_HEADER_BYTES} : size(request.headers["x-none"])'
+)
+"""Length of the request's headers as HTTP/1.1 writes them; absent up to 4,096 bytes, where the
+expression ends in a header that no request has."""
+
 # --- xDS type URLs ------------------------------------------------------------------------------
 
 _PREFIX = "type.googleapis.com/"

@@ -64,7 +64,7 @@ _POOL: Final = FieldReader(
 _ROUTING: Final = FieldReader(
     pool_pb2.Routing,
     Pool,
-    zero={"fallbacks", "refuse_deadly"},
+    zero={"fallbacks", "max_header_bytes", "refuse_deadly"},
     bounds={
         "load_factor": _FACTOR,
         "spill_factor": _FACTOR,

@@ -45,11 +45,13 @@ class Head(Plain):
         request_body: How the request body is sent.
         response_body: How the response body is sent.
         subset: ``ip:port`` or ``ip`` entries that limit the choice; ``None`` = no limit.
+        header_bytes: Length of all headers as HTTP/1.1 writes them, about; ``None`` = short.
     """
 
     __slots__ = (
         "cluster",
         "end_of_stream",
+        "header_bytes",
         "headers",
         "method",
         "path",
@@ -70,6 +72,7 @@ class Head(Plain):
         request_body: BodySending = BodySending.NONE,
         response_body: BodySending = BodySending.NONE,
         subset: frozenset[str] | None = None,
+        header_bytes: int | None = None,
     ) -> None:
         self.method = method
         self.path = path
@@ -80,6 +83,7 @@ class Head(Plain):
         self.request_body = request_body
         self.response_body = response_body
         self.subset = subset
+        self.header_bytes = header_bytes
 
 
 class Body(Plain):

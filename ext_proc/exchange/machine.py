@@ -77,7 +77,7 @@ from ext_proc.exchange.replies import (
     request_body,
     write_pick,
 )
-from ext_proc.exchange.soundness import judge
+from ext_proc.exchange.soundness import judge, judge_headers
 from ext_proc.exchange.state import DECIDED, NEW, OVER, WAITING, ExchangeState
 from ext_proc.requests import (
     BadRequest,
@@ -349,6 +349,8 @@ class Exchange:
         if isinstance(pool, Refusal):
             return self._refuse(known, pool)
         head, ref = known.head, known.ref
+        if head.header_bytes is not None and (refusal := judge_headers(head, pool)):
+            return self._refuse(known, refusal)
         features = split_adapter(known.features, pool.models)
         session = session_of(features, head.headers, pool.session_header)
         if session != features.session:

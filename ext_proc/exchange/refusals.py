@@ -36,6 +36,7 @@ _STATUS: Final[Mapping[RefusalKind, _Status]] = {
     RefusalKind.UNKNOWN_POOL: _Status(404, 5, "invalid_request_error"),
     RefusalKind.UNKNOWN_MODEL: _Status(404, 5, "invalid_request_error"),
     RefusalKind.UNKNOWN_VERSION: _Status(404, 5, "invalid_request_error"),
+    RefusalKind.HEADERS_TOO_LARGE: _Status(431, 8, "invalid_request_error"),
     RefusalKind.TOO_LARGE: _Status(413, 8, "invalid_request_error"),
     RefusalKind.SATURATED: _Status(429, 8, "rate_limit_error"),
     RefusalKind.NO_ENDPOINTS: _Status(503, 14, "server_error"),

@@ -6,7 +6,10 @@ Rules:
    shapes contradict its data or exceed ``routing.max_tensor_bytes``, or whose JSON nests too
    deeply: each could end a replica. Otherwise it is routed as a request that cannot be read.
 2. A request that asks for more than ``routing.max_tokens`` tokens is refused.
-3. What was not read is not judged: nothing with ``routing.body: none``, of a body that was read in
+3. A KServe request over HTTP is refused whose headers are longer than
+   ``routing.max_header_bytes``: Triton closes the connection instead of answering, which looks like
+   a failed replica.
+4. What was not read is not judged: nothing with ``routing.body: none``, of a body that was read in
    part only what that part says, and of tensors that a model will produce nothing at all.
 """
 
@@ -18,11 +21,14 @@ from ext_proc.requests import UnsoundRequest
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 
 if TYPE_CHECKING:
+    from ext_proc.exchange.events import Head
     from ext_proc.requests import BadRequest
     from ext_proc.routing.values.pool import Pool
     from ext_proc.routing.values.request import Features
 
 REFUSE: Final = "refuse"
+_TRITON: Final = "/v2"
+"""How the paths of KServe's HTTP protocol begin."""
 
 
 def judge(features: Features, pool: Pool | None, error: BadRequest | None) -> Refusal | None:
@@ -53,3 +59,20 @@ def judge(features: Features, pool: Pool | None, error: BadRequest | None) -> Re
             f" {pool.max_tokens} (routing.max_tokens)",
         )
     return None
+
+
+def judge_headers(head: Head, pool: Pool) -> Refusal | None:
+    """Return the refusal of a request whose headers are too long for its replica.
+
+    Args:
+        head: The request's headers, whose length is known.
+        pool: Its pool.
+    """
+    size, most = head.header_bytes, pool.max_header_bytes
+    if size is None or not most or size <= most or not head.path.startswith(_TRITON):
+        return None
+    return Refusal(
+        RefusalKind.HEADERS_TOO_LARGE,
+        f"the headers have about {size} bytes; pool {pool.name!r} takes at most {most}"
+        " (routing.max_header_bytes)",
+    )

@@ -37,6 +37,7 @@ from tidegate_api.names import (
     CLUSTER_ATTRIBUTE,
     DESTINATION_HEADER,
     DESTINATION_SERVED_KEY,
+    HEADERS_ATTRIBUTE,
     LB_NAMESPACE,
     LOAD_BIN_HEADER,
     LOAD_HEADER,
@@ -61,6 +62,9 @@ MAX_DESTINATIONS: Final = 4096
 
 _FILTER: Final = "envoy.filters.http.ext_proc"
 """Key under which Envoy sends the attributes that were requested."""
+
+_USUAL: Final = 2
+"""Attributes that every request has: cluster and route."""
 
 _MODE: Final = processing_mode_pb2.ProcessingMode
 _SENDING: Final = {
@@ -150,7 +154,12 @@ def _head(message: Any) -> Head:
         request_body=_SENDING.get(config.request_body_mode, STREAMED),
         response_body=_SENDING.get(config.response_body_mode, STREAMED),
         subset=_subset(message),
+        header_bytes=_number(fields, HEADERS_ATTRIBUTE) if len(fields) > _USUAL else None,
     )
+
+
+def _number(fields: Any, name: str) -> int | None:
+    return int(fields[name].number_value) if name in fields else None
 
 
 def _text(fields: Any, name: str) -> str | None:

@@ -45,6 +45,7 @@ from envoy_data_plane.google.protobuf import Any as PackedAny
 
 from tidegate_api.names import (
     CLUSTER_ATTRIBUTE,
+    HEADERS_ATTRIBUTE,
     LB_NAMESPACE,
     LISTENER_NAME,
     LOAD_BIN_HEADER,
@@ -169,7 +170,7 @@ def _external_processor(pickers: Pickers, headers: list[str]) -> ExternalProcess
         # Cleared only if the picker has chosen pool or variant; clearing it always would draw the
         # variant again.
         route_cache_action=ExternalProcessorRouteCacheAction.DEFAULT,
-        request_attributes=[CLUSTER_ATTRIBUTE, ROUTE_ATTRIBUTE],
+        request_attributes=[CLUSTER_ATTRIBUTE, ROUTE_ATTRIBUTE, HEADERS_ATTRIBUTE],
         forward_rules=HeaderForwardingRules(allowed_headers=ListStringMatcher(patterns=allowed)),
         # Requests of a sequence must not be retried on another replica: x-envoy-max-retries.
         mutation_rules=HeaderMutationRules(allow_envoy=True),

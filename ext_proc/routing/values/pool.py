@@ -125,6 +125,8 @@ class Pool:
     """What happens to requests that could end a replica, by what was read of them."""
     max_tensor_bytes: int = 2**31
     """Maximum bytes that the shape of one input may declare."""
+    max_header_bytes: int = 7680
+    """Maximum length of the headers of a KServe request over HTTP; 0 = no limit."""
     max_tokens: int = 0
     """Maximum tokens that a request may ask for; 0 = no limit."""
     slow_start: SlowStart = USUAL_SLOW_START

@@ -28,6 +28,8 @@ class RefusalKind(StrEnum):
     """400: the JSON nests so deeply that reading it could end the replica."""
     TOO_MANY_TOKENS = "too-many-tokens"
     """400: the request asks for more tokens than the pool allows."""
+    HEADERS_TOO_LARGE = "headers-too-large"
+    """431: the headers are longer than the pool's replicas take."""
     TOO_LARGE = "too-large"
     """413: the body exceeds the pool's ``max_body_bytes``."""
     DEADLY_REQUEST = "deadly-request"

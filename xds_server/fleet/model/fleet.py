@@ -220,6 +220,9 @@ class Routing(Strict):
     are refused with 400: they can end Triton."""
     max_tensor_bytes: Annotated[int, Field(ge=1024, le=2**62)] = 2**31
     """With `unsound_requests: refuse`, the most bytes that the shape of one input may declare."""
+    max_header_bytes: Annotated[int, Field(ge=0, le=65_536)] = 7680
+    """Requests under `/v2` whose headers are longer are refused with 431: Triton closes connections
+    at 8,190 bytes, with what Envoy adds. Below 4,096 counts as 4,096; 0 = no limit."""
     max_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Requests for more tokens are refused with 400; 0 = no limit."""
 

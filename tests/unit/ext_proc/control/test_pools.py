@@ -78,6 +78,7 @@ def test_every_field():
                 sequence_idle_seconds=6,
                 load_factor=2,
                 max_body_bytes=1000,
+                max_header_bytes=7680,
             ),
             slow_start=pool_pb2.SlowStart(window_seconds=30, aggression=2, min_weight=0.2),
             per_endpoint_in_flight=9,

@@ -395,6 +395,23 @@ def test_more_tokens_than_the_pool_allows_are_refused():
         assert reply.pick is not None
 
 
+@pytest.mark.parametrize(
+    ("path", "size", "bound", "refused"),
+    [
+        (INFER_PATH, 7681, 7680, True),
+        (INFER_PATH, 7680, 7680, False),
+        (INFER_PATH, 50_000, 0, False),
+        ("/v2/models/toy-llm/config", 7681, 7680, True),
+        (CHAT_PATH, 50_000, 7680, False),
+    ],
+)
+def test_headers_longer_than_triton_takes_are_refused(path, size, bound, refused):
+    """Triton would close the connection, which looks like a failed replica."""
+    event = head(path, end_of_stream=True, header_bytes=size)
+    _, reply = run(router(llm(max_header_bytes=bound)), event)
+    assert getattr(reply, "status", None) == (431 if refused else None)
+
+
 def test_too_large_for_a_named_pool():
     """One byte above the bound of a pool that reads whole bodies is 413; at the bound it is not."""
     request_router = router(llm(body="full", max_body_bytes=len(PROMPT)))

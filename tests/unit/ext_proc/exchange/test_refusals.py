@@ -23,6 +23,7 @@ GRPC = {"content-type": "application/grpc+proto"}
         (RefusalKind.BAD_SHAPE, 400, 3, False),
         (RefusalKind.TOO_DEEP, 400, 3, False),
         (RefusalKind.TOO_MANY_TOKENS, 400, 3, False),
+        (RefusalKind.HEADERS_TOO_LARGE, 431, 8, False),
         (RefusalKind.TOO_LARGE, 413, 8, False),
         (RefusalKind.SATURATED, 429, 8, True),
         (RefusalKind.NO_ENDPOINTS, 503, 14, True),

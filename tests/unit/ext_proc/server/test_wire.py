@@ -36,6 +36,7 @@ from ext_proc.server.wire import (
     read_headers,
 )
 from support.streams import MODE, Answer, Messages
+from tidegate_api.names import HEADERS_ATTRIBUTE
 
 DECISION = Decision(None, ("10.0.0.1:80",), "llm", "stable", "least")
 PICK = Pick(
@@ -77,6 +78,14 @@ def test_a_head():
         route="llm/http",
         request_body=BodySending.BUFFERED,
     )
+
+
+def test_the_length_of_long_headers_is_read():
+    """Envoy sends it only where it is above a bound."""
+    message = Messages().head().made[0]
+    fields = message.attributes["envoy.filters.http.ext_proc"].fields
+    fields[HEADERS_ATTRIBUTE].number_value = 8000
+    assert event_of(message).header_bytes == 8000
 
 
 def test_a_head_without_attributes_and_config():

@@ -113,6 +113,7 @@ class Picker:
             pools=lambda: len(router.pools),
             index_blocks=lambda: router.index.blocks,
             reused=router.reuse.tokens,
+            abandoned=router.registry.abandoned.__len__,
         )
         ReplicaMetrics(self._metrics.registry, router.registry.replicas)
         DeathMetrics(self._metrics.registry, router.suspicion)

@@ -374,6 +374,9 @@ def all_alike(attempts: Sequence[Attempt]) -> bool:
     return len(sent) > 1 and all(fails_alike(sent[0], each) for each in sent[1:])
 
 
+_TIMEOUTS: Final = (Ended.TRY_TIMEOUT, Ended.TIMEOUT)
+
+
 def suspected_death(attempt: Attempt) -> bool:
     """Return whether the replica may have died of what it had read: it broke off unanswered."""
     return attempt.ended is Ended.BROKEN and attempt.read is True and not attempt.answered
@@ -382,6 +385,12 @@ def suspected_death(attempt: Attempt) -> bool:
 def survived(attempt: Attempt) -> bool:
     """Return whether the replica is known to have survived a request: an answer began, no 5xx."""
     return attempt.answered and not _is_server_error(attempt)
+
+
+def abandons(attempt: Attempt) -> bool:
+    """Return whether the replica was left with work that nobody waits for any more."""
+    waited = attempt.ended is Ended.LEFT or attempt.ended in _TIMEOUTS
+    return waited and attempt.read is not False and not attempt.answered
 
 
 def keeps_prompt(attempt: Attempt) -> bool:

@@ -27,6 +27,7 @@ from ext_proc.blame.law import (
     FIRST_ERROR,
     Blame,
     Effect,
+    abandons,
     all_alike,
     is_good,
     keeps_prompt,
@@ -299,6 +300,8 @@ class Feedback:
         if key is None:
             return rule.outcome if rule.blame is Blame.US else UNKNOWN
         self.blamed[pool, rule.blame] += 1
+        if number is not None and abandons(attempt):
+            self._router.registry.abandoned.left(number, key, tried.since, now)
         if effect is Effect.SILENT:
             first_byte_s = now - tried.since
         elif effect is not Effect.AT_ONCE and effect is not Effect.BY_ORIGIN:

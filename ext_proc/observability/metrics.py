@@ -80,6 +80,7 @@ class Metrics:
         pools: Returns the number of known pools.
         index_blocks: Returns the number of blocks in the prefix index.
         reused: Returns the tokens that endpoints report as served from their caches.
+        abandoned: Returns the number of open charges for abandoned work.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Metrics:
         pools: Callable[[], int] = int,
         index_blocks: Callable[[], int] = int,
         reused: Callable[[], Mapping[str, float]] = dict,
+        abandoned: Callable[[], int] = int,
     ) -> None:
         self.registry = registry
         registry.register(_InFlight(in_flight))
@@ -184,6 +186,11 @@ class Metrics:
             registry=registry,
         )
         Gauge("tidegate_picker_pools", "Known pools.", registry=registry).set_function(pools)
+        Gauge(
+            "tidegate_picker_abandoned",
+            "Charges for work that replicas still do for callers who have left.",
+            registry=registry,
+        ).set_function(abandoned)
         Gauge(
             "tidegate_picker_index_blocks", "Blocks in the prefix index.", registry=registry
         ).set_function(index_blocks)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ext_proc.routing.cache.prefix_index import Purged
+from ext_proc.routing.state.abandoned import Abandoned
 from ext_proc.routing.state.directory import Directory
 from ext_proc.routing.state.ledger import EndpointRemoved
 from ext_proc.routing.state.pool_state import PoolState
@@ -74,6 +75,8 @@ class EndpointRegistry:
         """The state of each pool, precomputed for decisions, by name."""
         self.members: dict[EndpointKey, Replica] = {}
         """The registered replicas."""
+        self.abandoned = Abandoned(ledger, self.members, on_event)
+        """What replicas still compute for nobody."""
 
     # --- Membership -----------------------------------------------------------------------------
 
@@ -113,6 +116,7 @@ class EndpointRegistry:
 
     def _remove(self, key: EndpointKey) -> None:
         del self.members[key]
+        self.abandoned.drop(key)
         if self._ledger.apply(EndpointRemoved(key)) and self._on_event is not None:
             self._on_event(EndpointRemoved(key))
         self._on_removed(key)
@@ -183,7 +187,11 @@ class EndpointRegistry:
 
     def sweep(self, now: float) -> None:
         """Look for replicas that make no progress with work in flight; call about once a second."""
-        ours = {key: load.in_flight - load.others for key, load in self._ledger.loads()}
+        self.abandoned.sweep(now)
+        waited = self.abandoned.waited
+        ours = {
+            key: load.in_flight - load.others - waited[key] for key, load in self._ledger.loads()
+        }
         self._conditions.sweep(ours, now)
 
     def restarted(self, endpoint_id: str, unix_now: float) -> None:
@@ -203,6 +211,7 @@ class EndpointRegistry:
             if self.index.is_exact(replica.key) is None:  # else its engines report it, and earlier
                 self._purge(replica.key)
             self._leases.drop_endpoint(replica.key)
+            self.abandoned.drop(replica.key)
 
     def restarted_since(self, key: EndpointKey, unix_s: float) -> bool | None:
         """Return whether a replica's process was replaced since then; ``None`` = unknown."""

@@ -33,6 +33,7 @@ from ext_proc.routing.pipeline.sampling import worth_remembering
 from ext_proc.routing.pipeline.scheduler import Scheduler
 from ext_proc.routing.recent import Recent
 from ext_proc.routing.registry import EndpointRegistry
+from ext_proc.routing.state.abandoned import GOES_ON
 from ext_proc.routing.state.leases import Lease, Leased, LeaseEvent, Leases, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS, Charged, Ledger, LedgerEvent, Settled
 from ext_proc.routing.state.starts import SequenceStarts
@@ -237,11 +238,13 @@ class Router:
         ticket = Ticket(number, key, pool, work, now, prompted, drain, ahead)
         if not self._charged(ticket):
             return None
-        self.origins.note(ticket.id, context.request)
+        self.origins.note(number, context.request)
+        if context.request.features.form in GOES_ON:
+            self.registry.abandoned.note(ticket)
         if context.request.blocks:
-            self._credit.note(ticket.id, context.request.blocks)
+            self._credit.note(number, context.request.blocks)
         if context.request.body is not None:
-            self.suspicion.picked(ticket.id, candidate.key.id, context.request, now)
+            self.suspicion.picked(number, candidate.key.id, context.request, now)
         if context.tokens is not None:
             expected = drain + work * per_token
             replica.busy_until = now + expected
@@ -391,5 +394,6 @@ class Router:
             },
             "recent": self.recent.describe(now),
             "deaths": self.suspicion.deaths.describe(now),
+            "abandoned": self.registry.abandoned.describe(),
             "counters": counters(self.ledger, self.peers, self.leases, self.index),
         }

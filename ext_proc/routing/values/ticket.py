@@ -20,6 +20,8 @@ class Outcome(StrEnum):
     """Another replica served the request; the charge continues there under a new ticket."""
     REMOVED = "removed"
     """The endpoint was removed while the request ran."""
+    ABANDONED = "abandoned"
+    """Not a request: work for a caller who had left, when it can have ended."""
     SHUTDOWN = "shutdown"
 
 

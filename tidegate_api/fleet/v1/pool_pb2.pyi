@@ -132,6 +132,9 @@ class Pool(_message.Message):
     DEEP_HEALTH_FIELD_NUMBER: _builtins.int
     ORCA_FIELD_NUMBER: _builtins.int
     MODEL_NEEDS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    FIRST_ANSWER_SECONDS_FIELD_NUMBER: _builtins.int
+    FIRST_ANSWER_LEAST_SECONDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     per_endpoint_in_flight: _builtins.int
     """Most requests in flight on one endpoint; 0 = no limit."""
@@ -139,6 +142,14 @@ class Pool(_message.Message):
     """Seconds between two probes of a replica's readiness; 0 = the picker's default."""
     orca: _builtins.bool
     """Request load reports (ORCA) from replicas in response headers."""
+    seed: _builtins.int
+    """Secret of the fleet: seed of the hashes of prompts. The control server draws it once, and all
+    pools of a fleet have the same. 0 = none.
+    """
+    first_answer_seconds: _builtins.float
+    """Bound of Envoy's routes on the seconds to the headers of an answer; 0 = none."""
+    first_answer_least_seconds: _builtins.float
+    """Least value to which the picker shortens it for a streamed answer; 0 = it does not."""
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models that this pool serves. A model belongs to at most one pool."""
@@ -196,10 +207,13 @@ class Pool(_message.Message):
         deep_health: Global___DeepHealth | None = ...,
         orca: _builtins.bool = ...,
         model_needs: _abc.Iterable[Global___ModelNeeds] | None = ...,
+        seed: _builtins.int = ...,
+        first_answer_seconds: _builtins.float = ...,
+        first_answer_least_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deep_health", b"deep_health", "outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -566,6 +580,7 @@ class Routing(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     PREFER_ZONE_FIELD_NUMBER: _builtins.int
     SPILL_FACTOR_FIELD_NUMBER: _builtins.int
+    REFUSE_DEADLY_FIELD_NUMBER: _builtins.int
     UNSOUND_REQUESTS_FIELD_NUMBER: _builtins.int
     MAX_TENSOR_BYTES_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
@@ -604,6 +619,8 @@ class Routing(_message.Message):
     """A preferred replica (zone, adapter, device) is used while its requests in flight are at most
     this factor above the mean; 0 = the picker's default.
     """
+    refuse_deadly: _builtins.bool
+    """Requests that several replicas died with run one at a time, and the one to blame is refused."""
     unsound_requests: Global___Unsound.ValueType
     max_tensor_bytes: _builtins.int
     """Most bytes that the shape of one input may declare; 0 = the picker's default."""
@@ -645,6 +662,7 @@ class Routing(_message.Message):
         adapters: Global___Adapters.ValueType = ...,
         prefer_zone: _builtins.bool = ...,
         spill_factor: _builtins.float = ...,
+        refuse_deadly: _builtins.bool = ...,
         unsound_requests: Global___Unsound.ValueType = ...,
         max_tensor_bytes: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
@@ -652,7 +670,7 @@ class Routing(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gpu_weights", b"gpu_weights", "learned", b"learned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "max_header_bytes", b"max_header_bytes", "max_tensor_bytes", b"max_tensor_bytes", "max_tokens", b"max_tokens", "policy", b"policy", "prefer_zone", b"prefer_zone", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer", "unsound_requests", b"unsound_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "max_header_bytes", b"max_header_bytes", "max_tensor_bytes", b"max_tensor_bytes", "max_tokens", b"max_tokens", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer", "unsound_requests", b"unsound_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -492,3 +492,70 @@ def test_the_beginning_of_an_answer_tells_the_speed(final, monkeypatch):
     feedback.take(entry(ticket="x-8", final=final, status=404, **times), 1.0)
     feedback.take(entry(ticket="x-9", final=final, attempts=2, **times), 1.0)
     assert reported == [(7, R1, 0.4)]
+
+
+def infer(router: Router, form: Form = Form.GENERATE) -> None:
+    """Send the first request, and end it for the ledger."""
+    decision = router.decide(Request("llm", "stable", "http", Features(form)), 1.0, 1.0)
+    router.settle(decision.ticket, Outcome.DONE, 2.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ended": Ended.LEFT, "answered": False, "status": 0},
+        {"ended": Ended.TRY_TIMEOUT, "status": 504, "answered": False},
+        {"ended": Ended.TIMEOUT, "status": 504, "answered": False},
+    ],
+)
+def test_work_that_nobody_waits_for_is_charged(changes):
+    """Triton computes a unary inference to its end, whoever has left."""
+    router, feedback = made()
+    infer(router)
+    feedback.take(entry(**changes), 2.0)
+    assert router.ledger.load(R1).in_flight == 1
+    router.registry.sweep(90.0)
+    assert router.ledger.load(R1).in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("form", "changes"),
+    [
+        (Form.GENERATE_STREAM, {"ended": Ended.LEFT, "answered": False, "status": 0}),
+        (Form.GENERATE, {"ended": Ended.LEFT}),
+        (Form.GENERATE, {"ended": Ended.LEFT, "answered": False, "status": 0, "read": False}),
+        (Form.GENERATE, {"ended": Ended.BROKEN, "answered": False, "status": 503}),
+        (Form.GENERATE, {}),
+    ],
+)
+def test_work_that_ended_or_stops_is_not_charged(form, changes):
+    """Streams stop, answers are the work's end, and what was not read never began."""
+    router, feedback = made()
+    infer(router, form)
+    feedback.take(entry(**changes), 2.0)
+    assert router.ledger.load(R1).in_flight == 0
+
+
+def test_an_attempt_that_timed_out_is_charged_beside_the_retry():
+    """Both replicas work on the request."""
+    router, feedback = made()
+    decision = router.decide(Request("llm", "stable", "http", Features(Form.GENERATE)), 1.0, 1.0)
+    picked = decision.ticket.endpoint
+    other = R2 if picked == R1 else R1
+    attempt = Attempt(address(int(picked.id[1:])), Ended.TRY_TIMEOUT, True, False, False, 504)
+    feedback.attempted(AttemptEntry("p", "x-1", "llm/stable/http", attempt, 1.0, 1.0), 2.0)
+    final = entry(attempts=2, served=address(int(other.id[1:])))
+    router.settle(decision.ticket, Outcome.DONE, 3.0)
+    feedback.take(final, 3.0)
+    assert router.ledger.load(picked).in_flight == 1
+
+
+def test_a_replica_with_abandoned_work_only_is_not_frozen():
+    """No answer is expected of it."""
+    router, feedback = made()
+    infer(router)
+    feedback.take(entry(ended=Ended.LEFT, answered=False, status=0, lasted_s=50.0), 60.0)
+    for second in range(60, 100):
+        router.registry.sweep(float(second))
+    assert router.ledger.load(R1).in_flight == 1
+    assert router.conditions.of("llm", R1) == []

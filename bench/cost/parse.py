@@ -58,10 +58,15 @@ def best_us(call: Callable[[], object]) -> float:
     return best * 1e6
 
 
+def elements(datatype: str, raw: bytes) -> int:
+    """Return the elements of a tensor: one text, or numbers of four bytes."""
+    return 1 if datatype == "BYTES" else len(raw) // 4
+
+
 def grpc_body(name: str, datatype: str, raw: bytes) -> bytes:
     """Return a framed ModelInferRequest with one raw tensor."""
     tensor = service_pb2.ModelInferRequest.InferInputTensor(
-        name=name, datatype=datatype, shape=[1, 1]
+        name=name, datatype=datatype, shape=[1, elements(datatype, raw)]
     )
     message = service_pb2.ModelInferRequest(
         model_name="toy", id="r", inputs=[tensor], raw_input_contents=[raw]
@@ -78,7 +83,7 @@ def http_body(name: str, datatype: str, raw: bytes) -> tuple[bytes, dict[str, st
         "inputs": [
             {
                 "name": name,
-                "shape": [1],
+                "shape": [elements(datatype, raw)],
                 "datatype": datatype,
                 "parameters": {"binary_data_size": len(raw)},
             }

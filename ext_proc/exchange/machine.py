@@ -326,8 +326,11 @@ class Exchange:
             refusal = found if isinstance(found, Refusal) else too_large(body, found)
             if refusal is not None:
                 return self._refuse(known, refusal)
-        if refusal := judge(known.features, known.pool, mistake):
-            return self._refuse(known, refusal)
+        features, pool = known.features, known.pool
+        if mistake or pool is None or pool.max_tokens or features.tensor_bytes is not None:
+            refusal = judge(features, pool, mistake)
+            if refusal is not None:
+                return self._refuse(known, refusal)
         subset = head.subset if body.subset is None else body.subset
         return self._decide(known, subset, now, unix_now)
 

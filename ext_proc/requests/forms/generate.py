@@ -52,18 +52,20 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     sampling = {} if sampled is None else _sampling(sampled)
     places = [place for place in (members, parameters, sampling) if place]
     made = features.copy()
-    made.request_id = values.label(members.get("id")) or features.request_id
+    request_id = members.get("id")
+    made.request_id = values.label(request_id) or features.request_id
     made.prompt = prompt
     made.prompt_is_partial = partial
     made.max_tokens = _first_positive(places)
     made.adapter = _adapter(places)
     tokens = members.get("max_tokens", 0)
-    if not (
-        isinstance(members.get("text_input", ""), str)
-        and (type(tokens) is int and tokens < _INT64_END)
-        and type(members.get("stream", False)) is bool
-        and isinstance(members.get("id", ""), str)
-        and (nested is parameters or _PARAMETERS not in members)
+    if (
+        type(tokens) is not int
+        or tokens >= _INT64_END
+        or type(members.get("stream", False)) is not bool
+        or (prompt is None and "text_input" in members)
+        or (request_id is not None and made.request_id is None)
+        or (nested is not parameters and _PARAMETERS in members)
     ):
         _check(members, made)
     return made

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.requests.forms.infer import describe
@@ -38,6 +39,8 @@ _KEY, _VALUE = 1, 2
 _CALL_NAME, _CALL_VERSION = 1, 2
 _NAME, _DATATYPE, _SHAPE, _INPUT_PARAMETERS, _CONTENTS = 1, 2, 3, 4, 5
 _PLACE: Final = "an input"
+_SHORT: Final = 16
+"""Dimensions whose product is taken at once."""
 _NAME_BYTES: Final = 4 * values.MAX_NAME_CHARS
 _TEXT_BYTES: Final = 65_536
 _UNKNOWN_END: Final = 2**63
@@ -238,9 +241,9 @@ def _elements(scanner: Scanner, part: Field, before: int | None) -> int | None:
     if part.kind == VARINT:
         return before * count((signed(part.value),), _PLACE)
     packed = bytes(scanner.data[part.start : part.end])
-    # Dimensions below 128 are one byte each.
-    sizes = packed if packed.isascii() else scanner.varints(part, len(packed))
-    return before * count(sizes, _PLACE)
+    if packed.isascii() and len(packed) <= _SHORT:  # dimensions below 128 are one byte each
+        return before * prod(packed)
+    return before * count(scanner.varints(part, len(packed)), _PLACE)
 
 
 def _describe(features: Features, scanner: Scanner, message: _Message) -> Features:
@@ -267,16 +270,19 @@ def _check_shapes(message: _Message) -> int | None:
     raw = iter(message.raw)
     for item in message.inputs:
         content = None if item.shared else next(raw, None)
-        if item.elements is None:
+        elements, width = item.elements, WIDTHS.get(item.datatype)
+        if elements is None or width is None:
             continue
+        declared = elements * width
+        if largest is None or declared > largest:
+            largest = declared
         if content is not None:
-            check_bytes(item.elements, item.datatype, content.end - content.start, _PLACE)
-        elif item.contents is not None and not message.raw:
+            size = content.end - content.start
+            if declared != size:
+                check_bytes(elements, item.datatype, size, _PLACE)
+        elif item.contents is not None and not message.raw and elements > item.content_bytes:
             # An element takes at least one byte.
-            check_room(item.elements, item.content_bytes, _PLACE)
-        width = WIDTHS.get(item.datatype)
-        if width is not None:
-            largest = max(largest or 0, item.elements * width)
+            check_room(elements, item.content_bytes, _PLACE)
     return largest
 
 

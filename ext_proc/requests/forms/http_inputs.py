@@ -68,7 +68,7 @@ class Inputs:
             raise BadRequest(f"the request has more than {MAX_INPUTS} inputs; send fewer")
         last = len(inputs) - 1 if self._cut else -1
         for index, item in enumerate(inputs):
-            self._read(item, f"`inputs[{index}]`", cut=index == last)
+            self._read(item, index, cut=index == last)
         return self._found
 
     def check_harm(self, inputs: object) -> None:
@@ -85,66 +85,75 @@ class Inputs:
                 sizes = [size for size in shape if is_unsigned(size)]
                 shapes.check_room(shapes.count(sizes, "an input"), self._room, "an input")
 
-    def _read(self, item: object, place: str, *, cut: bool) -> None:
+    def _read(self, item: object, index: int, *, cut: bool) -> None:
         if not isinstance(item, dict):
-            raise BadRequest(f"{place} must be an object, not {values.json_type(item)}")
+            raise BadRequest(f"`inputs[{index}]` must be an object, not {values.json_type(item)}")
         name, datatype = item.get("name"), item.get("datatype")
         inline = "data" in item
-        size = None if inline else _binary_size(item, place)
+        size = None if inline else _binary_size(item, index)
         start, self._offset = self._offset, self._offset + (size or 0)
         if not (isinstance(name, str) and isinstance(datatype, str)):
             if cut:
                 return
-            raise BadRequest(f"{place} must have a `name` and a `datatype`, both strings")
+            raise BadRequest(f"`inputs[{index}]` must have a `name` and a `datatype`, both strings")
         wanted = name in READ_INPUTS and name not in self._found
         present = None
         if inline:
-            present = self._read_inline(item, place, wanted=wanted, cut=cut)
+            present = self._read_inline(item, index, wanted=wanted, cut=cut)
         elif wanted and size is not None and self._blobs is not None:
             blob = self._blobs[start : start + size]
             if self._complete and len(blob) < size:
                 raise BadRequest(
-                    f"{place} declares {size} binary bytes, but the body has only {len(blob)}"
+                    f"`inputs[{index}]` declares {size} binary bytes,"
+                    f" but the body has only {len(blob)}"
                 )
             self._found[name] = Tensor(name, datatype, blob, whole=len(blob) == size)
-        self._check_shape(item, place, size, present, cut=cut)
+        self._check_shape(item, index, size, present, cut=cut)
 
     def _read_inline(
-        self, item: dict[str, Any], place: str, *, wanted: bool, cut: bool
+        self, item: dict[str, Any], index: int, *, wanted: bool, cut: bool
     ) -> int | None:
         """Read data in JSON; return its number of elements, ``None`` if unknown."""
         name, datatype, data = item["name"], item["datatype"], item["data"]
         if not isinstance(data, list):
-            raise BadRequest(f"{place}.data must be an array, not {values.json_type(data)}")
+            raise BadRequest(
+                f"`inputs[{index}]`.data must be an array, not {values.json_type(data)}"
+            )
         if wanted:
             tensor = from_json(name, datatype, data, whole=not cut)
             if tensor is not None:
                 self._found[name] = tensor
+                if len(data) == 1 and isinstance(data[0], str) and not cut:
+                    return 1  # a prompt
                 if datatype in INTEGERS:
                     width = INTEGERS[datatype].size
                     return len(tensor.data) // width if tensor.whole else None
-        return None if cut else shapes.count_json(data, datatype, place)
+        return None if cut else shapes.count_json(data, datatype, index)
 
     def _check_shape(
-        self, item: dict[str, Any], place: str, size: int | None, present: int | None, *, cut: bool
+        self, item: dict[str, Any], index: int, size: int | None, present: int | None, *, cut: bool
     ) -> None:
         """Check a declared shape against ``size`` bytes or ``present`` elements of data."""
         shape = item.get("shape")
         if cut and (shape is None or next(reversed(item)) == "shape"):
             return
         if not isinstance(shape, list):
-            raise BadRequest(f"{place}.shape must be an array, not {values.json_type(shape)}")
-        declared = shapes.count(shape, place)
+            raise BadRequest(
+                f"`inputs[{index}]`.shape must be an array, not {values.json_type(shape)}"
+            )
+        declared = shapes.count(shape, index)
         datatype = item["datatype"]
-        if size is not None:
-            shapes.check_bytes(declared, datatype, size, place)
-        elif present is not None:
-            shapes.check_elements(declared, present, place)
-        elif "data" in item and self._room is not None:
-            shapes.check_room(declared, self._room, place)
         width = shapes.WIDTHS.get(datatype)
-        if width is not None:
-            self.largest = max(self.largest or 0, declared * width)
+        if size is not None:
+            if width is not None and declared * width != size:
+                shapes.check_bytes(declared, datatype, size, index)
+        elif present is not None:
+            if declared != present:
+                shapes.check_elements(declared, present, index)
+        elif "data" in item and self._room is not None:
+            shapes.check_room(declared, self._room, index)
+        if width is not None and (self.largest is None or declared * width > self.largest):
+            self.largest = declared * width
 
 
 def _announced(headers: Mapping[str, str]) -> int | None:
@@ -155,18 +164,18 @@ def _announced(headers: Mapping[str, str]) -> int | None:
     return int(text) if len(text) <= _MAX_LENGTH_DIGITS else None
 
 
-def _binary_size(item: dict[str, Any], place: str) -> int | None:
+def _binary_size(item: dict[str, Any], index: int) -> int | None:
     """Return the size of this input's share of the binary part; ``None`` if it has none."""
     parameters = item.get("parameters")
     if not isinstance(parameters, dict):
         return None
     if "shared_memory_region" in parameters:
         if not isinstance(parameters["shared_memory_region"], str):
-            raise BadRequest(f"{place}.parameters.shared_memory_region must be a string")
+            raise BadRequest(f"`inputs[{index}]`.parameters.shared_memory_region must be a string")
         return None
     size: int | None = parameters.get("binary_data_size")
     if size is None and "binary_data_size" not in parameters:
         return None
     if not is_unsigned(size):
-        raise BadRequest(f"{place}.parameters.binary_data_size must be a byte count")
+        raise BadRequest(f"`inputs[{index}]`.parameters.binary_data_size must be a byte count")
     return size

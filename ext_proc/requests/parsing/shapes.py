@@ -51,7 +51,7 @@ FEW: Final = 64
 _INT64_END: Final = 2**63
 
 
-def count(shape: Iterable[Any], place: str) -> int:
+def count(shape: Iterable[Any], place: str | int) -> int:
     """Return the number of elements of a shape.
 
     Raises:
@@ -61,21 +61,21 @@ def count(shape: Iterable[Any], place: str) -> int:
     product = 1
     for size in shape:
         if type(size) is not int or size < 0:
-            raise BadRequest(f"each dimension of {place} must be an integer of at least 0")
+            raise BadRequest(f"each dimension of {_named(place)} must be an integer of at least 0")
         product *= size
         if product > MAX_ELEMENTS:
-            raise _bad(f"the shape of {place} has more than {MAX_ELEMENTS} elements")
+            raise _bad(f"the shape of {_named(place)} has more than {MAX_ELEMENTS} elements")
     return product
 
 
-def check_bytes(elements: int, datatype: str, size: int, place: str) -> None:
+def check_bytes(elements: int, datatype: str, size: int, place: str | int) -> None:
     """Check a tensor's declared elements against the bytes of its raw data.
 
     Args:
         elements: Number of declared elements.
         datatype: Its datatype.
         size: Bytes of its raw data.
-        place: Name of the tensor in error messages.
+        place: Name of the tensor in error messages, or its number among the inputs.
 
     Raises:
         UnsoundRequest: They contradict each other.
@@ -87,32 +87,34 @@ def check_bytes(elements: int, datatype: str, size: int, place: str) -> None:
     if declared > size or (declared != size and datatype != "BYTES"):
         at_least = "at least " if datatype == "BYTES" else ""
         raise _bad(
-            f"{place} declares {elements} elements of {datatype},"
+            f"{_named(place)} declares {elements} elements of {datatype},"
             f" which are {at_least}{declared} bytes, but its data has {size}"
         )
 
 
-def check_elements(declared: int, present: int, place: str) -> None:
+def check_elements(declared: int, present: int, place: str | int) -> None:
     """Check a tensor's declared elements against those of its data.
 
     Raises:
         UnsoundRequest: They differ.
     """
     if declared != present:
-        raise _bad(f"{place} declares {declared} elements, but its data has {present}")
+        raise _bad(f"{_named(place)} declares {declared} elements, but its data has {present}")
 
 
-def check_room(declared: int, room: int, place: str) -> None:
+def check_room(declared: int, room: int, place: str | int) -> None:
     """Check a tensor's declared elements against the bytes of the data that holds them.
 
     Raises:
         UnsoundRequest: No data of that length holds so many elements.
     """
     if declared > room:
-        raise _bad(f"{place} declares {declared} elements, but its data has only {room} bytes")
+        raise _bad(
+            f"{_named(place)} declares {declared} elements, but its data has only {room} bytes"
+        )
 
 
-def count_json(data: list[Any], datatype: str, place: str) -> int | None:
+def count_json(data: list[Any], datatype: str, place: str | int) -> int | None:
     """Count the elements of a tensor in JSON, flat or nested.
 
     Returns:
@@ -135,7 +137,7 @@ def count_json(data: list[Any], datatype: str, place: str) -> int | None:
                 lists.extend(nested)
                 part = [each for each in part if type(each) is not list]
             if part and (not nested or not _fits(part, datatype)):
-                raise BadRequest(f"an element of {place} does not fit {datatype}")
+                raise BadRequest(f"an element of {_named(place)} does not fit {datatype}")
         total += len(part)
     return total
 
@@ -169,6 +171,11 @@ def _in_range(part: list[Any], datatype: str) -> bool:
     if datatype.startswith("UINT"):
         return bool(min(part) >= 0)
     return datatype != "INT64" or bool(max(part) < _INT64_END)
+
+
+def _named(place: str | int) -> str:
+    """Return a tensor's name for an error message; an integer is an input's number."""
+    return place if isinstance(place, str) else f"`inputs[{place}]`"
 
 
 def _bad(message: str) -> UnsoundRequest:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import allowed_paths
 import blame_tables
 import cli_verbs
 import fleet_fields
@@ -34,6 +35,7 @@ def fresh() -> dict[Path, str]:
         "metrics": metric_tables.tables(),
         "names": wire_names.tables(),
         "blame": blame_tables.tables(),
+        "paths": allowed_paths.tables(),
     }
     asked = [part for page in pages for part in page.parts]
     missing = [

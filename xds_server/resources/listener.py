@@ -1,4 +1,8 @@
-"""Envoy's listener (LDS): one port for HTTP/1.1, h2c and gRPC.
+"""Envoy's listener (LDS): one port for HTTP/1.0, HTTP/1.1, h2c and gRPC.
+
+Paths are normalised before routes match: slashes are unescaped and merged, `.` and `..` resolved.
+The bounds below follow Envoy's guide "Configuring Envoy as an edge proxy"; bounds of the whole
+process (memory, connections) are in the bootstrap.
 
 Source: ``envoy/config/listener/v3/listener.proto`` and the HTTP connection manager's protos.
 """
@@ -16,7 +20,9 @@ from envoy_data_plane.envoy.config.core.v3 import (
     Address,
     GrpcService,
     GrpcServiceEnvoyGrpc,
+    Http1ProtocolOptions,
     Http2ProtocolOptions,
+    HttpProtocolOptions,
     SocketAddress,
 )
 from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
@@ -34,7 +40,9 @@ from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     HttpConnectionManager,
     HttpConnectionManagerHcmAccessLogOptions,
+    HttpConnectionManagerPathWithEscapedSlashesAction,
     HttpFilter,
+    LocalReplyConfig,
     Rds,
 )
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import (
@@ -58,7 +66,9 @@ from tidegate_api.names import (
     TIDEGATE_NAMESPACE,
 )
 from xds_server.fleet.model.fields import split_host_port
+from xds_server.fleet.rules.edge import choosing_headers
 from xds_server.resources.access_log import RUNNING, access_logs, attempt_logs
+from xds_server.resources.local_replies import local_replies
 from xds_server.resources.reads import upstream_filters
 from xds_server.resources.routes import session_headers
 from xds_server.resources.secrets import downstream
@@ -70,6 +80,25 @@ if TYPE_CHECKING:
 _H2_STREAM_WINDOW = 65_535
 """Initial stream window: the smallest that HTTP/2 allows at the start. A larger one would let Envoy
 receive more than `listener.buffer_bytes`."""
+
+_MAX_HEADERS_KIB = 32
+"""Size of a request's headers; Triton's own HTTP server takes 8 KiB."""
+
+_MAX_HEADERS = 100
+"""Number of a request's headers."""
+
+_MAX_STREAMS = 1024
+"""HTTP/2 streams of one connection at a time: gRPC clients put all their calls on one."""
+
+_RESET_BURST, _RESETS_PER_S = 2000, 200
+"""HTTP/2 streams of one connection that a client may reset at once, and per second after that;
+beyond it the connection is closed. A client that leaves all its streams at once resets each."""
+
+_MAX_ANSWERS, _MAX_CONTROL_ANSWERS = 10_000, 1000
+"""HTTP/2 frames, and of them control frames, that may wait for a client that does not read."""
+
+_HOST_OF_HTTP_10 = "tidegate"
+"""HTTP/1.0 requests may have no `host` header."""
 
 _FORWARDED_HEADERS = (
     ":method",
@@ -99,9 +128,24 @@ def listener(fleet: Fleet) -> bytes:
         stat_prefix="ingress",
         rds=Rds(route_config_name=ROUTE_CONFIG_NAME, config_source=ads_source()),
         use_remote_address=True,
+        normalize_path=True,
+        merge_slashes=True,
+        # OpenAI's own client asks for `/v1/models/org%2Fmodel`.
+        path_with_escaped_slashes_action=HttpConnectionManagerPathWithEscapedSlashesAction.UNESCAPE_AND_FORWARD,
+        local_reply_config=LocalReplyConfig.parse(local_replies()),
+        max_request_headers_kb=_MAX_HEADERS_KIB,
+        common_http_protocol_options=HttpProtocolOptions(max_headers_count=_MAX_HEADERS),
+        http_protocol_options=Http1ProtocolOptions(
+            accept_http_10=True, default_host_for_http_10=_HOST_OF_HTTP_10
+        ),
         http2_protocol_options=Http2ProtocolOptions(
             initial_stream_window_size=_H2_STREAM_WINDOW,
             initial_connection_window_size=1024 * 1024,
+            max_concurrent_streams=_MAX_STREAMS,
+            max_outbound_frames=_MAX_ANSWERS,
+            max_outbound_control_frames=_MAX_CONTROL_ANSWERS,
+            stream_reset_burst=_RESET_BURST,
+            stream_reset_rate=_RESETS_PER_S,
         ),
         # Upper limit; the routes set the timeout of idle streams.
         stream_idle_timeout=timedelta(hours=1),
@@ -109,7 +153,9 @@ def listener(fleet: Fleet) -> bytes:
         early_header_mutation_extensions=[
             extension(
                 "strip",
-                EarlyHeaderMutation(mutations=[HeaderMutation(remove=h) for h in STRIPPED_HEADERS]),
+                EarlyHeaderMutation(
+                    mutations=[HeaderMutation(remove=h) for h in stripped_headers(fleet)]
+                ),
             )
         ],
         access_log=access_logs(fleet.pickers),
@@ -151,6 +197,12 @@ def listener(fleet: Fleet) -> bytes:
         ],
     )
     return bytes(message)
+
+
+def stripped_headers(fleet: Fleet) -> list[str]:
+    """Return the names of the headers that are removed from clients' requests."""
+    choosing = sorted(choosing_headers(fleet))
+    return [*STRIPPED_HEADERS, *(name for name in choosing if not fleet.listener.takes(name))]
 
 
 def _external_processor(pickers: Pickers, headers: list[str]) -> ExternalProcessor:

@@ -68,5 +68,5 @@ class Directory:
         return Refusal(
             RefusalKind.UNKNOWN_MODEL,
             "the request names no model, and no pool is the default for its form;"
-            " send the header tidegate-pool or tidegate-model",
+            " send the header tidegate-model",
         )

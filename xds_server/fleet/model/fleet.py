@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from tidegate_api.addresses import PICKER_ADDRESS
-from tidegate_api.names import SESSION_HEADER
+from tidegate_api.names import POLICY_HEADER, POOL_HEADER, SESSION_HEADER
 from tidegate_api.pools import (
     MAX_CO_BATCH_HOLD_MS,
     MAX_NEEDS,
@@ -164,7 +164,8 @@ class Routing(Strict):
     policy: PolicyName = "auto"
     """How the picker prices replicas; docs/reference/policies.md says which is for what."""
     allow_override: Annotated[tuple[PolicyName, ...], Field(max_length=32)] = ()
-    """Policies that a request may ask for with the header `tidegate-policy`."""
+    """Policies that a request may ask for with the header `tidegate-policy`, where
+    `listener.client_headers` lists it."""
     body: BodyMode = "peek"
     """How much of a request's body the picker reads: nothing, a bounded first part, or all."""
     first_message: Literal["none", "duplex"] = "none"
@@ -309,8 +310,18 @@ class ListenerSpec(Strict):
     headers_timeout: Duration = 10.0
     """How long a client may take to send a request's headers; 0 = no limit. A body that stalls is
     ended by the pool's `timeouts.idle`."""
+    client_headers: Annotated[tuple[HeaderName, ...], Field(max_length=256)] | None = None
+    """Headers that choose a pool, model, policy or variant and that clients may send:
+    `tidegate-pool`, `tidegate-model`, `tidegate-policy` and those of variants' `match`. The others
+    are stripped. If omitted: `tidegate-model` and all of the variants' `match`."""
     tls: ListenerTls | None = None
     """Accept TLS only."""
+
+    def takes(self, header: str) -> bool:
+        """Return whether clients may send ``header``, one of those that choose."""
+        if self.client_headers is None:
+            return header not in (POOL_HEADER, POLICY_HEADER)
+        return header in self.client_headers
 
 
 class Pickers(Strict):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tidegate_api.pools import MAX_WEIGHT_SUM
 from xds_server.fleet.model.fields import RESERVED_HEADER_PREFIXES, split_host_port
+from xds_server.fleet.rules.edge import edge
 from xds_server.fleet.rules.kv_events import kv_events
 from xds_server.fleet.rules.problem import Location, Problem, repeated, spell
 from xds_server.fleet.rules.routing import constraints
@@ -47,6 +48,7 @@ def problems(fleet: Fleet) -> list[Problem]:
         *_front(fleet),
         *traffic(fleet),
         *kv_events(fleet),
+        *edge(fleet),
     ]
     return sorted(found, key=lambda problem: _order(problem.location))
 

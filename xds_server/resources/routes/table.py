@@ -4,18 +4,21 @@ Source: ``envoy/config/route/v3/route_components.proto``. Written with ``xds-pro
 encoding is fast: routes contain the canary weights and change often. The first match wins:
 
 1. *picked*: the picker has chosen pool and variant; its headers select the cluster.
-2. *own*: Envoy answers or forwards without a picker: health, metadata, calls to single replicas.
+2. *own*: Envoy answers or forwards without a picker: health, server metadata, calls to single
+   replicas, which are refused.
 3. *named*: the path or a documented header names the pool. Routes by a version in the path come
    first, then routes by a pinned variant's headers, then the weighted draw of the variant.
 4. *unnamed*: only the body names the model. The picker chooses pool and variant, and Envoy matches
    again. Without a picker the default pool takes the request.
 5. *nobody*: no pool matches; 404.
+
+Which paths match at all is in ``paths.py``. Each route names its paths and methods one by one, so
+that no header opens another path of a replica.
 """
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from envoy.config.route.v3 import route_components_pb2, route_pb2
 
@@ -32,44 +35,19 @@ from tidegate_api.names import (
 )
 from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path
 from xds_server.fleet.view import PROTOCOLS, clusters_of, speaks
+from xds_server.resources.routes import paths
 from xds_server.resources.routes.forwarding import forward
 from xds_server.resources.routes.load_reports import ask_for_loads
+from xds_server.resources.routes.paths import Call
 from xds_server.resources.routes.pins import header_in, header_is, pins_of
 from xds_server.resources.routes.processing import at_least_peek, process, without_picker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from xds_server.fleet.model.fleet import Fleet, PoolSpec, VariantSpec
+    from xds_server.fleet.model.fleet import Fleet, ListenerSpec, PoolSpec, VariantSpec
 
-_GRPC_SERVICE = "/inference.GRPCInferenceService/"
-_UNARY_INFER = _GRPC_SERVICE + "ModelInfer"
-_STREAM_INFER = _GRPC_SERVICE + "ModelStreamInfer"
-
-_ONE_REPLICA_HTTP = (
-    "/v2/repository",
-    "/v2/systemsharedmemory",
-    "/v2/cudasharedmemory",
-    "/v2/trace",
-    "/v2/logging",
-)
-_ONE_REPLICA_GRPC = (
-    "Repository",
-    "SystemSharedMemory",
-    "CudaSharedMemory",
-    "TraceSetting",
-    "LogSettings",
-)
-_SERVER_CALLS_GRPC = (
-    "/grpc.health.v1.Health/",
-    _GRPC_SERVICE + "ServerLive",
-    _GRPC_SERVICE + "ServerReady",
-    _GRPC_SERVICE + "ServerMetadata",
-)
-_ONE_REPLICA = (
-    '{"error":"this call addresses one replica and is not balanced; send it to the replica itself"}'
-)
-_NO_POOL = '{"error":"no pool of this gateway serves this path or model"}'
+_ONE_REPLICA = "this call addresses one replica and is not balanced; send it to the replica itself"
 
 
 def route_configuration(fleet: Fleet, retiring: Fleet | None = None) -> bytes:
@@ -84,13 +62,15 @@ def route_configuration(fleet: Fleet, retiring: Fleet | None = None) -> bytes:
     for pool in retiring.pools if retiring is not None else ():
         for ref in clusters_of(pool):
             pickable.setdefault(ref, pool)
+    known = (*fleet.pools, *(retiring.pools if retiring is not None else ()))
+    own_paths = {path for pool in known for path in pool.match.paths}
     for ref, pool in pickable.items():
-        host.routes.extend(_picked(pool, ref))
+        host.routes.extend(_picked(pool, ref, own_paths))
     host.routes.extend(_own(fleet))
     for pool in fleet.pools:
-        host.routes.extend(_named(pool))
+        host.routes.extend(_named(pool, fleet.listener))
     host.routes.extend(_unnamed(fleet))
-    host.routes.append(_answer("nobody", {"prefix": "/"}, 404, _NO_POOL))
+    host.routes.append(_answer("nobody", Call({"prefix": "/"}, ()), 404, ""))
     ask_for_loads(host.routes, fleet)
     if fleet.listener.debug_headers:
         header = config.response_headers_to_add.add()
@@ -111,62 +91,81 @@ def session_headers(fleet: Fleet) -> list[str]:
 # --- the five kinds of routes -------------------------------------------------------------------
 
 
-def _picked(pool: PoolSpec, ref: ClusterRef) -> Iterator[Any]:
+def _picked(pool: PoolSpec, ref: ClusterRef, own_paths: Iterable[str]) -> Iterator[Any]:
     chosen = [
         header_is(CONTROL_POOL_HEADER, ref.pool),
         header_is(CONTROL_VARIANT_HEADER, ref.variant),
     ]
-    for suffix, path, streaming in _paths_of(ref.protocol):
-        route = _route(f"picked/{ref}{suffix}", path, chosen)
+    # While a fleet changes pickers may choose by the paths of the one before.
+    calls = _GRPC_CALLS if ref.protocol == "grpc" else (("", paths.picked(own_paths), False),)
+    for suffix, call, streaming in calls:
+        route = _route(f"picked/{ref}{suffix}", call, chosen)
         route.route.cluster = str(ref)
         forward(route, pool, streaming=streaming)
         yield route
 
 
 def _own(fleet: Fleet) -> Iterator[Any]:
-    yield _answer("live", {"path": "/v2/health/live"}, 200, "")
+    yield _answer("live", Call({"path": "/v2/health/live"}, paths.READ), 200, "")
     http = _server_pool(fleet, "http")
     if http is not None:
-        for path in ("/v2/health/ready", "/v2", "/v2/"):
-            yield _unpicked(f"server{path}", {"path": path}, http, "http")
-    for prefix in _ONE_REPLICA_HTTP:
-        yield _answer(f"one-replica{prefix}", {"prefix": prefix}, 403, _ONE_REPLICA)
+        for path in paths.SERVER_PATHS:
+            yield _unpicked(f"server{path}", Call({"path": path}, paths.READ), http, "http")
     grpc = _server_pool(fleet, "grpc")
     if grpc is not None:
-        for prefix in _SERVER_CALLS_GRPC:
-            yield _unpicked(f"server{prefix}", {"prefix": prefix}, grpc, "grpc")
-    for method in _ONE_REPLICA_GRPC:
-        prefix = _GRPC_SERVICE + method
-        yield _answer(f"one-replica/{method}", {"prefix": prefix}, 403, _ONE_REPLICA)
+        for path in paths.SERVER_CALLS:
+            yield _unpicked(f"server{path}", Call({"path": path}, paths.POST), grpc, "grpc")
+        for path in paths.SERVER_STREAMS:
+            call = Call({"path": path}, paths.POST)
+            yield _unpicked(f"server{path}", call, grpc, "grpc", streaming=True)
+    for name, call in paths.one_replica():
+        yield _answer(f"one-replica{name}", call, 403, _ONE_REPLICA)
 
 
-def _named(pool: PoolSpec) -> Iterator[Any]:
+def _named(pool: PoolSpec, listener: ListenerSpec) -> Iterator[Any]:
+    selectors: list[tuple[str, list[Any]]] = []
+    if listener.takes(POOL_HEADER):
+        selectors.append(("pool", [header_is(POOL_HEADER, pool.name)]))
+    if pool.match.models and listener.takes(MODEL_HEADER):
+        selectors.append(("model", [header_in(MODEL_HEADER, pool.match.models)]))
     for protocol in PROTOCOLS:
         if not speaks(pool, protocol):
             continue
-        selectors: list[tuple[str, list[Any]]] = [("pool", [header_is(POOL_HEADER, pool.name)])]
-        if pool.match.models:
-            selectors.append(("model", [header_in(MODEL_HEADER, pool.match.models)]))
         for label, headers in selectors:
-            for suffix, path, streaming in _paths_of(protocol):
+            for suffix, call, streaming in _calls_by_header(pool, protocol):
                 name = f"{pool.name}/{protocol}{suffix}/by-{label}"
-                yield from _drawn(name, path, headers, pool, protocol, streaming=streaming)
+                yield from _drawn(name, call, headers, pool, protocol, streaming=streaming)
     if pool.match.models and speaks(pool, "http"):
         yield from _by_path(pool)
 
 
+def _calls_by_header(pool: PoolSpec, protocol: Protocol) -> Iterator[tuple[str, Call, bool]]:
+    """Yield (name suffix, call, streaming) of the calls whose pool a header may name."""
+    if protocol == "grpc":
+        yield from _GRPC_CALLS
+        return
+    if pool.match.paths:
+        yield "", paths.own_paths(pool.match.paths), False
+    models = paths.model_list(pool.match.paths)
+    if models is not None:
+        yield "/models", models, False
+
+
 def _by_path(pool: PoolSpec) -> Iterator[Any]:
-    models = "|".join(re.escape(model) for model in pool.match.models)
+    models = pool.match.models
     versions: dict[str, list[VariantSpec]] = {}
     for variant in pool.variants:
         if variant.model_version is not None:
             versions.setdefault(variant.model_version, []).append(variant)
+    kinds = (("", paths.inference), ("/about", paths.reads))
     for version, variants in versions.items():
-        path = {"safe_regex": {"regex": f"/v2/models/({models})/versions/{version}(/.*)?"}}
-        name = f"{pool.name}/http/version-{version}"
-        yield from _weighted(name, path, [], pool, "http", variants, streaming=False)
-    path = {"safe_regex": {"regex": f"/v2/models/({models})(/.*)?"}}
-    yield from _drawn(f"{pool.name}/http", path, [], pool, "http", streaming=False)
+        for suffix, calls in kinds:
+            name = f"{pool.name}/http/version-{version}{suffix}"
+            call = calls(models, version)
+            yield from _weighted(name, call, [], pool, "http", variants, streaming=False)
+    for suffix, calls in kinds:
+        name = f"{pool.name}/http{suffix}"
+        yield from _drawn(name, calls(models), [], pool, "http", streaming=False)
 
 
 def _unnamed(fleet: Fleet) -> Iterator[Any]:
@@ -178,15 +177,9 @@ def _unnamed(fleet: Fleet) -> Iterator[Any]:
         # pool belongs to the default pool.
         duplex = pool.routing.first_message == "duplex"
         name = UNNAMED_ROUTE_PREFIX + "grpc-stream" if duplex else f"{grpc}/grpc-stream/default"
-        yield from _drawn(name, {"path": _STREAM_INFER}, [], pool, "grpc", streaming=True)
-        for route in _drawn(
-            UNNAMED_ROUTE_PREFIX + "grpc",
-            {"prefix": _GRPC_SERVICE},
-            [],
-            pool,
-            "grpc",
-            streaming=False,
-        ):
+        yield from _drawn(name, paths.stream_call(), [], pool, "grpc", streaming=True)
+        name = UNNAMED_ROUTE_PREFIX + "grpc"
+        for route in _drawn(name, paths.unary_calls(), [], pool, "grpc", streaming=False):
             process(route, pool.routing, at_least_peek(pool.routing.body))
             yield route
     for path in dict.fromkeys(path for pool in fleet.pools for path in pool.match.paths):
@@ -199,9 +192,19 @@ def _unnamed(fleet: Fleet) -> Iterator[Any]:
         # several pools, the first part of the body may end before it, so the whole body is needed.
         shared = sum(path in pool.match.paths for pool in fleet.pools) > 1
         body = "full" if shared else at_least_peek(pool.routing.body)
-        for route in _drawn(name, {"path": path}, [], pool, "http", streaming=False):
+        for route in _drawn(name, paths.own_paths([path]), [], pool, "http", streaming=False):
             process(route, pool.routing, body)
             yield route
+    yield from _model_lists(fleet)
+
+
+def _model_lists(fleet: Fleet) -> Iterator[Any]:
+    """Yield routes to OpenAI's lists of models: of the default pool of the path, else the first."""
+    able = [pool for pool in fleet.pools if speaks(pool, "http")]
+    for pool in sorted(able, key=lambda pool: not pool.default):
+        call = paths.model_list(pool.match.paths)
+        if call is not None:
+            yield _unpicked(f"{pool.name}/http/models", call, pool, "http")
 
 
 # --- selection of a variant ---------------------------------------------------------------------
@@ -209,7 +212,7 @@ def _unnamed(fleet: Fleet) -> Iterator[Any]:
 
 def _drawn(
     name: str,
-    path: dict[str, Any],
+    call: Call,
     headers: list[Any],
     pool: PoolSpec,
     protocol: Protocol,
@@ -220,16 +223,16 @@ def _drawn(
     for variant in pool.variants:
         if variant.match:
             pins = pins_of(variant.match)
-            route = _route(f"{name}/{variant.name}", path, [*headers, *pins])
+            route = _route(f"{name}/{variant.name}", call, [*headers, *pins])
             route.route.cluster = str(ClusterRef(pool.name, variant.name, protocol))
             forward(route, pool, streaming=streaming)
             yield route
-    yield from _weighted(name, path, headers, pool, protocol, pool.variants, streaming=streaming)
+    yield from _weighted(name, call, headers, pool, protocol, pool.variants, streaming=streaming)
 
 
 def _weighted(
     name: str,
-    path: dict[str, Any],
+    call: Call,
     headers: list[Any],
     pool: PoolSpec,
     protocol: Protocol,
@@ -237,7 +240,7 @@ def _weighted(
     *,
     streaming: bool,
 ) -> Iterator[Any]:
-    route = _route(name, path, headers)
+    route = _route(name, call, headers)
     weighted = [variant for variant in variants if variant.weight] or list(variants)
     if len(weighted) == 1:
         route.route.cluster = str(ClusterRef(pool.name, weighted[0].name, protocol))
@@ -257,25 +260,17 @@ def _weighted(
 # --- parts of a route ---------------------------------------------------------------------------
 
 
-def _paths_of(protocol: Protocol) -> tuple[tuple[str, dict[str, Any], bool], ...]:
-    """Return (name suffix, path match, streaming) of a protocol's calls."""
-    if protocol == "http":
-        return (("", {"prefix": "/"}, False),)
-    return (
-        ("-stream", {"path": _STREAM_INFER}, True),
-        ("", {"prefix": _GRPC_SERVICE}, False),
-    )
+_GRPC_CALLS: Final = (
+    ("-stream", paths.stream_call(), True),
+    ("", paths.unary_calls(), False),
+)
+"""(Name suffix, call, streaming) of the gRPC calls that go to the pool of their model."""
 
 
-def _route(name: str, path: dict[str, Any], headers: list[Any]) -> Any:
-    match = route_components_pb2.RouteMatch(headers=headers, **path)
-    if path.get("prefix") == "/" and headers:
-        # gRPC calls must not go to an HTTP cluster.
-        match.headers.append(
-            route_components_pb2.HeaderMatcher(
-                name=":path", string_match={"prefix": "/inference."}, invert_match=True
-            )
-        )
+def _route(name: str, call: Call, headers: list[Any]) -> Any:
+    match = route_components_pb2.RouteMatch(headers=headers, **call.path)
+    if call.methods:
+        match.headers.append(header_in(":method", call.methods))
     return route_components_pb2.Route(name=name, match=match)
 
 
@@ -285,21 +280,21 @@ def _server_pool(fleet: Fleet, protocol: Protocol) -> PoolSpec | None:
     return next((pool for pool in able if pool.default), able[0] if able else None)
 
 
-def _unpicked(name: str, path: dict[str, Any], pool: PoolSpec, protocol: Protocol) -> Any:
+def _unpicked(
+    name: str, call: Call, pool: PoolSpec, protocol: Protocol, *, streaming: bool = False
+) -> Any:
     """Return a route that forwards to any healthy replica without the picker."""
-    (route,) = _weighted(name, path, [], pool, protocol, pool.variants, streaming=False)
+    (route,) = _weighted(name, call, [], pool, protocol, pool.variants, streaming=streaming)
     without_picker(route)
     del route.route.request_mirror_policies[:]
     return route
 
 
-def _answer(name: str, path: dict[str, Any], status: int, body: str) -> Any:
-    route = _route(name, path, [])
+def _answer(name: str, call: Call, status: int, text: str) -> Any:
+    """Return a route that Envoy answers; ``local_replies`` puts the text into a dialect."""
+    route = _route(name, call, [])
     route.direct_response.status = status
-    if body:
-        route.direct_response.body.inline_string = body
-        header = route.response_headers_to_add.add()
-        header.header.key = "content-type"
-        header.header.value = "application/json"
+    if text:
+        route.direct_response.body.inline_string = text
     without_picker(route)
     return route

@@ -37,7 +37,7 @@ def matches(route, path: str, headers: dict[str, str]) -> bool:
     if kind == "safe_regex" and not re.fullmatch(match.safe_regex.regex, path):
         return False
     for header in match.headers:
-        value = path if header.name == ":path" else headers.get(header.name)
+        value = headers.get(header.name)
         how = header.string_match
         kind = how.WhichOneof("match_pattern")
         found = value is not None and (
@@ -50,13 +50,15 @@ def matches(route, path: str, headers: dict[str, str]) -> bool:
     return True
 
 
-def first(data: bytes, path: str, **headers: str) -> str:
+def first(data: bytes, path: str, method: str = "POST", **headers: str) -> str:
     """Return the name of the route that a request matches."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
+    named[":method"] = method
     return next(name for name, route in parse(data).items() if matches(route, path, named))
 
 
 MODELS = "/v2/models/llm-model"
+INFER = MODELS + "/infer"
 GRPC = "/inference.GRPCInferenceService/"
 
 
@@ -104,14 +106,18 @@ def test_a_pinned_variant_comes_before_the_weights() -> None:
         {"name": "canary", "weight": 1, "match": {"headers": {"x-ab": "b"}}},
     ]
     data = route_configuration(fleet(pool(variants=variants)))
-    assert parse(data)[first(data, MODELS, x_ab="b")].route.cluster == "llm/canary/http"
-    assert first(data, MODELS, x_ab="a") == "llm/http"
+    assert parse(data)[first(data, INFER, x_ab="b")].route.cluster == "llm/canary/http"
+    assert first(data, INFER, x_ab="a") == "llm/http"
 
 
 def test_a_header_names_the_pool_of_a_stream() -> None:
     """tidegate-pool and tidegate-model route a stream, whose body is never read."""
     data = route_configuration(
-        fleet(pool("a", default=True), pool("b", endpoints=[endpoint(4), endpoint(5)]))
+        fleet(
+            pool("a", default=True),
+            pool("b", endpoints=[endpoint(4), endpoint(5)]),
+            listener={"client_headers": ["tidegate-pool", "tidegate-model"]},
+        )
     )
     assert first(data, GRPC + "ModelStreamInfer", tidegate_pool="b") == "b/grpc-stream/by-pool"
     assert first(data, GRPC + "ModelStreamInfer", tidegate_model="b-model") == (
@@ -147,7 +153,7 @@ def test_retiring_variants_stay_pickable() -> None:
     data = route_configuration(fleet(one), retiring=fleet())
     chosen = {"x_tidegate_pool": "llm", "x_tidegate_variant": "canary"}
     assert first(data, GRPC + "ModelInfer", **chosen) == "picked/llm/canary/grpc"
-    assert first(data, MODELS) == "llm/http"
+    assert first(data, INFER) == "llm/http"
 
 
 def test_calls_to_one_replica_are_rejected() -> None:
@@ -172,12 +178,12 @@ def test_a_pool_may_read_the_first_message_of_streams() -> None:
         )
     )
     assert first(data, GRPC + "ModelStreamInfer") == "unnamed/grpc-stream"
-    named = first(data, GRPC + "ModelStreamInfer", tidegate_pool="a")
+    named = first(data, GRPC + "ModelStreamInfer", tidegate_model="a-model")
     for name in ("unnamed/grpc-stream", named):
         mode = processing(parse(data)[name]).overrides.processing_mode
         assert mode.request_body_mode == MODE.FULL_DUPLEX_STREAMED
         assert (mode.request_trailer_mode, mode.response_trailer_mode) == (MODE.SEND, MODE.SEND)
-    other = parse(data)[first(data, GRPC + "ModelStreamInfer", tidegate_pool="b")]
+    other = parse(data)[first(data, GRPC + "ModelStreamInfer", tidegate_model="b-model")]
     assert processing(other).overrides.processing_mode.request_body_mode == MODE.NONE
 
 
@@ -268,7 +274,7 @@ def test_a_pool_without_http_has_no_http_routes() -> None:
     """No route leads to a cluster that does not exist."""
     grpc_only = [{"id": "g", "grpc": "127.0.0.1:8001"}]
     data = route_configuration(fleet(pool(endpoints=grpc_only)))
-    assert first(data, MODELS) == "nobody"
+    assert first(data, INFER) == "nobody"
     assert "server/v2" not in parse(data)
 
 
@@ -310,7 +316,7 @@ def test_some_requests_are_never_copied() -> None:
     data = route_configuration(fleet(SHADOWED))
     routes = parse(data)
     assert mirrors(routes[first(data, GRPC + "ModelStreamInfer", tidegate_model="llm-model")]) == {}
-    assert mirrors(routes[first(data, "/v2/health/ready")]) == {}
+    assert mirrors(routes[first(data, "/v2/health/ready", "GET")]) == {}
     assert mirrors(routes[first(data, MODELS + "/versions/2/infer")]) == {}
     assert mirrors(routes["picked/llm/canary/http"]) == {}
 

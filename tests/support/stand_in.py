@@ -1,0 +1,85 @@
+"""A replica that answers every path with 200, over HTTP/1.1 and gRPC, and remembers what it saw."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import grpc
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+
+@dataclass
+class StandIn:
+    """Addresses of the stand-in, and the requests that reached it."""
+
+    http: str = ""
+    """``ip:port`` of its HTTP port."""
+    grpc: str = ""
+    """``ip:port`` of its gRPC port."""
+    seen: list[tuple[str, str]] = field(default_factory=list)
+    """(method, path) of each request that is no health check."""
+    headers: list[Mapping[str, str]] = field(default_factory=list)
+    """Headers of the same requests."""
+    hold_s: float = 0.0
+    """Time between a request and its answer over HTTP, seconds."""
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[StandIn]:
+        """Serve on free ports."""
+        app = web.Application(client_max_size=2**30)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.http = f"127.0.0.1:{runner.addresses[0][1]}"
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((_Everything(self),))
+        self.grpc = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            yield self
+        finally:
+            await server.stop(0)
+            await runner.cleanup()
+
+    def note(self, method: str, path: str, headers: Mapping[str, str]) -> None:
+        """Remember a request."""
+        self.seen.append((method, path))
+        self.headers.append(headers)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        agent = request.headers.get("user-agent", "")
+        if not agent.startswith("Envoy/HC"):
+            self.note(request.method, request.raw_path, dict(request.headers))
+            await request.read()
+            await asyncio.sleep(self.hold_s)
+        return web.json_response({"reached": request.raw_path})
+
+
+class _Everything(grpc.GenericRpcHandler):
+    """Answers every method; a stream's answer begins with its second message."""
+
+    def __init__(self, stand_in: StandIn) -> None:
+        self._stand_in = stand_in
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        async def answer(
+            requests: AsyncIterator[bytes], _: grpc.aio.ServicerContext
+        ) -> AsyncIterator[bytes]:
+            self._stand_in.note("POST", details.method, dict(details.invocation_metadata))
+            count = 0
+            async for _ in requests:
+                count += 1
+                if count > 1:
+                    yield b""
+            if count <= 1:
+                yield b""
+
+        return grpc.stream_stream_rpc_method_handler(answer)

@@ -1,0 +1,61 @@
+"""Rules of the headers that clients may send and of the pools' own paths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.fleets import fleet, pool
+from xds_server.fleet.rules.fleet import problems
+
+PINNED = [
+    {"name": "stable", "weight": 90},
+    {"name": "canary", "weight": 10, "match": {"headers": {"x-ab": "b"}}},
+]
+
+
+def found(*headers: str, **of_pool: Any) -> list[tuple[str, str]]:
+    """Return place and message of each broken rule."""
+    made = fleet(pool(variants=PINNED, **of_pool), listener={"client_headers": headers})
+    return [(problem.path, problem.message) for problem in problems(made)]
+
+
+def test_headers_that_choose_may_be_listed() -> None:
+    """Tidegate's own and those of a variant's match."""
+    assert found("tidegate-pool", "tidegate-model", "tidegate-policy", "x-ab") == []
+
+
+def test_other_headers_need_not_be_listed() -> None:
+    """A misspelled name would silently forbid the one that was meant."""
+    ((where, message),) = found("x-ab", "tidegate-pol")
+    assert where == "listener.client_headers[1]"
+    assert "tidegate-pool" in message
+
+
+def test_no_header_is_listed_twice() -> None:
+    """A repetition hides a missing one."""
+    assert found("x-ab", "x-ab")[0][0] == "listener.client_headers[1]"
+
+
+def test_the_session_header_is_not_stripped() -> None:
+    """Stripped, it could not keep a session in its variant."""
+    ((where, _),) = found("tidegate-model", routing={"session_header": "x-ab"})
+    assert where == "pools[0].routing.session_header"
+    assert found("x-ab", routing={"session_header": "x-ab"}) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1//completions", "/v1/../x", "/v1/.", "/v1%2fx", "/v1%2E", "/%76", "/a\\b", "/%5a"]
+)
+def test_a_path_that_no_request_has_is_refused(path: str) -> None:
+    """Envoy normalises a request's path before it is compared."""
+    ((where, message),) = found(match={"models": ["m"], "paths": [path]})
+    assert where == "pools[0].match.paths[0]"
+    assert "normalises" in message
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/a.b/..c", "/caf%C3%A9", "/a%3Ab"])
+def test_a_normal_path_is_accepted(path: str) -> None:
+    """Escapes of other characters stay as they are."""
+    assert found(match={"models": ["m"], "paths": [path]}) == []

@@ -1,0 +1,86 @@
+"""The listener: what it strips, how it reads paths, and its bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envoy.config.listener.v3 import listener_pb2
+from envoy.extensions.filters.network.http_connection_manager.v3 import (
+    http_connection_manager_pb2,
+)
+from envoy_data_plane.envoy.config.core.v3 import Http2ProtocolOptions
+
+from support.fleets import fleet, pool
+from tidegate_api.names import STRIPPED_HEADERS
+from xds_server.resources.listener import listener, stripped_headers
+
+PINNED = [
+    {"name": "stable"},
+    {"name": "canary", "match": {"headers": {"x-ab": "b"}}},
+]
+
+
+def of(**settings: Any):
+    """Return the HTTP connection manager of a listener with these settings."""
+    message = listener_pb2.Listener.FromString(listener(fleet(listener=settings)))
+    manager = http_connection_manager_pb2.HttpConnectionManager()
+    assert message.filter_chains[-1].filters[0].typed_config.Unpack(manager)
+    return manager
+
+
+def stripped(**settings: Any) -> set[str]:
+    """Return the headers that are stripped beside the control headers."""
+    made = fleet(pool(variants=PINNED), listener=settings)
+    return set(stripped_headers(made)) - set(STRIPPED_HEADERS)
+
+
+def test_a_client_may_name_its_model_and_what_variants_match() -> None:
+    """By default it may choose neither pool nor policy."""
+    assert stripped() == {"tidegate-pool", "tidegate-policy"}
+
+
+def test_what_is_not_listed_is_stripped() -> None:
+    """The list replaces the default."""
+    assert stripped(client_headers=[]) == {
+        "tidegate-pool",
+        "tidegate-policy",
+        "tidegate-model",
+        "x-ab",
+    }
+    assert stripped(client_headers=["tidegate-pool", "x-ab"]) == {
+        "tidegate-policy",
+        "tidegate-model",
+    }
+
+
+def test_control_headers_are_always_stripped() -> None:
+    """No setting lets a client speak for the picker."""
+    assert set(STRIPPED_HEADERS) <= set(stripped_headers(fleet()))
+
+
+def test_paths_are_normalised_before_routes_match() -> None:
+    """Otherwise `..` and escaped slashes lead round the list of paths."""
+    manager = of()
+    assert manager.normalize_path.value
+    assert manager.merge_slashes
+    assert manager.path_with_escaped_slashes_action == manager.UNESCAPE_AND_FORWARD
+
+
+def test_clients_are_bounded() -> None:
+    """Headers, streams, resets and unread answers of one connection."""
+    manager = of()
+    assert manager.max_request_headers_kb.value == 32
+    assert manager.common_http_protocol_options.max_headers_count.value == 100
+    h2 = manager.http2_protocol_options
+    assert h2.max_concurrent_streams.value == 1024
+    assert (h2.max_outbound_frames.value, h2.max_outbound_control_frames.value) == (10_000, 1000)
+    # Fields that xds-protos does not know.
+    known = Http2ProtocolOptions.parse(h2.SerializeToString())
+    assert (known.stream_reset_burst, known.stream_reset_rate) == (2000, 200)
+
+
+def test_http_1_0_is_accepted() -> None:
+    """Older proxies use it, and without a `host` header."""
+    manager = of()
+    assert manager.http_protocol_options.accept_http_10
+    assert manager.http_protocol_options.default_host_for_http_10

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import yaml
 
 from tidegate.stack.assets import ExtraMissingError, asset
+from tidegate.stack.bounds import MAX_CONNECTIONS, MAX_HEAP_MIB, MIN_HEAP_MIB
 
 __all__ = [
     "ExtraMissingError",
@@ -45,7 +46,14 @@ def envoy_binary() -> Path:
 
 
 def render_bootstrap(
-    node_id: str, cluster: str, xds_address: str, admin_address: str, protocol: XdsProtocol
+    node_id: str,
+    cluster: str,
+    xds_address: str,
+    admin_address: str,
+    protocol: XdsProtocol,
+    *,
+    max_heap_mib: int = MAX_HEAP_MIB,
+    max_connections: int = MAX_CONNECTIONS,
 ) -> str:
     """Return an Envoy bootstrap (YAML) that takes all other configuration from ADS.
 
@@ -55,14 +63,22 @@ def render_bootstrap(
         xds_address: ``host:port`` of the control server; Envoy resolves a host name.
         admin_address: ``ip:port`` of Envoy's admin page; keep it on loopback.
         protocol: xDS variant: ``delta`` or ``sotw`` (state of the world).
+        max_heap_mib: Bound of Envoy's heap in MiB, at least 64. Near it Envoy refuses requests and
+            resets the streams that hold most.
+        max_connections: Bound of the connections of clients, at least 1; a further one is closed.
 
     Raises:
-        ValueError: An address is not ``host:port``, a name is empty or the protocol is unknown.
+        ValueError: An address is not ``host:port``, a name is empty, the protocol is unknown or a
+            bound is too small.
     """
     if not node_id or not cluster:
         raise ValueError("an Envoy needs a node id and a node cluster")
     if protocol not in _API_TYPE:
         raise ValueError(f"xDS protocol {protocol!r} is unknown; use delta or sotw")
+    if max_heap_mib < MIN_HEAP_MIB or max_connections < 1:
+        raise ValueError(
+            f"Envoy needs a heap of at least {MIN_HEAP_MIB} MiB and at least 1 connection"
+        )
     admin_host, admin_port = _split(admin_address)
     xds_host, xds_port = _split(xds_address)
     if not _is_ip(admin_host):
@@ -71,6 +87,9 @@ def render_bootstrap(
     bootstrap["node"] = {"id": node_id, "cluster": cluster}
     bootstrap["admin"]["address"] = _socket_address(admin_host, admin_port)
     bootstrap["dynamic_resources"]["ads_config"]["api_type"] = _API_TYPE[protocol]
+    heap, connections = bootstrap["overload_manager"]["resource_monitors"]
+    heap["typed_config"]["max_heap_size_bytes"] = max_heap_mib * 2**20
+    connections["typed_config"]["max_active_downstream_connections"] = max_connections
     xds = bootstrap["static_resources"]["clusters"][0]
     if not _is_ip(xds_host):
         xds["type"] = "STRICT_DNS"

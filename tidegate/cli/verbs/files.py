@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tidegate.cli.options import ProtocolOption, XdsProtocol
+from tidegate.stack.bounds import MAX_CONNECTIONS, MAX_HEAP_MIB
 from tidegate.terminal.errors import CliError
 from tidegate_api.addresses import ADS_ADDRESS
 
@@ -93,12 +94,28 @@ def envoy_bootstrap(
         str, typer.Option("--admin", metavar="HOST:PORT", help="Address of Envoy's admin page.")
     ] = "127.0.0.1:19000",
     protocol: ProtocolOption = XdsProtocol.DELTA,
+    max_heap: Annotated[
+        int,
+        typer.Option("--max-heap", metavar="MIB", help="Bound of Envoy's heap, in MiB."),
+    ] = MAX_HEAP_MIB,
+    max_connections: Annotated[
+        int,
+        typer.Option("--max-connections", metavar="N", help="Bound of clients' connections."),
+    ] = MAX_CONNECTIONS,
 ) -> None:
     """Print a bootstrap file for Envoy, which receives all other configuration over ADS."""
     from tidegate.stack.envoy import render_bootstrap
 
     try:
-        text = render_bootstrap(node_id, cluster, xds, admin, protocol.value)
+        text = render_bootstrap(
+            node_id,
+            cluster,
+            xds,
+            admin,
+            protocol.value,
+            max_heap_mib=max_heap,
+            max_connections=max_connections,
+        )
     except ValueError as error:
         raise CliError(str(error)) from error
     sys.stdout.write(text)

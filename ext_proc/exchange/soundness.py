@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.requests import UnsoundRequest
+from ext_proc.requests import Malformed, UnsoundRequest
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 
 if TYPE_CHECKING:
@@ -50,7 +50,10 @@ def judge(features: Features, pool: Pool | None, error: BadRequest | None) -> Re
                 f" {pool.max_tensor_bytes} (routing.max_tensor_bytes)",
             )
     if pool is None:
-        return None if error is None else Refusal(RefusalKind.BAD_REQUEST, error.message)
+        if error is None:
+            return None
+        malformed = isinstance(error, Malformed)
+        return Refusal(RefusalKind.BAD_REQUEST, error.message, malformed)
     tokens = features.max_tokens
     if pool.max_tokens and tokens is not None and tokens > pool.max_tokens:
         return Refusal(

@@ -8,12 +8,13 @@ from ext_proc.requests.adapters import served_by, split_adapter
 from ext_proc.requests.blocks import prompt_blocks
 from ext_proc.requests.body import read_body, session_of
 from ext_proc.requests.head import read_head
-from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
+from ext_proc.requests.parsing.errors import BadRequest, Malformed, UnsoundRequest
 from ext_proc.requests.tokens import Blocks, Tokenizer, token_blocks
 
 __all__ = [
     "BadRequest",
     "Blocks",
+    "Malformed",
     "Tokenizer",
     "UnsoundRequest",
     "prompt_blocks",

@@ -35,10 +35,10 @@ async def unary(stack, message: bytes, method: str = "ModelInfer") -> bytes:
     "message", [b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01x", b"\xff\xff\xff", b"\x0b\x0c"]
 )
 async def test_a_grpc_message_that_is_none_is_refused(stack, message):
-    """If only an unreadable body names the pool, the picker returns INVALID_ARGUMENT."""
+    """If only an unreadable body names the pool, the picker returns Triton's own INTERNAL."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await unary(stack, message)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert caught.value.details()
 
 

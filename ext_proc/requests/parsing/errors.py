@@ -31,3 +31,7 @@ class UnsoundRequest(BadRequest):
         """Keep the reason for which it is refused."""
         super().__init__(message)
         self.kind = kind
+
+
+class Malformed(BadRequest):
+    """The bytes are no protobuf message at all; gRPC servers answer INTERNAL."""

@@ -5,7 +5,7 @@ Rules:
 1. A length-delimited field is a pair of offsets, so a 20 MB tensor costs as much as an empty one.
 2. At most ``MAX_FIELDS`` fields are read per ``Scanner``, nested ones included.
 3. Data that ends before the declared end of its message is not an error: the last field is then
-   marked as not ``whole``. Any other bytes that are not a message raise ``BadRequest``.
+   marked as not ``whole``. Any other bytes that are not a message raise ``Malformed``.
 
 Source: protobuf.dev, "Encoding". Groups (wire types 3 and 4) are rejected; KServe has none.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from ext_proc.requests.parsing.errors import BadRequest
+from ext_proc.requests.parsing.errors import BadRequest, Malformed
 
 MAX_FIELDS: Final = 4096
 
@@ -88,7 +88,7 @@ class Scanner:
                 tag = long_tag
             kind = tag & 7
             if tag <= 7:  # noqa: PLR2004 - a field number of 0
-                raise BadRequest(f"byte {position} of the message is not a protobuf field")
+                raise Malformed(f"byte {position} of the message is not a protobuf field")
             if kind in (BYTES, VARINT):
                 number = data[position] if position < have else _MORE
                 position += 1
@@ -104,7 +104,7 @@ class Scanner:
                 number = self._width(kind, position)
             stop = position + number
             if stop > end:
-                raise BadRequest(f"field {tag >> 3} of the message is longer than the message")
+                raise Malformed(f"field {tag >> 3} of the message is longer than the message")
             found.append(_new(Field, (tag >> 3, kind, 0, position, stop, stop <= have)))
             position = stop
         return found
@@ -113,7 +113,7 @@ class Scanner:
     def _width(kind: int, position: int) -> int:
         width = _FIXED_WIDTH.get(kind)
         if width is None:
-            raise BadRequest(f"byte {position} of the message has the unknown wire type {kind}")
+            raise Malformed(f"byte {position} of the message has the unknown wire type {kind}")
         return width
 
     def text(self, field: Field, most: int) -> str | None:
@@ -129,7 +129,7 @@ class Scanner:
         try:
             return str(self.data[field.start : field.end], "utf-8")
         except UnicodeDecodeError:
-            raise BadRequest(f"field {field.number} of the message is not valid UTF-8") from None
+            raise Malformed(f"field {field.number} of the message is not valid UTF-8") from None
 
     def varints(self, field: Field, most: int) -> list[int]:
         """Return the first ``most`` varints of a packed field, as signed 64-bit integers.
@@ -159,7 +159,7 @@ class Scanner:
             shift += 7
         if cut and end - position < _MAX_VARINT_BYTES:
             return None, end
-        raise BadRequest(f"byte {position} of the message is not a protobuf varint")
+        raise Malformed(f"byte {position} of the message is not a protobuf varint")
 
 
 def signed(value: int) -> int:

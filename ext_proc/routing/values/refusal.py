@@ -45,6 +45,8 @@ class Refusal:
     kind: RefusalKind
     message: str
     """One sentence for the caller."""
+    malformed: bool = False
+    """The bytes are no message at all: for gRPC this is INTERNAL, as Triton answers it."""
 
 
 MUST_WAIT: Final = Refusal(

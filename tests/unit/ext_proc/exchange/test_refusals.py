@@ -41,6 +41,14 @@ def test_statuses(kind, status, grpc_status, retry):
     assert (rpc.status, rpc.grpc_status, rpc.body) == (status, grpc_status, b"why")
 
 
+def test_a_malformed_message_is_an_internal_error():
+    """Triton answers bytes that are no message with INTERNAL; over HTTP it stays a 400."""
+    refusal = Refusal(RefusalKind.BAD_REQUEST, "why", malformed=True)
+    rpc = refuse(refusal, Form.GRPC_INFER, GRPC)
+    assert (rpc.status, rpc.grpc_status) == (400, 13)
+    assert refuse(refusal, Form.GRPC_INFER, {}).grpc_status is None
+
+
 def test_triton_dialect():
     """Triton's clients read ``error``."""
     made = refuse(Refusal(RefusalKind.SATURATED, 'say "no"'), Form.HTTP_INFER, {})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from support.in_process_stack import ENVOY, InProcessStack
-from support.stand_in import StandIn
+from support.stand_in import HEALTH, StandIn
 from tidegate.stack.envoy import envoy_binary, envoy_command, envoy_environment, render_bootstrap
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class EdgeStack(InProcessStack):
                 "default": name == "llm",
                 "match": {"models": models, "paths": [CHAT]},
                 "endpoints": [{"id": name, "http": stand_in.http, "grpc": stand_in.grpc}],
-                "health": {"path": "/health", "timeout": "20s"},
+                "health": {"path": HEALTH, "timeout": "20s"},
                 "timeouts": self._timeouts,
                 "routing": self._routing,
             }

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
 
+HEALTH = "/health"
+"""Path of health checks, which are not remembered."""
+
+
 @dataclass
 class StandIn:
     """Addresses of the stand-in, and the requests that reached it."""
@@ -55,8 +59,7 @@ class StandIn:
         self.headers.append(headers)
 
     async def _answer(self, request: web.Request) -> web.Response:
-        agent = request.headers.get("user-agent", "")
-        if not agent.startswith("Envoy/HC"):
+        if request.path != HEALTH:
             self.note(request.method, request.raw_path, dict(request.headers))
             await request.read()
             await asyncio.sleep(self.hold_s)

@@ -1,6 +1,10 @@
 """Envoy's listener (LDS): one port for HTTP/1.0, HTTP/1.1, h2c and gRPC.
 
 Paths are normalised before routes match: slashes are unescaped and merged, `.` and `..` resolved.
+HTTP/1 and HTTP/2 have a filter chain each, which differ in one setting: Envoy bounds the time of an
+upload for all streams of a chain alike, and a gRPC stream that waits for its first answer while its
+client goes on sending is no stalled upload.
+
 The bounds below follow Envoy's guide "Configuring Envoy as an edge proxy"; bounds of the whole
 process (memory, connections) are in the bootstrap.
 
@@ -25,7 +29,13 @@ from envoy_data_plane.envoy.config.core.v3 import (
     HttpProtocolOptions,
     SocketAddress,
 )
-from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
+from envoy_data_plane.envoy.config.listener.v3 import (
+    Filter,
+    FilterChain,
+    FilterChainMatch,
+    Listener,
+    ListenerFilter,
+)
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ExternalProcessor,
     ExternalProcessorRouteCacheAction,
@@ -37,6 +47,8 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ProcessingModeHeaderSendMode,
 )
 from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
+from envoy_data_plane.envoy.extensions.filters.listener.http_inspector.v3 import HttpInspector
+from envoy_data_plane.envoy.extensions.filters.listener.tls_inspector.v3 import TlsInspector
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     HttpConnectionManager,
     HttpConnectionManagerHcmAccessLogOptions,
@@ -124,7 +136,48 @@ def listener(fleet: Fleet) -> bytes:
     """Return the serialized ``Listener``."""
     host, port = split_host_port(fleet.listener.address)
     tls = fleet.listener.tls
-    manager = HttpConnectionManager(
+    inspector = (
+        ListenerFilter(
+            name="envoy.filters.listener.http_inspector",
+            typed_config=PackedAny.pack(HttpInspector()),
+        )
+        if tls is None
+        else ListenerFilter(
+            name="envoy.filters.listener.tls_inspector",
+            typed_config=PackedAny.pack(TlsInspector()),
+        )
+    )
+    # Every other connection: HTTP/1, and one that sends nothing yet, which must not be closed.
+    usual = _chain(fleet, fleet.listener.upload_timeout)
+    h2 = _chain(fleet, 0.0)
+    h2.filter_chain_match = FilterChainMatch(application_protocols=["h2c" if tls is None else "h2"])
+    bounded = fleet.listener.upload_timeout > 0
+    message = Listener(
+        name=LISTENER_NAME,
+        address=Address(socket_address=SocketAddress(address=host, port_value=port)),
+        per_connection_buffer_limit_bytes=fleet.listener.buffer_bytes,
+        filter_chains=[usual, h2] if bounded else [usual],
+        listener_filters=[inspector] if bounded else [],
+        continue_on_listener_filters_timeout=True,
+    )
+    return bytes(message)
+
+
+def _chain(fleet: Fleet, upload_timeout: float) -> FilterChain:
+    tls = fleet.listener.tls
+    return FilterChain(
+        filters=[
+            Filter(
+                name="envoy.filters.network.http_connection_manager",
+                typed_config=PackedAny.pack(_manager(fleet, upload_timeout)),
+            )
+        ],
+        transport_socket=None if tls is None else downstream(tls),
+    )
+
+
+def _manager(fleet: Fleet, upload_timeout: float) -> HttpConnectionManager:
+    return HttpConnectionManager(
         stat_prefix="ingress",
         rds=Rds(route_config_name=ROUTE_CONFIG_NAME, config_source=ads_source()),
         use_remote_address=True,
@@ -149,6 +202,8 @@ def listener(fleet: Fleet) -> bytes:
         ),
         # Upper limit; the routes set the timeout of idle streams.
         stream_idle_timeout=timedelta(hours=1),
+        # From the first byte to the last, or to the beginning of the answer.
+        request_timeout=timedelta(seconds=upload_timeout),
         request_headers_timeout=timedelta(seconds=fleet.listener.headers_timeout),
         early_header_mutation_extensions=[
             extension(
@@ -180,23 +235,6 @@ def listener(fleet: Fleet) -> bytes:
             ),
         ],
     )
-    message = Listener(
-        name=LISTENER_NAME,
-        address=Address(socket_address=SocketAddress(address=host, port_value=port)),
-        per_connection_buffer_limit_bytes=fleet.listener.buffer_bytes,
-        filter_chains=[
-            FilterChain(
-                filters=[
-                    Filter(
-                        name="envoy.filters.network.http_connection_manager",
-                        typed_config=PackedAny.pack(manager),
-                    )
-                ],
-                transport_socket=None if tls is None else downstream(tls),
-            )
-        ],
-    )
-    return bytes(message)
 
 
 def stripped_headers(fleet: Fleet) -> list[str]:

@@ -310,6 +310,9 @@ class ListenerSpec(Strict):
     headers_timeout: Duration = 10.0
     """How long a client may take to send a request's headers; 0 = no limit. A body that stalls is
     ended by the pool's `timeouts.idle`."""
+    upload_timeout: Duration = 300.0
+    """How long a client may take to send a whole request over HTTP/1, unless the answer begins
+    before; 0 = no limit. Over HTTP/2, where gRPC streams stay open, only `timeouts.idle` counts."""
     client_headers: Annotated[tuple[HeaderName, ...], Field(max_length=256)] | None = None
     """Headers that choose a pool, model, policy or variant and that clients may send:
     `tidegate-pool`, `tidegate-model`, `tidegate-policy` and those of variants' `match`. The others

@@ -28,6 +28,41 @@ def of(**settings: Any):
     return manager
 
 
+def chains(**settings: Any):
+    """Return the filter chains of a listener with these settings, by protocol, and its filters."""
+    message = listener_pb2.Listener.FromString(listener(fleet(listener=settings)))
+    made = {}
+    for chain in message.filter_chains:
+        manager = http_connection_manager_pb2.HttpConnectionManager()
+        chain.filters[0].typed_config.Unpack(manager)
+        made["".join(chain.filter_chain_match.application_protocols)] = manager
+    return made, [each.name.rpartition(".")[2] for each in message.listener_filters]
+
+
+def test_uploads_over_http_1_are_bounded() -> None:
+    """Not over HTTP/2: a gRPC stream may wait long for its first answer while it is sent."""
+    made, inspectors = chains(upload_timeout="7s")
+    assert inspectors == ["http_inspector"]
+    assert {name: one.request_timeout.seconds for name, one in made.items()} == {"": 7, "h2c": 0}
+    made["h2c"].request_timeout.FromSeconds(7)
+    made["h2c"].ClearField("early_header_mutation_extensions")
+    made[""].ClearField("early_header_mutation_extensions")
+    assert made["h2c"] == made[""]
+
+
+def test_with_tls_the_protocol_is_read_from_the_handshake() -> None:
+    """What is in the connection is encrypted."""
+    made, inspectors = chains(tls={"certificate": "/a.crt", "key": "/a.key"})
+    assert inspectors == ["tls_inspector"]
+    assert set(made) == {"", "h2"}
+
+
+def test_without_a_bound_of_uploads_there_is_one_chain() -> None:
+    """Nothing has to be inspected."""
+    made, inspectors = chains(upload_timeout=0)
+    assert (set(made), inspectors) == ({""}, [])
+
+
 def stripped(**settings: Any) -> set[str]:
     """Return the headers that are stripped beside the control headers."""
     made = fleet(pool(variants=PINNED), listener=settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -106,12 +107,17 @@ def _fields(
 def _values(where: str, old: Any, new: Any) -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         yield from _mappings(where, old, new)
-    elif isinstance(old, list) and isinstance(new, list) and sorted(old) != sorted(new):
-        added = [f"+{value}" for value in new if value not in old]
-        removed = [f"-{value}" for value in old if value not in new]
+    elif isinstance(old, list) and isinstance(new, list) and _counted(old) != _counted(new):
+        before, after = _counted(old), _counted(new)
+        added = [f"+{value}" for value in map(str, new) if value not in before]
+        removed = [f"-{value}" for value in map(str, old) if value not in after]
         yield f"{where} {' '.join([*added, *removed])}"
     elif old != new:
         yield f"{where} {_word(old)} -> {_word(new)}"
+
+
+def _counted(values: list[Any]) -> Counter[str]:
+    return Counter(map(str, values))
 
 
 def _mappings(where: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from xds_server.fleet.rules import fleet as rules
 from xds_server.fleet.rules.problem import spell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from pydantic_core import ErrorDetails
 
@@ -49,10 +49,9 @@ class FleetError(ValueError):
         omitted: Number of further faults.
     """
 
-    def __init__(self, faults: Iterable[Fault]) -> None:
-        every = list(faults)
-        self.faults = tuple(every[:MAX_FAULTS])
-        self.omitted = len(every) - len(self.faults)
+    def __init__(self, faults: Sequence[Fault], omitted: int = 0) -> None:
+        self.faults = tuple(faults[:MAX_FAULTS])
+        self.omitted = omitted + len(faults) - len(self.faults)
         lines = [str(fault) for fault in self.faults]
         if self.omitted:
             lines.append(f"... and {self.omitted} more")
@@ -76,10 +75,14 @@ def load_text(text: str, source: str = "fleet") -> Fleet:
     try:
         fleet = Fleet.model_validate(root.plain())
     except ValidationError as error:
-        details = error.errors(include_url=False)
+        found = _field_faults(error.errors(include_url=False), root)
+        # Reasons take time (they look for similar names), so only those that are shown are made.
         raise FleetError(
-            Fault(source, root.closest(at).line, spell(at) if at else "", reason)
-            for at, reason in _field_faults(details, root)
+            [
+                Fault(source, root.closest(at).line, spell(at) if at else "", _reason(detail, at))
+                for at, detail in found[:MAX_FAULTS]
+            ],
+            len(found[MAX_FAULTS:]),
         ) from None
     check(fleet, source, root)
     return fleet
@@ -99,25 +102,32 @@ def check(fleet: Fleet, source: str = "fleet", root: document.YamlNode | None = 
     problems = rules.problems(fleet)
     if problems:
         raise FleetError(
-            Fault(source, root.closest(p.location).line if root else None, p.path, p.message)
-            for p in problems
+            [
+                Fault(source, root.closest(p.location).line if root else None, p.path, p.message)
+                for p in problems[:MAX_FAULTS]
+            ],
+            len(problems[MAX_FAULTS:]),
         )
 
 
 def _field_faults(
     details: Sequence[ErrorDetails], root: document.YamlNode
-) -> list[tuple[Location, str]]:
+) -> list[tuple[Location, ErrorDetails]]:
+    endpoints: dict[Location, set[Location]] = {}
+    """Places with faults, by the endpoint (or what else is four levels deep) that holds them."""
+    for detail in details:
+        endpoints.setdefault(detail["loc"][:4], set()).add(detail["loc"])
     faults = []
     for detail in details:
         at = detail["loc"]
         if at and at[-1] == "[key]":
             at = at[:-1]
         follows = at[-1:] == ("id",) and not root.holds(at)
-        if follows and any(d["loc"][:4] == at[:4] and d["loc"] != at for d in details):
+        if follows and endpoints.get(at[:4], set()) - {at}:
             continue  # an omitted id is the address, whose own fault is reported
         if detail["type"] == "too_short" and detail["input"]:
             continue  # its entries are faulty, and each fault is reported
-        faults.append((at, _reason(detail, at)))
+        faults.append((at, detail))
     return faults
 
 
@@ -130,6 +140,7 @@ _SHAPES = {
     "tuple_type": "{value} stands where a list belongs; write `- ...` lines or [...]",
     "too_short": "empty; write at least one entry",
     "literal_error": "{value} is none of {expected}",
+    "too_long": "more than {most} entries; remove some",
     "missing": "missing; write `{field}:` here",
 }
 
@@ -140,7 +151,10 @@ def _reason(detail: ErrorDetails, at: Location) -> str:
         return detail["msg"]
     if kind in _SHAPES:
         return _SHAPES[kind].format(
-            value=value, field=at[-1] if at else "", expected=context.get("expected")
+            value=value,
+            field=at[-1] if at else "",
+            expected=context.get("expected"),
+            most=context.get("max_length"),
         )
     if kind == "extra_forbidden":
         return _unknown_field(at)

@@ -59,6 +59,9 @@ from xds_server.fleet.model.routing import (
 )
 from xds_server.fleet.model.telemetry import EndpointTelemetry, PoolTelemetry
 
+MAX_VARIANTS = 256
+"""Most variants of a pool."""
+
 
 class Match(Strict):
     """Which requests belong to the pool."""
@@ -93,13 +96,6 @@ class VariantMatch(Strict):
     def __bool__(self) -> bool:
         """Return whether it contains any condition."""
         return bool(self.headers or self.cookies)
-
-    def includes(self, other: VariantMatch) -> bool:
-        """Return whether ``other`` matches every request that this matches."""
-        return (
-            other.headers.items() <= self.headers.items()
-            and other.cookies.items() <= self.cookies.items()
-        )
 
 
 class VariantSpec(Strict):
@@ -261,10 +257,10 @@ class PoolSpec(Strict):
     """Takes requests whose pool only the body names, whenever no picker answers."""
     match: Match
     """Which requests belong to the pool."""
-    variants: Annotated[tuple[VariantSpec, ...], Field(min_length=1)] = (
+    variants: Annotated[tuple[VariantSpec, ...], Field(min_length=1, max_length=MAX_VARIANTS)] = (
         VariantSpec(name="stable"),
     )
-    """Named shares of the pool, for canaries and A/B tests."""
+    """Named shares of the pool, for canaries and A/B tests; at most 256."""
     endpoints: tuple[EndpointSpec, ...] = ()
     """The replicas."""
     routing: Routing = Routing()

@@ -4,7 +4,9 @@ Rules:
 
 1. ``problems`` checks all rules: a fleet for which it returns nothing can be published.
 2. Every problem names its location and a correction; all problems are reported at once.
-3. In some request *forms* (gRPC, and the pools' extra paths) only the body names the pool. A pool
+3. The work grows with the size of the fleet, not with its square: a small fleet would otherwise
+   stop the server.
+4. In some request *forms* (gRPC, and the pools' extra paths) only the body names the pool. A pool
    serves a form if it has a replica that speaks its protocol. Of the pools that share a form,
    exactly one must be marked as its default; a single pool is the default without the mark.
 """
@@ -14,13 +16,13 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from tidegate_api.pools import MAX_WEIGHT_SUM
 from xds_server.fleet.model.fields import RESERVED_HEADER_PREFIXES, split_host_port
 from xds_server.fleet.rules.edge import edge
 from xds_server.fleet.rules.kv_events import kv_events
-from xds_server.fleet.rules.problem import Location, Problem, repeated, spell
+from xds_server.fleet.rules.problem import Location, Problem, listed, repeated, spell
 from xds_server.fleet.rules.routing import constraints
 from xds_server.fleet.rules.traffic import traffic
+from xds_server.fleet.rules.variants import variants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -119,61 +121,20 @@ def _pool(at: Location, pool: PoolSpec) -> Iterator[Problem]:
             f"header '{pool.routing.session_header}' is reserved and stripped from client "
             "requests; choose another name",
         )
-    yield from _variants(at, pool)
+    yield from variants(at, pool)
     yield from _endpoints(at, pool)
     yield from constraints(at, pool)
-
-
-def _variants(at: Location, pool: PoolSpec) -> Iterator[Problem]:
-    names = [variant.name for variant in pool.variants]
-    yield from repeated(names, (*at, "variants"), "name", "variant name")
-    total = sum(variant.weight for variant in pool.variants)
-    if total == 0:
-        yield Problem(
-            (*at, "variants"),
-            f"all weights of pool '{pool.name}' are 0, so nothing could be served; "
-            "give at least one variant a weight",
-        )
-    if total > MAX_WEIGHT_SUM:
-        yield Problem(
-            (*at, "variants"),
-            f"the weights of pool '{pool.name}' add up to {total}; Envoy takes at most "
-            f"{MAX_WEIGHT_SUM}; write smaller ones",
-        )
-    for later, variant in enumerate(pool.variants):
-        for earlier in pool.variants[:later]:
-            if earlier.match and variant.match.includes(earlier.match):
-                yield Problem(
-                    (*at, "variants", later, "match"),
-                    f"every request that matches variant '{variant.name}' already matches "
-                    f"'{earlier.name}' before it; use another header, cookie or value, or swap "
-                    "them",
-                )
-                break
-    for position, variant in enumerate(pool.variants):
-        own = [e for e in pool.endpoints if pool.variant_of(e) == variant.name]
-        for protocol, word in (("http", "HTTP"), ("grpc", "gRPC")):
-            share = variant.weight > 0 and any(getattr(e, protocol) for e in pool.endpoints)
-            if share and not any(getattr(e, protocol) for e in own):
-                lack = f"has no replica with a `{protocol}` address" if own else "has no replica"
-                yield Problem(
-                    (*at, "variants", position, "weight"),
-                    f"variant '{variant.name}' has weight {variant.weight} but {lack}, so its "
-                    f"share of the {word} requests would fail; add one or set the weight to 0",
-                )
-                break
 
 
 def _endpoints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
     ids = [endpoint.id for endpoint in pool.endpoints]
     yield from repeated(ids, (*at, "endpoints"), "id", "endpoint id")
-    names = [variant.name for variant in pool.variants]
+    names = dict.fromkeys(variant.name for variant in pool.variants)
     for position, endpoint in enumerate(pool.endpoints):
         if endpoint.variant is not None and endpoint.variant not in names:
             yield Problem(
                 (*at, "endpoints", position, "variant"),
-                f"pool '{pool.name}' has no variant '{endpoint.variant}'; "
-                f"it has {', '.join(names)}",
+                f"pool '{pool.name}' has no variant '{endpoint.variant}'; it has {listed(names)}",
             )
         for field in ("http", "grpc"):
             address = getattr(endpoint, field)
@@ -246,21 +207,22 @@ def _defaults(fleet: Fleet) -> Iterator[Problem]:
             [i for i, pool in enumerate(fleet.pools) if _speaks(pool, "grpc")],
         )
     ]
-    paths = dict.fromkeys(path for pool in fleet.pools for path in pool.match.paths)
+    of_path: dict[str, list[int]] = {}
+    for i, pool in enumerate(fleet.pools):
+        if _speaks(pool, "http"):
+            for path in dict.fromkeys(pool.match.paths):
+                of_path.setdefault(path, []).append(i)
     forms += [
-        (
-            f"share the path {path}, and only its body says which one a request means",
-            [i for i, pool in enumerate(fleet.pools) if _serves_path(pool, path)],
-        )
-        for path in paths
+        (f"share the path {path}, and only its body says which one a request means", sharing)
+        for path, sharing in of_path.items()
     ]
     for what, sharing in forms:
         marked = [i for i in sharing if fleet.pools[i].default]
         if len(sharing) < 2 or len(marked) == 1:  # noqa: PLR2004 - a pool alone is the default
             continue
-        names = ", ".join(fleet.pools[i].name for i in sharing)
+        names = listed(fleet.pools[i].name for i in sharing)
         if marked:
-            both = ", ".join(fleet.pools[i].name for i in marked)
+            both = listed(fleet.pools[i].name for i in marked)
             yield Problem(
                 ("pools", marked[1], "default"),
                 f"pools {names} {what}, but {both} are all its default; "

@@ -24,13 +24,13 @@ def kv_events(fleet: Fleet) -> Iterator[Problem]:
     """Yield all broken rules: the model must be known and served, and each address unique."""
     owner: dict[str, tuple[Location, str]] = {}
     home: dict[str, str] = {}
+    served = {name for each in fleet.pools for name in each.match.models}
     for i, pool in enumerate(fleet.pools):
         for j, endpoint in enumerate(pool.endpoints):
             events = endpoint.telemetry.kv_events
             if events is None:
                 continue
             at: Location = ("pools", i, "endpoints", j, "telemetry", "kv_events")
-            served = {name for each in fleet.pools for name in each.match.models}
             if not model_of(pool, endpoint):
                 yield Problem(
                     (*at, "model"),

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+MAX_LISTED = 10
+"""Most names that one message lists; the others are counted."""
 
 Location = tuple[str | int, ...]
 """Field names and list positions, starting at the fleet, in pydantic's format."""
@@ -21,6 +24,14 @@ def spell(location: Location) -> str:
         else:
             text += f".{part}" if text else part
     return text or "fleet"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as text: ``a, b, c``, at most ``MAX_LISTED`` of them."""
+    every = list(names)
+    text = ", ".join(every[:MAX_LISTED])
+    more = len(every) - MAX_LISTED
+    return f"{text} and {more} more" if more > 0 else text
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ def constraints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
     needs = pool.model_needs
     yield from repeated([each.model for each in needs], (*at, "model_needs"), "model", "model")
     devices = {endpoint.device for endpoint in pool.endpoints}
+    served = frozenset(pool.match.models)
     for position, each in enumerate(needs):
         here = (*at, "model_needs", position)
-        if each.model not in pool.match.models:
+        if each.model not in served:
             yield Problem(
                 (*here, "model"),
                 f"pool '{pool.name}' does not serve '{each.model}'; "

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xds_server.fleet.rules.problem import Location, Problem, repeated
+from xds_server.fleet.rules.problem import Location, Problem, listed, repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tidegate_api.names import Protocol
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
     from xds_server.fleet.model.resilience import Shadow
 
 
 def traffic(fleet: Fleet) -> Iterator[Problem]:
     """Yield the problems of the fleet's shadows, zones and TLS."""
+    targets = _Targets(fleet)
     for position, pool in enumerate(fleet.pools):
         at: Location = ("pools", position)
         yield from repeated(pool.zones, (*at, "zones"), None, "zone")
         if pool.shadow is not None:
-            yield from _shadow((*at, "shadow"), fleet, pool, pool.shadow)
+            yield from _shadow((*at, "shadow"), targets, pool, pool.shadow)
         tls = pool.upstream_tls
         if tls is not None and (tls.certificate is None) != (tls.key is None):
             missing = "key" if tls.key is None else "certificate"
@@ -29,20 +31,37 @@ def traffic(fleet: Fleet) -> Iterator[Problem]:
             )
 
 
-def _shadow(at: Location, fleet: Fleet, pool: PoolSpec, shadow: Shadow) -> Iterator[Problem]:
-    pools = {one.name: one for one in fleet.pools}
-    target = pools.get(pool.name if shadow.pool is None else shadow.pool)
+class _Targets:
+    """The pools by name, and what their variants speak; each computed once for all shadows."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.pools = {one.name: one for one in fleet.pools}
+        self.variants = {one.name: {v.name: v for v in one.variants} for one in fleet.pools}
+        self.spoken: set[tuple[str, str, Protocol]] = set()
+        """Pool, variant and protocol of each replica address."""
+        for pool in self.pools.values():
+            for one in pool.endpoints:
+                variant = pool.variant_of(one)
+                if one.http:
+                    self.spoken.add((pool.name, variant, "http"))
+                if one.grpc:
+                    self.spoken.add((pool.name, variant, "grpc"))
+
+
+def _shadow(at: Location, targets: _Targets, pool: PoolSpec, shadow: Shadow) -> Iterator[Problem]:
+    target = targets.pools.get(pool.name if shadow.pool is None else shadow.pool)
     if target is None:
         yield Problem(
-            (*at, "pool"), f"there is no pool '{shadow.pool}'; there are {', '.join(sorted(pools))}"
+            (*at, "pool"),
+            f"there is no pool '{shadow.pool}'; there are {listed(targets.pools)}",
         )
         return
-    variant = next((one for one in target.variants if one.name == shadow.variant), None)
+    variant = targets.variants[target.name].get(shadow.variant)
     if variant is None:
-        names = ", ".join(one.name for one in target.variants)
         yield Problem(
             (*at, "variant"),
-            f"pool '{target.name}' has no variant '{shadow.variant}'; it has {names}",
+            f"pool '{target.name}' has no variant '{shadow.variant}'; "
+            f"it has {listed(targets.variants[target.name])}",
         )
         return
     if target is pool and variant.weight:
@@ -51,10 +70,10 @@ def _shadow(at: Location, fleet: Fleet, pool: PoolSpec, shadow: Shadow) -> Itera
             f"variant '{variant.name}' has weight {variant.weight}, so it would answer some "
             "requests and be sent them again as copies; set its weight to 0",
         )
-    own = [one for one in target.endpoints if target.variant_of(one) == variant.name]
-    for protocol, word in (("http", "HTTP"), ("grpc", "gRPC")):
+    words: tuple[tuple[Protocol, str], ...] = (("http", "HTTP"), ("grpc", "gRPC"))
+    for protocol, word in words:
         needed = any(getattr(one, protocol) for one in pool.endpoints)
-        if needed and not any(getattr(one, protocol) for one in own):
+        if needed and (target.name, variant.name, protocol) not in targets.spoken:
             yield Problem(
                 (*at, "variant"),
                 f"variant '{variant.name}' of pool '{target.name}' has no replica with a "

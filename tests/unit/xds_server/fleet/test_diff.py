@@ -99,3 +99,14 @@ def test_lines_are_bounded() -> None:
     lines = diff(fleet(pool(default=True, endpoints=[])), fleet(many))
     assert len(lines) == MAX_LINES
     assert lines[-1] == "... and 10 more"
+
+
+def test_lists_of_mappings_are_compared() -> None:
+    """Entries that have no order among themselves are listed as they are."""
+    needs = [{"model": "llm-model", "device": device} for device in ("a", "b")]
+    old, new = (
+        fleet(pool(default=True, match={"models": ["llm-model", "x"]}, model_needs=made))
+        for made in (needs[:1], [*needs[:1], {"model": "x", "device": "b"}])
+    )
+    (line,) = diff(old, new)
+    assert line.startswith("pool llm: model_needs +{'model': 'x'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xds_server.fleet.load import MAX_FAULTS, FleetError, load_text
+from xds_server.fleet.model.fleet import MAX_VARIANTS
 
 GOOD = """\
 pools:
@@ -82,6 +83,7 @@ def test_reported_faults_are_bounded() -> None:
         ("  variants: [{name: a, model_version: v1}]\n", "a version number in quotes"),
         ("  variants: [{name: Stable}]\n", "lower-case letters"),
         ("  variants: []\n", "write at least one entry"),
+        ("  variants: [" + "{name: a}, " * 257 + "]\n", "more than 256 entries; remove some"),
         ("  variants: [{weight: 1}]\n", "missing; write `name:` here"),
         ("  variants: stable\n", "where a list belongs"),
         ("  routing: [x]\n", "a list stands where a mapping belongs"),
@@ -133,3 +135,10 @@ def test_long_values_are_shortened() -> None:
 def test_lone_surrogates_are_a_fault() -> None:
     """Text that cannot be encoded is rejected instead of failing later."""
     assert faults(GOOD.replace("[toy]", '["\\ud800"]'))
+
+
+def test_variants_up_to_the_bound_are_accepted() -> None:
+    """Every pair of a pool's variants may have to be compared, so their number is bounded."""
+    variants = [f"{{name: v{i}, weight: {int(not i)}}}" for i in range(MAX_VARIANTS)]
+    fleet = load_text(with_pool(f"  variants: [{', '.join(variants)}]\n"))
+    assert len(fleet.pools[0].variants) == MAX_VARIANTS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 import time
@@ -35,6 +36,10 @@ EXIT_CANNOT_START = 2
 GRACE_S = 2.0
 """Seconds that running calls may take to end when the server stops."""
 
+SWITCH_S = 0.001
+"""Seconds after which a worker thread hands the interpreter to the event loop. Fleets are validated
+in worker threads, and each step of an answer waits this long for the interpreter."""
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _log = structlog.get_logger(__name__)
@@ -51,6 +56,7 @@ async def run(settings: ControlSettings, stop: asyncio.Event | None = None) -> i
         The exit code: 0, or 2 if the server could not start (with one error on stderr).
     """
     logs.configure(settings.log_format, settings.log_level)
+    sys.setswitchinterval(SWITCH_S)
     try:
         async with _running(settings):
             if stop is None:
@@ -114,6 +120,9 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
         await admin.start()
         stack.push_async_callback(_ended, asyncio.create_task(broadcaster.run()))
         stack.push_async_callback(_watch(settings, text, control))
+        # Objects alive now live until the end: a collection that scans them stops all threads.
+        gc.collect()
+        gc.freeze()
         _log.info(
             "control_server_ready",
             ads=ads_address,

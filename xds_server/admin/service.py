@@ -13,6 +13,7 @@ The service has no authentication: bind it to loopback, or put an authenticating
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +25,7 @@ from tidegate_api.admin.v1 import admin_pb2, admin_pb2_grpc
 from xds_server.control.operation import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, Busy, ChangeOptions
 from xds_server.fleet.change import BadChange, UnknownName
 from xds_server.fleet.document import MAX_BYTES
-from xds_server.fleet.load import FleetError, load_text
+from xds_server.fleet.load import FleetError
 from xds_server.fleet.store import MAX_REVISIONS, StoreError, UnknownRevision
 from xds_server.snapshots.check import Inconsistent
 
@@ -102,8 +103,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ApplyRequest, _context: Any
     ) -> admin_pb2.ChangeResult:
         """Make a fleet file the fleet in force."""
-        fleet = load_text(request.fleet, request.source[:256] or "fleet")
-        return self._result(await self._control.apply(fleet, _options(request.options)))
+        options, source = _options(request.options), request.source[:256] or "fleet"
+        return self._result(await self._control.apply_text(request.fleet, source, options))
 
     @_explained
     async def SetWeights(  # noqa: N802 - gRPC's name
@@ -177,7 +178,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Return the fleet in force."""
         return admin_pb2.GetFleetResponse(
             revision=self._control.revision,
-            fleet_json=self._control.fleet.model_dump_json(),
+            fleet_json=await asyncio.to_thread(self._control.fleet.model_dump_json),
             in_flight=self._observed.in_flight(),
         )
 

@@ -9,8 +9,11 @@ Rules:
 4. A revision that clients reject does not stay in force: their error messages are stored with it,
    and before any other change a new revision falls back to the last good state. Drains and the
    addition or removal of replicas survive this (``xds_server.fleet.fallback``).
-5. A change that has begun is completed even if its caller no longer waits.
-6. At most ``MAX_WAITING`` changes wait for their turn; further ones are refused.
+5. A change that has begun is completed even if its caller no longer waits; the line of those that
+   wait is bounded (``xds_server.control.line``).
+6. What takes time (loading, checking, comparing, planning) runs in a worker thread, so that clients
+   are answered meanwhile. A text is loaded in its change's place in the line, so that no later
+   change overtakes it, but before the state's lock is taken: findings and fallbacks do not wait.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from xds_server.control.operation import MAX_TIMEOUT_S, Busy, Change, ChangeOptions, summary
+from xds_server.control.line import Line
+from xds_server.control.operation import MAX_TIMEOUT_S, Change, ChangeOptions, summary
 from xds_server.control.rollout import Rollout
+from xds_server.control.steps import FleetText, Loaded, stepped
 from xds_server.fleet import change as changes_of
 from xds_server.fleet.diff import diff
 from xds_server.fleet.fallback import fallback_fleet, fallback_state
-from xds_server.fleet.load import check, load_text
-from xds_server.fleet.revision import FileState, FleetState, Revision, following, text_hash
+from xds_server.fleet.revision import FleetState, Revision, following, text_hash
 from xds_server.fleet.store import StoreError
 
 if TYPE_CHECKING:
@@ -34,11 +38,12 @@ if TYPE_CHECKING:
 
     from xds_server.control.publisher import SnapshotPublisher
     from xds_server.control.rollout import Planned, Published
+    from xds_server.control.steps import Step
     from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.model.fleet import Fleet
+    from xds_server.fleet.revision import FileState
     from xds_server.fleet.store import RevisionStore
 
-MAX_WAITING = 64
 FALLBACK_AUTHOR = "tidegate"
 """Author of the revisions that fall back to an earlier state."""
 
@@ -72,9 +77,10 @@ class Control:
         self._store, self._rollout = store, Rollout(publisher, store.seed())
         self._unix_ms, self._monotonic_s = unix_ms, monotonic_s
         self._on_revision = on_revision
+        self._line = Line()
         self._turn = asyncio.Lock()
+        """Held while the state changes."""
         self._state: FleetState | None = None
-        self._tasks: set[asyncio.Task[tuple[Change, Published | None]]] = set()
         self._watchers: set[asyncio.Task[None]] = set()
 
     @property
@@ -127,7 +133,7 @@ class Control:
 
     async def stop(self) -> None:
         """Complete the running changes; closing the store is the caller's task."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._line.stop()
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -149,14 +155,21 @@ class Control:
             if known is not None and known.text_hash == digest:
                 result = Change(self.revision, ())
             else:
-                file = FileState(digest, load_text(text, source))
                 options = ChangeOptions("fleet file", f"{source} changed")
-                result = await self._make(lambda live: self._merged(file, live), options, file)
+                result = await self._make(FleetText(text, source, is_file=True), options)
         except Exception as error:
             self.file_error = str(error)
             raise
         self.file_error = ""
         return result
+
+    async def apply_text(self, text: str, source: str, options: ChangeOptions) -> Change:
+        """Make the fleet of a YAML or JSON text the fleet in force, as ``apply`` does.
+
+        Raises:
+            FleetError: The text, which errors call ``source``, is not a valid fleet.
+        """
+        return await self._make(FleetText(text, source), options)
 
     async def apply(self, fleet: Fleet, options: ChangeOptions) -> Change:
         """Make ``fleet`` the fleet in force, without merging.
@@ -237,7 +250,7 @@ class Control:
         """
         was = await asyncio.to_thread(self._store.fleet, old) if old else self.fleet
         now = await asyncio.to_thread(self._store.fleet, new) if new else self.fleet
-        return diff(was, now)
+        return await asyncio.to_thread(diff, was, now)
 
     async def rollback(self, revision: int, options: ChangeOptions) -> Change:
         """Make the fleet of an earlier revision the fleet in force, as a new revision.
@@ -259,21 +272,10 @@ class Control:
         """
         return await asyncio.to_thread(self._store.revisions, limit)
 
-    async def _make(
-        self,
-        step: Callable[[Fleet | None], Fleet],
-        options: ChangeOptions,
-        file: FileState | None = None,
-    ) -> Change:
+    async def _make(self, wanted: FleetText | Step, options: ChangeOptions) -> Change:
         began = self._monotonic_s()
-        if len(self._tasks) >= MAX_WAITING:
-            raise Busy(f"{MAX_WAITING} changes already wait for their turn; try again")
-        task = asyncio.create_task(self._take_turn(step, options, file))
-        # asyncio logs an exception that is never read
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        change, published = await asyncio.shield(task)
+        chars = len(wanted.text) if isinstance(wanted, FleetText) else 0
+        change, published = await self._line.run(lambda: self._take_turn(wanted, options), chars)
         if not options.wait or published is None:
             return change
         outcome = await published.wait(options.timeout_s, self._monotonic_s)
@@ -282,21 +284,22 @@ class Control:
         return Change(change.revision, change.changes, outcome, ended)
 
     async def _take_turn(
-        self, step: Callable[[Fleet | None], Fleet], options: ChangeOptions, file: FileState | None
+        self, step: FleetText | Step, options: ChangeOptions
     ) -> tuple[Change, Published | None]:
+        if isinstance(step, FleetText):
+            step = await asyncio.to_thread(step.load)
+        file = step.file if isinstance(step, Loaded) else None
         async with self._turn:
             await self._fall_back()
-            live = None if self._state is None else self._state.fleet
-            fleet = step(live)
-            check(fleet)
-            lines = diff(live, fleet)
+            before = self._state
+            fleet, lines = await asyncio.to_thread(stepped, step, before)
             if not lines:
                 if file is not None and not options.dry_run:
                     await self._remember(file)
                 return Change(self.revision, ()), self._rollout.newest
             at, number = self._unix_ms(), self.revision + 1
             revision = Revision(number, at, options.author, options.reason, lines)
-            state = following(self._state, fleet, revision, file)
+            state = following(before, fleet, revision, file)
             # Build the resources before storing: what cannot be published is never stored.
             planned = await asyncio.to_thread(self._rollout.plan, state, self._rollout.reached())
             if options.dry_run:
@@ -319,12 +322,6 @@ class Control:
             reason=state.revision.reason,
             changes=len(state.revision.changes),
         )
-
-    def _merged(self, file: FileState, live: Fleet | None) -> Fleet:
-        if live is None or self._state is None:
-            return file.fleet
-        last = self._state.file
-        return changes_of.merge(None if last is None else last.fleet, file.fleet, live)
 
     async def _remember(self, file: FileState) -> None:
         await asyncio.to_thread(self._store.remember_file, file)
@@ -378,7 +375,9 @@ class Control:
         outcome, here, good = refused.outcome, _required(self._state), refused.good
         number, text = refused.state.revision.number, summary(outcome)
         membership = all(problem.type != "EDS" for problem in outcome.problems)
-        fleet = fallback_fleet(good.fleet, here.fleet, membership=membership)
+        fleet = await asyncio.to_thread(
+            fallback_fleet, good.fleet, here.fleet, membership=membership
+        )
         why = f"revision {number} was {text}"
         reason = f"back to revision {good.revision.number}: {why}"
         state = fallback_state(good, here, fleet, FALLBACK_AUTHOR, reason, self._unix_ms())

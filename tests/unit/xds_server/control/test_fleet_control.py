@@ -10,12 +10,13 @@ import pytest
 
 from support.controls import TEXT, WAIT, World, settle, weight
 from support.fleets import endpoint, fleet, pool
-from xds_server.control import fleet_control as control_module
-from xds_server.control import rollout
+from xds_server.control import line as line_module
+from xds_server.control import rollout, steps
 from xds_server.control.operation import Busy, ChangeOptions
 from xds_server.fleet.change import UnknownName
 from xds_server.fleet.load import FleetError
-from xds_server.fleet.revision import FleetState
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.revision import FleetState, text_hash
 from xds_server.fleet.store import RevisionStore, StoreError, UnknownRevision
 
 
@@ -182,7 +183,7 @@ async def test_a_comment_in_the_file_makes_no_revision(world: World) -> None:
     latest = world.store.latest()
     assert latest is not None
     assert latest.file is not None
-    assert latest.file.text_hash == control_module.text_hash(TEXT + "\n# comment")
+    assert latest.file.text_hash == text_hash(TEXT + "\n# comment")
 
 
 async def test_a_restart_with_nothing_changed_is_the_same(tmp_path) -> None:
@@ -237,12 +238,67 @@ async def test_changes_are_made_one_after_the_other(world: World) -> None:
 
 async def test_waiting_changes_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes up to the bound wait; a further one is refused."""
-    monkeypatch.setattr(control_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(line_module, "MAX_WAITING", 2)
     results = await asyncio.gather(
         *(world.control.set_weights("llm", {"canary": n}, ChangeOptions()) for n in (1, 2, 3)),
         return_exceptions=True,
     )
     assert [isinstance(result, Busy) for result in results] == [False, False, True]
+
+
+async def test_waiting_texts_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts up to the bound wait; one alone is always taken."""
+    monkeypatch.setattr(line_module, "MAX_WAITING_CHARS", len(TEXT) * 2 - 1)
+    calls = [world.control.apply_text(TEXT, "x", ChangeOptions()) for _ in range(2)]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [isinstance(result, Busy) for result in results] == [False, True]
+    monkeypatch.setattr(line_module, "MAX_WAITING_CHARS", 1)
+    assert (await world.control.apply_text(TEXT, "x", ChangeOptions())).revision == 1
+
+
+class SlowLoading:
+    """Loading that waits in its thread until the test lets it go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self._load = steps.load_text
+        monkeypatch.setattr(steps, "load_text", self.load)
+
+    def load(self, text: str, source: str) -> Fleet:
+        """Load after the signal."""
+        self.begun.set()
+        assert self.go_on.wait(60)
+        return self._load(text, source)
+
+
+async def test_a_later_change_does_not_overtake_one_that_loads(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator's order of calls is the order of the revisions, however long a text takes."""
+    slow = SlowLoading(monkeypatch)
+    text = fleet(pool(default=True, drop_overload=5)).model_dump_json()
+    first = asyncio.create_task(world.control.apply_text(text, "x", ChangeOptions()))
+    await asyncio.to_thread(slow.begun.wait, 60)
+    second = asyncio.create_task(world.control.set_weights("llm", {"canary": 30}, ChangeOptions()))
+    await settle()
+    assert not second.done()
+    slow.go_on.set()
+    assert ((await first).revision, (await second).revision) == (2, 3)
+    assert (weight(world.control), world.control.fleet.pools[0].drop_overload) == (30, 5)
+
+
+async def test_findings_are_published_while_a_text_loads(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sick replica is not kept in use by an operator's large fleet."""
+    slow = SlowLoading(monkeypatch)
+    loading = asyncio.create_task(world.control.apply_text(TEXT, "x", ChangeOptions()))
+    await asyncio.to_thread(slow.begun.wait, 60)
+    before = len(world.publisher.published)
+    await world.control.publish_sick({})
+    assert len(world.publisher.published) == before + 1
+    slow.go_on.set()
+    await loading
 
 
 async def test_a_change_is_finished_without_its_caller(

@@ -14,6 +14,7 @@ from typing import Final
 import ngh2
 from structlog.testing import capture_logs
 
+from ext_proc.server.h2.held import STREAM_BYTES
 from ext_proc.server.h2.limits import CONNECTION_WINDOW, STREAM_WINDOW
 from support.h2peer import H2Peer, settle
 
@@ -42,6 +43,7 @@ async def _connection(how: int, data: bytes) -> None:
         streams = peer.connection.streams.values()
         assert all(0 <= stream._owed <= STREAM_WINDOW for stream in streams)
         assert sum(stream._owed for stream in streams) <= CONNECTION_WINDOW
-        assert peer.server.beyond.held == sum(stream._beyond for stream in streams)
+        held = sum(stream.held + STREAM_BYTES for stream in streams) + peer.connection._unsent
+        assert peer.server.held.bytes == held
         with suppress(ngh2.NGH2Error):  # what the client makes of it is not at stake
             peer.client.receive_data(bytes(peer.pipe.written))

@@ -40,6 +40,10 @@ class Pipe:
         assert not self.closing
         self.written += data
 
+    def get_write_buffer_size(self) -> int:
+        """Return the bytes that the peer has not read."""
+        return len(self.written)
+
     def is_closing(self) -> bool:
         """Return whether either side closed the connection."""
         return self.closing
@@ -192,16 +196,25 @@ class H2Peer:
         limit: Maximum size of a message, bytes.
         settings: HTTP/2 settings of the client.
         reads: Whether the client sends window updates.
+        of: A peer whose server it connects to; it must be left after this one.
     """
 
     def __init__(
-        self, limit: int = LIMIT, settings: dict[int, int] | None = None, *, reads: bool = True
+        self,
+        limit: int = LIMIT,
+        settings: dict[int, int] | None = None,
+        *,
+        reads: bool = True,
+        of: H2Peer | None = None,
     ) -> None:
-        self.calls = Calls()
-        self.server = Http2Server(limit)
-        self.server.add_generic_rpc_handlers((self.calls.handler(),))
-        for name in DIRECT:
-            self.server.direct[f"/test.T/{name}"] = partial(Direct, self.calls, name)
+        self._shared = of is not None
+        if of is not None:
+            self.calls, self.server = of.calls, of.server
+        else:
+            self.calls, self.server = Calls(), Http2Server(limit)
+            self.server.add_generic_rpc_handlers((self.calls.handler(),))
+            for name in DIRECT:
+                self.server.direct[f"/test.T/{name}"] = partial(Direct, self.calls, name)
         self.pipe = Pipe()
         self.client = ngh2.Connection(
             ngh2.Role.CLIENT, ngh2.Configuration(auto_window_update=reads)
@@ -223,18 +236,31 @@ class H2Peer:
         self.connection.connection_lost(None)
         await settle()
         assert all(task.done() for task in tasks)
+        if self._shared:
+            return
         assert self.calls.heard["ended"] == self.calls.heard["begun"]
         assert not self.connection.streams
         assert not self.server.connections
-        assert not self.server.beyond.held
+        assert not self.server.held.bytes
 
     def tasks(self) -> list[Any]:
         """Return the tasks of open streams."""
         return [stream.task for stream in self.connection.streams.values() if stream.task]
 
-    def open(self, method: str, *messages: bytes, end: bool = False) -> int:
+    def beside(self) -> H2Peer:
+        """Return another peer of this peer's server."""
+        return H2Peer(of=self)
+
+    def open(
+        self,
+        method: str,
+        *messages: bytes,
+        end: bool = False,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> int:
         """Start a call with messages; return its stream id."""
-        number = self.client.send_request(((b":path", b"/test.T/" + method.encode()), *HEADERS))
+        path = (b":path", b"/test.T/" + method.encode())
+        number = self.client.send_request((path, *HEADERS, *headers))
         self.found[number] = Call()
         for message in messages:
             self.client.send_data(number, framed(message))

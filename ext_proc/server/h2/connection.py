@@ -3,16 +3,13 @@
 Rules:
 
 1. Everything runs in the loop's thread: bytes in, events, handlers' tasks, bytes out.
-2. Output is written once per iteration of the loop, however many streams wrote. Replies that direct
-   streams (``direct``) gave at once are written with the chunk of input that requested them.
-3. A stream's handler runs until it returns, or until the stream or the connection is gone.
-4. Bytes that are not HTTP/2 end this connection. Exceeding a bound ends the connection or the
+2. A stream's handler runs until it returns, or until the stream or the connection is gone.
+3. Bytes that are not HTTP/2 end this connection. Exceeding a bound ends the connection or the
    stream. Neither affects anything else.
-5. A peer that does not read its replies is not read from: writers wait (``Http2Stream.write``), so
-   their windows close. A connection that is to end is aborted ``LINGER_S`` later, whatever the peer
-   has not read.
-6. A caller's deadline (``grpc-timeout``) is not enforced: callers that set one reset their stream
-   when it has passed, and the reset ends the handler.
+4. A connection that is to end is aborted ``LINGER_S`` later, whatever the peer has not read.
+5. A call ends with DEADLINE_EXCEEDED at its caller's deadline (``grpc-timeout``).
+
+``output`` has the rules of what is sent.
 
 Source: RFC 9113; gRPC's ``doc/PROTOCOL-HTTP2.md``.
 """
@@ -21,46 +18,45 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
 
 import grpc
 import ngh2
 import structlog
 
 from ext_proc.server.h2.direct import DirectStream
-from ext_proc.server.h2.frames import CompressedError
+from ext_proc.server.h2.frames import CompressedError, status_headers, timeout_s
+from ext_proc.server.h2.held import STREAM_BYTES
 from ext_proc.server.h2.limits import (
     CONFIG,
     CONNECTION_WINDOW,
     GREETING_S,
     LINGER_S,
-    MAX_DETAILS,
     SETTINGS,
-    UNSENT,
 )
-from ext_proc.server.h2.stream import HIGH, OK, AbortError, Channel, Http2Stream
+from ext_proc.server.h2.output import HEAD, Http2Output
+from ext_proc.server.h2.stream import OK, AbortError, Http2Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ext_proc.server.h2.host import Host
 
-_HEAD: Final = ((b":status", b"200"), (b"content-type", b"application/grpc"))
-_OK_TRAILERS: Final = ((b"grpc-status", b"0"),)
+_OK_TRAILERS: Final = status_headers(0, "")
 _NO_GRPC: Final = ((b":status", b"415"),)
 _GRPC: Final = b"application/grpc"
 _NO_ERROR: Final = 0
 _DATA: Final = ngh2.DataReceived
 _REQUEST: Final = ngh2.RequestReceived
 _CLOSED: Final = ngh2.StreamClosed
-_PLAIN: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-"""Characters left unescaped in a status message, besides letters and digits."""
+_LONGEST_S: Final = 1e8
+"""Deadlines beyond this, three years, are none."""
 
 _log = structlog.stdlib.get_logger("ext_proc.server.h2")
 
 
-class Http2Connection(Channel):
+class Http2Connection(Http2Output):
     """The event loop's protocol object (``asyncio.Protocol``) of one connection.
 
     It does not inherit from ``asyncio.Protocol``, so that it can be compiled; loops only call its
@@ -71,21 +67,9 @@ class Http2Connection(Channel):
     """
 
     def __init__(self, server: Host) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.streams: dict[int, Http2Stream] = {}
+        super().__init__(server, ngh2.Connection(ngh2.Role.SERVER, CONFIG))
         self.ready: list[Http2Stream] = []
-        self._server = server
-        self._h2 = ngh2.Connection(ngh2.Role.SERVER, CONFIG)
-        self._transport: Any = None
-        self._paused = False
-        self._flushes = False
-        self._taking = False
-        """Received bytes are being processed; output is flushed afterwards."""
-        self._early: set[int] = set()
-        """Streams fully answered while their peer may still send."""
-        self._writers: dict[asyncio.Future[None], Http2Stream] = {}
-        """Writers that wait until less of their stream is unsent."""
-        self._leaving = False
+        self.incomplete: object | None = None
         self._greeting: asyncio.TimerHandle | None = None
 
     # --- The loop's side --------------------------------------------------------------------------
@@ -116,7 +100,10 @@ class Http2Connection(Channel):
             self._broken(error)
             return
         self._taking = True
-        self._take_events()
+        if self._take_events():
+            self.incomplete = None
+        elif self.incomplete is None:
+            self.incomplete = object()
         answered = bool(self.ready)
         while self.ready:
             ready, self.ready = self.ready, []
@@ -131,34 +118,7 @@ class Http2Connection(Channel):
     def eof_received(self) -> None:
         """Let the transport close: the peer accepts no answer."""
 
-    def pause_writing(self) -> None:
-        """Stop sending: the transport's buffer is full."""
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        """Resume sending."""
-        self._paused = False
-        self._flush()
-
     # --- The streams' side ------------------------------------------------------------------------
-
-    def send(self, stream: Http2Stream, data: bytes) -> bool:
-        """Send bytes of an open stream; return whether its writer has to wait."""
-        if not stream.headed:
-            stream.headed = True
-            self._h2.send_response(stream.number, _HEAD)
-        self._h2.send_data(stream.number, data)
-        self._flush_soon()
-        return self._held_up(stream)
-
-    async def drained(self, stream: Http2Stream) -> None:
-        """Wait until little of a stream is unsent, or the stream is closed."""
-        while not stream.closed and self._held_up(stream):
-            self._writers[waiter := self.loop.create_future()] = stream
-            try:
-                await waiter
-            finally:
-                self._writers.pop(waiter, None)
 
     def consumed(self, number: int, size: int) -> None:
         """Let the peer send ``size`` more bytes on a stream."""
@@ -167,6 +127,22 @@ class Http2Connection(Channel):
             self._flush_soon()
 
     # --- The server's side ------------------------------------------------------------------------
+
+    def reset(self, stream: Http2Stream, details: str) -> None:
+        """End a stream that holds too much, and drop what it holds."""
+        if self._h2.queued_body_size(stream.number):
+            stream.close()
+            with contextlib.suppress(ngh2.StreamProtocolError):  # the peer ended it meanwhile
+                self._h2.reset_stream(stream.number, ngh2.ErrorCode.ENHANCE_YOUR_CALM)
+            self._flush_soon()
+        else:
+            self._refuse(stream, grpc.StatusCode.RESOURCE_EXHAUSTED, details)
+
+    def ask(self) -> None:
+        """Ask the peer for a sign of life."""
+        if not self._transport.is_closing():
+            self._h2.ping()
+            self._flush_soon()
 
     def announce_end(self) -> None:
         """Ask the peer to open no more streams; those under way are served."""
@@ -195,9 +171,11 @@ class Http2Connection(Channel):
 
     # --- Within -----------------------------------------------------------------------------------
 
-    def _take_events(self) -> None:
+    def _take_events(self) -> bool:
+        """Take what has arrived; return whether anything has."""
+        events = self._h2.events()
         # By identity: events have no subclasses, and structural patterns cost twice as much.
-        for event in self._h2.events():
+        for event in events:
             kind: type[Any] = type(event)
             each: Any = event
             if kind is _DATA:
@@ -212,7 +190,8 @@ class Http2Connection(Channel):
                 self._greeted()
             elif kind is ngh2.ConnectionClosed:
                 self.cut()
-                return
+                break
+        return bool(events)
 
     def _take(self, number: int, data: bytes, end: bool) -> None:
         stream = self.streams.get(number)
@@ -222,22 +201,24 @@ class Http2Connection(Channel):
         if data:
             try:
                 stream.feed(data)
-            except ValueError as error:
-                self._refuse(stream, error)
+            except CompressedError as error:
+                self._refuse(stream, grpc.StatusCode.UNIMPLEMENTED, str(error))
                 return
+            except ValueError as error:
+                self._refuse(stream, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                return
+            held = self._server.held
+            if held.bytes > held.limit:
+                self._server.relieve()
         if end:
             stream.end()
 
-    def _refuse(self, stream: Http2Stream, error: ValueError) -> None:
+    def _refuse(self, stream: Http2Stream, status: grpc.StatusCode, details: str) -> None:
         """End a stream whose bytes are not acceptable."""
-        stream.status = (
-            grpc.StatusCode.UNIMPLEMENTED
-            if isinstance(error, CompressedError)
-            else grpc.StatusCode.RESOURCE_EXHAUSTED
-        )
-        stream.details = str(error)
-        stream.close()
-        self.finish(stream)
+        if not stream.answered:
+            stream.status, stream.details = status, details
+            stream.close()
+            self.finish(stream)
 
     def _open(self, number: int, headers: tuple[tuple[bytes, bytes], ...], end: bool) -> None:
         named = dict(headers)
@@ -246,15 +227,22 @@ class Http2Connection(Channel):
             self._answer(number, _NO_GRPC, ended=end)
             return
         server = self._server
+        if server.refuses():
+            with contextlib.suppress(ngh2.StreamProtocolError):  # see `_answer`
+                self._h2.reset_stream(number, ngh2.ErrorCode.REFUSED_STREAM)
+            return
+        server.held.bytes += STREAM_BYTES
         path = named.get(b":path", b"").decode("latin-1")
         stream: Http2Stream
         if (make := server.direct.get(path)) is not None:
-            stream = DirectStream(self, number, server.limit, server.beyond, make())
+            stream = DirectStream(self, number, server.limit, server.held, make())
             self.streams[number] = stream
             if end:
                 stream.end()
+            if (timeout := named.get(b"grpc-timeout")) is not None:
+                self._set_deadline(stream, timeout)
             return
-        stream = self.streams[number] = Http2Stream(self, number, server.limit, server.beyond)
+        stream = self.streams[number] = Http2Stream(self, number, server.limit, server.held)
         if end:
             stream.end()
         call = server.method(path)
@@ -263,6 +251,17 @@ class Http2Connection(Channel):
             self.finish(stream)
             return
         stream.task = self.loop.create_task(self._run(call, stream))
+        if (timeout := named.get(b"grpc-timeout")) is not None:
+            self._set_deadline(stream, timeout)
+
+    def _set_deadline(self, stream: Http2Stream, timeout: bytes) -> None:
+        after_s = timeout_s(timeout)
+        if after_s is None:
+            text = f"malformed grpc-timeout {timeout[:20].decode('latin-1')!r}"
+            self._refuse(stream, grpc.StatusCode.INTERNAL, text)
+        elif after_s < _LONGEST_S:
+            expire = partial(stream.expire, "the caller's deadline has passed")
+            stream.timer = self.loop.call_later(after_s, expire)
 
     async def _run(self, call: Callable[[Http2Stream], Any], stream: Http2Stream) -> None:
         try:
@@ -270,7 +269,8 @@ class Http2Connection(Channel):
         except asyncio.CancelledError:
             if stream.closed:
                 return
-            stream.status = grpc.StatusCode.CANCELLED
+            if stream.status is OK:
+                stream.status = grpc.StatusCode.CANCELLED
         except AbortError:
             pass
         except Exception:  # noqa: BLE001 - a handler's bug ends its own call only
@@ -286,13 +286,9 @@ class Http2Connection(Channel):
         stream.answered = True
         trailers: tuple[tuple[bytes, bytes], ...] = _OK_TRAILERS
         if stream.status is not OK:
-            details = quote(stream.details[:MAX_DETAILS], safe=_PLAIN, errors="replace")
-            trailers = (
-                (b"grpc-status", str(stream.status.value[0]).encode()),
-                (b"grpc-message", details.encode()),
-            )
+            trailers = status_headers(stream.status.value[0], stream.details)
         if not stream.headed:
-            self._answer(stream.number, _HEAD + trailers, ended=stream.ended)
+            self._answer(stream.number, HEAD + trailers, ended=stream.ended)
             return
         try:  # noqa: SIM105 - a context manager costs as much again
             self._h2.send_trailers(stream.number, trailers)
@@ -318,55 +314,8 @@ class Http2Connection(Channel):
         self._early.discard(number)
         stream = self.streams.pop(number, None)
         if stream is not None:
+            self._server.held.bytes -= STREAM_BYTES
             stream.close()
-
-    def _flush_soon(self) -> None:
-        if not self._flushes and not self._taking:
-            self._flushes = True
-            self.loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushes = False
-        if self._paused or self._transport.is_closing():
-            return
-        try:
-            self._send_ready()
-            if self._early:
-                self._reset_answered()
-                self._send_ready()
-        except ngh2.NGH2Error as error:
-            self._broken(error)
-            return
-        self._take_events()
-        if self._writers:
-            self._wake_writers()
-        if self._leaving and not self.streams:
-            self.cut()
-
-    def _send_ready(self) -> None:
-        if data := self._h2.data_to_send():
-            self._transport.write(data)
-
-    def _reset_answered(self) -> None:
-        """Reset streams whose answers are sent: further input on them is irrelevant."""
-        for number in [each for each in self._early if not self._h2.queued_body_size(each)]:
-            self._early.discard(number)
-            with contextlib.suppress(ngh2.StreamProtocolError):  # the peer ended it meanwhile
-                self._h2.reset_stream(number, _NO_ERROR)
-
-    def _held_up(self, stream: Http2Stream) -> bool:
-        """Return whether too much is unsent for a stream to write more."""
-        if self._paused:
-            return True
-        unsent = self._h2.queued_body_size()
-        return unsent > HIGH and (
-            unsent > UNSENT or self._h2.queued_body_size(stream.number) > HIGH
-        )
-
-    def _wake_writers(self) -> None:
-        for waiter, stream in self._writers.items():
-            if not waiter.done() and (stream.closed or not self._held_up(stream)):
-                waiter.set_result(None)
 
     def _greeted(self) -> None:
         if self._greeting is not None:
@@ -382,6 +331,8 @@ class Http2Connection(Channel):
         self._greeted()
         self._early.clear()
         streams, self.streams = self.streams, {}
+        self._server.held.bytes -= STREAM_BYTES * len(streams) + self._unsent
+        self._unsent = 0
         for stream in streams.values():
             stream.close()
         self._wake_writers()

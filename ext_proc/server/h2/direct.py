@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 import structlog
 
-from ext_proc.server.h2.frames import PREFIX, TooLargeError, framed
+from ext_proc.server.h2.frames import PREFIX, framed
 from ext_proc.server.h2.stream import GoneError, Http2Stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ext_proc.server.h2.stream import Beyond, Channel
+    from ext_proc.server.h2.held import Held
+    from ext_proc.server.h2.stream import Channel
 
 _log = structlog.stdlib.get_logger("ext_proc.server.h2")
 
@@ -58,16 +59,16 @@ class DirectStream(Http2Stream):
         connection: Connection of the stream.
         number: HTTP/2 stream id.
         limit: Maximum bytes of a message.
-        beyond: Counter of long messages' bytes over all streams.
+        held: Counter of what all streams hold.
         answers: Handler of the call's messages.
     """
 
     __slots__ = ("_answers", "_ended", "_over", "_slow")
 
     def __init__(
-        self, connection: Channel, number: int, limit: int, beyond: Beyond, answers: DirectHandler
+        self, connection: Channel, number: int, limit: int, held: Held, answers: DirectHandler
     ) -> None:
-        super().__init__(connection, number, limit, beyond)
+        super().__init__(connection, number, limit, held)
         self._answers = answers
         self._slow = False
         """Replies are waiting, and messages stay unread."""
@@ -88,14 +89,10 @@ class DirectStream(Http2Stream):
             self._ended = self._connection.loop.create_future()
         return self._ended
 
-    def cut(self) -> None:
-        """Cancel the call because the server stops."""
-        if self._over:
-            return
-        self.status = grpc.StatusCode.CANCELLED
-        if self.task is not None:
-            self.task.cancel()
-        self._finish()
+    def _cancel(self, status: grpc.StatusCode) -> None:
+        if not self._over:
+            super()._cancel(status)
+            self._finish()
 
     def pump(self) -> None:
         """Answer the messages that have arrived."""
@@ -109,12 +106,8 @@ class DirectStream(Http2Stream):
 
     def _next(self) -> None:
         message = self._unread.popleft()
-        try:
-            self._took(PREFIX + len(message))
-        except TooLargeError as error:
-            self.status, self.details = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
-            self._finish()
-            return
+        self.heard_of = True
+        self._took(PREFIX + len(message))
         answers = self._answers
         replies = answers.answer(message)
         if replies is None:

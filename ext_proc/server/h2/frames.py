@@ -1,14 +1,26 @@
 """gRPC's length-prefixed messages: extraction from a stream's bytes, and framing. Pure.
 
-Source: "Length-Prefixed-Message" in gRPC's ``doc/PROTOCOL-HTTP2.md``.
+Source: "Length-Prefixed-Message", "Timeout" and "Status-Message" in gRPC's
+``doc/PROTOCOL-HTTP2.md``.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final
+from urllib.parse import quote
 
 PREFIX: Final = 5
 """Bytes before a message: the compression flag and the length."""
+
+
+MAX_DETAILS: Final = 500
+"""Characters of a status message: callers accept about 8 KiB of headers."""
+
+_PLAIN: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+"""Characters left unescaped in a status message, besides letters and digits."""
+_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_UNITS_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
 class CompressedError(ValueError):
@@ -24,6 +36,20 @@ def framed(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
+def timeout_s(text: bytes) -> float | None:
+    """Return the seconds of a ``grpc-timeout`` header, ``None`` if it is malformed."""
+    found = _TIMEOUT.fullmatch(text)
+    return None if found is None else int(found[1]) * _UNITS_S[found[2]]
+
+
+def status_headers(code: int, details: str) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the trailers of a call: its status and, unless it is OK, the text."""
+    if not code:
+        return ((b"grpc-status", b"0"),)
+    text = quote(details[:MAX_DETAILS], safe=_PLAIN, errors="replace")
+    return ((b"grpc-status", str(code).encode()), (b"grpc-message", text.encode()))
+
+
 class Deframer:
     """Splits the bytes of one direction of one stream into messages.
 
@@ -31,10 +57,12 @@ class Deframer:
         limit: Maximum bytes of a message.
     """
 
-    __slots__ = ("_limit", "_tail")
+    __slots__ = ("_limit", "_tail", "completed")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self.completed = 0
+        """Number of times at which a message that had been incomplete was completed."""
         self._tail: bytearray | None = None
 
     @property
@@ -67,7 +95,9 @@ class Deframer:
                 break
             found.append(bytes(memoryview(tail)[begin + PREFIX : begin + size]))
             begin += size
-        del tail[:begin]
+        if begin:
+            self.completed += 1
+            del tail[:begin]
         self._tail = tail or None
         return found
 

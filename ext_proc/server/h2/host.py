@@ -4,18 +4,24 @@ Rules:
 
 1. Handlers are those of ``grpc``'s generic handlers and get a ``Http2Stream`` as their context:
    ``read``, ``write``, ``abort`` and iteration. Handlers that are generators are not supported.
-2. At most ``MAX_CONNECTIONS`` are open at one time; a further one is closed at once.
+2. At most ``MAX_CONNECTIONS`` are open at one time. A further one replaces the oldest connection
+   without streams; where each has streams, it is closed at once.
+3. What peers make the server hold is bounded (``Held``), and so is the time for which they may
+   leave a frame or message incomplete (``LateInput``).
 """
 
 from __future__ import annotations
 
 import inspect
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import structlog
 
-from ext_proc.server.h2.stream import Beyond
+from ext_proc.server.h2.held import Held
+from ext_proc.server.h2.late import LateInput
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -27,8 +33,6 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS: Final = 4096
 """Each Envoy opens one connection per worker thread, and one for health checks."""
-LONG: Final = 4
-"""Messages of the maximum size that may be held in all, beyond the bytes the windows count."""
 
 _log = structlog.stdlib.get_logger("ext_proc.server.h2")
 
@@ -48,10 +52,14 @@ class Host:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.beyond = Beyond(LONG * limit)
-        self.connections: set[Channel] = set()
+        self.held = Held(limit)
+        self.connections: dict[Channel, None] = {}
+        """The open connections, oldest first."""
+        self._late = LateInput()
         self._full = False
-        """A connection was refused, and none was accepted since."""
+        """``MAX_CONNECTIONS`` were open at the last new connection."""
+        self._short = False
+        """Streams were refused or reset since less than the limit was held."""
         self.direct: dict[str, Callable[[], DirectHandler]] = {}
         """Factories of message handlers by method path; other paths use ``_handlers``."""
         self._handlers: list[grpc.GenericRpcHandler] = []
@@ -64,20 +72,73 @@ class Host:
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         """Do nothing: generated code calls this besides ``add_generic_rpc_handlers``."""
 
+    def set_limit(self, limit: int) -> None:
+        """Set the maximum bytes of a message; streams that are open keep theirs."""
+        self.limit = limit
+        self.held.admit(limit)
+
     def joined(self, connection: Channel) -> bool:
-        """Add a connection; return ``False`` if ``MAX_CONNECTIONS`` are open."""
-        if len(self.connections) >= MAX_CONNECTIONS:
-            if not self._full:  # logged once, or a peer that keeps connecting fills the log
-                _log.warning("too_many_connections", most=MAX_CONNECTIONS)
-            self._full = True
-            return False
-        self._full = False
-        self.connections.add(connection)
+        """Add a connection; return ``False`` if there is no room for it."""
+        full = len(self.connections) >= MAX_CONNECTIONS
+        if full and not self._full:  # logged once, or a peer that keeps connecting fills the log
+            _log.warning("too_many_connections", most=MAX_CONNECTIONS)
+        self._full = full
+        if full:
+            oldest = next((each for each in self.connections if not each.streams), None)
+            if oldest is None:
+                return False
+            del self.connections[oldest]
+            oldest.leave()
+            oldest.cut()
+        self.connections[connection] = None
         return True
 
     def left(self, connection: Channel) -> None:
         """Remove a closed connection."""
-        self.connections.discard(connection)
+        self.connections.pop(connection, None)
+
+    def look(self, now: float) -> None:
+        """End what is late; ``now`` = monotonic seconds."""
+        self._late.look(self.connections, now)
+        if self._short and self.held.bytes < self.held.refuse_at:
+            self._short = False
+
+    def refuses(self) -> bool:
+        """Return whether too much is held for a new stream."""
+        if self.held.bytes < self.held.refuse_at:
+            return False
+        self._tell()
+        return True
+
+    def relieve(self) -> None:
+        """If too much is held, end the largest holders until there is room."""
+        excess = self.held.excess
+        if not excess:
+            return
+        self._tell()
+        holders: list[tuple[int, Callable[[], object]]] = []
+        text = f"all calls together hold more than {self.held.limit} bytes"
+        for connection in self.connections:
+            if output := connection.waiting_output():  # resets would wait behind it
+                size = output + sum(stream.held for stream in connection.streams.values())
+                end_soon = partial(connection.loop.call_soon, connection.cut)
+                holders.append((size, end_soon))
+                continue
+            holders += (
+                (size, partial(connection.reset, stream, text))
+                for stream in connection.streams.values()
+                if (size := stream.held + connection.unsent(stream))
+            )
+        for size, end in sorted(holders, key=itemgetter(0), reverse=True):
+            end()
+            excess -= size
+            if excess <= 0:
+                return
+
+    def _tell(self) -> None:
+        if not self._short:
+            _log.warning("too_much_held", bytes=self.held.bytes, most=self.held.limit)
+        self._short = True
 
     def method(self, path: str) -> Call | None:
         """Return the coroutine function of a method, ``None`` for an unknown one."""

@@ -11,11 +11,10 @@ MAX_STREAMS: Final = 100_000
 when it needs more. The library refuses streams that a peer opens beyond the bound."""
 STREAM_WINDOW: Final = 2**18
 CONNECTION_WINDOW: Final = 2**24
-"""Maximum bytes received on one connection and not yet read, besides long messages (`Beyond`)."""
+"""Maximum bytes received on one connection and not yet read, besides the beginnings of messages;
+`held` bounds both, over all connections."""
 UNSENT: Final = 2**24
 """Unsent bytes of all streams, waiting for the peer's windows, above which every writer waits."""
-MAX_DETAILS: Final = 500
-"""Characters of a status message: callers accept about 8 KiB of headers."""
 GREETING_S: Final = 10.0
 """Seconds within which a peer must have started to speak HTTP/2."""
 LINGER_S: Final = 5.0

@@ -4,7 +4,7 @@ It accepts gRPC's own handlers, so services do not depend on the transport.
 
 Rules:
 
-1. Messages are not compressed, and callers enforce deadlines (``Http2Connection``, rule 6).
+1. Messages are not compressed, and answers say so.
 2. The kernel closes a connection after ``DEAD_S`` if its peer has vanished or reads nothing.
    ``host`` states the rules of handlers and connections.
 """
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.server.h2.connection import Http2Connection
 from ext_proc.server.h2.host import Host
+from ext_proc.server.h2.late import LOOK_S
 
 if TYPE_CHECKING:
     from ext_proc.server.h2.stream import Http2Stream
@@ -42,6 +43,7 @@ class Http2Server(Host):
         super().__init__(limit)
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     def add_insecure_port(self, address: str) -> int:
         """Bind an address and return its port.
@@ -72,21 +74,24 @@ class Http2Server(Host):
             made: Any = partial(Http2Connection, self)  # an `asyncio.Protocol` but for its name
             server = await loop.create_server(made, sock=bound, backlog=BACKLOG)
             self._servers.append(server)
+        self._timer = loop.call_later(LOOK_S, self._look_around)
+
+    def _look_around(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LOOK_S, self._look_around)
+        self.look(loop.time())
 
     async def stop(self, grace: float | None) -> None:
         """Accept no new streams; after ``grace`` seconds (``None`` = at once) cancel open ones."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         for server in self._servers:
             server.close()
         for bound in self._sockets:
             bound.close()
         if grace:
-            for connection in list(self.connections):
-                connection.announce_end()
-            await asyncio.sleep(min(ROUND_TRIP_S, grace))
-            for connection in list(self.connections):
-                connection.leave()
-            if under_way := self._under_way():
-                await asyncio.wait([waiter for _, waiter in under_way], timeout=grace)
+            await self._let_end(grace)
         if under_way := self._under_way():
             for stream, _ in under_way:
                 stream.cut()
@@ -94,6 +99,15 @@ class Http2Server(Host):
         for connection in list(self.connections):
             connection.leave()
             connection.cut()
+
+    async def _let_end(self, grace: float) -> None:
+        for connection in list(self.connections):
+            connection.announce_end()
+        await asyncio.sleep(min(ROUND_TRIP_S, grace))
+        for connection in list(self.connections):
+            connection.leave()
+        if under_way := self._under_way():
+            await asyncio.wait([waiter for _, waiter in under_way], timeout=grace)
 
     def _under_way(self) -> list[tuple[Http2Stream, asyncio.Future[None]]]:
         return [

@@ -5,8 +5,8 @@ Rules:
 1. Bytes received and not read keep counting against the flow-control windows, so a peer that sends
    faster than its handler reads has to stop. The bytes of an unfinished message are returned at
    once if no complete message waits, because a handler cannot read a message before its end; so at
-   most one message per stream exceeds the windows. Its length is bounded, and so is the sum over
-   all streams (``Beyond``).
+   most one message per stream exceeds the windows. Its length is bounded, and so is what all
+   streams hold (``Held``).
 2. Each received byte is returned to the windows exactly once: as above, when its message is read,
    or when the stream closes.
 3. A handler's write waits while more than ``HIGH`` bytes of its stream are unsent. So a handler
@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-from ext_proc.server.h2.frames import PREFIX, Deframer, TooLargeError, framed
+from ext_proc.server.h2.frames import PREFIX, Deframer, framed
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+
+    from ext_proc.server.h2.held import Held
 
 OK: Final = grpc.StatusCode.OK
 HIGH: Final = 2**16
@@ -42,30 +44,6 @@ class GoneError(grpc.aio.BaseError):
     """The stream is closed: nothing can be written."""
 
 
-class Beyond:
-    """Counts the held bytes that no window counts, over all streams of a server.
-
-    Args:
-        limit: Maximum of the sum. Only the stream that would exceed it fails.
-    """
-
-    __slots__ = ("held", "limit")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
-
-    def change(self, by: int) -> None:
-        """Add ``by`` bytes, which may be negative.
-
-        Raises:
-            TooLargeError: The sum would exceed the limit; it is left unchanged.
-        """
-        if by > 0 and self.held + by > self.limit:
-            raise TooLargeError(f"unread long messages would exceed {self.limit} bytes")
-        self.held += by
-
-
 class Channel(ABC):
     """Interface of a connection to its streams and server; ``Http2Connection`` implements it.
 
@@ -77,6 +55,8 @@ class Channel(ABC):
     """Open streams by HTTP/2 stream id."""
     ready: list[Http2Stream]
     """Streams with new input; each is to be pumped."""
+    incomplete: object | None
+    """Mark of the input that has completed no frame so far; ``None`` if the last input did."""
 
     @abstractmethod
     def send(self, stream: Http2Stream, data: bytes) -> bool:
@@ -93,6 +73,22 @@ class Channel(ABC):
     @abstractmethod
     def finish(self, stream: Http2Stream) -> None:
         """Send the status of an open stream."""
+
+    @abstractmethod
+    def unsent(self, stream: Http2Stream) -> int:
+        """Return the bytes of a stream that wait to be sent."""
+
+    @abstractmethod
+    def waiting_output(self) -> int:
+        """Return the bytes of a connection whose peer does not read, 0 for any other."""
+
+    @abstractmethod
+    def reset(self, stream: Http2Stream, details: str) -> None:
+        """End a stream that holds too much, and drop what it holds."""
+
+    @abstractmethod
+    def ask(self) -> None:
+        """Ask the peer for a sign of life."""
 
     @abstractmethod
     def announce_end(self) -> None:
@@ -114,7 +110,7 @@ class Http2Stream:
         connection: Connection of the stream.
         number: HTTP/2 stream id.
         limit: Maximum bytes of a message.
-        beyond: Counter of long messages' bytes over all streams.
+        held: Counter of what all streams hold.
     """
 
     __slots__ = (
@@ -132,16 +128,22 @@ class Http2Stream:
         "details",
         "ended",
         "headed",
+        "heard_of",
         "number",
         "status",
         "task",
+        "timer",
     )
 
-    def __init__(self, connection: Channel, number: int, limit: int, beyond: Beyond) -> None:
+    def __init__(self, connection: Channel, number: int, limit: int, held: Held) -> None:
         self.number = number
         self.task: asyncio.Task[None] | None = None
         self.headed = False
         """The response headers have been sent."""
+        self.heard_of = False
+        """The handler has read a message."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Ends the call at the caller's deadline."""
         self.ended = False
         """The peer has half-closed the stream."""
         self.answered = False
@@ -156,7 +158,7 @@ class Http2Stream:
         """Held bytes that the windows count."""
         self._beyond = 0
         """Held bytes that the windows do not count; they are the oldest."""
-        self._total = beyond
+        self._total = held
         self._waiter: asyncio.Future[None] | None = None
         self._read: Callable[[bytes], Any] | None = None
         self._write: Callable[[Any], bytes] | None = None
@@ -173,7 +175,7 @@ class Http2Stream:
         """Return the next message, or ``grpc.aio.EOF`` after the last.
 
         Raises:
-            AbortError: The message cannot be parsed, or a size limit is exceeded.
+            AbortError: The message cannot be parsed.
         """
         while not self._unread:
             if self.ended or self.closed:
@@ -184,10 +186,8 @@ class Http2Stream:
             finally:
                 self._waiter = None
         message = self._unread.popleft()
-        try:
-            self._took(PREFIX + len(message))
-        except TooLargeError as error:
-            await self.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        self.heard_of = True
+        self._took(PREFIX + len(message))
         if self._read is None:
             return message
         try:
@@ -234,9 +234,10 @@ class Http2Stream:
 
         Raises:
             CompressedError: A message is compressed.
-            TooLargeError: A message is too large, or too many bytes are held.
+            TooLargeError: A message is too large.
         """
         self._owed += len(data)
+        self._total.bytes += len(data)
         self._unread.extend(self._deframer.feed(data))
         if self._unread:
             self._wake()
@@ -252,9 +253,12 @@ class Http2Stream:
         """Handle that the stream is gone: drop unread messages and cancel the handler."""
         self.closed = True
         self._unread.clear()
-        self._total.change(-self._beyond)
+        self._total.bytes -= self._owed + self._beyond
         self._beyond = 0
         self._give_back(self._owed)
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
         if self.task is not None and not self.task.done():
             self.task.cancel()
 
@@ -267,15 +271,44 @@ class Http2Stream:
 
     def cut(self) -> None:
         """Cancel the call because the server stops."""
+        self._cancel(grpc.StatusCode.CANCELLED)
+
+    def expire(self, details: str) -> None:
+        """End the call because a time is over."""
+        if not self.closed and not self.answered:
+            self.details = details
+            self._cancel(grpc.StatusCode.DEADLINE_EXCEEDED)
+
+    @property
+    def held(self) -> int:
+        """Received bytes that it holds."""
+        return self._owed + self._beyond
+
+    @property
+    def beginning(self) -> int:
+        """Bytes of the message that is incomplete."""
+        return self._deframer.waiting
+
+    @property
+    def incomplete(self) -> int | None:
+        """Number of the message for whose rest the call waits; ``None`` if there is none."""
+        if self.answered or self.ended or self._unread:
+            return None
+        if self._deframer.waiting or not self.heard_of:
+            return self._deframer.completed
+        return None
+
+    def _cancel(self, status: grpc.StatusCode) -> None:
+        self.status = status
         if self.task is not None:
             self.task.cancel()
 
     def _took(self, size: int) -> None:
         """Release ``size`` bytes that are no longer held."""
+        self._total.bytes -= size
         if self._beyond:
             first = min(size, self._beyond)
             self._beyond -= first
-            self._total.change(-first)
             size -= first
         self._give_back(size)
         if self._owed and not self._unread:
@@ -283,7 +316,6 @@ class Http2Stream:
 
     def _let_on(self) -> None:
         """Let the peer send the rest of a message; all bytes held are its beginning."""
-        self._total.change(self._owed)
         self._beyond += self._owed
         self._give_back(self._owed)
 

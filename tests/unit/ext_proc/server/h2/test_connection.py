@@ -9,22 +9,15 @@ import ngh2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
 from ext_proc.server.h2 import connection as h2
 from ext_proc.server.h2 import limits
 from ext_proc.server.h2.frames import framed
+from ext_proc.server.h2.held import STREAM_BYTES
 from ext_proc.server.h2.stream import HIGH
 from support.h2peer import DIRECT, HEADERS, LIMIT, Call, H2Peer, Pipe, settle
 
 CODE = grpc.StatusCode
-
-
-@pytest.fixture(autouse=True)
-def logged():
-    """Collect logs: formatting tracebacks takes long."""
-    with capture_logs() as entries:
-        yield entries
 
 
 def full(peer):
@@ -119,10 +112,10 @@ async def test_a_reset_in_the_middle_of_a_message():
             number = peer.open("held", b"x" * 30_000)
             peer.client.send_data(number, framed(b"y" * 40_000)[:-1])
             await peer.turn()
-            assert peer.server.beyond.held
+            assert peer.server.held.bytes > STREAM_BYTES
             peer.client.reset_stream(number)
             await peer.turn()
-            assert not peer.server.beyond.held
+            assert not peer.server.held.bytes
         assert peer.calls.cancelled == 400
         await owes_nothing(peer)
 
@@ -137,7 +130,7 @@ async def test_an_unread_stream_holds_its_peer():
         assert len(stream._unread) in {2, 3}
         assert stream._owed <= limits.STREAM_WINDOW
         assert 0 < stream._beyond < 100_005
-        assert peer.server.beyond.held == stream._beyond
+        assert peer.server.held.bytes == stream._beyond + stream._owed + STREAM_BYTES
         peer.calls.go.set()
         await peer.turn()
         assert call.messages == messages
@@ -173,6 +166,7 @@ async def test_messages_that_cannot_be_taken():
 async def test_unfinished_messages_are_bounded_in_all():
     """Messages that are allowed one by one exceed the bound together; refused ones do not count."""
     async with H2Peer() as peer:
+        peer.server.held.limit = 4 * LIMIT
         part = framed(b"x" * LIMIT)[: LIMIT - 10_000]
         for _ in range(6):
             peer.client.send_data(peer.open("echo"), part)
@@ -180,7 +174,7 @@ async def test_unfinished_messages_are_bounded_in_all():
         refused = [call for call in peer.found.values() if call.status is not None]
         assert {call.status for call in refused} == {CODE.RESOURCE_EXHAUSTED.value[0]}
         assert 0 < len(refused) < 4
-        assert 0 < peer.server.beyond.held <= peer.server.beyond.limit
+        assert 0 < peer.server.held.bytes <= peer.server.held.limit
         await owes_nothing(peer)
 
 
@@ -363,9 +357,11 @@ async def test_who_says_nothing_is_cut(monkeypatch):
 
 
 async def test_too_many_connections(monkeypatch, logged):
-    """A further one is closed at once, this is logged once, and existing ones stay."""
+    """Where each has streams, a further one is closed at once, and this is logged once."""
     monkeypatch.setattr("ext_proc.server.h2.host.MAX_CONNECTIONS", 1)
     async with H2Peer() as peer:
+        peer.open("held")
+        await peer.turn()
         for _ in range(3):
             other, pipe = h2.Http2Connection(peer.server), Pipe()
             other.connection_made(pipe)
@@ -373,7 +369,22 @@ async def test_too_many_connections(monkeypatch, logged):
             assert not pipe.written
             other.connection_lost(None)
         assert [entry["event"] for entry in logged] == ["too_many_connections"]
-        assert peer.server.connections == {peer.connection}
+        assert list(peer.server.connections) == [peer.connection]
+
+
+async def test_a_full_table_drops_the_oldest_idle_connection(monkeypatch):
+    """A peer that only connects does not keep out an Envoy; one that is served stays."""
+    monkeypatch.setattr("ext_proc.server.h2.host.MAX_CONNECTIONS", 3)
+    async with H2Peer() as peer:
+        peer.open("held")
+        await peer.turn()
+        others = [(h2.Http2Connection(peer.server), Pipe()) for _ in range(3)]
+        for connection, pipe in others:
+            connection.connection_made(pipe)
+        assert [pipe.closing for _, pipe in others] == [True, False, False]
+        assert list(peer.server.connections) == [peer.connection, others[1][0], others[2][0]]
+        for connection, _ in others:
+            connection.connection_lost(None)
 
 
 CALM = [name for name in DIRECT if name != "pours-directly"]  # that one takes too many turns

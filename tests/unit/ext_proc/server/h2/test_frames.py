@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.server.h2.frames import CompressedError, Deframer, TooLargeError, framed
+from ext_proc.server.h2.frames import CompressedError, Deframer, TooLargeError, framed, timeout_s
 
 LIMIT = 300
 
@@ -73,3 +73,25 @@ def test_any_bytes(data, cuts):
             assert deframer.waiting <= LIMIT + 5
     except (CompressedError, TooLargeError):
         pass
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [(b"1S", 1.0), (b"250m", 0.25), (b"2H", 7200.0), (b"3M", 180.0), (b"5u", 5e-6), (b"7n", 7e-9)],
+)
+def test_a_deadline_is_read(text, seconds):
+    """GRPC's units."""
+    assert timeout_s(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", [b"", b"S", b"1", b"-1S", b"1.5S", b"123456789S", b"1s", b" 1S"])
+def test_a_malformed_deadline_is_none(text):
+    """Digits above eight and unknown units are not guessed."""
+    assert timeout_s(text) is None
+
+
+@given(st.binary(max_size=12))
+def test_any_deadline_is_a_time_or_malformed(text):
+    """No header raises, and no time is negative or unbounded."""
+    found = timeout_s(text)
+    assert found is None or 0 <= found < 4e11

@@ -139,8 +139,9 @@ async def test_a_client_that_cancels(served):
 
 
 async def test_a_clients_deadline(served):
-    """The client ends the call at its deadline, and the handler ends with it."""
+    """The call ends at the caller's deadline, and its handler with it."""
     call = served.open("held", timeout=0.2)
+    await call.write(b"x")
     assert await call.code() is CODE.DEADLINE_EXCEEDED
     await served.gone()
     assert served.calls.cancelled == 1

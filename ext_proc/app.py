@@ -162,6 +162,8 @@ class Picker:
 
     def _take(self, pools: Mapping[str, Pool]) -> None:
         self._router.set_pools(pools, time.monotonic())
+        if pools:
+            self._server.expect_bodies(max(pool.max_body_bytes for pool in pools.values()))
         self._set_probe_targets()
         self._telemetry.set_pools(pools)
         self._tokenizers.set_pools(pools)

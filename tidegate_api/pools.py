@@ -45,6 +45,9 @@ POLICY_NAMES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
 BodyMode = Literal["none", "peek", "full"]
 """How much of a request's body the picker reads."""
 
+MAX_VARIANTS: Final = 256
+"""Most variants of a pool."""
+
 AdapterMode = Literal["ignore", "prefer", "require"]
 """What it counts that a replica has a request's LoRA adapter loaded."""
 

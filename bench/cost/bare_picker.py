@@ -28,7 +28,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
 from ext_proc.observability.metrics import Metrics
 from ext_proc.routing.values.pool import Endpoint, EndpointKey
-from ext_proc.server.service import SERVER_OPTIONS, PickerServer
+from ext_proc.server.growing import OPTIONS
+from ext_proc.server.service import PickerServer
 from ext_proc.server.wire import METHOD, SERVICE
 from support.streams import MODE, Messages, llm, router
 from tidegate_common.health import HealthService
@@ -111,7 +112,7 @@ class BarePicker:
 
     async def start(self, address: str) -> str:
         """Listen, and return the bound address."""
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(options=OPTIONS)
         picker: Any = grpc.stream_stream_rpc_method_handler(self._process)
         sink: Any = grpc.stream_unary_rpc_method_handler(self._drop)
         server.add_generic_rpc_handlers(

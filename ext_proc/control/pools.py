@@ -30,13 +30,13 @@ from tidegate_api.pools import (
     MAX_EXPLORE_PERCENT,
     MAX_NEEDS,
     MAX_PERCENT,
+    MAX_VARIANTS,
     MIN_FACTOR,
 )
 
 MAX_ENDPOINTS: Final = 20_000
 """Maximum replicas of one pool."""
 
-MAX_VARIANTS: Final = 100
 MAX_CONDITIONS: Final = 16
 """Maximum reported conditions of one replica that are read."""
 

@@ -37,21 +37,14 @@ if TYPE_CHECKING:
 
     Loads = Sequence[tuple[str, str]]
 
-MAX_MESSAGE_BYTES: Final = 257 * 2**20
+MESSAGE_ROOM: Final = 2**20
+"""Bytes that a message may have besides a request's body."""
+MAX_MESSAGE_BYTES: Final = 256 * 2**20 + MESSAGE_ROOM
 """Maximum bytes of one message: the largest body that a pool may request (``routing.max_body`` is
-at most 256 MiB) and room for the rest. gRPC breaks the stream of a larger message, and Envoy then
+at most 256 MiB) and room for the rest. A larger message breaks its stream, and Envoy then
 continues by itself."""
-
-SERVER_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # Each HTTP request in flight holds a stream.
-    ("grpc.max_concurrent_streams", 2**31 - 1),
-    # Envoy's idle keepalive pings must not be treated as abuse.
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # A port in use is an error, not a silent second listener.
-    ("grpc.so_reuseport", 0),
-)
+FIRST_BODY_BYTES: Final = 4 * 2**20
+"""Largest body before the pools are known: the default of ``routing.max_body``."""
 
 LOOK_S: Final = 0.05
 """Interval, while stopping, between checks for open exchanges."""
@@ -119,6 +112,7 @@ class PickerServer:
         self._stopping = False
         self._cut = Cut()
         self._health = HealthService()
+        self._limit = FIRST_BODY_BYTES + MESSAGE_ROOM
         self._server: Any = None
         """gRPC's server, or one that serves the same handlers."""
 
@@ -128,7 +122,7 @@ class PickerServer:
         Raises:
             AddressError: The address is in use or not local.
         """
-        server = server_over(self._transport, limit=MAX_MESSAGE_BYTES, options=SERVER_OPTIONS)
+        server = server_over(self._transport, limit=self._limit)
         self.serve_on(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         try:
@@ -153,6 +147,12 @@ class PickerServer:
         direct = getattr(server, "direct", None)
         if direct is not None:  # our own transport needs no task per stream
             direct[f"/{SERVICE}/{METHOD}"] = self._answers
+
+    def expect_bodies(self, most: int) -> None:
+        """Bound messages by the largest body that a pool reads, in bytes."""
+        self._limit = min(most + MESSAGE_ROOM, MAX_MESSAGE_BYTES)
+        if self._server is not None and not self._stopping:
+            self._server.set_limit(self._limit)
 
     def set_ready(self, *, ready: bool) -> None:
         """Set readiness in the gRPC health service; ``liveness`` stays SERVING."""

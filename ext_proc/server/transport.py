@@ -57,13 +57,12 @@ def named(wanted: Transport) -> Transport:
     return "nghttp2"
 
 
-def server(transport: Transport, *, limit: int, options: Any) -> Any:
+def server(transport: Transport, *, limit: int) -> Any:
     """Return a server that accepts gRPC's handlers.
 
     Args:
         transport: gRPC implementation.
-        limit: Maximum bytes of a message.
-        options: Options of ``grpc.aio.server``; the other implementation has its own bounds.
+        limit: Maximum bytes of a message; the server's ``set_limit`` changes it.
 
     Raises:
         MissingExtraError: ``nghttp2`` is requested and not installed.
@@ -72,6 +71,6 @@ def server(transport: Transport, *, limit: int, options: Any) -> Any:
         from ext_proc.server.h2.server import Http2Server  # noqa: PLC0415 - an extra
 
         return Http2Server(limit)
-    import grpc  # noqa: PLC0415 - loaded late: `choose` must run before
+    from ext_proc.server.growing import GrowingServer  # noqa: PLC0415 - `choose` must run before
 
-    return grpc.aio.server(options=options)
+    return GrowingServer(limit)

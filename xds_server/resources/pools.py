@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate_api.fleet.v1 import pool_pb2
 from xds_server.fleet.mapping import MessageCopier
-from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec, Routing, VariantSpec
+from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec, Routing, VariantSpec
 from xds_server.fleet.model.resilience import HealthSpec, OutlierSpec, SlowStartSpec
 from xds_server.fleet.model.routing import ModelNeedsSpec
 from xds_server.fleet.model.telemetry import CustomMetricSpec, KvEventsSpec
@@ -17,7 +17,12 @@ from xds_server.resources.clusters import probe_path
 if TYPE_CHECKING:
     from xds_server.fleet.view import View
 
-_ROUTING: Final = MessageCopier(pool_pb2.Routing, Routing, computed={"allow_override"})
+OVERRUN: Final = 2
+"""How far Envoy 1.40 exceeds its buffers: 64 KiB let about 131 kB through."""
+
+_ROUTING: Final = MessageCopier(
+    pool_pb2.Routing, Routing, computed={"allow_override", "max_body_bytes"}
+)
 _SLOW_START: Final = MessageCopier(pool_pb2.SlowStart, SlowStartSpec)
 _OUTLIER: Final = MessageCopier(pool_pb2.Outlier, OutlierSpec)
 _DEEP_HEALTH: Final = MessageCopier(pool_pb2.DeepHealth, HealthSpec, computed={"repository"})
@@ -48,7 +53,11 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
             )
             for variant in pool.variants
         ],
-        routing=_ROUTING(pool.routing, allow_override=sorted(pool.routing.allow_override)),
+        routing=_ROUTING(
+            pool.routing,
+            allow_override=sorted(pool.routing.allow_override),
+            max_body_bytes=_largest_body(fleet, pool.routing),
+        ),
         slow_start=_SLOW_START(pool.slow_start),
         per_endpoint_in_flight=pool.circuit_breaker.per_endpoint_in_flight,
         outlier=_OUTLIER(pool.outlier),
@@ -88,6 +97,17 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
             told=sick.get(endpoint.id, ()),
         )
     return message.SerializeToString(deterministic=True)
+
+
+def _largest_body(fleet: Fleet, routing: Routing) -> int:
+    """Return the most bytes of a body that pickers get; they bound messages by it.
+
+    A first part is bounded by Envoy's buffers, which it may overrun by as much again.
+    """
+    if routing.body == "full":
+        return routing.max_body
+    buffered = max(routing.peek_bytes, fleet.listener.buffer_bytes)
+    return max(routing.max_body, OVERRUN * buffered)
 
 
 def _kv_events(pool: PoolSpec, endpoint: EndpointSpec) -> pool_pb2.KvEvents | None:

@@ -110,6 +110,9 @@ class Http2Connection(Http2Output):
             for stream in ready:
                 stream.pump()
         self._taking = False
+        held = self._server.held
+        if held.bytes > held.limit:
+            self._server.relieve()
         if answered:
             self._flush()
         else:
@@ -171,8 +174,8 @@ class Http2Connection(Http2Output):
 
     # --- Within -----------------------------------------------------------------------------------
 
-    def _take_events(self) -> bool:
-        """Take what has arrived; return whether anything has."""
+    def _take_events(self) -> Any:
+        """Take what has arrived, and return it."""
         events = self._h2.events()
         # By identity: events have no subclasses, and structural patterns cost twice as much.
         for event in events:
@@ -191,7 +194,7 @@ class Http2Connection(Http2Output):
             elif kind is ngh2.ConnectionClosed:
                 self.cut()
                 break
-        return bool(events)
+        return events
 
     def _take(self, number: int, data: bytes, end: bool) -> None:
         stream = self.streams.get(number)
@@ -207,9 +210,6 @@ class Http2Connection(Http2Output):
             except ValueError as error:
                 self._refuse(stream, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
                 return
-            held = self._server.held
-            if held.bytes > held.limit:
-                self._server.relieve()
         if end:
             stream.end()
 
@@ -227,15 +227,17 @@ class Http2Connection(Http2Output):
             self._answer(number, _NO_GRPC, ended=end)
             return
         server = self._server
-        if server.refuses():
+        held = server.held
+        if held.bytes >= held.refuse_at:
+            server.tell_shortage()
             with contextlib.suppress(ngh2.StreamProtocolError):  # see `_answer`
                 self._h2.reset_stream(number, ngh2.ErrorCode.REFUSED_STREAM)
             return
-        server.held.bytes += STREAM_BYTES
+        held.bytes += STREAM_BYTES
         path = named.get(b":path", b"").decode("latin-1")
         stream: Http2Stream
         if (make := server.direct.get(path)) is not None:
-            stream = DirectStream(self, number, server.limit, server.held, make())
+            stream = DirectStream(self, number, server.limit, held, make())
             self.streams[number] = stream
             if end:
                 stream.end()

@@ -103,19 +103,12 @@ class Host:
         if self._short and self.held.bytes < self.held.refuse_at:
             self._short = False
 
-    def refuses(self) -> bool:
-        """Return whether too much is held for a new stream."""
-        if self.held.bytes < self.held.refuse_at:
-            return False
-        self._tell()
-        return True
-
     def relieve(self) -> None:
         """If too much is held, end the largest holders until there is room."""
         excess = self.held.excess
         if not excess:
             return
-        self._tell()
+        self.tell_shortage()
         holders: list[tuple[int, Callable[[], object]]] = []
         text = f"all calls together hold more than {self.held.limit} bytes"
         for connection in self.connections:
@@ -135,7 +128,8 @@ class Host:
             if excess <= 0:
                 return
 
-    def _tell(self) -> None:
+    def tell_shortage(self) -> None:
+        """Log that streams are refused or reset, once until less is held."""
         if not self._short:
             _log.warning("too_much_held", bytes=self.held.bytes, most=self.held.limit)
         self._short = True

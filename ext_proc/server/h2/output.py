@@ -101,8 +101,8 @@ class Http2Output(Channel):
     # --- Of the receiving half --------------------------------------------------------------------
 
     @abstractmethod
-    def _take_events(self) -> bool:
-        """Take what has arrived; return whether anything has."""
+    def _take_events(self) -> Any:
+        """Take what has arrived, and return it."""
 
     @abstractmethod
     def _broken(self, error: ngh2.NGH2Error) -> None:
@@ -120,7 +120,7 @@ class Http2Output(Channel):
         if self._transport.is_closing():
             return
         if self._paused:
-            self._count_unsent()
+            self._count_unsent(self.waiting_output())
             return
         try:
             self._send_ready()
@@ -131,7 +131,8 @@ class Http2Output(Channel):
             self._broken(error)
             return
         self._take_events()
-        self._count_unsent()
+        if (unsent := self._h2.queued_body_size()) != self._unsent:
+            self._count_unsent(unsent)
         if self._writers:
             self._wake_writers()
         if self._leaving and not self.streams:
@@ -141,14 +142,12 @@ class Http2Output(Channel):
         if data := self._h2.data_to_send():
             self._transport.write(data)
 
-    def _count_unsent(self) -> None:
-        unsent = self.waiting_output() if self._paused else self._h2.queued_body_size()
-        if unsent != self._unsent:
-            held = self._server.held
-            held.bytes += unsent - self._unsent
-            self._unsent = unsent
-            if held.bytes > held.limit:
-                self._server.relieve()
+    def _count_unsent(self, unsent: int) -> None:
+        held = self._server.held
+        held.bytes += unsent - self._unsent
+        self._unsent = unsent
+        if held.bytes > held.limit:
+            self._server.relieve()
 
     def _reset_answered(self) -> None:
         """Reset streams whose answers are sent: further input on them is irrelevant."""

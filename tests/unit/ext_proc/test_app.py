@@ -136,7 +136,7 @@ async def test_it_says_over_what_it_serves(transport, capsys):
     async with Picker(settings(transport=transport)) as picker:
         assert picker._state()["transport"] == transport
         assert type(picker._server._server).__module__.startswith(
-            "grpc.aio" if transport == "grpc" else "ext_proc.server.h2"
+            "ext_proc.server.growing" if transport == "grpc" else "ext_proc.server.h2"
         )
     output = capsys.readouterr()
     assert f'"transport": "{transport}"' in output.out + output.err

@@ -17,6 +17,7 @@ from tidegate_api.names import POLICY_HEADER, POOL_HEADER, SESSION_HEADER
 from tidegate_api.pools import (
     MAX_CO_BATCH_HOLD_MS,
     MAX_NEEDS,
+    MAX_VARIANTS,
     MAX_WEIGHT_SUM,
     MIN_FACTOR,
     AdapterMode,
@@ -58,9 +59,6 @@ from xds_server.fleet.model.routing import (
     PolicyName,
 )
 from xds_server.fleet.model.telemetry import EndpointTelemetry, PoolTelemetry
-
-MAX_VARIANTS = 256
-"""Most variants of a pool."""
 
 
 class Match(Strict):

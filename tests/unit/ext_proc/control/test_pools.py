@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ext_proc.control.fields import PoolError
-from ext_proc.control.pools import MAX_ENDPOINTS, MAX_VARIANTS, pool_of
+from ext_proc.control.pools import MAX_ENDPOINTS, pool_of
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.settings import (
     GpuWeights,
@@ -17,7 +17,7 @@ from ext_proc.routing.values.settings import (
     SlowStart,
 )
 from tidegate_api.fleet.v1 import pool_pb2
-from tidegate_api.pools import MAX_NEEDS
+from tidegate_api.pools import MAX_NEEDS, MAX_VARIANTS
 
 
 def message(**changes):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tidegate_api.pools import MAX_VARIANTS
 from xds_server.fleet.load import MAX_FAULTS, FleetError, load_text
-from xds_server.fleet.model.fleet import MAX_VARIANTS
 
 GOOD = """\
 pools:

@@ -2,7 +2,8 @@
 
 The first byte says how the rest is cut, and whether a proper greeting and calls come before it.
 Whatever comes: nothing is raised, no handler outlives the connection, and every byte that counts
-against a window is given back or held by an open stream.
+against a window is given back or held by an open stream. What is incomplete at the end is late
+some time after it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Final
 import ngh2
 from structlog.testing import capture_logs
 
+from ext_proc.server.h2.frames import timeout_s
 from ext_proc.server.h2.held import STREAM_BYTES
+from ext_proc.server.h2.late import FIRST_S, MESSAGE_S
 from ext_proc.server.h2.limits import CONNECTION_WINDOW, STREAM_WINDOW
 from support.h2peer import H2Peer, settle
 
@@ -23,6 +26,8 @@ CUTS: Final = (0, 1, 7, 100)
 
 def one_connection(data: bytes) -> None:
     """Feed the bytes to a new connection; end it after them."""
+    deadline_s = timeout_s(data[:10])
+    assert deadline_s is None or deadline_s >= 0
     if data:
         with capture_logs():
             asyncio.run(_connection(data[0], data[1:]))
@@ -40,6 +45,10 @@ async def _connection(how: int, data: bytes) -> None:
             await settle()
         peer.calls.go.set()
         await settle()
+        for second in (0.0, MESSAGE_S, FIRST_S, FIRST_S + MESSAGE_S):
+            peer.server.look(second)
+        await settle()
+        assert all(stream.incomplete is None for stream in peer.connection.streams.values())
         streams = peer.connection.streams.values()
         assert all(0 <= stream._owed <= STREAM_WINDOW for stream in streams)
         assert sum(stream._owed for stream in streams) <= CONNECTION_WINDOW

@@ -134,6 +134,7 @@ class Http2Connection(Http2Output):
     def reset(self, stream: Http2Stream, details: str) -> None:
         """End a stream that holds too much, and drop what it holds."""
         if self._h2.queued_body_size(stream.number):
+            stream.answered = True
             stream.close()
             with contextlib.suppress(ngh2.StreamProtocolError):  # the peer ended it meanwhile
                 self._h2.reset_stream(stream.number, ngh2.ErrorCode.ENHANCE_YOUR_CALM)

@@ -70,6 +70,10 @@ class Deframer:
         """Bytes of an incomplete message."""
         return 0 if self._tail is None else len(self._tail)
 
+    def drop(self) -> None:
+        """Forget the incomplete message."""
+        self._tail = None
+
     def feed(self, data: bytes) -> list[bytes]:
         """Return the messages that ``data`` completes.
 

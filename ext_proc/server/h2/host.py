@@ -12,6 +12,8 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import inspect
 from functools import partial
 from operator import itemgetter
@@ -126,7 +128,8 @@ class Host:
             end()
             excess -= size
             if excess <= 0:
-                return
+                break
+        _trim()
 
     def tell_shortage(self) -> None:
         """Log that streams are refused or reset, once until less is held."""
@@ -145,6 +148,12 @@ class Host:
                 self._calls[path] = call = _call(found)
                 return call
         return None
+
+
+def _trim() -> None:
+    """Return freed memory to the system, which glibc keeps where it was in use before."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _call(method: Any) -> Call:

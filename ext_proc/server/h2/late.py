@@ -64,7 +64,7 @@ class LateInput:
         if begun != number:
             self._messages[stream] = number, now
             return
-        allowed_s = MESSAGE_S + stream.beginning / MIN_RATE if stream.heard_of else FIRST_S
+        allowed_s = MESSAGE_S + stream.beginning / MIN_RATE if stream.beginning else FIRST_S
         if now - since >= allowed_s:
             stream.expire(f"a message was not complete after {now - since:.0f} s")
         else:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ext_proc.server.h2.held import Held
 
+NO_MESSAGE: Final = -1
 OK: Final = grpc.StatusCode.OK
 HIGH: Final = 2**16
 """Unsent bytes of a stream above which its writer waits."""
@@ -253,6 +254,7 @@ class Http2Stream:
         """Handle that the stream is gone: drop unread messages and cancel the handler."""
         self.closed = True
         self._unread.clear()
+        self._deframer.drop()
         self._total.bytes -= self._owed + self._beyond
         self._beyond = 0
         self._give_back(self._owed)
@@ -291,12 +293,15 @@ class Http2Stream:
 
     @property
     def incomplete(self) -> int | None:
-        """Number of the message for whose rest the call waits; ``None`` if there is none."""
+        """Number of the message for whose rest the call waits; ``None`` if nothing is due.
+
+        It is ``NO_MESSAGE`` if a first message is due and has not begun.
+        """
         if self.answered or self.ended or self._unread:
             return None
-        if self._deframer.waiting or not self.heard_of:
+        if self._deframer.waiting:
             return self._deframer.completed
-        return None
+        return None if self.heard_of else NO_MESSAGE
 
     def _cancel(self, status: grpc.StatusCode) -> None:
         self.status = status

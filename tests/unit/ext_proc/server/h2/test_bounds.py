@@ -116,11 +116,12 @@ async def test_a_full_socket_counts() -> None:
         assert peer.pipe.closing
 
 
+@pytest.mark.parametrize("before", [(), (b"complete",)], ids=["first", "later"])
 @pytest.mark.parametrize("method", BIDI)
-async def test_a_message_that_comes_byte_by_byte_is_ended(method: str) -> None:
+async def test_a_message_that_comes_byte_by_byte_is_ended(method: str, before) -> None:
     """It holds a stream and memory, and its peer has all the time in the world."""
     async with H2Peer() as peer:
-        number = peer.open(method, b"complete")
+        number = peer.open(method, *before)
         peer.client.send_data(number, beginning(1))
         await peer.turn()
         peer.server.look(100.0)
@@ -202,6 +203,20 @@ async def test_a_stream_needs_a_first_message(method: str) -> None:
         peer.server.look(FIRST_S)
         await peer.turn()
         assert peer.found[number].status == CODE.DEADLINE_EXCEEDED.value[0]
+
+
+async def test_a_first_message_that_begins_late_has_its_time() -> None:
+    """The wait for it and its transfer are two things."""
+    async with H2Peer() as peer:
+        number = peer.open("direct")
+        await peer.turn()
+        peer.server.look(0.0)
+        peer.client.send_data(number, beginning(1))
+        await peer.turn()
+        peer.server.look(FIRST_S - 1)
+        peer.server.look(FIRST_S + MESSAGE_S - 2)
+        await peer.turn()
+        assert peer.found[number].status is None
 
 
 async def test_a_frame_that_comes_byte_by_byte_ends_the_connection() -> None:

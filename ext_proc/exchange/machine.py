@@ -384,7 +384,7 @@ class Exchange:
 
     def _refuse(self, known: _Known, refusal: Refusal) -> Refuse:
         self.state = DECIDED
-        return refuse(refusal, known.features.form, known.head.headers)
+        return refuse(refusal, known.features.form, known.head.headers, known.head.path)
 
     def _pass(self, why: str) -> ReplyHead:
         self.state = DECIDED

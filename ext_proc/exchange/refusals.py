@@ -56,8 +56,11 @@ def speaks_grpc(headers: Mapping[str, str]) -> bool:
     return headers.get("content-type", "").startswith(_GRPC_CONTENT)
 
 
-def refuse(refusal: Refusal, form: Form, headers: Mapping[str, str]) -> Refuse:
-    """Write ``refusal`` for a caller whose request had the form ``form``."""
+def refuse(refusal: Refusal, form: Form, headers: Mapping[str, str], path: str = "") -> Refuse:
+    """Write ``refusal`` for a caller whose request had the form ``form``.
+
+    Calls below `/v1` that are no inference are OpenAI's too, such as `/v1/rerank`.
+    """
     status = _STATUS[refusal.kind]
     reason = refusal.kind.value
     extra = [(REASON_HEADER, reason)]
@@ -67,7 +70,7 @@ def refuse(refusal: Refusal, form: Form, headers: Mapping[str, str]) -> Refuse:
         code = _INTERNAL if refusal.malformed else status.grpc
         return Refuse(status.http, code, reason, refusal.message.encode(), tuple(extra))
     extra.append(("content-type", "application/json"))
-    if form is Form.OPENAI:
+    if form is Form.OPENAI or (form is Form.OTHER and path.startswith("/v1/")):
         document: object = {
             "error": {
                 "message": refusal.message,

@@ -15,7 +15,7 @@ from h2.connection import H2Connection
 from h2.events import ResponseReceived, StreamReset
 
 from support.edge_stack import CHAT, EdgeStack
-from support.sockets import Raw, head
+from support.sockets import Raw, h2_request, head
 from support.traffic import eventually
 
 INFER = "/v2/models/toy-llm/infer"
@@ -340,6 +340,37 @@ async def test_a_body_that_is_too_large_is_refused_in_the_dialect(strict):
             await channel.unary_unary(GRPC + "ModelInfer")(body)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "larger" in error.value.details()
+
+
+async def test_what_no_replica_can_serve_is_refused_in_the_dialect(demo_extra):  # noqa: ARG001
+    """503 with a reason and a time after which to try again, in each dialect."""
+    async with EdgeStack() as stack:
+        fleet = stack.first_fleet()
+        for pool in fleet["pools"]:
+            pool["drop_overload"] = 100
+        await stack.apply(fleet)
+        wanted = {"x-tidegate-reason": "unavailable", "retry-after": "1"}
+        status, headers, text = await ask(stack, INFER, body=b"{}")
+        assert (status, wanted.items() <= headers.items()) == (503, True)
+        assert isinstance(json.loads(text)["error"], str)
+        status, headers, text = await ask(stack, CHAT, body=b'{"model": "vision"}')
+        assert (status, wanted.items() <= headers.items()) == (503, True)
+        assert json.loads(text)["error"]["type"] == "server_error"
+        async with grpc.aio.insecure_channel(stack.listener) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await channel.unary_unary(GRPC + "ModelInfer")(b"\n\x07toy-llm")
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert not error.value.details().startswith("{")
+        assert stack.seen == []
+
+
+async def test_large_headers_reset_an_http_2_stream(edge):
+    """Here Envoy has no answer in words, and the connection's other streams go on."""
+    async with Raw(edge.listener) as raw:
+        large = {f"x-{number}": "a" * 3000 for number in range(15)}
+        got = await asyncio.wait_for(h2_request(raw, CHAT, [b"{}"], headers=large), 30)
+    assert got.reset or got.headers.get(":status") == "431"
+    assert edge.seen == []
 
 
 # --- time ---------------------------------------------------------------------------------------

@@ -41,6 +41,15 @@ def test_statuses(kind, status, grpc_status, retry):
     assert (rpc.status, rpc.grpc_status, rpc.body) == (status, grpc_status, b"why")
 
 
+def test_other_calls_below_v1_get_openais_error():
+    """A client of OpenAI's API reads no other shape, whatever it called."""
+    refusal = Refusal(RefusalKind.UNKNOWN_MODEL, "no such model")
+    made = refuse(refusal, Form.OTHER, {}, "/v1/rerank")
+    assert json.loads(made.body)["error"]["code"] == "unknown-model"
+    for form, path in ((Form.OTHER, "/score"), (Form.OTHER, "/v10/x"), (Form.GENERATE, "/v1/x")):
+        assert json.loads(refuse(refusal, form, {}, path).body) == {"error": "no such model"}
+
+
 def test_a_malformed_message_is_an_internal_error():
     """Triton answers bytes that are no message with INTERNAL; over HTTP it stays a 400."""
     refusal = Refusal(RefusalKind.BAD_REQUEST, "why", malformed=True)

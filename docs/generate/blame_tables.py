@@ -6,7 +6,8 @@ from typing import Final
 
 from pages import code, table
 
-from ext_proc.blame.law import RETRIES, RULES, Effect
+from ext_proc.blame.law import RULES, Effect
+from ext_proc.blame.retries import RETRIES
 
 _EJECTION: Final = {
     Effect.GOOD: "a good answer",

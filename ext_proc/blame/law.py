@@ -13,8 +13,8 @@ Rules:
 4. Timeouts of our own are never a failure of the replica. Our bound on the time to a first answer
    says that the replica was silent for so long, which matters for a frozen replica only. A timeout
    that the caller chose says nothing.
-5. Retries, learning, the prefix index and suspicion of a death follow from the attempt by the
-   functions below. Nobody else keeps a rule about them.
+5. Learning, the prefix index and suspicion of a death follow from the attempt by the functions
+   below, and retries by ``retries``. Nobody else keeps a rule about them.
 
 Statuses as Triton uses them: 400 and 404 for a caller's mistakes, 500 for a failed execution but
 also for malformed JSON, 503 for a full queue.
@@ -83,8 +83,6 @@ FIRST_ERROR: Final = 400
 _SERVER_ERRORS: Final = frozenset({500, 502, 503, 504})
 _GRPC_SERVER_ERRORS: Final = frozenset({2, 13, 14})
 """UNKNOWN, INTERNAL, UNAVAILABLE."""
-_UNAVAILABLE: Final = 503
-_GRPC_UNAVAILABLE: Final = 14
 
 
 def is_good(status: int, grpc_status: int | None) -> bool:
@@ -282,68 +280,6 @@ def verdict(evidence: Evidence) -> Blame:
 
 
 # --- What follows from an attempt alone ---------------------------------------------------------
-
-
-class Repeat(StrEnum):
-    """Whether an attempt may be repeated on another replica."""
-
-    ALWAYS = "while there are replicas left"
-    READ = "while reads are left"
-    NEVER = "never"
-
-
-_OVER: Final = frozenset({Ended.LEFT, Ended.LOCAL, Ended.TIMEOUT})
-
-
-class RetryRule(NamedTuple):
-    """One row of the law of retries."""
-
-    words: str
-    holds: Callable[[Attempt], bool]
-    repeat: Repeat
-
-
-RETRIES: Final = (
-    RetryRule(
-        "the caller left, the proxy answered by itself, or the whole request's time is over",
-        lambda a: a.ended in _OVER,
-        Repeat.NEVER,
-    ),
-    RetryRule("an answer had begun", lambda a: a.began, Repeat.NEVER),
-    RetryRule(
-        "an answer 503 or gRPC UNAVAILABLE, before its body: the replica lives and declined",
-        lambda a: (
-            a.ended is Ended.DONE
-            and (a.status == _UNAVAILABLE or a.grpc_status == _GRPC_UNAVAILABLE)
-        ),
-        Repeat.ALWAYS,
-    ),
-    RetryRule("any other answer", lambda a: a.answered or a.ended is Ended.DONE, Repeat.NEVER),
-    RetryRule(
-        "the replica was not sent the request",
-        lambda a: a.ended is Ended.UNREACHED or a.read is False,
-        Repeat.ALWAYS,
-    ),
-    RetryRule("the replica was sent the request and did not answer", lambda _: True, Repeat.READ),
-)
-"""The law of retries; the first row that holds decides."""
-
-
-def repeat(attempt: Attempt) -> Repeat:
-    """Return whether an attempt may be repeated on another replica."""
-    return next(rule.repeat for rule in RETRIES if rule.holds(attempt))
-
-
-def retry(attempt: Attempt, reads_left: int) -> bool:
-    """Return whether an attempt may be repeated on another replica.
-
-    Args:
-        attempt: The attempt.
-        reads_left: How many further replicas may read the request: the pool's
-            ``routing.retry_read`` less the reads already repeated, 0 for a sequence.
-    """
-    allowed = repeat(attempt)
-    return allowed is Repeat.ALWAYS or (allowed is Repeat.READ and reads_left > 0)
 
 
 def stands_alone(attempt: Attempt) -> bool:

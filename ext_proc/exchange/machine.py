@@ -67,6 +67,7 @@ from ext_proc.exchange.events import (
     Trailers,
 )
 from ext_proc.exchange.first_part import has_first_part, needs_body
+from ext_proc.exchange.known import KnownRequest
 from ext_proc.exchange.refusals import refuse, too_large
 from ext_proc.exchange.replies import (
     EMPTY_HEAD,
@@ -89,9 +90,9 @@ from ext_proc.requests import (
     token_blocks,
 )
 from ext_proc.routing.values.refusal import Refusal
-from ext_proc.routing.values.request import GRPC_STREAM, Features, Request
+from ext_proc.routing.values.request import GRPC_STREAM, Request
 from ext_proc.routing.values.ticket import ABORTED, DONE, SHUTDOWN, Ticket
-from tidegate_api.names import UNNAMED_ROUTE_PREFIX, ClusterRef, parse_cluster
+from tidegate_api.names import UNNAMED_ROUTE_PREFIX, parse_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,24 +119,6 @@ class IllegalEventError(Exception):
 
 def _illegal(event: Event, state: ExchangeState) -> IllegalEventError:
     return IllegalEventError(f"{type(event).__name__} in state {state.value}")
-
-
-class _Known:
-    """Information about a request before the decision."""
-
-    __slots__ = ("body", "features", "head", "held", "pool", "ref", "repeatable")
-
-    def __init__(self, head: Head, ref: ClusterRef, features: Features, pool: Pool | None) -> None:
-        self.head = head
-        self.ref = ref
-        self.features = features
-        self.pool = pool
-        self.held: bytearray | None = None
-        """Chunks that wait for the decision; ``None`` if the body is not sent in duplex."""
-        self.body: bytes | None = None
-        """The whole body; ``None`` = not read, or not to its end."""
-        self.repeatable = True
-        """The proxy can send the request again: what was read of its body was not cut."""
 
 
 class Exchange:
@@ -167,7 +150,7 @@ class Exchange:
         self._duplex_request = False
         self._duplex_response = False
         self._ticket: Ticket | None = None
-        self._waiting: _Known | None = None
+        self._waiting: KnownRequest | None = None
         """Set only in state WAITING."""
         self.state = NEW
         self.moved = False
@@ -248,7 +231,7 @@ class Exchange:
             return (decided,)
         return (reply_to_head(head, decided, loads=self._wants_loads(known)),)
 
-    def _wants_loads(self, known: _Known) -> bool:
+    def _wants_loads(self, known: KnownRequest) -> bool:
         """Return whether an override must keep the response headers enabled (ORCA)."""
         if known.pool is not None:
             return known.pool.orca
@@ -259,7 +242,7 @@ class Exchange:
         """Id of the replica that has the request, as far as it is known."""
         return None if self._ticket is None else self._ticket.endpoint.id
 
-    def _locate(self, head: Head) -> _Known | str:
+    def _locate(self, head: Head) -> KnownRequest | str:
         """Read the headers and the route; a string is the reason for a pass."""
         pools = self._router.pools
         if not pools:
@@ -271,11 +254,11 @@ class Exchange:
         pool = None if unnamed else pools.get(ref.pool)
         if pool is None and not unnamed:
             return "unknown-cluster"
-        return _Known(head, ref, read_head(head.method, head.path, head.headers), pool)
+        return KnownRequest(head, ref, read_head(head.method, head.path, head.headers), pool)
 
     def _on_chunk(
         self,
-        known: _Known,
+        known: KnownRequest,
         held: bytearray,
         event: Body | Trailers,
         now: float,
@@ -304,7 +287,9 @@ class Exchange:
             return (head, *(ReplyBody(pass_through=part) for part in chunks), EMPTY_TRAILERS)
         return (head, *(ReplyBody(pass_through=part) for part in passed_through(body)))
 
-    def _on_body(self, known: _Known, body: Body, now: float, unix_now: float) -> Pick | Refuse:
+    def _on_body(
+        self, known: KnownRequest, body: Body, now: float, unix_now: float
+    ) -> Pick | Refuse:
         head = known.head
         if known.pool is not None and (refusal := too_large(body, known.pool)):
             return self._refuse(known, refusal)
@@ -336,7 +321,7 @@ class Exchange:
 
     # --- the decision -------------------------------------------------------------------------
 
-    def _find_pool(self, known: _Known) -> Pool | Refusal:
+    def _find_pool(self, known: KnownRequest) -> Pool | Refusal:
         """Set the pool that the request names, or the default pool of its form."""
         known.features = split_adapter(known.features, served_by(self._router.pools))
         found = self._router.pool_for(known.features, known.head.path, known.ref.protocol)
@@ -346,7 +331,7 @@ class Exchange:
         return known.pool
 
     def _decide(
-        self, known: _Known, subset: frozenset[str] | None, now: float, unix_now: float
+        self, known: KnownRequest, subset: frozenset[str] | None, now: float, unix_now: float
     ) -> Pick | Refuse:
         pool = known.pool or self._find_pool(known)
         if isinstance(pool, Refusal):
@@ -382,7 +367,7 @@ class Exchange:
         pick.unreadable = self.unreadable is not None
         return pick
 
-    def _refuse(self, known: _Known, refusal: Refusal) -> Refuse:
+    def _refuse(self, known: KnownRequest, refusal: Refusal) -> Refuse:
         self.state = DECIDED
         return refuse(refusal, known.features.form, known.head.headers, known.head.path)
 

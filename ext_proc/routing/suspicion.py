@@ -84,7 +84,7 @@ class Gone(NamedTuple):
     """Monotonic seconds."""
 
 
-class Abandoned(NamedTuple):
+class CallerLeft(NamedTuple):
     """A caller left a request that a replica had read and not answered."""
 
     replica: str
@@ -93,8 +93,8 @@ class Abandoned(NamedTuple):
     """Monotonic seconds."""
 
 
-SuspicionEvent = Died | SuspectCleared | SuspectRun | Gone | Abandoned
-SUSPICION_EVENTS: Final = (Died, SuspectCleared, SuspectRun, Gone, Abandoned)
+SuspicionEvent = Died | SuspectCleared | SuspectRun | Gone | CallerLeft
+SUSPICION_EVENTS: Final = (Died, SuspectCleared, SuspectRun, Gone, CallerLeft)
 
 _Kept = tuple[str, str, bytes]
 """Pool, model and body."""
@@ -282,7 +282,7 @@ class Suspicion:
         """Note that a caller left a request that a replica had read and not answered."""
         if now - self.deaths.left_at(replica) >= AGAIN_S:
             self.deaths.left(replica, now)
-            self._tell(Abandoned(replica, now))
+            self._tell(CallerLeft(replica, now))
 
     def sweep(self, now: float) -> list[Condemned]:
         """Drop what has expired, about once a second; return what was condemned since."""
@@ -306,7 +306,7 @@ class Suspicion:
             deaths.answered(event.fingerprint)
         elif isinstance(event, Gone):
             deaths.gone(event.replica, event.at)
-        elif isinstance(event, Abandoned):
+        elif isinstance(event, CallerLeft):
             deaths.left(event.replica, event.at)
         elif event.replica is None:
             deaths.ended(event.fingerprint, event.at)

@@ -15,7 +15,7 @@ from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS
-from ext_proc.routing.suspicion import Abandoned, Died, Gone, SuspectCleared, SuspectRun
+from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectCleared, SuspectRun
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
@@ -304,6 +304,6 @@ _JSON_MESSAGES: Final[dict[str, Callable[..., Message]]] = {
     "died": _died,
     "cleared": lambda fingerprint: SuspectCleared(_fingerprint(fingerprint)),
     "gone": lambda replica, at: Gone(_text(replica), _finite(_number(at))),
-    "abandoned": lambda replica, at: Abandoned(_text(replica), _finite(_number(at))),
+    "abandoned": lambda replica, at: CallerLeft(_text(replica), _finite(_number(at))),
     "suspect-runs": _suspect_runs,
 }

@@ -12,7 +12,7 @@ from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
-from ext_proc.routing.suspicion import Abandoned, Died, Gone, SuspectCleared, SuspectRun
+from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectCleared, SuspectRun
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
 from ext_proc.workers.news import Indexed, Probed, SnapshotEnd
 from ext_proc.workers.records import (
@@ -70,7 +70,7 @@ class Encoder:
             Died: self._died,
             SuspectCleared: self._cleared,
             Gone: self._gone,
-            Abandoned: self._abandoned,
+            CallerLeft: self._abandoned,
             SuspectRun: self._suspect_runs,
         }
 
@@ -186,7 +186,7 @@ class Encoder:
     def _gone(self, event: Gone, into: bytearray) -> None:
         _json(into, ["gone", *event])
 
-    def _abandoned(self, event: Abandoned, into: bytearray) -> None:
+    def _abandoned(self, event: CallerLeft, into: bytearray) -> None:
         _json(into, ["abandoned", *event])
 
     def _suspect_runs(self, event: SuspectRun, into: bytearray) -> None:

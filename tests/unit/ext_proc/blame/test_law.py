@@ -9,23 +9,20 @@ import pytest
 
 from ext_proc.blame.evidence import Attempt, Ended, Evidence
 from ext_proc.blame.law import (
-    RETRIES,
     RULES,
     Blame,
     Effect,
-    Repeat,
     Rule,
     all_alike,
     fails_alike,
     keeps_prompt,
-    repeat,
-    retry,
     ruling,
     stands_alone,
     suspected_death,
     teaches,
     verdict,
 )
+from ext_proc.blame.retries import RETRIES, Repeat, repeat, retry
 
 AT, OTHER = "10.0.0.1:8000", "10.0.0.2:8000"
 COUNTS = {Effect.AT_ONCE, Effect.BY_ORIGIN}

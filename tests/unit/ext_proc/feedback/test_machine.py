@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ext_proc.blame.evidence import Attempt, Ended
-from ext_proc.blame.law import is_good, keeps_prompt, repeat, retry
+from ext_proc.blame.law import is_good, keeps_prompt
+from ext_proc.blame.retries import repeat, retry
 from ext_proc.feedback.entries import AttemptEntry, Entry
 from ext_proc.feedback.fold import Feedback
 from ext_proc.routing.router import Router

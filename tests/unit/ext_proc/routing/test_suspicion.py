@@ -6,7 +6,7 @@ import pytest
 
 from ext_proc.blame.deaths import DEATH_S
 from ext_proc.routing import suspicion as module
-from ext_proc.routing.suspicion import Abandoned, Died, Gone, SuspectCleared, SuspectRun
+from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectCleared, SuspectRun
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.refusal import RefusalKind
 from ext_proc.routing.values.ticket import Outcome
@@ -199,7 +199,7 @@ def test_another_seed_forgets_what_was_kept(build):
 def test_workers_suspect_and_clear_alike(build):
     """Each sees half of the log, and both refuse, wait and clear the same."""
     one, two = (build.router(build.pool(4), on_event=lambda _: None) for _ in range(2))
-    kinds = (Died, SuspectCleared, SuspectRun, Gone, Abandoned)
+    kinds = (Died, SuspectCleared, SuspectRun, Gone, CallerLeft)
     for sender, number, receiver in ((one, 1, two), (two, 2, one)):
         sender.suspicion._on_event = lambda event, to=receiver, by=number: (
             to.peers.follow(by, event, 0.0) if isinstance(event, kinds) else None

@@ -17,7 +17,7 @@ from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS
-from ext_proc.routing.suspicion import Abandoned, Died, Gone, SuspectCleared, SuspectRun
+from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectCleared, SuspectRun
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.request import SequenceKey
@@ -95,7 +95,7 @@ events = st.one_of(
     st.builds(SuspectCleared, fingerprints),
     st.builds(SuspectRun, fingerprints, st.none() | texts, times),
     st.builds(Gone, texts, times),
-    st.builds(Abandoned, texts, times),
+    st.builds(CallerLeft, texts, times),
     st.builds(ReadingsUpdate, texts, texts, st.lists(readings, max_size=2).map(tuple), times),
     st.builds(Restarted, texts),
     st.builds(ScrapeFailed, texts, st.integers(0, 1000)),

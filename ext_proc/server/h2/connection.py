@@ -230,9 +230,9 @@ class Http2Connection(Http2Output):
         server = self._server
         held = server.held
         if held.bytes >= held.refuse_at:
-            server.tell_shortage()
             with contextlib.suppress(ngh2.StreamProtocolError):  # see `_answer`
                 self._h2.reset_stream(number, ngh2.ErrorCode.REFUSED_STREAM)
+            server.refused()
             return
         held.bytes += STREAM_BYTES
         path = named.get(b":path", b"").decode("latin-1")

@@ -4,9 +4,9 @@ Rules:
 
 1. Counted are received bytes that were not read, the beginnings of messages, unsent bytes, and
    ``STREAM_BYTES`` for each open stream.
-2. From ``REFUSE`` of the limit on new streams are refused. Above the limit the largest streams are
-   reset until ``RELIEVED`` of it is left, so that the search for them is rare however small they
-   are.
+2. From ``REFUSE`` of the limit on new streams are refused. Where one was, and above the limit, the
+   largest holders are reset until ``RELIEVED`` of it is left. So the search for them is rare
+   however little each holds, and a peer cannot keep others out by holding a little less than all.
 """
 
 from __future__ import annotations
@@ -44,5 +44,5 @@ class Held:
 
     @property
     def excess(self) -> int:
-        """Bytes to free, 0 if the limit is not exceeded."""
-        return self.bytes - int(self.limit * RELIEVED) if self.bytes > self.limit else 0
+        """Bytes to free where there is no room."""
+        return self.bytes - int(self.limit * RELIEVED)

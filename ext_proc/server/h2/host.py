@@ -60,6 +60,8 @@ class Host:
         self._late = LateInput()
         self._full = False
         """``MAX_CONNECTIONS`` were open at the last new connection."""
+        self._futile = False
+        """Since the last look no room could be made for a refused stream."""
         self._short = False
         """Streams were refused or reset since less than the limit was held."""
         self.direct: dict[str, Callable[[], DirectHandler]] = {}
@@ -102,15 +104,14 @@ class Host:
     def look(self, now: float) -> None:
         """End what is late; ``now`` = monotonic seconds."""
         self._late.look(self.connections, now)
+        self._futile = False
         if self._short and self.held.bytes < self.held.refuse_at:
             self._short = False
 
     def relieve(self) -> None:
-        """If too much is held, end the largest holders until there is room."""
+        """End the largest holders until there is room."""
         excess = self.held.excess
-        if not excess:
-            return
-        self.tell_shortage()
+        self._tell_shortage()
         holders: list[tuple[int, Callable[[], object]]] = []
         text = f"all calls together hold more than {self.held.limit} bytes"
         for connection in self.connections:
@@ -131,7 +132,19 @@ class Host:
                 break
         _trim()
 
-    def tell_shortage(self) -> None:
+    def refused(self) -> None:
+        """Make room after a new stream was refused.
+
+        Where that did not help, many small streams hold the most, and it is not tried again before
+        the next look.
+        """
+        if self._futile:
+            self._tell_shortage()
+        else:
+            self.relieve()
+            self._futile = self.held.bytes >= self.held.refuse_at
+
+    def _tell_shortage(self) -> None:
         """Log that streams are refused or reset, once until less is held."""
         if not self._short:
             _log.warning("too_much_held", bytes=self.held.bytes, most=self.held.limit)

@@ -113,7 +113,8 @@ async def test_a_message_that_inflates(picker: Alone) -> None:
         call: Any = channel.stream_stream(PATH)(compression=grpc.Compression.Gzip)
         with contextlib.suppress(grpc.aio.AioRpcError):  # it may be refused before all is sent
             await call.write(bytes(200 * MIB))
-        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+        # grpc.aio may also end it as INTERNAL, where the message came before the refusal was sent.
+        assert await call.code() in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL}
     assert picker.rss() - before < SLACK
 
 

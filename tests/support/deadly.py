@@ -34,6 +34,11 @@ SEEN_S = 0.5
 KILLER = b"killer"
 
 
+def is_repeatable(decision: Decision) -> bool:
+    """Return whether a second replica may read the request."""
+    return decision.retriable and bool(getattr(decision, "repeatable", True))
+
+
 @dataclass
 class Attempt:
     """A request at a replica."""
@@ -91,7 +96,7 @@ class DeadlyFleet:
             self.failed[body] = self.now
             return
         self.failed.pop(body, None)
-        self._forward(body, decision, 0, self._retry_read if decision.retriable else 0)
+        self._forward(body, decision, 0, self._retry_read if is_repeatable(decision) else 0)
 
     def _forward(self, body: bytes, decision: Decision, start: int, reads_left: int) -> None:
         for number in range(start, len(decision.addresses)):

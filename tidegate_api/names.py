@@ -64,7 +64,8 @@ MAX_RETRIES_HEADER: Final = "x-envoy-max-retries"
 
 READS_HEADER: Final = "x-tidegate-reads"
 """Number of further replicas that may read the request after one broke off; set to 0 on the first
-request of a sequence. Without it the pool's `routing.retry_read` counts."""
+request of a sequence, and on one that several replicas died with. Without it the pool's
+`routing.retry_read` counts."""
 
 SENT_HEADER: Final = "x-tidegate-sent"
 """Bytes sent to and received from replicas so far; Envoy sets and removes it on retries."""

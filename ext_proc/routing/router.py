@@ -188,8 +188,7 @@ class Router:
         if not request.features.is_inference:
             return unpriced(choice, pool, self._rng)
         lease_key = choice.lease_key
-        alone = choice.leased or (request.care is not None and request.care.member)
-        order = cheapest(choice.prices, 1 if alone else 1 + pool.fallbacks, self._rng)
+        order = cheapest(choice.prices, 1 if choice.leased else 1 + pool.fallbacks, self._rng)
         picked = order[0]
         if choice.sampled:
             pool_state.remembered[context.variant, request.protocol] = worth_remembering(
@@ -216,11 +215,11 @@ class Router:
             pool.name,
             context.variant,
             reason,
-            not alone,
+            not choice.leased,
             matched,
             candidates,
             choice.prices,
-            lease_key is None,
+            lease_key is None and (request.care is None or not request.care.member),
             first_answer_s(context, picked, pool, ticket),
         )
         if sample is not None:

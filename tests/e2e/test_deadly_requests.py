@@ -12,7 +12,6 @@ from support.mortal import DEADLY, MortalReplica
 from support.replicas import stack_over
 from support.traffic import GENERATE, VISION, eventually, fresh_prompt, metric, vision_body
 from tidegate.stack.tritons.fleet import Tritons
-from xds_server.fleet.model.fleet import Routing
 
 COMPLETE_S = 2.5
 """After this time a death is complete and confirmed."""
@@ -99,11 +98,10 @@ async def test_an_operators_kill_refuses_nobody(http, demo_extra):  # noqa: ARG0
 
 
 def unchecked(fleet):
-    """Let the request through that kills Triton, however the picker checks requests by default."""
+    """Let the request through that kills Triton; by default the picker refuses it unread."""
     for pool in fleet["pools"]:
         pool["health"]["interval"] = "300ms"
-        if "check_requests" in Routing.model_fields:
-            pool.setdefault("routing", {})["check_requests"] = False
+        pool["routing"]["unsound_requests"] = "pass"
 
 
 async def test_a_request_that_kills_triton_is_refused(http, demo_extra, new_stack):  # noqa: ARG001

@@ -36,7 +36,7 @@ KILLER = b"killer"
 
 def is_repeatable(decision: Decision) -> bool:
     """Return whether a second replica may read the request."""
-    return decision.retriable and bool(getattr(decision, "repeatable", True))
+    return decision.retriable and decision.repeatable
 
 
 @dataclass

@@ -30,7 +30,8 @@ class Decision(Plain):
         matched_blocks: Blocks of the prompt that the pick probably holds.
         candidates: The candidates.
         prices: Their prices, lower is better.
-        repeatable: False for sequences: a second replica must not read the request.
+        repeatable: False for sequences, and for requests that several replicas died with: a second
+            replica must not read the request.
         first_answer_s: Bound on the time to the headers of the answer; ``None`` = the route's own.
     """
 

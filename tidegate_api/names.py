@@ -49,6 +49,12 @@ CONTROL_POOL_HEADER: Final = "x-tidegate-pool"
 CONTROL_VARIANT_HEADER: Final = "x-tidegate-variant"
 """The variant that the picker drew, or that a sequence's lease demands."""
 
+CONTROL_MODEL_HEADER: Final = "x-tidegate-model"
+"""The model that Envoy itself read from a body; Envoy matches the route again by it."""
+
+UNPICKED_HEADER: Final = "x-tidegate-unpicked"
+"""Set by Envoy on requests without a pick whose model it is about to read from the body."""
+
 DESTINATION_HEADER: Final = "x-gateway-destination-endpoint"
 """The pick and its fallbacks, ``ip:port`` separated by commas; also the metadata key by which
 Envoy sends the request."""
@@ -89,6 +95,8 @@ SERVED_BY_HEADER: Final = "x-tidegate-served-by"
 STRIPPED_HEADERS: Final = (
     CONTROL_POOL_HEADER,
     CONTROL_VARIANT_HEADER,
+    CONTROL_MODEL_HEADER,
+    UNPICKED_HEADER,
     DESTINATION_HEADER,
     DESTINATION_SERVED_KEY,
     SUBSET_KEY,
@@ -214,3 +222,6 @@ def parse_cluster(name: str) -> ClusterRef | None:
 
 UNNAMED_ROUTE_PREFIX: Final = "unnamed/"
 """Routes whose pool only the body names start with this: there the picker draws the pool."""
+
+UNSERVED_ROUTE_PREFIX: Final = "unserved/"
+"""Routes of requests whose body names a model that no pool serves start with this."""

@@ -38,9 +38,13 @@ PolicyName = Literal[
     "weighted-round-robin",
     "random",
     "weighted-random",
+    "envoy",
 ]
 POLICY_NAMES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
 """The picker's policies; ``ext_proc.routing.policies`` makes each of them."""
+
+ENVOY_POLICY: Final = "envoy"
+"""The policy that leaves the choice to Envoy's own load balancing: no picker is asked."""
 
 BodyMode = Literal["none", "peek", "full"]
 """How much of a request's body the picker reads."""

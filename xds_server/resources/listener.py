@@ -80,6 +80,8 @@ from tidegate_api.names import (
 from xds_server.fleet.model.fields import split_host_port
 from xds_server.fleet.rules.edge import choosing_headers
 from xds_server.resources.access_log import RUNNING, access_logs, attempt_logs
+from xds_server.resources.filters.body_model import before_picker, without_pick
+from xds_server.resources.filters.picked_pool import match_again
 from xds_server.resources.local_replies import local_replies
 from xds_server.resources.reads import upstream_filters
 from xds_server.resources.routes import session_headers
@@ -218,12 +220,14 @@ def _manager(fleet: Fleet, upload_timeout: float) -> HttpConnectionManager:
             access_log_flush_interval=RUNNING
         ),
         http_filters=[
+            *map(HttpFilter.parse, before_picker(fleet)),
             HttpFilter(
                 name="envoy.filters.http.ext_proc",
                 typed_config=PackedAny.pack(
                     _external_processor(fleet.pickers, session_headers(fleet))
                 ),
             ),
+            *map(HttpFilter.parse, (match_again(), *without_pick(fleet))),
             HttpFilter(
                 name="envoy.filters.http.router",
                 typed_config=PackedAny.pack(

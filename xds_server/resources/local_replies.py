@@ -2,7 +2,7 @@
 
 Rules:
 
-1. What the picker decided passes unchanged: it is written in the dialect already.
+1. What the picker or a script of ours decided passes unchanged: it is written in the dialect.
 2. A gRPC caller gets a status with text; a caller of an OpenAI path OpenAI's error object; every
    other caller ``{"error": "..."}`` as Triton writes it.
 3. Every answer has `x-tidegate-reason`; those after which a caller may try again have
@@ -69,7 +69,10 @@ _TRITON: Final = {"json_format": {"error": "%LOCAL_REPLY_BODY%"}}
 def local_replies() -> bytes:
     """Return the serialized ``LocalReplyConfig``."""
     decided = _cel("response.code_details.startsWith('tidegate_')")
-    config = {"mappers": [{"filter": decided}, *_grpc(), *_openai(), *_triton()]}
+    scripted = _cel("response.code_details == 'lua_response'")
+    config = {
+        "mappers": [{"filter": decided}, {"filter": scripted}, *_grpc(), *_openai(), *_triton()]
+    }
     message = json_format.ParseDict(config, http_connection_manager_pb2.LocalReplyConfig())
     return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xds_server.fleet.model.fleet import EndpointSpec, VariantMatch
 from xds_server.fleet.model.resilience import CircuitBreaker
+from xds_server.fleet.rules.bodies import body_reads
 from xds_server.resources.clusters import probes_http, variant_cluster
 from xds_server.resources.endpoints import assignment
 from xds_server.resources.listener import listener
@@ -90,9 +91,15 @@ class Memo:
         return self.recall("listener", bare, lambda: listener(bare))
 
     def routes(self, fleet: Fleet, retiring: Fleet | None) -> bytes:
-        """Return ``route_configuration``, which depends only on the endpoints' protocols."""
+        """Return ``route_configuration``.
+
+        Of the endpoints it depends on their protocols, and on which pools have the same ones.
+        """
         bare, named = _stripped(fleet), None if retiring is None else _stripped(retiring)
-        return self.recall("routes", (bare, named), lambda: route_configuration(bare, named))
+        reads = body_reads(fleet)
+        return self.recall(
+            "routes", (bare, named, reads), lambda: route_configuration(bare, named, reads)
+        )
 
 
 def _stripped(fleet: Fleet) -> Fleet:

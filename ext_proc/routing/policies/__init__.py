@@ -53,6 +53,8 @@ POLICIES: Final[dict[str, Callable[[Rng], Policy]]] = {
     "weighted-round-robin": lambda _rng: WeightedRoundRobin(),
     "random": lambda _rng: RandomChoice(),
     "weighted-random": lambda _rng: RandomChoice(weighted=True),
+    # Envoy asks no picker, but for what it cannot read itself.
+    "envoy": lambda _rng: LeastInFlight(),
 }
 
 

@@ -60,6 +60,7 @@ def validate(
     if fleet is None:
         raise typer.BadParameter("name a fleet file, or use --schema")
     from xds_server.fleet.load import FleetError, load_text
+    from xds_server.fleet.rules.picker_needs import picker_needs
 
     text, source = read_text(fleet)
     try:
@@ -78,6 +79,8 @@ def validate(
     endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
     opinion = "; Envoy accepts it" if envoy else ""
     print(f"{source} is valid: {len(loaded.pools)} pools, {endpoints} endpoints{opinion}")
+    for sentence in picker_needs(loaded) or ["no request needs a picker"]:
+        print(f"  {sentence}")
 
 
 def envoy_bootstrap(

@@ -250,9 +250,9 @@ class PoolSpec(Strict):
     """Replicas that serve the same models, and how they are used."""
 
     name: Name
-    """Name of the pool; not `unnamed`."""
+    """Name of the pool; not `unnamed`, `unpicked` or `unserved`."""
     default: bool = False
-    """Takes requests whose pool only the body names, whenever no picker answers."""
+    """Takes requests whose pool only the body could name, where it names no model."""
     match: Match
     """Which requests belong to the pool."""
     variants: Annotated[tuple[VariantSpec, ...], Field(min_length=1, max_length=MAX_VARIANTS)] = (

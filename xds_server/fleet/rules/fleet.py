@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
 
 _OWN_PREFIXES = ("/v2/", "/inference.GRPCInferenceService/")
-_RESERVED_POOL_NAMES = frozenset({"unnamed"})  # prefix of routes on which only the body names it
+_RESERVED_POOL_NAMES = frozenset({"unnamed", "unpicked", "unserved"})  # first part of routes' names
 
 
 def problems(fleet: Fleet) -> list[Problem]:

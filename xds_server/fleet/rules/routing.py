@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidegate_api.pools import ENVOY_POLICY
 from xds_server.fleet.rules.problem import Location, Problem, repeated
 
 if TYPE_CHECKING:
@@ -50,3 +51,35 @@ def constraints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
             (*at, "routing", "prefer_zone"),
             f"no replica of pool '{pool.name}' has a `zone`; write zones or remove this",
         )
+    yield from _without_effect(at, pool)
+
+
+def _without_effect(at: Location, pool: PoolSpec) -> Iterator[Problem]:
+    """Yield the settings of a pool without a picker that only a picker could keep."""
+    if ENVOY_POLICY in pool.routing.allow_override:
+        yield Problem(
+            (*at, "routing", "allow_override"),
+            "a request cannot choose `envoy`, which is a pool's own policy; remove it",
+        )
+    if pool.routing.policy != ENVOY_POLICY:
+        return
+    routing = pool.routing
+    settings: list[tuple[Location, bool]] = [
+        (("routing", "first_message"), routing.first_message == "duplex"),
+        (("routing", "allow_override"), bool(routing.allow_override)),
+        (("routing", "tokenizer"), routing.tokenizer is not None),
+        (("routing", "adapters"), routing.adapters == "require"),
+        (("routing", "prefer_zone"), routing.prefer_zone),
+        (("model_needs",), bool(pool.model_needs)),
+        (
+            ("circuit_breaker", "per_endpoint_in_flight"),
+            pool.circuit_breaker.per_endpoint_in_flight > 0,
+        ),
+    ]
+    for field, given in settings:
+        if given:
+            yield Problem(
+                (*at, *field),
+                f"pool '{pool.name}' has `policy: envoy`, and without a picker `{field[-1]}` has"
+                " no effect; remove it or choose another policy",
+            )

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
 
+from tidegate_api.pools import ENVOY_POLICY
+from xds_server.resources.filters.picked_pool import follow_picker
 from xds_server.resources.fractions import fraction
 from xds_server.resources.reads import allow_reads
-from xds_server.resources.routes.processing import process
+from xds_server.resources.routes.processing import process, without_picker
 
 if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import PoolSpec
@@ -47,9 +49,13 @@ def forward(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
         _mirrored(action, pool.shadow, pool)
     if not streaming:
         process(route, pool.routing, pool.routing.body)
+        if len(pool.variants) > 1 and pool.routing.body == "peek":
+            follow_picker(route)
     else:
         duplex = pool.routing.first_message == "duplex"
         process(route, pool.routing, "duplex" if duplex else "none")
+    if pool.routing.policy == ENVOY_POLICY:
+        without_picker(route)
 
 
 def _mirrored(action: Any, shadow: Shadow, pool: PoolSpec) -> None:

@@ -18,6 +18,11 @@ def header_is(name: str, value: str) -> Any:
     return route_components_pb2.HeaderMatcher(name=name, string_match={"exact": value})
 
 
+def header_present(name: str) -> Any:
+    """Return a matcher of a header with any value."""
+    return route_components_pb2.HeaderMatcher(name=name, present_match=True)
+
+
 def header_in(name: str, values: Sequence[str]) -> Any:
     """Return a matcher of a header with one of these values."""
     if len(values) == 1:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from envoy.config.route.v3 import route_components_pb2, route_pb2
 
 from tidegate_api.names import (
+    CONTROL_MODEL_HEADER,
     CONTROL_POOL_HEADER,
     CONTROL_VARIANT_HEADER,
     MODEL_HEADER,
@@ -30,31 +31,51 @@ from tidegate_api.names import (
     ROUTE_CONFIG_NAME,
     SERVED_BY_HEADER,
     UNNAMED_ROUTE_PREFIX,
+    UNPICKED_HEADER,
+    UNSERVED_ROUTE_PREFIX,
     ClusterRef,
     Protocol,
 )
+from tidegate_api.pools import ENVOY_POLICY
+from xds_server.fleet.rules.bodies import (
+    NEVER,
+    BodyReads,
+    body_reads,
+    grpc_pools,
+    largest_body,
+    path_pools,
+)
 from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path
 from xds_server.fleet.view import PROTOCOLS, clusters_of, speaks
+from xds_server.resources.filters.picked_pool import follow_picker
 from xds_server.resources.routes import paths
+from xds_server.resources.routes.forms import READ_HEADERS, UnnamedForm
 from xds_server.resources.routes.forwarding import forward
 from xds_server.resources.routes.load_reports import ask_for_loads
 from xds_server.resources.routes.paths import Call
-from xds_server.resources.routes.pins import header_in, header_is, pins_of
+from xds_server.resources.routes.pins import header_in, header_is, header_present, pins_of
 from xds_server.resources.routes.processing import at_least_peek, process, without_picker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from tidegate_api.pools import BodyMode
     from xds_server.fleet.model.fleet import Fleet, ListenerSpec, PoolSpec, VariantSpec
 
 _ONE_REPLICA = "this call addresses one replica and is not balanced; send it to the replica itself"
 
 
-def route_configuration(fleet: Fleet, retiring: Fleet | None = None) -> bytes:
+def route_configuration(
+    fleet: Fleet, retiring: Fleet | None = None, reads: BodyReads | None = None
+) -> bytes:
     """Return the serialized ``RouteConfiguration`` of the whole fleet.
 
-    The clusters of ``retiring``, the previous fleet, can still be picked, but are no longer drawn.
+    Args:
+        fleet: The fleet.
+        retiring: The previous fleet: its clusters can still be picked, but are no longer drawn.
+        reads: What Envoy reads of bodies; that of ``fleet`` by default.
     """
+    reads = body_reads(fleet) if reads is None else reads
     config = route_pb2.RouteConfiguration(name=ROUTE_CONFIG_NAME)
     # The attempt's number lets a first attempt past the upstream filter (`reads`).
     host = config.virtual_hosts.add(name="all", domains=["*"], include_request_attempt_count=True)
@@ -69,7 +90,7 @@ def route_configuration(fleet: Fleet, retiring: Fleet | None = None) -> bytes:
     host.routes.extend(_own(fleet))
     for pool in fleet.pools:
         host.routes.extend(_named(pool, fleet.listener))
-    host.routes.extend(_unnamed(fleet))
+    host.routes.extend(_unnamed(fleet, reads))
     host.routes.append(_answer("nobody", Call({"prefix": "/"}, ()), 404, ""))
     ask_for_loads(host.routes, fleet)
     if fleet.listener.debug_headers:
@@ -168,34 +189,71 @@ def _by_path(pool: PoolSpec) -> Iterator[Any]:
         yield from _drawn(name, calls(models), [], pool, "http", streaming=False)
 
 
-def _unnamed(fleet: Fleet) -> Iterator[Any]:
+def _unnamed(fleet: Fleet, reads: BodyReads) -> Iterator[Any]:
     pools = {pool.name: pool for pool in fleet.pools}
     grpc = default_for_grpc(fleet)
     if grpc is not None:
-        pool = pools[grpc]
+        default, sharing = pools[grpc], grpc_pools(fleet)
         # Unless a stream is routed by its first message, a stream without a header that names its
         # pool belongs to the default pool.
-        duplex = pool.routing.first_message == "duplex"
+        duplex = default.routing.first_message == "duplex"
         name = UNNAMED_ROUTE_PREFIX + "grpc-stream" if duplex else f"{grpc}/grpc-stream/default"
-        yield from _drawn(name, paths.stream_call(), [], pool, "grpc", streaming=True)
-        name = UNNAMED_ROUTE_PREFIX + "grpc"
-        for route in _drawn(name, paths.unary_calls(), [], pool, "grpc", streaming=False):
-            process(route, pool.routing, at_least_peek(pool.routing.body))
+        stream = UnnamedForm(
+            "grpc-stream", paths.stream_call(), "grpc", default, sharing, reads.stream
+        )
+        yield from _by_model(stream, streaming=True)
+        for route in _drawn(name, stream.call, [], default, "grpc", streaming=True):
+            stream.read(route, leave_compressed=duplex)
             yield route
+        unary = UnnamedForm("grpc", paths.unary_calls(), "grpc", default, sharing, reads.unary)
+        yield from _by_model(unary)
+        yield from _drawn_unnamed(unary, at_least_peek(default.routing.body))
     for path in dict.fromkeys(path for pool in fleet.pools for path in pool.match.paths):
-        default = default_for_path(fleet, path)
-        if default is None or not speaks(pools[default], "http"):
+        default_name = default_for_path(fleet, path)
+        if default_name is None or not speaks(pools[default_name], "http"):
             continue
-        pool = pools[default]
-        name = UNNAMED_ROUTE_PREFIX + path.lstrip("/")
+        default, sharing = pools[default_name], path_pools(fleet, path)
+        call = paths.own_paths([path])
+        form = UnnamedForm(path.lstrip("/"), call, "http", default, sharing, reads.of_path(path))
+        yield from _by_model(form)
         # OpenAI's own client writes the model after the messages. If the model selects one of
         # several pools, the first part of the body may end before it, so the whole body is needed.
         shared = sum(path in pool.match.paths for pool in fleet.pools) > 1
-        body = "full" if shared else at_least_peek(pool.routing.body)
-        for route in _drawn(name, paths.own_paths([path]), [], pool, "http", streaming=False):
-            process(route, pool.routing, body)
-            yield route
+        yield from _drawn_unnamed(form, "full" if shared else at_least_peek(default.routing.body))
     yield from _model_lists(fleet)
+
+
+def _drawn_unnamed(form: UnnamedForm, body: BodyMode) -> Iterator[Any]:
+    name = UNNAMED_ROUTE_PREFIX + form.name
+    for route in _drawn(name, form.call, [], form.default, form.protocol, streaming=False):
+        if len(form.sharing) > 1 or form.default.routing.policy != ENVOY_POLICY:
+            process(route, form.default.routing, body)
+            if body == "peek" and len(form.sharing) > 1:
+                follow_picker(route)
+        form.read(route, leave_compressed=True)
+        yield route
+
+
+def _by_model(form: UnnamedForm, *, streaming: bool = False) -> Iterator[Any]:
+    """Yield the routes of requests whose model Envoy has read, or is about to read."""
+    if form.read_at == NEVER:
+        return
+    for name, headers, pool in form.models():
+        for route in _drawn(name, form.call, headers, pool, form.protocol, streaming=streaming):
+            route.request_headers_to_remove.extend(READ_HEADERS)
+            yield route
+    unserved = _answer(UNSERVED_ROUTE_PREFIX + form.name, form.inferences, 404, "")
+    unserved.match.headers.append(header_present(CONTROL_MODEL_HEADER))
+    yield unserved
+    if form.read_at.without:
+        headers = [header_present(UNPICKED_HEADER)]
+        name = f"unpicked/{form.name}"
+        for route in _drawn(
+            name, form.call, headers, form.default, form.protocol, streaming=streaming
+        ):
+            route.request_body_buffer_limit.value = largest_body(form.sharing)
+            route.request_headers_to_remove.extend(READ_HEADERS)
+            yield route
 
 
 def _model_lists(fleet: Fleet) -> Iterator[Any]:

@@ -102,6 +102,10 @@ def hit(method: str, path: str, headers: dict[str, str], among=ROUTES):
         if pattern.fullmatch(path) is None:
             continue
         for header in route.match.headers:
+            if header.present_match:
+                if header.name in given_headers:
+                    continue
+                break
             value = given_headers.get(header.name, "")
             how = header.string_match
             exact = how.WhichOneof("match_pattern") == "exact"

@@ -1,0 +1,76 @@
+"""Filters of the listener that routes enable."""
+
+from __future__ import annotations
+
+import pytest
+from envoy.config.listener.v3 import listener_pb2
+from envoy.extensions.filters.network.http_connection_manager.v3 import (
+    http_connection_manager_pb2,
+)
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tritonclient.grpc import service_pb2
+
+from support.fleets import endpoint, fleet, pool
+from xds_server.resources.filters.body_model import before_picker, without_pick
+from xds_server.resources.filters.descriptors import NAME_FIELDS, descriptor_set
+from xds_server.resources.filters.scripts import MARK, ROUTE_BEFORE, ROUTE_WITHOUT
+from xds_server.resources.listener import listener
+
+EXT_PROC = "envoy.filters.http.ext_proc"
+
+
+def filters(made: object) -> list[str]:
+    """Return the names of a listener's HTTP filters, in order; a disabled one in brackets."""
+    message = listener_pb2.Listener.FromString(listener(made))  # type: ignore[arg-type]
+    manager = http_connection_manager_pb2.HttpConnectionManager()
+    assert message.filter_chains[0].filters[0].typed_config.Unpack(manager)
+    return [f"({one.name})" if one.disabled else one.name for one in manager.http_filters]
+
+
+def test_one_pool_has_no_filter_that_reads_bodies() -> None:
+    """A fleet that needs none is configured with none."""
+    assert before_picker(fleet()) == without_pick(fleet()) == []
+    assert filters(fleet()) == [EXT_PROC, "(tidegate.picked)", "envoy.filters.http.router"]
+
+
+def test_the_picker_stands_between_the_filters() -> None:
+    """All but the picker and the router are disabled until a route enables them."""
+    names = filters(fleet(pool("a", default=True), pool("b")))
+    at = names.index(EXT_PROC)
+    assert all(name.startswith("(tidegate.before.") for name in names[:at])
+    assert names[at + 1] == "(tidegate.picked)"
+    assert all(name.startswith("(tidegate.without.") for name in names[at + 2 : -1])
+
+
+def test_another_replica_does_not_change_the_listener() -> None:
+    """A changed listener drains its connections, and long streams with them."""
+    shared = fleet(pool("a", default=True), pool("b"))
+    more = [*pool()["endpoints"], endpoint(4)]
+    assert listener(shared) == listener(fleet(pool("a", default=True), pool("b", endpoints=more)))
+
+
+@pytest.mark.parametrize("method", NAME_FIELDS)
+def test_the_descriptors_read_what_clients_write(method: str) -> None:
+    """Our few fields have the numbers of Triton's own service."""
+    pool_ = descriptor_pool.DescriptorPool()
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString(descriptor_set()).file
+    pool_.Add(file)
+    described = pool_.FindMessageTypeByName(f"inference.{method}Request")
+    ours = message_factory.GetMessageClass(described)
+    theirs = "ModelInfer" if method == "ModelStreamInfer" else method
+    message = getattr(service_pb2, f"{theirs}Request")(**{NAME_FIELDS[method]: "m"})
+    assert getattr(ours.FromString(message.SerializeToString()), NAME_FIELDS[method]) == "m"
+
+
+def test_the_extraction_names_every_method() -> None:
+    """A method that it does not name would pass unread."""
+    found = b"".join(before_picker(fleet(pool("a", default=True), pool("b"))))
+    assert all(
+        f"inference.GRPCInferenceService.{method}".encode() in found for method in NAME_FIELDS
+    )
+
+
+@pytest.mark.parametrize("script", [MARK, ROUTE_BEFORE, ROUTE_WITHOUT])
+def test_no_word_of_a_script_is_left_open(script: str) -> None:
+    """Each placeholder is filled."""
+    assert "@" not in script

@@ -1,0 +1,110 @@
+"""Routes by a model that Envoy read from a body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from envoy.config.route.v3 import route_pb2
+
+from support.fleets import endpoint, fleet, pool
+from tidegate_api.names import CONTROL_MODEL_HEADER, UNPICKED_HEADER
+from xds_server.resources.routes import route_configuration
+
+CHAT = "/v1/chat/completions"
+EXT_PROC = "envoy.filters.http.ext_proc"
+
+
+def two(*models: list[str], **more: Any) -> Any:
+    """Return a fleet of two pools over separate replicas."""
+    names = models or (["one"], ["two"])
+    first = {"match": {"models": names[0], "paths": [CHAT]}}
+    second = {"match": {"models": names[1], "paths": [CHAT]}}
+    apart = [endpoint(4), endpoint(5, variant="canary")]
+    return fleet(pool("a", default=True, **first), pool("b", endpoints=apart, **{**second, **more}))
+
+
+def routes(made: Any) -> list[Any]:
+    """Return the routes of a fleet, in order."""
+    config = route_pb2.RouteConfiguration.FromString(route_configuration(made))
+    return list(config.virtual_hosts[0].routes)
+
+
+def names(made: Any) -> list[str]:
+    """Return the names of its routes."""
+    return [route.name for route in routes(made)]
+
+
+def named(made: Any, name: str) -> Any:
+    """Return its route of a name."""
+    (found,) = [route for route in routes(made) if route.name == name]
+    return found
+
+
+@pytest.mark.parametrize("made", [fleet(), fleet(pool("a", default=True), pool("b"))])
+def test_nothing_is_configured_where_any_replica_can_answer(made: Any) -> None:
+    """One pool, or pools over the same replicas, have neither routes nor filters of this kind."""
+    for route in routes(made):
+        assert "by-body" not in route.name
+        assert not route.name.startswith(("unserved/", "unpicked/"))
+        enabled = set(route.typed_per_filter_config)
+        assert not {name for name in enabled if name.startswith(("tidegate.b", "tidegate.w"))}
+
+
+def test_a_model_leads_to_its_pool_before_the_default() -> None:
+    """The first match wins, and the route of the body's form matches every request of it."""
+    order = names(two())
+    for form in ("grpc", "grpc-stream", CHAT[1:]):
+        of_form = [name for name in order if name.endswith(f"/{form}") and "picked/a" not in name]
+        assert order.index(f"b/by-body/{form}") < order.index(f"unserved/{form}")
+        assert of_form
+    assert order.index("unserved/grpc") < order.index("unpicked/grpc") < order.index("unnamed/grpc")
+    assert order.index("unserved/grpc-stream") < order.index("a/grpc-stream/default")
+
+
+def test_replicas_do_not_get_the_headers_of_this() -> None:
+    """They are Envoy's own."""
+    route = named(two(), "b/by-body/grpc")
+    assert list(route.request_headers_to_remove) == [CONTROL_MODEL_HEADER, UNPICKED_HEADER]
+
+
+def test_a_request_without_a_pick_may_be_as_large_as_max_body() -> None:
+    """Where `peek` keeps 64 KiB, Envoy alone needs the whole message."""
+    made = two(routing={"max_body": 9 * 2**20})
+    assert named(made, "unnamed/grpc").request_body_buffer_limit.value == 65_536
+    assert named(made, "unpicked/grpc").request_body_buffer_limit.value == 9 * 2**20
+
+
+def test_only_inferences_of_unknown_models_are_refused() -> None:
+    """Of other calls about a model Triton's own error is the answer."""
+    assert named(two(), "unserved/grpc").match.path.endswith("/ModelInfer")
+    assert named(two(), "unserved/grpc").direct_response.status == 404
+
+
+def test_an_adapter_goes_to_the_longest_base() -> None:
+    """As the picker decides: `base:adapter` is `base` where no pool serves the whole name."""
+    made = two(["m"], ["m:large"])
+    order = names(made)
+    deep = order.index(f"b/by-body/{CHAT[1:]}/adapters-1")
+    assert deep < order.index(f"a/by-body/{CHAT[1:]}/adapters-0")
+    (matcher,) = [
+        one for one in routes(made)[deep].match.headers if one.name == CONTROL_MODEL_HEADER
+    ]
+    assert matcher.string_match.safe_regex.regex == "(m:large)[:/#@|+]+.+"
+    assert not [name for name in order if "by-body/grpc/adapters" in name]
+
+
+def test_a_pool_of_envoys_has_no_picker_on_any_route_of_its_own() -> None:
+    """`policy: envoy` costs what Envoy costs; only unnamed requests of both pools may ask."""
+    made = two(routing={"policy": "envoy"})
+    for route in routes(made):
+        if not route.name.startswith("b/"):
+            continue
+        assert b"\x08\x01" in route.typed_per_filter_config[EXT_PROC].value, route.name
+    assert "tidegate.before.grpc" in named(made, "unnamed/grpc").typed_per_filter_config
+
+
+def test_a_pool_of_envoys_alone_has_no_picker_at_all() -> None:
+    """Then its unnamed requests need none either."""
+    for route in routes(fleet(pool(default=True, routing={"policy": "envoy"}))):
+        assert b"\x08\x01" in route.typed_per_filter_config[EXT_PROC].value, route.name

@@ -1,0 +1,1 @@
+"""HTTP filters of the listener beside ext_proc and the router."""

@@ -1,0 +1,124 @@
+"""HTTP filters by which Envoy itself chooses a pool by the model that a body names.
+
+``xds_server.fleet.rules.bodies`` says for which requests. Rules:
+
+1. All filters are disabled in the listener, and a route enables those that it needs: a request of
+   any other route creates none of them. The set of filters depends only on whether pools share a
+   form, so that it does not change, and drain connections, when replicas come and go.
+2. Ahead of ext_proc stand the filters that read *before* the picker is asked, behind it those that
+   read *without* a pick. The latter do nothing for a request that has a pick, or a model already.
+3. A filter of Envoy's own puts the model into dynamic metadata. A script behind it copies it to a
+   header, which clients cannot set, and clears the cached route: routes match by the header.
+4. Envoy holds at most ``request_body_buffer_limit`` of the route for this. JSON above it gets 413,
+   a gRPC message above it, or a compressed one, a refusal in our words.
+
+Sources: ``json_to_metadata/v3``, ``grpc_field_extraction/v3`` and ``lua/v3`` of Envoy's
+``extensions/filters/http``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from envoy.extensions.filters.http.grpc_field_extraction.v3 import config_pb2
+from envoy.extensions.filters.http.json_to_metadata.v3 import json_to_metadata_pb2
+from envoy.extensions.filters.http.lua.v3 import lua_pb2
+
+from tidegate_api.names import CONTROL_MODEL_HEADER, DESTINATION_HEADER
+from xds_server.fleet.rules.bodies import shared_forms
+from xds_server.resources.filters.descriptors import (
+    NAME_FIELDS,
+    PACKAGE,
+    SERVICE,
+    descriptor_set,
+)
+from xds_server.resources.filters.scripts import MARK, NAMESPACE, ROUTE_BEFORE, ROUTE_WITHOUT
+from xds_server.resources.filters.wrapped import Skip, enable, wrapped
+
+if TYPE_CHECKING:
+    from xds_server.fleet.model.fleet import Fleet
+
+_JSON_BEFORE: Final = "tidegate.before.json"
+_GRPC_BEFORE: Final = "tidegate.before.grpc"
+_ROUTE_BEFORE: Final = "tidegate.before.route"
+_MARK: Final = "tidegate.without.mark"
+_JSON_WITHOUT: Final = "tidegate.without.json"
+_GRPC_WITHOUT: Final = "tidegate.without.grpc"
+_ROUTE_WITHOUT: Final = "tidegate.without.route"
+
+_COMPRESSED: Final = Skip("grpc-encoding", "(gzip|deflate|snappy|zstd|br)")
+_PICKED: Final = (Skip(DESTINATION_HEADER), Skip(CONTROL_MODEL_HEADER))
+
+
+def before_picker(fleet: Fleet) -> list[bytes]:
+    """Return the serialized ``HttpFilter`` messages ahead of ext_proc, if pools share a form."""
+    if not shared_forms(fleet):
+        return []
+    return [
+        wrapped(_JSON_BEFORE, _json(), _PICKED),
+        wrapped(_GRPC_BEFORE, _grpc(), _PICKED),
+        wrapped(_ROUTE_BEFORE, _lua(ROUTE_BEFORE), _PICKED),
+    ]
+
+
+def without_pick(fleet: Fleet) -> list[bytes]:
+    """Return the serialized ``HttpFilter`` messages behind ext_proc, if pools share a form."""
+    if not shared_forms(fleet):
+        return []
+    return [
+        wrapped(_MARK, _lua(MARK), _PICKED),
+        wrapped(_JSON_WITHOUT, _json(), _PICKED),
+        wrapped(_GRPC_WITHOUT, _grpc(), _PICKED),
+        wrapped(_ROUTE_WITHOUT, _lua(ROUTE_WITHOUT), _PICKED),
+    ]
+
+
+def read_before(route: Any, *, grpc: bool, leave_compressed: bool = False) -> None:
+    """Let a route read the model before the picker is asked.
+
+    Args:
+        route: The route on which the request arrives.
+        grpc: Whether its requests are gRPC calls, and not JSON.
+        leave_compressed: Whether gRPC calls that may be compressed are left to the picker; they
+            are refused otherwise.
+    """
+    skips = (_COMPRESSED,) if leave_compressed else ()
+    enable(route, (_GRPC_BEFORE if grpc else _JSON_BEFORE, _ROUTE_BEFORE), (*_PICKED, *skips))
+
+
+def read_without(route: Any, *, grpc: bool) -> None:
+    """Let a route read the model of requests that got no pick."""
+    reader = _GRPC_WITHOUT if grpc else _JSON_WITHOUT
+    enable(route, (_MARK, reader, _ROUTE_WITHOUT), _PICKED)
+
+
+def _json() -> Any:
+    message = json_to_metadata_pb2.JsonToMetadata()
+    rules = message.request_rules
+    # Engines read a body as JSON whatever its content type says.
+    rules.allow_empty_content_type = True
+    rules.allow_content_types_regex.regex = ".*"
+    rule = rules.rules.add()
+    rule.selectors.add(key="model")
+    rule.on_present.metadata_namespace = NAMESPACE
+    rule.on_present.key = "model"
+    for outcome, key in ((rule.on_missing, "missing"), (rule.on_error, "error")):
+        outcome.metadata_namespace = NAMESPACE
+        outcome.key = key
+        outcome.value.bool_value = True
+    return message
+
+
+def _grpc() -> Any:
+    message = config_pb2.GrpcFieldExtractionConfig()
+    message.descriptor_set.inline_bytes = descriptor_set()
+    for method, field in NAME_FIELDS.items():
+        extractions = message.extractions_by_method[f"{PACKAGE}.{SERVICE}.{method}"]
+        extractions.request_field_extractions[field].SetInParent()
+    return message
+
+
+def _lua(script: str) -> Any:
+    message = lua_pb2.Lua()
+    message.default_source_code.inline_string = script
+    return message

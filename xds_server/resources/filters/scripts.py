@@ -1,0 +1,164 @@
+"""Lua of the filters that choose a pool by a body's model.
+
+The filters ahead of these put the model into dynamic metadata, see ``body_model``. A script runs
+only for requests that have no pick, or whose body Envoy reads before it asks the picker.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidegate_api.names import (
+    CONTROL_MODEL_HEADER,
+    MODEL_HEADER,
+    REASON_HEADER,
+    UNPICKED_HEADER,
+    UNSERVED_ROUTE_PREFIX,
+)
+
+NAMESPACE: Final = "tidegate.body"
+"""Metadata of these filters: ``model``, ``missing`` or ``error`` of a JSON body; whether the model
+was ``read``, and whether the request is ``unpicked``."""
+
+GRPC_NAMESPACE: Final = "envoy.filters.http.grpc_field_extraction"
+"""Envoy writes the fields of a gRPC message here, each as a list of its values."""
+
+NO_PICKER: Final = (
+    "only the body names the pool of this request, no picker answered, and the gateway alone cannot"
+    " read it: it is compressed, not valid, or too large; try again, or name the model in the"
+    f" header {MODEL_HEADER}"
+)
+UNREADABLE: Final = (
+    "only the message names the pool of this call, and the gateway cannot read it: it is"
+    f" compressed, not valid, or too large; name the model in the metadata {MODEL_HEADER},"
+    " or send the message uncompressed and smaller"
+)
+
+MAX_NAME_BYTES: Final = 1024
+"""Longest name that is looked up: 256 characters, as pickers take them, of four bytes."""
+
+_MARK: Final = """
+function envoy_on_request(handle)
+  handle:headers():replace("@UNPICKED@", "1")
+  handle:streamInfo():dynamicMetadata():set("@NAMESPACE@", "unpicked", true)
+  handle:clearRouteCache()
+end
+"""
+
+_REFUSE: Final = """
+local function refuse(handle, status, grpc_status, reason, text)
+  local request = handle:headers()
+  local headers = {[":status"] = status, ["@REASON@"] = reason}
+  if status == "503" then headers["retry-after"] = "1" end
+  if (request:get("content-type") or ""):sub(1, 16) == "application/grpc" then
+    headers["grpc-status"] = grpc_status
+    handle:respond(headers, text)
+    return
+  end
+  headers["content-type"] = "application/json"
+  local path = (request:get(":path") or ""):gsub("%?.*", "")
+  local body = '{"error":"' .. text .. '"}'
+  if path:find("/v1/completions$") or path:find("/v1/chat/completions$")
+      or path:find("/v1/embeddings$") then
+    local kind = status == "503" and "server_error" or "invalid_request_error"
+    body = '{"error":{"message":"' .. text .. '","type":"' .. kind
+      .. '","param":null,"code":"' .. reason .. '"}}'
+  end
+  handle:respond(headers, body)
+end
+
+local function unserved(handle)
+  refuse(handle, "404", "5", "unknown-model", "no pool serves the model that the body names")
+end
+"""
+
+_READ: Final = """
+function envoy_on_request(handle)
+  local data = handle:streamInfo():dynamicMetadata()
+  data:set("@NAMESPACE@", "read", true)
+  local name
+  for _, values in pairs(data:get("@GRPC_NAMESPACE@") or {}) do name = values[#values] end
+  local json = data:get("@NAMESPACE@")
+  if json["model"] ~= nil then name = json["model"] end
+  if json["error"] or (name ~= nil and type(name) ~= "string") then
+    unreadable(handle)
+    return
+  end
+  if name == nil or name == "" then return end
+  if #name > @MAX_NAME_BYTES@ or name:find("%c") then
+    unserved(handle)
+    return
+  end
+  found(handle, name)
+  handle:headers():replace("@MODEL@", name)
+  handle:clearRouteCache()
+  handle:metadata()  -- matches the route again
+  if handle:streamInfo():routeName():find("@UNSERVED@", 1, true) == 1 then unserved(handle) end
+end
+
+function envoy_on_response(handle)
+  local headers = handle:headers()
+  local status = headers:get("grpc-status")
+  if status ~= "3" and status ~= "9" then return end
+  local data = handle:streamInfo():dynamicMetadata():get("@NAMESPACE@") or {}
+  if not data["read"] then rejected(headers, data) end
+end
+"""
+"""``envoy_on_response`` rewrites what Envoy answers where it cannot read a gRPC message: there the
+script has not run for the request, so ``read`` is not set."""
+
+_BEFORE: Final = """
+local function unreadable(handle) end
+
+local function found(handle, name) handle:headers():replace("@PICKER_MODEL@", name) end
+
+local function rejected(headers, data)
+  headers:replace("grpc-status", "3")
+  headers:replace("grpc-message", "@UNREADABLE@")
+  headers:replace("@REASON@", "bad-request")
+end
+"""
+"""What Envoy cannot read of a JSON body is left to the picker, which is told the model that Envoy
+did read."""
+
+_WITHOUT: Final = """
+local function unreadable(handle) refuse(handle, "503", "14", "no-picker", "@NO_PICKER@") end
+
+local function found(handle, name) end
+
+local function rejected(headers, data)
+  if not data["unpicked"] then return end  -- the picker's own refusal
+  headers:replace("grpc-status", "14")
+  headers:replace("grpc-message", "@NO_PICKER@")
+  headers:replace("@REASON@", "no-picker")
+  headers:replace("retry-after", "1")
+end
+"""
+
+
+def _filled(text: str) -> str:
+    words = {
+        "UNPICKED": UNPICKED_HEADER,
+        "NAMESPACE": NAMESPACE,
+        "GRPC_NAMESPACE": GRPC_NAMESPACE,
+        "REASON": REASON_HEADER,
+        "MODEL": CONTROL_MODEL_HEADER,
+        "PICKER_MODEL": MODEL_HEADER,
+        "UNSERVED": UNSERVED_ROUTE_PREFIX,
+        "MAX_NAME_BYTES": str(MAX_NAME_BYTES),
+        "NO_PICKER": NO_PICKER,
+        "UNREADABLE": UNREADABLE,
+    }
+    for word, value in words.items():
+        text = text.replace(f"@{word}@", value)
+    return text
+
+
+MARK: Final = _filled(_MARK)
+"""Moves a request without a pick to the route on which Envoy holds more of its body."""
+
+ROUTE_BEFORE: Final = _filled(_REFUSE + _BEFORE + _READ)
+"""Routes by the model before the picker is asked."""
+
+ROUTE_WITHOUT: Final = _filled(_REFUSE + _WITHOUT + _READ)
+"""Routes by the model where there is no pick; what cannot be read is refused with 503."""

@@ -12,7 +12,7 @@ from aiohttp import web
 from tritonclient.grpc import service_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
 SERVED_BY = "x-replica"
 """Header of HTTP answers: the replica's name."""
@@ -118,7 +118,7 @@ def pools_of(
     replicas: list[NamedReplica],
     models: list[tuple[str, ...]],
     path: str,
-    routing: Callable[[int], dict[str, Any]],
+    routing: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """Return one pool per replica, all on one path; the first is the default.
 
@@ -126,7 +126,7 @@ def pools_of(
         replicas: The replicas; each pool has its replica's name.
         models: Models of each pool.
         path: The path that the pools share.
-        routing: Settings of the pool at a position.
+        routing: Settings of each pool.
     """
     return [
         {
@@ -134,7 +134,7 @@ def pools_of(
             "default": position == 0,
             "match": {"models": list(models[position]), "paths": [path]},
             "endpoints": [replica.endpoint()],
-            "routing": routing(position),
+            "routing": routing[position],
             "slow_start": {"window": 0},
             "health": {"interval": "300ms", "timeout": "20s", "unhealthy_after": 1},
         }

@@ -89,10 +89,10 @@ function envoy_on_request(handle)
     unserved(handle)
     return
   end
-  found(handle, name)
   handle:headers():replace("@MODEL@", name)
   handle:clearRouteCache()
   handle:metadata()  -- matches the route again
+  found(handle, name)
   if handle:streamInfo():routeName():find("@UNSERVED@", 1, true) == 1 then unserved(handle) end
 end
 

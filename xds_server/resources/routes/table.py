@@ -241,6 +241,8 @@ def _by_model(form: UnnamedForm, *, streaming: bool = False) -> Iterator[Any]:
     for name, headers, pool in form.models():
         for route in _drawn(name, form.call, headers, pool, form.protocol, streaming=streaming):
             route.request_headers_to_remove.extend(READ_HEADERS)
+            if form.read_at.before:
+                route.request_headers_to_remove.append(MODEL_HEADER)  # set for the picker
             yield route
     unserved = _answer(UNSERVED_ROUTE_PREFIX + form.name, form.inferences, 404, "")
     unserved.match.headers.append(header_present(CONTROL_MODEL_HEADER))

@@ -69,6 +69,7 @@ class SharedPickers(SeveralPickers):
         self._now = 0.0
         for number, router in enumerate(self._routers):
             router._on_event = partial(self._tell, number)  # noqa: SLF001 - likewise
+            router.trials.on_event = partial(self._tell, number)
 
     def _tell(self, number: int, event: LocalEvent) -> None:
         self._batches[number] += self._accounts[number].take(event, self._now)

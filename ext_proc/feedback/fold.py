@@ -8,7 +8,8 @@ Rules:
    a running request to the replica that serves it, and is a sign of life. Both are samples of the
    replica's response time.
 3. What an attempt means is for the law of blame (``ext_proc.blame.law``) to say. For a retried
-   request, the replica that served is credited with the response and the prompt's blocks.
+   request, the replica that served is credited with the response. The prompt's blocks are
+   confirmed where an answer below 400 began, also by an intermediate entry, else withdrawn.
 4. Earlier attempts are known by their own entries (``attempts``). Where there are none, they are
    guessed from the order in which the proxy tries the picks.
 5. Except for failed attempts, nothing is kept per request, so late, duplicate and unknown entries
@@ -166,14 +167,14 @@ class Feedback:
         if first_byte_s is not None:
             self._learner.answered(pool, key, first_byte_s, None, now)
             self._began(entry, key, number, first_byte_s)
-            if number is not None and entry.status < FIRST_ERROR:
-                router.confirmed(number, key)
         if entry.answer_bytes:
             router.conditions.alive(key, now)
             if number in router.suspects and number is not None and 0 < entry.status < FIRST_ERROR:
                 router.answered_well(number, key, now)
         if entry.served is not None and number is not None:
             self.moved += router.note_serving(number, entry.served, now)
+            if entry.answer_bytes and 0 < entry.status < FIRST_ERROR:
+                router.confirmed(number, key)
 
     def _good(
         self, entry: Entry, pool: str, key: EndpointKey, number: int | None, now: float
@@ -225,13 +226,12 @@ class Feedback:
                     pool, each, alike=alike, sibling_well=good, unreadable=entry.unreadable
                 )
                 self._convict(pool, evidence, number, each, now)
-        if number is not None and not good:
-            if key is not None and keeps_prompt(last.attempt):
-                self._router.confirmed(number, key)
-            else:
-                self._router.rejected(number)
-        if key is not None and last.attempt.reached:
-            self._credit(entry, last.attempt, key, number, now)
+        if number is not None and not (good and key is not None):
+            self._resolved(last.attempt, key, number)
+        if key is not None and last.attempt.reached and entry.attempts > 1:
+            self.retried += entry.served != entry.picks.partition(",")[0]
+            if number is not None:
+                self._router.starts.served(number, key, now)
         if good and key is not None:
             self._good(entry, pool, key, number, now)
             return GOOD
@@ -239,13 +239,12 @@ class Feedback:
         first_byte_s = entry.first_byte_s if last.attempt.ended is _DONE else None
         return last.outcome or self._convict(pool, evidence, number, last, now, first_byte_s)
 
-    def _credit(
-        self, entry: Entry, attempt: Attempt, key: EndpointKey, number: int | None, now: float
-    ) -> None:
-        if entry.attempts > 1 and entry.served != entry.picks.partition(",")[0]:
-            self.retried += 1
-            if number is not None and keeps_prompt(attempt):
-                self._router.credit(number, key, now)
+    def _resolved(self, attempt: Attempt, key: EndpointKey | None, number: int) -> None:
+        """Tell what an answer that is not good leaves of the prompt in the replica's cache."""
+        if key is not None and keeps_prompt(attempt):
+            self._router.confirmed(number, key)
+        else:
+            self._router.rejected(number)
 
     def _suspect(self, pool: str, attempt: Attempt, number: int, now: float) -> None:
         """Tell the router what an attempt says of a replica's death, and of who is to blame."""

@@ -21,12 +21,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.state.leases import Leased, Released
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ext_proc.routing.cache.prefix_index import PrefixIndex
+    from ext_proc.routing.cache.trials import Trials, Verdict
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.state.leases import Lease, LeaseEvent, LeaseKey, Leases
     from ext_proc.routing.state.ledger import Ledger
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import EndpointKey
     from ext_proc.routing.values.ticket import Ticket
 
-    ReplicationEvent: TypeAlias = "Share | LatencySample | Inserted | LeaseEvent | SuspicionEvent"
+    ReplicationEvent: TypeAlias = (
+        "Share | LatencySample | Inserted | Verdict | LeaseEvent | SuspicionEvent"
+    )
     """Any event that a peer worker sends."""
 
 
@@ -67,7 +71,8 @@ class PeerWorkers:
 
     Args:
         ledger: Its loads include the requests of peer workers.
-        index: Takes the blocks that peer workers inserted.
+        index: Gives the uses from which a worker that starts learns it.
+        trials: Takes the blocks that peer workers inserted, and their verdicts.
         leases: Takes the leases that peer workers granted.
         conditions: Notified of the picks of peer workers.
         replicas: The registered replicas.
@@ -81,6 +86,7 @@ class PeerWorkers:
         self,
         ledger: Ledger,
         index: PrefixIndex,
+        trials: Trials,
         leases: Leases,
         conditions: Conditions,
         replicas: Mapping[EndpointKey, Replica],
@@ -90,6 +96,7 @@ class PeerWorkers:
     ) -> None:
         self._ledger = ledger
         self._index = index
+        self._trials = trials
         self._leases = leases
         self._conditions = conditions
         self._replicas = replicas
@@ -130,9 +137,10 @@ class PeerWorkers:
         """Return events that reproduce what is held against requests."""
         return self._suspicion.events()
 
-    def index_uses(self) -> Iterable[Inserted]:
-        """Return inserts that reproduce the prefix index from an empty one."""
-        return self._index.uses()
+    def index_uses(self) -> Iterator[Inserted]:
+        """Yield inserts that reproduce the prefix index from an empty one."""
+        yield from self._index.uses()
+        yield from self._trials.standing()
 
     def follow(self, peer_worker: int, event: ReplicationEvent, now: float) -> None:
         """Apply one replication event.
@@ -144,9 +152,8 @@ class PeerWorkers:
         """
         if isinstance(event, Share):
             self._share(peer_worker, event, now)
-        elif isinstance(event, Inserted):
-            if event.endpoint in self._replicas:
-                self._index.insert(event.endpoint, event.blocks, now)
+        elif isinstance(event, (Inserted, Confirmed, Withdrawn)):
+            self._trials.follow(peer_worker, event, now)
         elif isinstance(event, LatencySample):
             if event.ticket.endpoint in self._replicas:
                 self._learn(event.ticket, event.ended)
@@ -160,6 +167,7 @@ class PeerWorkers:
     def lost(self, peer_worker: int) -> int:
         """Drop the requests in flight of a peer worker whose state is lost; return their number."""
         self._suspicion.deaths.lost(peer_worker)
+        self._trials.lost(peer_worker)
         shares = self._shares.pop(peer_worker, {})
         for share in shares.values():
             self._ledger.shift(share.endpoint, -share.in_flight, -share.work)

@@ -18,10 +18,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ext_proc.blame.origins import Origins
-from ext_proc.routing.cache.credit import Credit
 from ext_proc.routing.cache.exact_index import ExactIndex
-from ext_proc.routing.cache.prefix_index import Inserted
 from ext_proc.routing.cache.reuse import Reuse
+from ext_proc.routing.cache.tenants import tenant_of
+from ext_proc.routing.cache.trials import Trials
 from ext_proc.routing.explain import Explainer, counters, describe
 from ext_proc.routing.health.conditions import Conditions
 from ext_proc.routing.learner import Learner
@@ -39,12 +39,13 @@ from ext_proc.routing.state.ledger import MAX_TICKETS, Charged, Ledger, LedgerEv
 from ext_proc.routing.state.starts import SequenceStarts
 from ext_proc.routing.suspicion import Suspicion
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
-from ext_proc.routing.values.ticket import Outcome, Ticket
+from ext_proc.routing.values.ticket import DONE, Outcome, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from ext_proc.routing.cache.exact_index import IndexEvent
+    from ext_proc.routing.cache.trials import Verdict
     from ext_proc.routing.pipeline.scheduler import Choice
     from ext_proc.routing.state.leases import LeaseKey
     from ext_proc.routing.suspicion import SuspicionEvent
@@ -73,7 +74,7 @@ class Router:
         *,
         max_tickets: int = MAX_TICKETS,
         zone: str = "",
-        on_event: Callable[[LedgerEvent | IndexEvent | LeaseEvent | SuspicionEvent], None]
+        on_event: Callable[[LedgerEvent | IndexEvent | Verdict | LeaseEvent | SuspicionEvent], None]
         | None = None,
         on_sequence: Callable[[], None] | None = None,
     ) -> None:
@@ -98,9 +99,12 @@ class Router:
         self.learner = Learner(self.registry.members)
         self.suspicion = Suspicion(self.ledger.ticket, on_event, on_sequence)
         """Bodies of requests without a verdict, and what is held against them."""
+        self.trials = Trials(self.index, self.registry.members, on_event)
+        """Prompts in the index whose answers have not begun."""
         self.peers = PeerWorkers(
             self.ledger,
             self.index,
+            self.trials,
             self.leases,
             self.conditions,
             self.registry.members,
@@ -117,7 +121,6 @@ class Router:
         self._pool_states = self.registry.pool_states
         self._members = self.registry.members
         self._on_sequence = on_sequence
-        self._credit = Credit()
         self.origins = Origins()
         """On whose behalf the latest requests were sent, by ticket."""
         self.suspects: Collection[int] = self.suspicion.open
@@ -175,7 +178,7 @@ class Router:
         pool_state = self._pool_states.get(request.pool)
         if pool_state is None:
             return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {request.pool!r}")
-        self.index.expire(now)
+        self._expire(now)
         held = self.suspicion
         if held.deaths.active and (refusal := held.admit(request, now)) is not None:
             return refusal
@@ -201,14 +204,15 @@ class Router:
         candidates = context.candidates
         candidate, matched = candidates[picked], context.matched[picked]
         self.conditions.picked(pool.name, candidate.key, now)
-        if request.blocks:
-            self._inserted(candidate.key, request.blocks, now)
         ticket = self._charge(choice, picked, pool.name)
         addresses = tuple([candidates[index].address for index in order])
         if lease_key is not None:
             lease = Lease(candidate.key, context.variant, now + pool.sequence_idle_s)
             self._leased(lease_key, None if request.features.sequence_end else lease, now)
             self.starts.note(ticket, lease_key, addresses)
+        if request.blocks and ticket is not None:
+            tenant = tenant_of(request.features, pool.seed)
+            self.trials.propose(ticket.id, candidate.key, request.blocks, tenant, matched, now)
         decision = Decision(
             ticket,
             addresses,
@@ -240,8 +244,6 @@ class Router:
         self.origins.note(number, context.request)
         if context.request.features.form in GOES_ON:
             self.registry.abandoned.note(ticket)
-        if context.request.blocks:
-            self._credit.note(number, context.request.blocks)
         if context.request.body is not None:
             self.suspicion.picked(number, candidate.key.id, context.request, now)
         if context.tokens is not None:
@@ -274,6 +276,7 @@ class Router:
             The ticket that is open now. It is a new one, unless the pick itself served, the pool
             does not know the address, or the ticket is settled already.
         """
+        first = ticket.id
         ticket = self._moved.pop(ticket.id, ticket)
         found = self.at(ticket.pool, address)
         if found is None or found == ticket.endpoint:
@@ -284,21 +287,9 @@ class Router:
         self._last_ticket += 1
         moved = Ticket(self._last_ticket, found, ticket.pool, ticket.work, now)
         self._charged(moved)
-        self.credit(ticket.id, found, now)
+        self.starts.served(first, found, now)
+        self.trials.move(first, found, now)
         return moved
-
-    def credit(self, ticket_id: int, endpoint: EndpointKey, now: float) -> None:
-        """Record in index and leases which replica served a request after a retry by the proxy.
-
-        Args:
-            ticket_id: Ticket of the request; it may be settled already.
-            endpoint: The replica that served it.
-            now: Monotonic seconds.
-        """
-        self.starts.served(ticket_id, endpoint, now)
-        blocks = self._credit.take(ticket_id)
-        if blocks and endpoint in self._members:
-            self._inserted(endpoint, blocks, now)
 
     def note_serving(self, ticket_id: int, address: str, now: float) -> bool:
         """Move the charge of a running request to the replica at ``address`` that serves it.
@@ -315,6 +306,7 @@ class Router:
         if moved is known:
             return False
         self._moved[ticket_id] = moved
+        self.trials.move(ticket_id, moved.endpoint, now)
         return True
 
     def settle(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
@@ -328,7 +320,8 @@ class Router:
         Returns:
             False if it was settled before, by this method or by the removal of its endpoint.
         """
-        self.index.expire(now)
+        self._expire(now)
+        self.trials.ended(ticket.id, now, done=outcome is DONE)
         if self.suspicion.deaths.active:
             self.suspicion.settled(ticket.id, now)
         if self._moved:
@@ -350,9 +343,11 @@ class Router:
 
     def confirmed(self, ticket_id: int, endpoint: EndpointKey) -> None:
         """Note that a request's answer began on a replica with a status below 400."""
+        self.trials.confirm(ticket_id, endpoint)
 
     def rejected(self, ticket_id: int) -> None:
         """Note that a request ended without an answer below 400."""
+        self.trials.reject(ticket_id)
 
     # Events are only made where ``on_event`` is set, as this is the hot path.
 
@@ -368,10 +363,9 @@ class Router:
             self._on_event(Settled(ticket_id, outcome))
         return changed
 
-    def _inserted(self, key: EndpointKey, blocks: tuple[int, ...], now: float) -> None:
-        self.index.insert(key, blocks, now)
-        if self._on_event is not None:
-            self._on_event(Inserted(key, blocks, now))
+    def _expire(self, now: float) -> None:
+        self.trials.expire(now)
+        self.index.expire(now)
 
     def _leased(self, key: LeaseKey, lease: Lease | None, now: float) -> None:
         if lease is None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ext_proc.blame.law import Effect
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Settled
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ext_proc.routing.cache.exact_index import IndexEvent
+    from ext_proc.routing.cache.trials import Verdict as TrialVerdict
     from ext_proc.routing.state.leases import LeaseEvent
     from ext_proc.routing.state.ledger import LedgerEvent
     from ext_proc.routing.suspicion import SuspicionEvent
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     LocalEvent: TypeAlias = (
         LedgerEvent
         | IndexEvent
+        | TrialVerdict
         | LeaseEvent
         | TelemetryUpdate
         | Judged
@@ -60,7 +63,7 @@ ALL_SAMPLES: Final = 256
 THEN_EVERY: Final = 4
 _GOOD: Final = Effect.GOOD
 _UNCHANGED: Final = (
-    *(Inserted, Leased, Released),
+    *(Inserted, Confirmed, Withdrawn, Leased, Released),
     *(ReadingsUpdate, ScrapeFailed, Restarted, PushEnded),
     *(Probed, Indexed),
     *SUSPICION_EVENTS,

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.routing.state.ledger import Charged
@@ -70,7 +71,11 @@ PART_BYTES: Final = 2**16
 """Size of one part of a snapshot of the index."""
 
 
-_REPLICATION_EVENTS: Final = (Share, Inserted, LatencySample, Leased, Released, *SUSPICION_EVENTS)
+_INDEX_EVENTS: Final = (Inserted, Confirmed, Withdrawn)
+_REPLICATION_EVENTS: Final = (
+    *(Share, *_INDEX_EVENTS, LatencySample, Leased, Released),
+    *SUSPICION_EVENTS,
+)
 """Messages that routers follow."""
 _AT_ONCE: Final = frozenset({Leased, Released, SuspectRun})
 

@@ -12,6 +12,7 @@ import orjson
 from ext_proc.blame.fingerprint import BYTES
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS
@@ -35,12 +36,15 @@ from ext_proc.workers.records import (
     MAX_NAMES,
     SAMPLE,
     SHARE,
+    TAG_CONFIRMED,
     TAG_INSERTED,
     TAG_JSON,
     TAG_JUDGED,
     TAG_NAME,
     TAG_SAMPLE,
     TAG_SHARE,
+    TAG_WITHDRAWN,
+    TRIED,
     GarbledError,
 )
 
@@ -75,6 +79,8 @@ class Decoder:
             TAG_SHARE: self._share,
             TAG_SAMPLE: self._sample,
             TAG_INSERTED: self._inserted,
+            TAG_CONFIRMED: self._confirmed,
+            TAG_WITHDRAWN: self._withdrawn,
             TAG_JSON: self._json,
             TAG_JUDGED: self._judged,
         }
@@ -150,13 +156,19 @@ class Decoder:
         return at + SAMPLE.size, LatencySample(ticket, _finite(ended))
 
     def _inserted(self, frame: bytes, at: int) -> _Read:
-        _, number, when, count = INSERTED.unpack_from(frame, at)
+        _, number, when, tenant, ticket, count = INSERTED.unpack_from(frame, at)
         at += INSERTED.size
         end = at + count * BLOCK_BYTES
         if count > MAX_BLOCKS or end > len(frame):
             raise GarbledError(f"invalid insert of {count} blocks")
         blocks = tuple(array("q", frame[at:end]))
-        return end, Inserted(self._endpoint(number), blocks, _finite(when))
+        return end, Inserted(self._endpoint(number), blocks, _finite(when), tenant, ticket)
+
+    def _confirmed(self, frame: bytes, at: int) -> _Read:
+        return at + TRIED.size, Confirmed(TRIED.unpack_from(frame, at)[1])
+
+    def _withdrawn(self, frame: bytes, at: int) -> _Read:
+        return at + TRIED.size, Withdrawn(TRIED.unpack_from(frame, at)[1])
 
     def _judged(self, frame: bytes, at: int) -> _Read:
         _, pool, endpoint, effect, first_byte_s, answer_s, rate, answered, times, origin = (

@@ -10,6 +10,7 @@ import orjson
 
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.routing.suspicion import CallerLeft, Died, Gone, SuspectCleared, SuspectRun
@@ -26,12 +27,15 @@ from ext_proc.workers.records import (
     MAX_NAMES,
     SAMPLE,
     SHARE,
+    TAG_CONFIRMED,
     TAG_INSERTED,
     TAG_JSON,
     TAG_JUDGED,
     TAG_NAME,
     TAG_SAMPLE,
     TAG_SHARE,
+    TAG_WITHDRAWN,
+    TRIED,
     framed,
 )
 
@@ -57,6 +61,8 @@ class Encoder:
             Share: self._share,
             LatencySample: self._sample,
             Inserted: self._inserted,
+            Confirmed: self._confirmed,
+            Withdrawn: self._withdrawn,
             Leased: self._leased,
             Released: self._released,
             ReadingsUpdate: self._readings_update,
@@ -133,11 +139,17 @@ class Encoder:
         )
 
     def _inserted(self, event: Inserted, into: bytearray) -> None:
-        endpoint, blocks, at = event
+        endpoint, blocks, at, tenant, ticket = event
         blocks = blocks[:MAX_BLOCKS]
         number = self._number(endpoint)
-        into += INSERTED.pack(TAG_INSERTED, number, at, len(blocks))
+        into += INSERTED.pack(TAG_INSERTED, number, at, tenant, ticket, len(blocks))
         into += array("q", blocks).tobytes()
+
+    def _confirmed(self, event: Confirmed, into: bytearray) -> None:
+        into += TRIED.pack(TAG_CONFIRMED, event.ticket)
+
+    def _withdrawn(self, event: Withdrawn, into: bytearray) -> None:
+        into += TRIED.pack(TAG_WITHDRAWN, event.ticket)
 
     def _leased(self, event: Leased, into: bytearray) -> None:
         (pool, sequence), (endpoint, variant, expires) = event

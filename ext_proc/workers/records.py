@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     """Content of a record."""
 
-VERSION: Final = 3
+VERSION: Final = 4
 MAX_FRAME: Final = 2**20
 """Maximum bytes of a frame."""
 MAX_NAMES: Final = 2**16
@@ -42,7 +42,8 @@ MAX_JSON: Final = 2**18
 LENGTH: Final = struct.Struct("<I")
 SHARE: Final = struct.Struct("<BIIIQdd")
 SAMPLE: Final = struct.Struct("<BIIddddIB")
-INSERTED: Final = struct.Struct("<BIdI")
+INSERTED: Final = struct.Struct("<BIdqQI")
+TRIED: Final = struct.Struct("<BQ")
 JUDGED: Final = struct.Struct("<BIIBdddBIQ")
 JSON: Final = struct.Struct("<BI")
 BLOCK_BYTES: Final = 8
@@ -52,6 +53,8 @@ TAG_SAMPLE: Final = 3
 TAG_INSERTED: Final = 4
 TAG_JSON: Final = 5
 TAG_JUDGED: Final = 6
+TAG_CONFIRMED: Final = 7
+TAG_WITHDRAWN: Final = 8
 EFFECTS: Final = tuple(Effect)
 EFFECT_NUMBERS: Final = {effect: number for number, effect in enumerate(EFFECTS)}
 

@@ -29,8 +29,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ext_proc.routing.cache import prefix_index
-from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_uses import ReportedUse, Use
+from ext_proc.routing.cache.provisional import ProvisionalIndex
 
 if TYPE_CHECKING:
     from ext_proc.routing.cache.prefix_table import Steps
@@ -80,7 +80,7 @@ CacheEvent = Reporting | Stored | Removed | Cleared
 IndexEvent = prefix_index.IndexEvent | CacheEvent
 
 
-class ExactIndex(PrefixIndex):
+class ExactIndex(ProvisionalIndex):
     """Prompt blocks by endpoint, from our own dispatches and from the endpoints' reports."""
 
     def __init__(
@@ -201,7 +201,7 @@ class ExactIndex(PrefixIndex):
             entry = self._table.get(block)
             if self._owner(block, holder.bit) is reported:
                 reported.others[block] = reported.others.get(block, 0) + 1
-            elif reported.live >= holder.max_blocks:
+            elif reported.live >= holder.kept.max_blocks:
                 self.overflowed += 1
                 continue
             else:
@@ -210,8 +210,7 @@ class ExactIndex(PrefixIndex):
                     self._note_fork(blocks if parent is None else (parent, *blocks), block)
                 self._take(block, holder, reported)
             named[name] = block
-        while holder.count > holder.max_blocks and holder.oldest is not None:
-            self._evict(holder)
+        self._fit(holder, reported.tenant)
 
     def remove(self, endpoint: EndpointKey, engine: int, names: tuple[int, ...]) -> None:
         """Record that an engine removed blocks; unknown names are ignored."""
@@ -269,10 +268,9 @@ class ExactIndex(PrefixIndex):
             earlier = self._share(block, entry, reported)
         reported.live += 1
         if earlier is None:
-            holder.count += 1
+            holder.kept.count += 1
         else:
-            earlier.live -= 1
-            self._shrink(holder, earlier)
+            self._lost(holder, earlier, 1)
             reported.confirmed()
 
     def _release(self, block: int, holder: Holder, reported: ReportedUse) -> None:

@@ -17,7 +17,7 @@ BRANCHES: Final = 2
 class Forks:
     """Continuations by block."""
 
-    __slots__ = ("_counts", "_deepest", "_most")
+    __slots__ = ("_counts", "_deepest", "_most", "_unsure")
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -25,17 +25,23 @@ class Forks:
         """Upper bound of the continuations of any block."""
         self._deepest = 0
         """Upper bound of the depth of any block with ``BRANCHES`` continuations."""
+        self._unsure: dict[int, int] = {}
+        """Continued block by the first block of a continuation that is not confirmed."""
 
     def __len__(self) -> int:
         return len(self._counts)
 
-    def note(self, parent: int, depth: int) -> None:
+    def note(self, parent: int, depth: int, unsure: int | None = None) -> None:
         """Count a new continuation.
 
         Args:
             parent: The block that was continued.
             depth: Number of blocks of its prefix, itself included.
+            unsure: First block of the continuation, if the count ends with it unless it is
+                confirmed; ``None`` = the count stays.
         """
+        if unsure is not None:
+            self._unsure[unsure] = parent
         count = self._counts[parent] = self._counts.get(parent, 0) + 1
         self._most = max(self._most, count)
         if count >= BRANCHES:
@@ -44,6 +50,16 @@ class Forks:
     def forget(self, block: int) -> None:
         """Drop a block that no endpoint holds any more."""
         self._counts.pop(block, None)
+        if self._unsure and (parent := self._unsure.pop(block, None)) is not None:
+            count = self._counts.get(parent, 0)
+            if count > 1:
+                self._counts[parent] = count - 1
+            elif count:
+                del self._counts[parent]
+
+    def confirm(self, block: int) -> None:
+        """Keep the count of the continuation that begins with a block."""
+        self._unsure.pop(block, None)
 
     def shared(self, blocks: tuple[int, ...], matched: int, endpoints: int) -> int:
         """Return the number of widely shared leading blocks; see ``PrefixTable.shared_depth``."""

@@ -1,12 +1,14 @@
 """The prefix index: the prompt blocks that each replica probably holds in its KV cache.
 
 It is approximate: it records what this picker sent, not what an engine evicted. ``exact_index``
-adds the caches' contents as engines report them. Queries are in ``prefix_table``, changes here.
+adds the caches' contents as engines report them. Queries are in ``prefix_table``, changes of
+single blocks in ``prefix_blocks``, inserts here and, before they are confirmed, in ``provisional``.
 
 Rules:
 
 1. An endpoint's blocks are evicted in the order of their last insert, least recent first, and
-   within one insert from leaf to root: a parent is never older than its child.
+   within one insert from leaf to root: a parent is never older than its child. A tenant above its
+   share gives way to itself first (``prefix_uses``).
 2. An endpoint holds at most its ``max_blocks``; of a longer chain only the first blocks are kept.
 3. Blocks that no insert touched for the endpoint's ``ttl_s`` are dropped, a bounded number per
    ``expire`` call; an endpoint whose newest insert is that old is purged at once.
@@ -26,15 +28,15 @@ A dictionary that has just grown may take 60 more per block. ``bench/cost/decide
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ext_proc.routing.cache.prefix_table import PrefixTable
-from ext_proc.routing.cache.prefix_uses import Holder, SharedUse, Use
+from ext_proc.routing.cache.prefix_blocks import PrefixBlocks
+from ext_proc.routing.cache.prefix_uses import NOBODY, SHARED_TENANT, Holder, SharedUse, Use
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from ext_proc.routing.cache.prefix_uses import Trial
     from ext_proc.routing.values.pool import EndpointKey
 
 MAX_BLOCKS: Final = 100_000
@@ -43,7 +45,6 @@ EXPIRE_EVERY_S: Final = 1.0
 """Seconds between two passes over the oldest uses."""
 RECLAIM_BUDGET: Final = 256
 """Maximum number of blocks that one ``expire`` call drops or frees."""
-_NOTHING: Final = range(0)
 
 
 class Inserted(NamedTuple):
@@ -52,6 +53,9 @@ class Inserted(NamedTuple):
     endpoint: EndpointKey
     blocks: tuple[int, ...]
     at: float
+    tenant: int = NOBODY
+    ticket: int = 0
+    """The insert is provisional until this ticket's verdict; 0 = it is confirmed."""
 
 
 class Purged(NamedTuple):
@@ -63,7 +67,15 @@ class Purged(NamedTuple):
 IndexEvent = Inserted | Purged
 
 
-class PrefixIndex(PrefixTable):
+class _Run(NamedTuple):
+    """A use whose live blocks are one run of a chain, so that it can be continued."""
+
+    start: int
+    stop: int
+    use: Use
+
+
+class PrefixIndex(PrefixBlocks):
     """Prompt blocks by endpoint.
 
     Args:
@@ -75,8 +87,6 @@ class PrefixIndex(PrefixTable):
         super().__init__()
         self._default = (max_blocks, ttl_s)
         self._limits: dict[EndpointKey, tuple[int, float]] = {}
-        self._dead: deque[Holder] = deque()
-        self._free_bits: list[int] = []
         self._next_expiry = float("-inf")
 
     def __repr__(self) -> str:
@@ -87,7 +97,7 @@ class PrefixIndex(PrefixTable):
     def apply(self, event: IndexEvent) -> None:
         """Apply one event."""
         if isinstance(event, Inserted):
-            self.insert(event.endpoint, event.blocks, event.at)
+            self.insert(event.endpoint, event.blocks, event.at, event.tenant)
         else:
             self.purge(event.endpoint)
 
@@ -96,48 +106,40 @@ class PrefixIndex(PrefixTable):
         self._limits[endpoint] = (max_blocks, ttl_s)
         holder = self._holders.get(endpoint)
         if holder is not None:
-            holder.max_blocks, holder.ttl_s = max_blocks, ttl_s
+            holder.bound(max_blocks)
+            holder.ttl_s = ttl_s
             if holder.reported is not None:
                 holder.reported.usual_ttl_s = ttl_s
                 holder.reported.judge()
-            while holder.count > max_blocks and holder.oldest is not None:
-                self._evict(holder)
+            self._fit(holder, holder.kept.tenant(SHARED_TENANT))
 
     def forget(self, endpoint: EndpointKey) -> None:
         """Purge an endpoint that was removed, including its bounds."""
         self.purge(endpoint)
         self._limits.pop(endpoint, None)
 
-    def insert(self, endpoint: EndpointKey, blocks: tuple[int, ...], now: float) -> None:
-        """Record that an endpoint was sent a prompt.
+    def insert(
+        self, endpoint: EndpointKey, blocks: tuple[int, ...], now: float, tenant: int = NOBODY
+    ) -> None:
+        """Record that an endpoint holds a prompt.
 
         Args:
             endpoint: The endpoint.
             blocks: Chained hashes of the prompt's blocks, root first, signed 64-bit.
             now: Monotonic seconds, not less than in any earlier call.
+            tenant: Who sent it, a number of 63 bits; ``NOBODY`` = unknown.
         """
         holder = self._holders.get(endpoint) or self._enrol(endpoint)
-        whole = blocks = blocks[: holder.max_blocks]
+        whole = blocks = blocks[: holder.kept.max_blocks]
         if holder.reported is not None:
             blocks = holder.reported.missing(blocks, self._table)
         if not blocks:
             return
         if self._dead:
             self._reclaim(2 * len(blocks))
-        chain = array("q", blocks)
-        kept, use = self._continued(holder, chain)
-        if use is None:
-            use = Use(holder, chain, now)
-        else:
-            holder.unlink(use)
-            use.blocks, use.at = chain, now
-        holder.append(use)
-        touched = blocks if not kept else blocks[: kept.start] + blocks[kept.stop :]
-        repeated = self._touch(holder, use, touched, whole)
-        use.live = len(chain) - repeated
-        use.plain = not repeated
-        while holder.count > holder.max_blocks and holder.oldest is not None:
-            self._evict(holder)
+        if holder.extra:
+            _forget(holder.extra, blocks)
+        self._keep(holder, array("q", blocks), whole, tenant, now)
 
     def purge(self, endpoint: EndpointKey) -> None:
         """Drop all blocks of an endpoint; it counts as empty from now on."""
@@ -160,12 +162,18 @@ class PrefixIndex(PrefixTable):
             return
         for holder in list(self._holders.values()):
             too_old = now - holder.ttl_s
-            newest = holder.newest
-            if newest is not None and newest.at < too_old and holder.reported is None:
+            kept = holder.kept
+            newest = kept.newest
+            if (
+                newest is not None
+                and newest.at < too_old
+                and holder.reported is None
+                and holder.trials.oldest is None
+            ):
                 self.purge(holder.key)
                 continue
-            while budget > 0 and holder.oldest is not None and holder.oldest.at < too_old:
-                self._evict(holder)
+            while budget > 0 and kept.oldest is not None and kept.oldest.at < too_old:
+                self._evict(holder, kept.oldest)
                 budget -= 1
         if budget > 0:
             self._next_expiry = now + EXPIRE_EVERY_S
@@ -176,11 +184,11 @@ class PrefixIndex(PrefixTable):
         The index may change between two steps; uses inserted meanwhile may be left out.
         """
         for holder in list(self._holders.values()):
-            use = holder.oldest
+            use = holder.kept.oldest
             while use is not None:
                 newer = use.newer
                 if use.live:
-                    yield Inserted(holder.key, tuple(use.blocks), use.at)
+                    yield Inserted(holder.key, tuple(use.blocks), use.at, use.tenant.key)
                 use = newer
 
     # --- Inside ---------------------------------------------------------------------------------
@@ -193,133 +201,110 @@ class PrefixIndex(PrefixTable):
         self._live |= bit
         return holder
 
-    def _continued(self, holder: Holder, chain: array[int]) -> tuple[range, Use | None]:
-        """Find the use that a chain continues: all its live blocks are one run of the chain.
+    def _keep(
+        self,
+        holder: Holder,
+        chain: array[int],
+        whole: Sequence[int],
+        tenant: int,
+        now: float,
+        adopted: Trial | None = None,
+    ) -> None:
+        """Confirm a chain; ``whole`` is it with the blocks between that the endpoint reports.
 
-        Only the use is then touched, not its blocks, so that inserting a turn of a conversation
-        costs as much as the blocks that it adds, not those that it repeats.
+        The leading blocks that others sent too become those of ``SHARED_TENANT``, and newer than
+        the rest, as parents are.
         """
-        bit, find = holder.bit, self._table.get
+        common, shared, own = self._runs(holder, chain, tenant, adopted)
+        if not common:
+            use = self._renew(holder, chain, whole, own, tenant, now)
+        else:
+            if common < len(chain):
+                self._renew(holder, chain[common:], whole, own, tenant, now)
+            use = self._renew(holder, chain[:common], whole, shared, SHARED_TENANT, now)
+        kept = holder.kept
+        if kept.count > kept.max_blocks:
+            self._fit(holder, kept.tenants.get(tenant) or use.tenant)
+
+    def _runs(
+        self, holder: Holder, chain: array[int], tenant: int, adopted: Trial | None
+    ) -> tuple[int, _Run | None, _Run | None]:
+        """Find what a chain continues: uses all of whose live blocks are one run of the chain.
+
+        Only such a use is then touched, not its blocks, so that inserting a turn of a conversation
+        costs as much as the blocks that it adds, not those that it repeats.
+
+        Returns:
+            The number of leading blocks that other tenants hold; the largest run in them of the
+            shared tenant; the largest run of the tenant itself after them, counted from there.
+        """
+        bit, find, kept, end = holder.bit, self._table.get, holder.kept, len(chain)
+        common = at = shared_live = own_live = 0
+        shared: _Run | None = None
+        own: _Run | None = None
         seen: Use | None = None
-        for start, block in enumerate(chain):
-            entry = find(block)
+        while at < end:
+            entry = find(chain[at])
             owner = entry.uses.get(bit) if isinstance(entry, SharedUse) else entry
             if owner is None or owner.mask != bit:
                 break
-            if owner is seen:
-                continue
-            seen, live = owner, owner.live
-            if (
-                owner.plain
-                and owner.blocks[len(owner.blocks) - live :] == chain[start : start + live]
-            ):
-                return range(start, start + live), owner
-        return _NOTHING, None
+            whole, width = False, 1
+            if owner is not seen:
+                seen, live, blocks = owner, owner.live, owner.blocks
+                whole = owner.plain and blocks[len(blocks) - live :] == chain[at : at + live]
+                if whole:
+                    width = live
+            stop = at + width
+            if owner.lane is kept and (key := owner.tenant.key) != tenant:
+                common = stop
+                if whole and key == SHARED_TENANT and width > shared_live:
+                    shared, shared_live = _Run(at, stop, owner), width
+            elif whole and width > own_live and (owner.lane is kept or owner is adopted):
+                own, own_live = _Run(at, stop, owner), width
+                if width >= end - stop:
+                    break
+            at = stop
+        if own is not None:
+            start, stop, use = own
+            own = None if start < common else _Run(start - common, stop - common, use)
+        return common, shared, own
 
-    def _touch(
-        self, holder: Holder, use: Use, touched: tuple[int, ...], blocks: tuple[int, ...]
-    ) -> int:
-        """Assign blocks to a use; return how many were repeated hashes."""
-        table, bit = self._table, holder.bit
-        repeated, known = 0, True
-        overtaken: dict[Use, None] = {}
-        for block in touched:
-            entry = table.get(block)
-            if entry is None:
-                if known:
-                    known = False
-                    self._note_fork(blocks, block)
-                table[block] = use
-                holder.count += 1
-                continue
-            earlier: Use | None
-            if isinstance(entry, Use) and entry.mask == bit:
-                earlier = entry
-                table[block] = use
-            else:
-                earlier = self._share(block, entry, use)
-            if earlier is None:
-                holder.count += 1
-            elif earlier is use:
-                repeated += 1
-            else:
-                earlier.live -= 1
-                overtaken[earlier] = None
-        for each in overtaken:
-            self._shrink(holder, each)
-        return repeated
-
-    def _note_fork(self, blocks: tuple[int, ...], new: int) -> None:
-        """Count a new continuation if a known prefix is followed by the block ``new``."""
-        at = blocks.index(new)
-        if at:
-            self._forks.note(blocks[at - 1], at)
-
-    def _share(self, block: int, entry: Use | SharedUse, use: Use) -> Use | None:
-        """Touch a block that other endpoints hold too; return this endpoint's earlier use of it."""
-        if isinstance(entry, Use):
-            self._table[block] = SharedUse(entry, use)
-            return None
-        earlier = entry.uses.get(use.mask)
-        entry.uses[use.mask] = use
-        entry.mask |= use.mask
-        return earlier
-
-    def _shrink(self, holder: Holder, use: Use) -> None:
-        """Drop the hashes that later uses took over, once they are the majority."""
-        if use.live == 0:
-            holder.unlink(use)
-        elif 2 * use.live < len(use.blocks):
-            kept = [block for block in use.blocks if self._owner(block, holder.bit) is use]
-            use.blocks = array("q", kept)
-
-    def _owner(self, block: int, bit: int) -> Use | None:
-        entry = self._table.get(block)
-        if isinstance(entry, SharedUse):
-            return entry.uses.get(bit)
-        return entry
-
-    def _evict(self, holder: Holder) -> None:
-        """Drop the leaf of an endpoint's oldest use."""
-        use = holder.oldest
-        if use is None:
-            reported = holder.reported
-            if (
-                reported is not None
-                and self._owner(block := reported.pop() or 0, holder.bit) is reported
-            ):
-                self._drop(block, holder, reported)
-            return
-        while use.live and use.blocks:
-            block = use.blocks.pop()
-            if self._owner(block, holder.bit) is use:
-                self._drop(block, holder, use)
-                break
-        if use.live == 0 or not use.blocks:
-            holder.unlink(use)
-
-    def _drop(self, block: int, holder: Holder, use: Use) -> None:
-        entry = self._table[block]
-        if isinstance(entry, Use):
-            del self._table[block]
-            self._forks.forget(block)
+    def _renew(
+        self,
+        holder: Holder,
+        chain: array[int],
+        whole: Sequence[int],
+        run: _Run | None,
+        tenant: int,
+        now: float,
+    ) -> Use:
+        """Make a chain the newest use of a tenant, from a use that it continues if there is one."""
+        kept = holder.kept
+        touched = chain
+        if run is None:
+            use = Use(holder, chain, now, kept, kept.tenant(tenant))
         else:
-            del entry.uses[holder.bit]
-            entry.mask ^= holder.bit
-            if len(entry.uses) == 1:
-                self._table[block] = next(iter(entry.uses.values()))
-        use.live -= 1
-        holder.count -= 1
+            use = run.use
+            if use.lane is kept:
+                kept.unlink(use)
+            else:  # a trial; it is in no list any more
+                live = use.live
+                use.lane.count -= live
+                use.tenant.live -= live
+                use.lane, use.tenant = kept, kept.tenant(tenant)
+                kept.count += live
+                use.tenant.live += live
+            use.blocks, use.at = chain, now
+            touched = chain[: run.start] + chain[run.stop :]
+        kept.append(use)
+        repeated = self._touch(holder, use, touched, whole) if touched else 0
+        live = len(chain) - repeated
+        use.tenant.live += live - use.live
+        use.live = live
+        use.plain = not repeated
+        return use
 
-    def _reclaim(self, budget: int) -> int:
-        """Free the memory of purged endpoints; return the rest of the budget."""
-        while self._dead and budget > 0:
-            holder = self._dead[0]
-            while holder.count and budget > 0:
-                self._evict(holder)
-                budget -= 1
-            if holder.count == 0:
-                self._dead.popleft()
-                del self._by_bit[holder.bit]
-                self._free_bits.append(holder.bit)
-        return budget
+
+def _forget(counts: dict[int, int], blocks: Iterable[int]) -> None:
+    for block in blocks:
+        counts.pop(block, None)

@@ -53,9 +53,9 @@ class PrefixTable:
         return len(self._table)
 
     def held(self, endpoint: EndpointKey) -> int:
-        """Return the number of blocks that an endpoint holds."""
+        """Return the number of blocks that an endpoint holds, confirmed and provisional."""
         holder = self._holders.get(endpoint)
-        return 0 if holder is None else holder.count
+        return 0 if holder is None else holder.kept.count + holder.trials.count
 
     def matched(self, blocks: tuple[int, ...], endpoint: EndpointKey) -> int:
         """Return the number of leading blocks that an endpoint holds without a gap."""

@@ -1,4 +1,16 @@
-"""Parts of the prefix index: uses (inserts) and the endpoints that they belong to."""
+"""Parts of the prefix index: uses (inserts), and the endpoints and tenants that they belong to.
+
+Rules:
+
+1. A use is in one *lane* of its endpoint: ``kept`` (confirmed blocks) or ``trials`` (provisional
+   ones). A lane lists its uses by age, and those of each tenant by age.
+2. A lane counts its blocks, and a tenant those of its uses. A tenant without uses is dropped.
+3. A tenant that has more than ``1 / SHARES`` of a lane's bound, while others have blocks there,
+   gives way to itself: what it inserts evicts its own oldest use. Others' inserts evict the oldest
+   use of all.
+4. Blocks that several tenants sent belong to ``SHARED_TENANT``, which has no share: a tenant that
+   gives way to itself takes no common prefix with it.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +26,95 @@ SPECULATIVE_S: Final = 2.0
 """Seconds for which prompts sent to a reporting endpoint count as held without confirmation."""
 DOUBTS: Final = 64
 """Unconfirmed prompts in a row from which on reports and our hashes are taken not to match."""
+SHARES: Final = 4
+"""A tenant's share of a lane's bound is one part of so many."""
+TRIAL_SHARES: Final = 10
+"""Provisional blocks of an endpoint: one part of so many of its bound, but at least
+``TRIAL_BLOCKS``, or the bound itself if it is lower."""
+TRIAL_BLOCKS: Final = 2048
+"""The longest prompt, which must have room."""
+NOBODY: Final = 0
+"""The tenant of all requests that name none."""
+SHARED_TENANT: Final = -1
+
+
+class Tenant:
+    """The uses of one tenant in one lane."""
+
+    __slots__ = ("key", "live", "newest", "oldest")
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.live = 0
+        """Blocks of its uses."""
+        self.oldest: Use | None = None
+        self.newest: Use | None = None
 
 
 class Use:
     """One insert: the blocks that no later insert has touched, root first."""
 
-    __slots__ = ("at", "blocks", "holder", "live", "mask", "newer", "older", "plain")
+    __slots__ = (
+        "at",
+        "before",
+        "behind",
+        "blocks",
+        "holder",
+        "lane",
+        "live",
+        "mask",
+        "newer",
+        "older",
+        "plain",
+        "tenant",
+    )
 
-    def __init__(self, holder: Holder, blocks: array[int], at: float) -> None:
+    def __init__(
+        self, holder: Holder, blocks: array[int], at: float, lane: Lane, tenant: Tenant
+    ) -> None:
         self.holder = holder
         self.mask = holder.bit
         self.blocks = blocks
         self.live = 0
         self.at = at
+        self.lane = lane
+        self.tenant = tenant
         self.older: Use | None = None
         self.newer: Use | None = None
+        self.before: Use | None = None
+        """The next older use of the same tenant."""
+        self.behind: Use | None = None
+        """The next newer use of the same tenant."""
         self.plain = True
         """Whether no hash occurs twice in it."""
+
+
+class Trial(Use):
+    """A provisional insert: ``blocks`` is the whole prompt, of which it owns what was new.
+
+    It claims the blocks from ``base`` on: those that it owns, and those before them that earlier
+    trials own.
+    """
+
+    __slots__ = ("base", "fork", "pending", "serial")
+
+    def __init__(
+        self,
+        holder: Holder,
+        blocks: array[int],
+        at: float,
+        lane: Lane,
+        tenant: Tenant,
+        serial: int,
+    ) -> None:
+        super().__init__(holder, blocks, at, lane, tenant)
+        self.serial = serial
+        """Rises with each trial."""
+        self.base = 0
+        self.fork: int | None = None
+        """The block that it noted as the beginning of a continuation of known blocks."""
+        self.pending = True
+        """Whether its claims count; false once it is withdrawn, confirmed or displaced."""
 
 
 class SharedUse:
@@ -43,41 +127,98 @@ class SharedUse:
         self.uses = {first.mask: first, second.mask: second}
 
 
+class Lane:
+    """Uses of one endpoint by age.
+
+    Attributes:
+        count: Number of blocks.
+        max_blocks: Bound of ``count``; the index keeps it.
+    """
+
+    __slots__ = ("count", "max_blocks", "newest", "oldest", "tenants")
+
+    def __init__(self, max_blocks: int) -> None:
+        self.count = 0
+        self.max_blocks = max_blocks
+        self.oldest: Use | None = None
+        self.newest: Use | None = None
+        self.tenants: dict[int, Tenant] = {}
+
+    def tenant(self, key: int) -> Tenant:
+        """Return a tenant; it is kept once it has a use."""
+        return self.tenants.get(key) or Tenant(key)
+
+    def append(self, use: Use) -> None:
+        """Append a use as the newest one, also of its tenant."""
+        newest = use.older = self.newest
+        use.newer = None
+        if newest is None:
+            self.oldest = use
+        else:
+            newest.newer = use
+        self.newest = use
+        tenant = use.tenant
+        last = use.before = tenant.newest
+        use.behind = None
+        if last is None:
+            tenant.oldest = use
+            self.tenants[tenant.key] = tenant
+        else:
+            last.behind = use
+        tenant.newest = use
+
+    def unlink(self, use: Use) -> None:
+        """Remove a use from the lists."""
+        older, newer = use.older, use.newer
+        if older is None:
+            self.oldest = newer
+        else:
+            older.newer = newer
+        if newer is None:
+            self.newest = older
+        else:
+            newer.older = older
+        tenant, older, newer = use.tenant, use.before, use.behind
+        if older is None:
+            tenant.oldest = newer
+        else:
+            older.behind = newer
+        if newer is None:
+            tenant.newest = older
+            if older is None:
+                del self.tenants[tenant.key]
+        else:
+            newer.before = older
+
+    def victim(self, tenant: Tenant) -> Use | None:
+        """Return the use from which an insert of a tenant evicts (rule 3)."""
+        live = tenant.live
+        if SHARES * live > self.max_blocks and live < self.count and tenant.key != SHARED_TENANT:
+            return tenant.oldest or self.oldest
+        return self.oldest
+
+
 class Holder:
     """One endpoint's part of the index."""
 
-    __slots__ = ("bit", "count", "key", "max_blocks", "newest", "oldest", "reported", "ttl_s")
+    __slots__ = ("bit", "extra", "kept", "key", "reported", "trials", "ttl_s")
 
     def __init__(self, key: EndpointKey, bit: int, max_blocks: int, ttl_s: float) -> None:
         self.key = key
         self.bit = bit
-        self.count = 0
-        self.max_blocks = max_blocks
+        self.kept = Lane(max_blocks)
+        self.trials = Lane(0)
+        self.bound(max_blocks)
         self.ttl_s = ttl_s
-        self.oldest: Use | None = None
-        self.newest: Use | None = None
+        self.extra: dict[int, int] = {}
+        """Number of trials that claim a provisional block in addition to the first one."""
         self.reported: ReportedUse | None = None
         """The blocks that it reports; ``None`` for an endpoint that does not report."""
 
-    def append(self, use: Use) -> None:
-        """Append a use as the newest one."""
-        use.older, use.newer = self.newest, None
-        if self.newest is None:
-            self.oldest = use
-        else:
-            self.newest.newer = use
-        self.newest = use
-
-    def unlink(self, use: Use) -> None:
-        """Remove a use from the list."""
-        if use.older is None:
-            self.oldest = use.newer
-        else:
-            use.older.newer = use.newer
-        if use.newer is None:
-            self.newest = use.older
-        else:
-            use.newer.older = use.older
+    def bound(self, max_blocks: int) -> None:
+        """Set the bounds of both lanes."""
+        self.kept.max_blocks = max_blocks
+        self.trials.max_blocks = max(max_blocks // TRIAL_SHARES, min(max_blocks, TRIAL_BLOCKS))
 
 
 class ReportedUse(Use):
@@ -89,7 +230,7 @@ class ReportedUse(Use):
     __slots__ = ("complete", "copies", "doubts", "names", "others", "usual_ttl_s")
 
     def __init__(self, holder: Holder, *, complete: bool) -> None:
-        super().__init__(holder, array("q"), 0.0)
+        super().__init__(holder, array("q"), 0.0, holder.kept, Tenant(SHARED_TENANT))
         self.plain = False
         self.names: dict[int, dict[int, int]] = {}
         """By engine: block by name."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ext_proc.blame.law import Effect
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted, Purged
+from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import LeaseKey, Released
 from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Settled
@@ -106,6 +107,8 @@ def test_what_peers_learn_by_themselves_is_not_told():
     account = Account()
     for unchanged in (
         Inserted(key(0), (1, 2), 1.0),
+        Confirmed(1),
+        Withdrawn(2),
         Released(LeaseKey(POOL, SequenceKey("m", "", 7))),
     ):
         assert account.take(unchanged, 1.0) == (unchanged,)

@@ -14,6 +14,7 @@ from ext_proc.blame.fingerprint import BYTES
 from ext_proc.blame.law import Effect
 from ext_proc.feedback.entries import Judged
 from ext_proc.routing.cache.prefix_index import Inserted
+from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Lease, Leased, LeaseKey, Released
 from ext_proc.routing.state.ledger import MAX_TICKETS
@@ -88,7 +89,9 @@ events = st.one_of(
         ),
         times,
     ),
-    st.builds(Inserted, keys, blocks, times),
+    st.builds(Inserted, keys, blocks, times, st.integers(-1, 2**63 - 1), st.integers(0, 2**64 - 1)),
+    st.builds(Confirmed, st.integers(0, 2**64 - 1)),
+    st.builds(Withdrawn, st.integers(0, 2**64 - 1)),
     st.builds(Leased, sequences, st.builds(Lease, keys, texts, times)),
     st.builds(Released, sequences),
     st.builds(Died, texts, st.none() | fingerprints, times, st.booleans()),
@@ -196,10 +199,12 @@ NAMES = name(b'"pool"') + name(b'["a", 1]')
         NAMES + SHARE.pack(TAG_SHARE, 0, 1, 1, 1, 1.0, 1.0)[:-1],  # cut
         NAMES + SHARE.pack(TAG_SHARE, 1, 0, 1, 1, 1.0, 1.0),  # a pool for an endpoint
         NAMES + SAMPLE.pack(TAG_SAMPLE, 0, 1, 1.0, 1.0, float("inf"), 0.0, 0, 1),
-        INSERTED.pack(TAG_INSERTED, 0, 0.0, 0),  # a number without a name
-        name(b'"pool"') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0),  # a pool for an endpoint
-        name(b'["a", 1]') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 2) + array("q", [1]).tobytes(),
-        name(b'["a", 1]') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 2**32 - 1),
+        INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 0),  # a number without a name
+        name(b'"pool"') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 0),  # a pool for an endpoint
+        name(b'["a", 1]')
+        + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 2)
+        + array("q", [1]).tobytes(),
+        name(b'["a", 1]') + INSERTED.pack(TAG_INSERTED, 0, 0.0, 0, 0, 2**32 - 1),
         name(b"{}"),
         JSON.pack(TAG_JSON, 2**31) + b"[]",
         JSON.pack(TAG_JSON, 9) + b'["what?"]',

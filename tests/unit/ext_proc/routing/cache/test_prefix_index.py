@@ -204,7 +204,7 @@ def test_touching_again_and_again_takes_no_memory() -> None:
         own = tuple(rng.getrandbits(60) for _ in range(2)) if number % 50 == 0 else ()
         index.insert(A, shared + own, float(number))
     holder = index._holders[A]
-    kept, use = 0, holder.oldest
+    kept, use = 0, holder.kept.oldest
     while use is not None:
         kept += len(use.blocks)
         use = use.newer

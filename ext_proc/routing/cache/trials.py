@@ -1,0 +1,244 @@
+"""Verdicts on provisional inserts: which prompts of requests stay in the prefix index. Pure.
+
+Rules:
+
+1. A request's prompt is inserted provisionally with its ticket (``provisional``). It is confirmed
+   at the replica on which the answer began with a status below 400, as the proxy's log says. A
+   request that was refused, failed, or was left before that leaves nothing.
+2. A retry moves the insert to the replica that serves it; the one before has nothing of it.
+3. A request that ended without a verdict waits ``GRACE_S`` for its log entry. If entries of other
+   requests arrived meanwhile, the log works and this entry is lost: the insert is withdrawn. If
+   none arrived, there is no log, and the end of the request decides: a normal one confirms.
+4. From then on, until an entry arrives, ends decide at once.
+5. A running request keeps its insert. At most ``MAX_BLOCKS`` blocks wait for a verdict; beyond, the
+   oldest inserts are withdrawn.
+6. Inserts of peer workers get their verdicts from these workers. When a worker is lost, its
+   inserts without a verdict are withdrawn.
+7. Each change by this worker is an event; changes by peer workers are not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ext_proc.routing.cache.prefix_index import Inserted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator
+
+    from ext_proc.routing.cache.prefix_uses import Trial
+    from ext_proc.routing.cache.provisional import ProvisionalIndex
+    from ext_proc.routing.values.pool import EndpointKey
+
+MAX_BLOCKS: Final = 2**20
+"""About 8 bytes each, and what the index takes for new ones."""
+GRACE_S: Final = 2.0
+"""Envoy sends an entry at the latest 0.2 s after its request, a busy machine later."""
+MAX_ENDED: Final = 2**16
+"""Maximum requests that wait for their entry; beyond, the longest wait ends early."""
+_WORKER: Final = 2**48
+"""Numbers of tickets that one peer worker can have."""
+
+
+class Confirmed(NamedTuple):
+    """The provisional insert of a ticket is confirmed."""
+
+    ticket: int
+
+
+class Withdrawn(NamedTuple):
+    """The provisional insert of a ticket is withdrawn."""
+
+    ticket: int
+
+
+Verdict = Confirmed | Withdrawn
+
+
+class _Ended(NamedTuple):
+    """A request that ended without a verdict."""
+
+    due: float
+    ticket: int
+    done: bool
+    heard: int
+
+
+class Trials:
+    """Provisional inserts by ticket.
+
+    Args:
+        index: The prefix index.
+        members: The registered replicas.
+        on_event: Called with each change that this worker's requests cause.
+    """
+
+    def __init__(
+        self,
+        index: ProvisionalIndex,
+        members: Container[EndpointKey],
+        on_event: Callable[[Inserted | Verdict], None] | None = None,
+    ) -> None:
+        self._index = index
+        self._members = members
+        self.on_event = on_event
+        self._open: dict[int, Trial] = {}
+        """By ticket; those of peer workers have negative numbers."""
+        self._ended: deque[_Ended] = deque()
+        self._left = MAX_BLOCKS
+        self._heard = 0
+        """Number of verdicts of the log."""
+        self._silent = False
+        """The log is known not to work (rule 4)."""
+        self._now = 0.0
+        """The latest time known: verdicts of the log carry none."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # --- This worker's requests -----------------------------------------------------------------
+
+    def propose(
+        self,
+        ticket: int,
+        endpoint: EndpointKey,
+        blocks: tuple[int, ...],
+        tenant: int,
+        held: int,
+        now: float,
+    ) -> None:
+        """Insert the prompt of a request.
+
+        Args:
+            ticket: The request's ticket, above 0.
+            endpoint: The replica that it was sent to.
+            blocks: Its prompt, at least one block.
+            tenant: Who sent it.
+            held: How many blocks the replica probably holds.
+            now: Monotonic seconds, not less than in any earlier call.
+        """
+        self._now = now
+        self._add(ticket, self._index.propose(endpoint, blocks, now, tenant, held))
+        if self.on_event is not None:
+            self.on_event(Inserted(endpoint, blocks, now, tenant, ticket))
+
+    def move(self, ticket: int, endpoint: EndpointKey, now: float) -> None:
+        """Note that another replica serves a request now, after a retry (rule 2)."""
+        self._now = now
+        trial = self._open.get(ticket)
+        if trial is None or trial.holder.key == endpoint or endpoint not in self._members:
+            return
+        blocks, tenant = tuple(trial.blocks), trial.tenant.key
+        self._withdraw(ticket)
+        self.propose(ticket, endpoint, blocks, tenant, 0, now)
+
+    def confirm(self, ticket: int, endpoint: EndpointKey) -> None:
+        """Note that the log says that an answer below 400 began on a replica."""
+        self._heard += 1
+        self._silent = False
+        if ticket in self._open:
+            self.move(ticket, endpoint, self._now)
+            self._decide(ticket, done=self._open[ticket].holder.key == endpoint)
+
+    def reject(self, ticket: int) -> None:
+        """Note that the log says that a request was not answered so."""
+        self._heard += 1
+        self._silent = False
+        if ticket in self._open:
+            self._withdraw(ticket)
+
+    def ended(self, ticket: int, now: float, *, done: bool) -> None:
+        """Note that a request ended, normally or not (rule 3)."""
+        self._now = now
+        if ticket not in self._open:
+            return
+        if self._silent:
+            self._decide(ticket, done=done)
+            return
+        self._ended.append(_Ended(now + GRACE_S, ticket, done, self._heard))
+        if len(self._ended) > MAX_ENDED:
+            self._resolve(self._ended.popleft())
+
+    def expire(self, now: float) -> None:
+        """Decide what has waited long enough for its entry; cheap if nothing has."""
+        ended = self._ended
+        while ended and ended[0].due <= now:
+            self._now = now
+            self._resolve(ended.popleft())
+
+    def _resolve(self, ended: _Ended) -> None:
+        if ended.ticket not in self._open:
+            return
+        if ended.heard == self._heard:
+            self._silent = True
+            self._decide(ended.ticket, done=ended.done)
+        else:
+            self._withdraw(ended.ticket)
+
+    def _decide(self, ticket: int, *, done: bool) -> None:
+        if done:
+            self._confirm(ticket)
+        else:
+            self._withdraw(ticket)
+
+    def _confirm(self, ticket: int) -> None:
+        self._index.confirm(self._take(ticket), self._now)
+        if self.on_event is not None and ticket > 0:
+            self.on_event(Confirmed(ticket))
+
+    def _withdraw(self, ticket: int) -> None:
+        self._index.withdraw(self._take(ticket))
+        if self.on_event is not None and ticket > 0:
+            self.on_event(Withdrawn(ticket))
+
+    def standing(self) -> Iterator[Inserted]:
+        """Yield this worker's inserts without a verdict, for a new reader."""
+        for ticket, trial in list(self._open.items()):
+            if ticket > 0:
+                blocks, tenant = tuple(trial.blocks), trial.tenant.key
+                yield Inserted(trial.holder.key, blocks, trial.at, tenant, ticket)
+
+    # --- Peer workers' requests -----------------------------------------------------------------
+
+    def follow(self, peer_worker: int, event: Inserted | Verdict, now: float) -> None:
+        """Apply an event of a peer worker, 0 and up; unknown replicas and tickets are ignored."""
+        self._now = now
+        if isinstance(event, Inserted):
+            endpoint, blocks, _, tenant, ticket = event
+            if endpoint not in self._members or not blocks:
+                return
+            if not ticket:
+                self._index.insert(endpoint, blocks, now, tenant)
+                return
+            number = _number(peer_worker, ticket)
+            if number in self._open:
+                self._withdraw(number)
+            self._add(number, self._index.propose(endpoint, blocks, now, tenant))
+            return
+        number = _number(peer_worker, event.ticket)
+        if number in self._open:
+            self._decide(number, done=isinstance(event, Confirmed))
+
+    def lost(self, peer_worker: int) -> None:
+        """Withdraw what a peer worker that is lost has not decided."""
+        first, last = _number(peer_worker + 1, 0), _number(peer_worker, 0)
+        for number in [each for each in self._open if first < each <= last]:
+            self._withdraw(number)
+
+    # --- Inside ---------------------------------------------------------------------------------
+
+    def _add(self, number: int, trial: Trial) -> None:
+        self._open[number] = trial
+        self._left -= len(trial.blocks)
+        while self._left < 0:
+            self._withdraw(next(iter(self._open)))
+
+    def _take(self, number: int) -> Trial:
+        trial = self._open.pop(number)
+        self._left += len(trial.blocks)
+        return trial
+
+
+def _number(peer_worker: int, ticket: int) -> int:
+    return -((peer_worker + 1) * _WORKER + ticket % _WORKER)

@@ -71,11 +71,8 @@ PART_BYTES: Final = 2**16
 """Size of one part of a snapshot of the index."""
 
 
-_INDEX_EVENTS: Final = (Inserted, Confirmed, Withdrawn)
-_REPLICATION_EVENTS: Final = (
-    *(Share, *_INDEX_EVENTS, LatencySample, Leased, Released),
-    *SUSPICION_EVENTS,
-)
+_OTHERS: Final = (Inserted, Confirmed, Withdrawn, *SUSPICION_EVENTS)
+_REPLICATION_EVENTS: Final = (Share, LatencySample, Leased, Released, *_OTHERS)
 """Messages that routers follow."""
 _AT_ONCE: Final = frozenset({Leased, Released, SuspectRun})
 
@@ -113,14 +110,12 @@ class Replicated(Protocol):
 
     def leases_in_force(self) -> Iterable[tuple[LeaseKey, Lease]]:
         """Return the leases of sequences."""
-        ...
 
     def suspicions(self) -> Iterable[SuspicionEvent]:
         """Return events that reproduce what is held against requests."""
 
     def index_uses(self) -> Iterable[Inserted]:
         """Return the prefix index as inserts that reproduce it from an empty one."""
-        ...
 
 
 class Bus:

@@ -12,9 +12,10 @@ Rules:
 4. A failure that its request may have caused is counted once per origin (``failing_origins``). Such
    failures eject only with those of at least ``MIN_ORIGINS`` origins, or where another replica
    answered one of these origins well; only if peers that had results since then are not affected;
-   and consecutive ones only once the replica has given no good answer for the time in which it used
-   to give ``QUIET_ANSWERS``. So one caller ejects nothing, and failures of several among the good
-   answers to others eject nothing. Anonymous failures count each, under the same conditions.
+   and only if they go on for longer than the log may hold good answers back. Consecutive ones must
+   go on for the time in which the replica used to give ``QUIET_ANSWERS``. So one caller ejects
+   nothing, and failures of several among the good answers to others eject nothing. Anonymous
+   failures count each, under the same conditions.
 5. An attempt that our bound on the time to a first answer ended is no failure. It is work without
    progress since it began, for a frozen replica.
 
@@ -31,6 +32,7 @@ from ext_proc.blame.origins import ANONYMOUS
 from ext_proc.routing.health.breakers import Breakers
 from ext_proc.routing.health.ejection_record import (
     CLOSED,
+    LOG_DELAY_S,
     MIN_ORIGINS,
     NEVER,
     Cause,
@@ -173,7 +175,10 @@ class Ejection(Breakers):
         many = 0.0 < rules.failure_percent <= share * 100.0
         many = many and record.good + record.bad >= MIN_SAMPLES
         if many and not in_row and not certain:
-            many = record.of_several() or self._failing.count(key) >= MIN_ORIGINS
+            # Good answers of that time must be in by now.
+            since = now - LOG_DELAY_S
+            several = record.of_several() and record.row_at <= since
+            many = several or self._failing.count(key, since) >= MIN_ORIGINS
         if not in_row and not many:
             return
         peers = self._peers(key, record)

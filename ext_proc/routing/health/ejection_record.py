@@ -14,12 +14,12 @@ ORIGINS: Final = 8
 """Maximum origins kept of a row; more are not needed."""
 MIN_ORIGINS: Final = 2
 MAX_QUIET_S: Final = 2.0
-"""No replica needs to give no good answer for longer than that."""
+"""Seconds without a good answer that always suffice."""
 QUIET_ANSWERS: Final = 5.0
 """Good answers whose absence shows that a replica gives none; by chance it lasts so long once in
 e**5 = 148 gaps between answers. Twice as many where fewer origins failed than failures are needed.
 """
-LOG_DELAY_S: Final = 0.25
+LOG_DELAY_S: Final = 0.3
 """Good answers may be that much later in the log than failures, because each of the proxy's workers
 writes its own batches, every 0.2 s."""
 
@@ -167,12 +167,12 @@ class EjectionRecord:
         """
         if self.row + self.again < least or not (self.proven or self.of_several()):
             return False
-        if self.good_at == NEVER or not self.good:
-            return True
-        usual = self.good * exp(min((self.at - self.good_at) / window_s, 100.0))
-        absent = QUIET_ANSWERS if self.row >= least else 2.0 * QUIET_ANSWERS
-        quiet_s = absent * window_s / max(usual, 1.0)
-        return now - self.good_at >= min(max(quiet_s, LOG_DELAY_S), MAX_QUIET_S)
+        quiet_s = LOG_DELAY_S
+        if self.good_at > NEVER and self.good > 0.0:
+            usual = self.good * exp(min((self.at - self.good_at) / window_s, 100.0))
+            absent = QUIET_ANSWERS if self.row >= least else 2.0 * QUIET_ANSWERS
+            quiet_s = min(max(absent * window_s / max(usual, 1.0), quiet_s), MAX_QUIET_S)
+        return now - self.row_at >= quiet_s
 
     def share(self) -> float | None:
         """Return the failure share, ``None`` without results."""

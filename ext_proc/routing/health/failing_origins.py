@@ -66,9 +66,13 @@ class FailingOrigins:
         known.alike = known.alike or known.key != key
         return Recurrence.ALIKE if known.alike else Recurrence.AGAIN
 
-    def count(self, key: EndpointKey) -> int:
-        """Return how many origins fail on a replica and nowhere else."""
-        return sum(1 for each in self._of.values() if each.key == key and not each.alike)
+    def count(self, key: EndpointKey, since: float) -> int:
+        """Return how many origins fail on a replica and nowhere else, and did so at that time."""
+        return sum(
+            1
+            for each in self._of.values()
+            if each.key == key and not each.alike and each.since <= since
+        )
 
     def avoided(
         self, origin: int, now: float, window_s: float, threshold: int

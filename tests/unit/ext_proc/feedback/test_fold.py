@@ -102,7 +102,7 @@ class Traffic:
 
     def answered(self, session: str | None, number: int, **changes) -> str:
         """Apply the final entry of a request of a session that the replica of a number served."""
-        self.now += 0.01
+        self.now += 0.2
         ticket = self.sent(session)
         return self.feedback.take(entry(ticket=ticket, served=address(number), **changes), self.now)
 

@@ -377,6 +377,19 @@ def test_failures_among_good_answers_eject_nobody(build):
     assert not [cause for _, cause in case.reported if cause is not Cause.RATIO]
 
 
+def test_one_batch_of_failures_ejects_nobody(build):
+    """After a pause, one worker of the proxy may write failures before another writes answers."""
+    case = Callers(build)
+    for turn in range(20):
+        case.now += 3.0
+        for origin in range(5 if turn else 12):
+            case.ejection.good(key(1), 0.1, case.now)
+            case.ejection.bad(key(0), case.now, answered=True, origin=10 + 20 * turn + origin)
+        for _ in range(40):
+            case.ejection.good(key(0), 0.1, case.now + 0.2)
+    assert not case.reported
+
+
 def test_a_replica_that_gave_good_answers_is_ejected_when_it_gives_none(build):
     """Twenty a second before; none for the time of five, and longer than the log's delay."""
     case = Callers(build)

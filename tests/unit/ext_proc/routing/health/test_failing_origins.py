@@ -18,8 +18,9 @@ def test_an_origin_counts_once_on_one_replica_and_not_at_all_on_two():
     assert failing.failed(7, R0, 3.0, WINDOW) is Recurrence.ALIKE
     assert failing.failed(7, R0, 5.1, WINDOW) is Recurrence.FIRST
     assert failing.failed(8, R0, 5.1, WINDOW) is Recurrence.FIRST
-    assert failing.count(R0) == 2
-    assert failing.count(R1) == 0
+    assert failing.failed(9, R0, 5.2, WINDOW) is Recurrence.FIRST
+    assert failing.count(R0, 5.1) == 2
+    assert failing.count(R1, 5.2) == 0
 
 
 def test_an_origin_avoids_the_replica_on_which_it_failed_often_enough():

@@ -3,7 +3,8 @@
 Rules:
 
 1. The origin of a request is the first that it has of: session, sequence, last block of the prompt,
-   fingerprint of the body. It is kept by ticket, because the verdict comes after the request.
+   its body where that is kept (``routing.suspicion``). It is kept by ticket, because the verdict
+   comes after the request.
 2. A request with none of these is ``ANONYMOUS``: nothing connects it with others, so each counts.
    A request without a ticket, or whose ticket is no longer known, is ``UNKNOWN``; all of these are
    one origin.

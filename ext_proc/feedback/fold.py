@@ -37,6 +37,7 @@ from ext_proc.blame.law import (
     survived,
     suspected_death,
 )
+from ext_proc.blame.origins import ANONYMOUS, number_of
 from ext_proc.feedback.attempts import FailedAttempts, Tried
 from ext_proc.feedback.entries import Judged, answer_speed, answer_time, attempt_of, passed_over
 
@@ -314,11 +315,18 @@ class Feedback:
                     effect,
                     first_byte_s,
                     answered=attempt.answered and attempt.ended is _DONE,
-                    origin=self._router.origins.of(number) if by_origin else 0,
+                    origin=self._origin(number) if by_origin else 0,
                 ),
                 now,
             )
         return rule.outcome
+
+    def _origin(self, number: int | None) -> int:
+        """Return a request's origin: what it names, else its body as far as it is kept."""
+        origin = self._router.origins.of(number)
+        if origin == ANONYMOUS and number is not None:
+            origin = number_of(self._router.suspicion.identity(number))
+        return origin
 
     # --- Judgements -----------------------------------------------------------------------------
 

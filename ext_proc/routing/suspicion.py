@@ -207,6 +207,17 @@ class Suspicion:
             self.deaths.started(care.fingerprint, replica)
             self._tell(SuspectRun(care.fingerprint, replica, now))
 
+    def identity(self, ticket_id: int) -> tuple[object, ...] | None:
+        """Return what identifies the body of a request without a verdict; ``None`` = not kept.
+
+        Of a long body the beginning and the length do: equal bodies are what matters here.
+        """
+        known = self.open.get(ticket_id)
+        if known is None or isinstance(known, bytes):
+            return None if known is None else (known,)
+        pool, model, body = known
+        return pool, model, len(body), body[:MAX_ANSWERED_BYTES]
+
     def _push_out(self) -> None:
         """Drop the oldest requests, or replace their bodies by fingerprints while they run."""
         bodies = self._bodies

@@ -152,6 +152,19 @@ def test_one_callers_errors_alone_eject_nobody(traffic):
     assert not list(traffic.router.conditions.counts())
 
 
+def test_a_request_repeated_by_nobody_in_particular_ejects_nobody(traffic):
+    """Without session, sequence and prompt its body is its origin, where the picker has read it."""
+    for _ in range(50):
+        traffic.now += 0.2
+        request = Request("llm", None, "http", Features(Form.HTTP_INFER, model="m"), body=b"same")
+        ticket = traffic.router.decide(request, traffic.now, 0.0).ticket
+        traffic.router.settle(ticket, Outcome.DONE, traffic.now)
+        traffic.answered("well", 2)
+        failed = entry(ticket=f"x-{ticket.id}", served=address(1), status=500)
+        traffic.feedback.take(failed, traffic.now)
+    assert not list(traffic.router.conditions.counts())
+
+
 def test_errors_that_follow_the_callers_everywhere_eject_nobody(traffic):
     """Each of two hundred sessions fails wherever it is sent."""
     for turn in range(200):

@@ -70,6 +70,7 @@ class EjectionRecord:
         "closed_at",
         "failed_s",
         "first_s",
+        "full_at",
         "good",
         "good_at",
         "good_row",
@@ -108,6 +109,8 @@ class EjectionRecord:
         """Bad results of these that count by origin."""
         self.again = 0
         """Further bad results from the same origins, which are not counted."""
+        self.full_at = NEVER
+        """When there were enough of them to eject."""
         self.row_at = NEVER
         """When the first of these was noted, monotonic seconds."""
         self.good_at = NEVER
@@ -149,6 +152,7 @@ class EjectionRecord:
         self.row = self.refused = 0
         if self.in_doubt:
             self.in_doubt = self.again = 0
+            self.full_at = NEVER
             self.origins.clear()
             self.proven = False
 
@@ -165,13 +169,17 @@ class EjectionRecord:
             least: Failures needed.
             window_s: Length of the window of the counts, seconds.
         """
-        if self.row + self.again < least or not (self.proven or self.of_several()):
+        if self.row + self.again < least:
             return False
-        quiet_s = LOG_DELAY_S
+        if self.full_at == NEVER:
+            self.full_at = now
+        if not (self.proven or self.of_several()) or now - self.full_at < LOG_DELAY_S:
+            return False
+        quiet_s = 0.0
         if self.good_at > NEVER and self.good > 0.0:
             usual = self.good * exp(min((self.at - self.good_at) / window_s, 100.0))
             absent = QUIET_ANSWERS if self.row >= least else 2.0 * QUIET_ANSWERS
-            quiet_s = min(max(absent * window_s / max(usual, 1.0), quiet_s), MAX_QUIET_S)
+            quiet_s = min(absent * window_s / max(usual, 1.0), MAX_QUIET_S)
         return now - self.row_at >= quiet_s
 
     def share(self) -> float | None:

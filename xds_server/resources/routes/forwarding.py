@@ -5,7 +5,7 @@ Source: ``envoy/config/route/v3/route_components.proto``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from envoy.extensions.retry.host.previous_hosts.v3 import previous_hosts_pb2
 
@@ -18,6 +18,9 @@ from xds_server.resources.routes.processing import process, without_picker
 if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import PoolSpec
     from xds_server.fleet.model.resilience import Shadow
+
+_DRAWS: Final = 32
+"""Most draws of a replica for one retry; a tried one is put back."""
 
 
 def forward(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
@@ -41,7 +44,9 @@ def forward(route: Any, pool: PoolSpec, *, streaming: bool) -> None:
     if not streaming:
         allow_reads(route, pool.routing.retry_read)
         retry.per_try_timeout.FromNanoseconds(round(pool.timeouts.first_answer * 1e9))
-    retry.host_selection_retry_max_attempts = pool.routing.fallbacks + 3
+    # Without a picker the draws are random: six draws of four replicas miss the only one that was
+    # not tried with a probability of 0.18.
+    retry.host_selection_retry_max_attempts = _DRAWS
     retry.retry_host_predicate.add(
         name="envoy.retry_host_predicates.previous_hosts"
     ).typed_config.Pack(previous_hosts_pb2.PreviousHostsPredicate())

@@ -1,0 +1,40 @@
+"""A stopped Triton process: it accepts connections and answers nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from support.traffic import GENERATE, GENERATE_STREAM, fresh_prompt
+
+BOUND_S = 1.0
+NORMAL_S = 2.0
+"""What a short request may take on a busy machine."""
+
+
+async def test_a_stopped_triton_costs_at_most_the_bound(http, new_stack, tritons):
+    """Streamed or not, the slowest request takes the bound and its normal time."""
+    pool = {
+        "timeouts": {"first_answer": f"{BOUND_S}s", "first_answer_least": 0},
+        # Neither checks nor ejection take the stopped process out during the test.
+        "health": {"interval": "60s", "timeout": "20s"},
+        "outlier": {"frozen_after": 0},
+    }
+    stack = await new_stack(models=("toy-llm",), fleet={"pools": {"llm": pool}})
+    stopped = tritons.supervisor.pid(stack.replicas[0].name)
+    took = []
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        for number in range(12):
+            path = GENERATE_STREAM if number % 2 else GENERATE
+            sent = {"text_input": fresh_prompt(64), "max_tokens": 2}
+            begun = time.monotonic()
+            async with http.post(stack.http_url + path, json=sent) as answer:
+                assert answer.status == 200, await answer.text()
+                await answer.read()
+            took.append(time.monotonic() - begun)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert max(took) > BOUND_S, "the stopped replica was never picked"
+    assert max(took) < BOUND_S + NORMAL_S

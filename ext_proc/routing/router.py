@@ -178,7 +178,7 @@ class Router:
         pool_state = self._pool_states.get(request.pool)
         if pool_state is None:
             return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {request.pool!r}")
-        self._expire(now)
+        self.index.expire(now)
         held = self.suspicion
         if held.deaths.active and (refusal := held.admit(request, now)) is not None:
             return refusal
@@ -320,7 +320,7 @@ class Router:
         Returns:
             False if it was settled before, by this method or by the removal of its endpoint.
         """
-        self._expire(now)
+        self.index.expire(now)
         self.trials.ended(ticket.id, now, done=outcome is DONE)
         if self.suspicion.deaths.active:
             self.suspicion.settled(ticket.id, now)
@@ -362,10 +362,6 @@ class Router:
         if changed and self._on_event is not None:
             self._on_event(Settled(ticket_id, outcome))
         return changed
-
-    def _expire(self, now: float) -> None:
-        self.trials.expire(now)
-        self.index.expire(now)
 
     def _leased(self, key: LeaseKey, lease: Lease | None, now: float) -> None:
         if lease is None:

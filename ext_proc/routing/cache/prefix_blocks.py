@@ -4,23 +4,26 @@ Rules:
 
 1. A block has at most one owner per endpoint: a confirmed use, the reported one, or a trial.
 2. A confirmed use takes blocks from any other; a trial takes only what the endpoint does not hold.
-3. A provisional block goes with the last pending trial that claims it. A claim counts only if the
-   trial is not older than the block's owner, and ends when the block is confirmed.
+3. A trial *leans on* the one that owns the block before its own. A provisional block goes with the
+   last trial that needs it: its owner, or one that leans on it directly or through others.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.cache.prefix_table import PrefixTable
-from ext_proc.routing.cache.prefix_uses import SharedUse, Trial, Use
+from ext_proc.routing.cache.prefix_uses import SHARES, SharedUse, Trial, Use
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ext_proc.routing.cache.prefix_uses import Holder, Tenant
+    from ext_proc.routing.cache.prefix_uses import Holder, Tenant, TrialLane
+
+FREED: Final = 8
+"""At its bound one part of so many of the provisional blocks is freed at once."""
 
 
 class PrefixBlocks(PrefixTable):
@@ -109,8 +112,8 @@ class PrefixBlocks(PrefixTable):
         kept, trials = holder.kept, holder.trials
         while kept.count > kept.max_blocks and (use := kept.victim(tenant)) is not None:
             self._evict(holder, use)
-        while trials.count > trials.max_blocks and isinstance(trials.oldest, Trial):
-            self.withdraw(trials.oldest)
+        if trials.count > trials.max_blocks:
+            self.displace(trials)
 
     def _evict(self, holder: Holder, use: Use) -> None:
         """Drop the leaf of one of an endpoint's confirmed uses."""
@@ -123,28 +126,45 @@ class PrefixBlocks(PrefixTable):
             holder.kept.unlink(use)
 
     def withdraw(self, trial: Trial) -> None:
-        """Drop a provisional insert: the blocks that no other one claims.
+        """Drop a provisional insert: the blocks on which no other one leans.
 
         It has no effect on one that is confirmed or was dropped before.
         """
-        if not trial.pending:
-            return
-        trial.pending = False
+        if trial.pending:
+            trial.pending = False
+            del trial.holder.trials.trials[trial]
+            self._recede(trial)
+
+    def displace(self, lane: TrialLane) -> None:
+        """Withdraw provisional inserts until an eighth of their bound is free."""
+        goal = lane.max_blocks - lane.max_blocks // FREED
+        listed = list(lane.trials)
+        live: dict[int, int] = {}
+        for trial in listed:
+            live[trial.whose] = live.get(trial.whose, 0) + trial.live
+        for trial in listed if len(live) > 1 else ():
+            if lane.count <= goal:
+                return
+            if SHARES * live[trial.whose] > lane.max_blocks:
+                live[trial.whose] -= trial.live
+                self.withdraw(trial)
+        for trial in listed:
+            if lane.count <= goal:
+                return
+            self.withdraw(trial)
+
+    def _recede(self, trial: Trial) -> None:
+        """Drop what nothing needs of a trial that is not pending, and of those it leans on."""
         holder = trial.holder
-        lane, extra, bit, serial = holder.trials, holder.extra, holder.bit, trial.serial
-        lane.unlink(trial)
-        for block in reversed(trial.blocks[trial.base :]):
-            owner = self._owner(block, bit)
-            # A block of a later trial was dropped and inserted again: the claim on it is gone.
-            if not isinstance(owner, Trial) or owner.lane is not lane or owner.serial > serial:
-                continue
-            more = extra.get(block, 0)
-            if more > 1:
-                extra[block] = more - 1
-            elif more:
-                del extra[block]
-            else:
-                self._drop(block, holder, owner)
+        ended: Trial | None = trial
+        while ended is not None:
+            claims = ended.claims
+            needed = max(ended.start, *claims) if claims else ended.start
+            for block in reversed(ended.blocks[needed : ended.stop]):
+                if self._owner(block, holder.bit) is ended:
+                    self._drop(block, holder, ended)
+            ended.stop = min(ended.stop, needed)
+            ended = None if claims else released(ended)
 
     def _drop(self, block: int, holder: Holder, use: Use) -> None:
         entry = self._table[block]
@@ -166,9 +186,10 @@ class PrefixBlocks(PrefixTable):
             holder = self._dead[0]
             kept, trials, reported = holder.kept, holder.trials, holder.reported
             while budget > 0:
-                if isinstance(trials.oldest, Trial):
-                    budget -= len(trials.oldest.blocks)
-                    self.withdraw(trials.oldest)
+                if trials.trials:
+                    trial = next(iter(trials.trials))
+                    budget -= len(trial.blocks)
+                    self.withdraw(trial)
                 elif kept.oldest is not None:
                     self._evict(holder, kept.oldest)
                     budget -= 1
@@ -183,3 +204,16 @@ class PrefixBlocks(PrefixTable):
                     self._free_bits.append(holder.bit)
                     break
         return budget
+
+
+def released(trial: Trial) -> Trial | None:
+    """End a trial's claim; return the trial that it leaned on if that one has ended, too."""
+    before, trial.leans = trial.leans, None
+    if before is None or before.claims is None:
+        return None
+    left = before.claims[trial.start] - 1
+    if left:
+        before.claims[trial.start] = left
+    else:
+        del before.claims[trial.start]
+    return None if before.pending or before.confirmed else before

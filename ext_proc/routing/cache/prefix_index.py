@@ -34,9 +34,12 @@ from ext_proc.routing.cache.prefix_blocks import PrefixBlocks
 from ext_proc.routing.cache.prefix_uses import NOBODY, SHARED_TENANT, Holder, SharedUse, Use
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ext_proc.routing.cache.prefix_uses import Trial
+
+    _Run = tuple[int, int, Use]
+    """A use whose live blocks are all one run of a chain: where it begins and ends, and the use."""
     from ext_proc.routing.values.pool import EndpointKey
 
 MAX_BLOCKS: Final = 100_000
@@ -65,14 +68,6 @@ class Purged(NamedTuple):
 
 
 IndexEvent = Inserted | Purged
-
-
-class _Run(NamedTuple):
-    """A use whose live blocks are one run of a chain, so that it can be continued."""
-
-    start: int
-    stop: int
-    use: Use
 
 
 class PrefixIndex(PrefixBlocks):
@@ -137,8 +132,6 @@ class PrefixIndex(PrefixBlocks):
             return
         if self._dead:
             self._reclaim(2 * len(blocks))
-        if holder.extra:
-            _forget(holder.extra, blocks)
         self._keep(holder, array("q", blocks), whole, tenant, now)
 
     def purge(self, endpoint: EndpointKey) -> None:
@@ -161,19 +154,16 @@ class PrefixIndex(PrefixBlocks):
         if now < self._next_expiry:
             return
         for holder in list(self._holders.values()):
-            too_old = now - holder.ttl_s
-            kept = holder.kept
-            newest = kept.newest
-            if (
-                newest is not None
-                and newest.at < too_old
-                and holder.reported is None
-                and holder.trials.oldest is None
-            ):
+            kept, too_old = holder.kept, now - holder.ttl_s
+            oldest, newest = kept.oldest, kept.newest
+            if oldest is None or newest is None or oldest.at >= too_old:
+                continue
+            if newest.at < too_old and holder.reported is None and not holder.trials.trials:
                 self.purge(holder.key)
                 continue
-            while budget > 0 and kept.oldest is not None and kept.oldest.at < too_old:
-                self._evict(holder, kept.oldest)
+            while budget > 0 and oldest is not None and oldest.at < too_old:
+                self._evict(holder, oldest)
+                oldest = kept.oldest
                 budget -= 1
         if budget > 0:
             self._next_expiry = now + EXPIRE_EVERY_S
@@ -248,25 +238,23 @@ class PrefixIndex(PrefixBlocks):
             owner = entry.uses.get(bit) if isinstance(entry, SharedUse) else entry
             if owner is None or owner.mask != bit:
                 break
-            whole, width = False, 1
+            whole, stop = False, at + 1
             if owner is not seen:
                 seen, live, blocks = owner, owner.live, owner.blocks
-                whole = owner.plain and blocks[len(blocks) - live :] == chain[at : at + live]
-                if whole:
-                    width = live
-            stop = at + width
-            if owner.lane is kept and (key := owner.tenant.key) != tenant:
+                if owner.plain and blocks[len(blocks) - live :] == chain[at : at + live]:
+                    whole, stop = True, at + live
+            if owner.lane is kept and owner.tenant.key != tenant:
                 common = stop
-                if whole and key == SHARED_TENANT and width > shared_live:
-                    shared, shared_live = _Run(at, stop, owner), width
-            elif whole and width > own_live and (owner.lane is kept or owner is adopted):
-                own, own_live = _Run(at, stop, owner), width
-                if width >= end - stop:
+                if whole and live > shared_live and owner.tenant.key == SHARED_TENANT:
+                    shared, shared_live = (at, stop, owner), live
+            elif whole and live > own_live and (owner.lane is kept or owner is adopted):
+                own, own_live = (at, stop, owner), live
+                if live >= end - stop:
                     break
             at = stop
-        if own is not None:
+        if common and own is not None:
             start, stop, use = own
-            own = None if start < common else _Run(start - common, stop - common, use)
+            own = None if start < common else (start - common, stop - common, use)
         return common, shared, own
 
     def _renew(
@@ -284,7 +272,7 @@ class PrefixIndex(PrefixBlocks):
         if run is None:
             use = Use(holder, chain, now, kept, kept.tenant(tenant))
         else:
-            use = run.use
+            start, stop, use = run
             if use.lane is kept:
                 kept.unlink(use)
             else:  # a trial; it is in no list any more
@@ -295,7 +283,7 @@ class PrefixIndex(PrefixBlocks):
                 kept.count += live
                 use.tenant.live += live
             use.blocks, use.at = chain, now
-            touched = chain[: run.start] + chain[run.stop :]
+            touched = chain[:start] + chain[stop:]
         kept.append(use)
         repeated = self._touch(holder, use, touched, whole) if touched else 0
         live = len(chain) - repeated
@@ -303,8 +291,3 @@ class PrefixIndex(PrefixBlocks):
         use.live = live
         use.plain = not repeated
         return use
-
-
-def _forget(counts: dict[int, int], blocks: Iterable[int]) -> None:
-    for block in blocks:
-        counts.pop(block, None)

@@ -3,11 +3,13 @@
 Rules:
 
 1. A use is in one *lane* of its endpoint: ``kept`` (confirmed blocks) or ``trials`` (provisional
-   ones). A lane lists its uses by age, and those of each tenant by age.
-2. A lane counts its blocks, and a tenant those of its uses. A tenant without uses is dropped.
+   ones). ``kept`` lists its uses by age, and those of each tenant by age.
+2. A lane counts its blocks, and in ``kept`` a tenant those of its uses. A tenant without uses is
+   dropped.
 3. A tenant that has more than ``1 / SHARES`` of a lane's bound, while others have blocks there,
-   gives way to itself: what it inserts evicts its own oldest use. Others' inserts evict the oldest
-   use of all.
+   gives way first, also to itself: at the bound, an insert evicts from the oldest use of the tenant
+   that was last seen above its share, and without one from the oldest use of all. At the bound of
+   ``trials`` the inserts of tenants above their share are displaced first.
 4. Blocks that several tenants sent belong to ``SHARED_TENANT``, which has no share: a tenant that
    gives way to itself takes no common prefix with it.
 """
@@ -70,7 +72,12 @@ class Use:
     )
 
     def __init__(
-        self, holder: Holder, blocks: array[int], at: float, lane: Lane, tenant: Tenant
+        self,
+        holder: Holder,
+        blocks: array[int],
+        at: float,
+        lane: Lane | TrialLane,
+        tenant: Tenant,
     ) -> None:
         self.holder = holder
         self.mask = holder.bit
@@ -90,31 +97,36 @@ class Use:
 
 
 class Trial(Use):
-    """A provisional insert: ``blocks`` is the whole prompt, of which it owns what was new.
+    """A provisional insert: ``blocks`` is the whole prompt, of which it owns what was new."""
 
-    It claims the blocks from ``base`` on: those that it owns, and those before them that earlier
-    trials own.
-    """
-
-    __slots__ = ("base", "fork", "pending", "serial")
+    __slots__ = ("claims", "confirmed", "fork", "leans", "pending", "start", "stop", "whose")
 
     def __init__(
-        self,
-        holder: Holder,
-        blocks: array[int],
-        at: float,
-        lane: Lane,
-        tenant: Tenant,
-        serial: int,
+        self, holder: Holder, blocks: array[int], at: float, lane: TrialLane, whose: int
     ) -> None:
-        super().__init__(holder, blocks, at, lane, tenant)
-        self.serial = serial
-        """Rises with each trial."""
-        self.base = 0
+        self.holder = holder  # not by the base's method: this is the hot path
+        self.mask = holder.bit
+        self.blocks = blocks
+        self.live = 0
+        self.at = at
+        self.lane = lane
+        self.tenant = lane.everyone
+        self.plain = True
+        self.whose = whose
+        """Its tenant."""
+        self.start = 0
+        """Number of leading blocks that the endpoint held before."""
+        self.stop = len(blocks)
+        """End of the blocks that it may still own."""
+        self.leans: Trial | None = None
+        """The earlier trial that owns the block before its own."""
+        self.claims: dict[int, int] | None = None
+        """Numbers of its leading blocks on which later trials lean: how many trials, by depth."""
+        self.pending = True
+        """Whether it is listed; false once it is withdrawn, displaced or confirmed."""
+        self.confirmed = False
         self.fork: int | None = None
         """The block that it noted as the beginning of a continuation of known blocks."""
-        self.pending = True
-        """Whether its claims count; false once it is withdrawn, confirmed or displaced."""
 
 
 class SharedUse:
@@ -135,10 +147,12 @@ class Lane:
         max_blocks: Bound of ``count``; the index keeps it.
     """
 
-    __slots__ = ("count", "max_blocks", "newest", "oldest", "tenants")
+    __slots__ = ("count", "heavy", "max_blocks", "newest", "oldest", "tenants")
 
     def __init__(self, max_blocks: int) -> None:
         self.count = 0
+        self.heavy: Tenant | None = None
+        """The tenant last seen above its share."""
         self.max_blocks = max_blocks
         self.oldest: Use | None = None
         self.newest: Use | None = None
@@ -190,28 +204,54 @@ class Lane:
         else:
             newer.before = older
 
+    def above(self, tenant: Tenant) -> bool:
+        """Return whether a tenant has more than its share while others have blocks."""
+        live = tenant.live
+        return SHARES * live > self.max_blocks and live < self.count
+
     def victim(self, tenant: Tenant) -> Use | None:
         """Return the use from which an insert of a tenant evicts (rule 3)."""
-        live = tenant.live
-        if SHARES * live > self.max_blocks and live < self.count and tenant.key != SHARED_TENANT:
-            return tenant.oldest or self.oldest
+        if tenant.key != SHARED_TENANT and self.above(tenant):
+            self.heavy = tenant
+        heavy = self.heavy
+        if heavy is not None:
+            if heavy.oldest is not None and self.above(heavy):
+                return heavy.oldest
+            self.heavy = None
         return self.oldest
+
+
+class TrialLane:
+    """Provisional inserts of one endpoint.
+
+    Attributes:
+        count: Number of blocks.
+        max_blocks: Bound of ``count``; the index keeps it.
+        trials: The inserts by age. A dictionary, because most leave it soon, in about this order.
+    """
+
+    __slots__ = ("count", "everyone", "max_blocks", "trials")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.max_blocks = 0
+        self.trials: dict[Trial, None] = {}
+        self.everyone = Tenant(NOBODY)
+        """Stands for all tenants: their blocks are not counted one by one."""
 
 
 class Holder:
     """One endpoint's part of the index."""
 
-    __slots__ = ("bit", "extra", "kept", "key", "reported", "trials", "ttl_s")
+    __slots__ = ("bit", "kept", "key", "reported", "trials", "ttl_s")
 
     def __init__(self, key: EndpointKey, bit: int, max_blocks: int, ttl_s: float) -> None:
         self.key = key
         self.bit = bit
         self.kept = Lane(max_blocks)
-        self.trials = Lane(0)
+        self.trials = TrialLane()
         self.bound(max_blocks)
         self.ttl_s = ttl_s
-        self.extra: dict[int, int] = {}
-        """Number of trials that claim a provisional block in addition to the first one."""
         self.reported: ReportedUse | None = None
         """The blocks that it reports; ``None`` for an endpoint that does not report."""
 

@@ -4,10 +4,12 @@ Rules:
 
 1. A provisional insert (a *trial*) counts for matching at once. It changes nothing that is
    confirmed: no age, no owner, no bound. Its blocks have a bound of their own (``Lane`` of
-   ``prefix_uses``); at the bound the oldest trials are displaced, a tenant's own first.
+   ``prefix_uses``). At the bound trials are displaced until an eighth is free: the oldest of
+   tenants above their share, then the oldest of all.
 2. ``confirm`` makes it an insert at that time; also one that was displaced.
-3. ``withdraw`` leaves no trace: blocks that another trial claims stay, forks that it noted are
+3. ``withdraw`` leaves no trace: blocks on which another trial leans stay, forks that it noted are
    forgotten. A confirmed block before them may be evicted meanwhile; they match nothing then.
+   Trials on a reporting endpoint do not lean: its reports tell what it holds.
 4. A purge of the endpoint ends its trials; a verdict on them has no effect any more.
 """
 
@@ -16,20 +18,17 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
-from ext_proc.routing.cache.prefix_index import MAX_BLOCKS, TTL_S, PrefixIndex
+from ext_proc.routing.cache.prefix_blocks import released
+from ext_proc.routing.cache.prefix_index import PrefixIndex
 from ext_proc.routing.cache.prefix_uses import NOBODY, SharedUse, Trial
 
 if TYPE_CHECKING:
-    from ext_proc.routing.cache.prefix_uses import Holder
+    from ext_proc.routing.cache.prefix_uses import Use
     from ext_proc.routing.values.pool import EndpointKey
 
 
 class ProvisionalIndex(PrefixIndex):
     """Prompt blocks by endpoint, confirmed and provisional."""
-
-    def __init__(self, max_blocks: int = MAX_BLOCKS, ttl_s: float = TTL_S) -> None:
-        super().__init__(max_blocks, ttl_s)
-        self._serial = 0
 
     def provisional(self, endpoint: EndpointKey) -> int:
         """Return the number of provisional blocks of an endpoint."""
@@ -54,29 +53,37 @@ class ProvisionalIndex(PrefixIndex):
             held: How many of them the endpoint probably holds; it saves a search.
         """
         holder = self._holders.get(endpoint) or self._enrol(endpoint)
-        lane = holder.trials
         if self._dead:
             self._reclaim(2 * len(blocks))
-        self._serial += 1
-        chain = array("q", blocks[: holder.kept.max_blocks])
-        trial = Trial(holder, chain, now, lane, lane.tenant(tenant), self._serial)
-        if holder.reported is None:
-            new = self._held(holder, chain, held)
-            trial.base = self._claimed(holder, chain, new)
+        lane, bit, find = holder.trials, holder.bit, self._table.get
+        if len(blocks) > holder.kept.max_blocks:
+            blocks = blocks[: holder.kept.max_blocks]
+        end = len(blocks)
+        trial = Trial(holder, array("q", blocks), now, lane, tenant)
+        if holder.reported is not None:
+            start = 0
         else:
-            new = 0
-        if new < len(chain):
-            live = self._add(holder, trial, new)
-            trial.live = live
-            trial.plain = live == len(chain) - new
-            trial.tenant.live += live
+            if not 0 < held <= end:
+                entry = find(blocks[0])
+                start = 0 if entry is None or not entry.mask & bit else self._held(bit, blocks)
+            elif (
+                (entry := find(blocks[held - 1])) is not None
+                and entry.mask & bit
+                and (held == end or (after := find(blocks[held])) is None or not after.mask & bit)
+            ):
+                start = held
+            else:
+                start = self._held(bit, blocks)
+            trial.start = start
+            if start and lane.count:
+                self._lean(trial, self._owner(blocks[start - 1], bit))
+        if start < end:
+            live = trial.live = self._add(trial, blocks, start)
+            trial.plain = live == end - start
             lane.count += live
-        lane.append(trial)
-        while lane.count > lane.max_blocks:
-            oldest = lane.victim(trial.tenant)
-            if not isinstance(oldest, Trial):
-                break
-            self.withdraw(oldest)
+        lane.trials[trial] = None
+        if lane.count > lane.max_blocks:
+            self.displace(lane)
         return trial
 
     def confirm(self, trial: Trial, now: float) -> None:
@@ -90,90 +97,63 @@ class ProvisionalIndex(PrefixIndex):
         if self._holders.get(holder.key) is not holder:
             return
         chain = trial.blocks
-        if not trial.pending or holder.reported is not None or len(chain) > holder.kept.max_blocks:
-            self.withdraw(trial)
-            self.insert(holder.key, tuple(chain), now, trial.tenant.key)
-            return
-        trial.pending = False
-        holder.trials.unlink(trial)
-        if holder.extra:
-            for block in chain[trial.base :]:
-                holder.extra.pop(block, None)
         if trial.fork is not None:
             self._forks.confirm(trial.fork)
-        self._keep(holder, chain, chain, trial.tenant.key, now, trial)
+        if not trial.pending or holder.reported is not None or len(chain) > holder.kept.max_blocks:
+            self.withdraw(trial)
+            self.insert(holder.key, tuple(chain), now, trial.whose)
+            return
+        trial.pending, trial.confirmed = False, True
+        del holder.trials.trials[trial]
+        self._keep(holder, chain, chain, trial.whose, now, trial)
+        if trial.leans is not None and (ended := released(trial)) is not None:
+            self._recede(ended)
 
     # --- Inside ---------------------------------------------------------------------------------
 
-    def _held(self, holder: Holder, chain: array[int], hint: int) -> int:
+    def _held(self, bit: int, blocks: tuple[int, ...]) -> int:
         """Return how many leading blocks an endpoint holds (rule 2 of ``prefix_table``)."""
-        end = len(chain)
-        low, high = 0, end
-        if hint:
-            hint = min(hint, end)
-            if not self._holds(holder, chain[hint - 1]):
-                high = hint - 1
-            elif hint == end or not self._holds(holder, chain[hint]):
-                return hint
-            else:
-                low = hint + 1
-        elif not end or not self._holds(holder, chain[0]):
-            return 0
+        low, high = 0, len(blocks)
         while low < high:
             middle = (low + high) // 2
-            if self._holds(holder, chain[middle]):
+            entry = self._table.get(blocks[middle])
+            if entry is not None and entry.mask & bit:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def _holds(self, holder: Holder, block: int) -> bool:
-        entry = self._table.get(block)
-        return entry is not None and entry.mask & holder.bit != 0
+    def _lean(self, trial: Trial, owner: Use | None) -> None:
+        if isinstance(owner, Trial) and owner.lane is trial.lane:
+            trial.leans = owner
+            claims = owner.claims
+            if claims is None:
+                owner.claims = {trial.start: 1}
+            else:
+                claims[trial.start] = claims.get(trial.start, 0) + 1
 
-    def _claimed(self, holder: Holder, chain: array[int], held: int) -> int:
-        """Claim the provisional blocks before ``held``; return where they begin."""
-        lane, extra, bit = holder.trials, holder.extra, holder.bit
-        if not lane.count:
-            return held
-        while held:
-            block = chain[held - 1]
-            owner = self._owner(block, bit)
-            if owner is None or owner.lane is not lane:
-                break
-            extra[block] = extra.get(block, 0) + 1
-            held -= 1
-        return held
-
-    def _add(self, holder: Holder, trial: Trial, start: int) -> int:
+    def _add(self, trial: Trial, blocks: tuple[int, ...], start: int) -> int:
         """Own the blocks from ``start`` that are not held; return their number."""
-        table, bit, lane, extra = self._table, holder.bit, holder.trials, holder.extra
-        chain, added, known = trial.blocks, 0, True
-        for block in chain[start:] if start else chain:
-            entry = table.get(block)
+        table, bit, find = self._table, trial.mask, self._table.get
+        added, known = 0, True
+        for block in blocks[start:] if start else blocks:
+            entry = find(block)
             if entry is None:
                 if known:
                     known = False
-                    at = chain.index(block)
+                    at = blocks.index(block)
                     if at:
-                        self._forks.note(chain[at - 1], at, block)
+                        self._forks.note(blocks[at - 1], at, block)
                         trial.fork = block
                 table[block] = trial
-                added += 1
-                continue
-            if isinstance(entry, SharedUse):
-                owner = entry.uses.get(bit)
-                if owner is None:
-                    entry.uses[bit] = trial
-                    entry.mask |= bit
-                    added += 1
+            elif isinstance(entry, SharedUse):
+                if entry.mask & bit:
                     continue
-            elif entry.mask != bit:
-                table[block] = SharedUse(entry, trial)
-                added += 1
+                entry.uses[bit] = trial
+                entry.mask |= bit
+            elif entry.mask == bit:
                 continue
             else:
-                owner = entry
-            if owner.lane is lane and owner is not trial:
-                extra[block] = extra.get(block, 0) + 1
+                table[block] = SharedUse(entry, trial)
+            added += 1
         return added

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from ext_proc.routing.cache.provisional import ProvisionalIndex
     from ext_proc.routing.values.pool import EndpointKey
 
+    _Ended = tuple[float, int, bool, int]
+    """When its wait ends, its ticket, whether it ended normally, entries heard until then."""
+
 MAX_BLOCKS: Final = 2**20
 """About 8 bytes each, and what the index takes for new ones."""
 GRACE_S: Final = 2.0
@@ -56,15 +59,6 @@ class Withdrawn(NamedTuple):
 Verdict = Confirmed | Withdrawn
 
 
-class _Ended(NamedTuple):
-    """A request that ended without a verdict."""
-
-    due: float
-    ticket: int
-    done: bool
-    heard: int
-
-
 class Trials:
     """Provisional inserts by ticket.
 
@@ -86,6 +80,7 @@ class Trials:
         self._open: dict[int, Trial] = {}
         """By ticket; those of peer workers have negative numbers."""
         self._ended: deque[_Ended] = deque()
+        """Requests that ended without a verdict, by time."""
         self._left = MAX_BLOCKS
         self._heard = 0
         """Number of verdicts of the log."""
@@ -119,7 +114,10 @@ class Trials:
             now: Monotonic seconds, not less than in any earlier call.
         """
         self._now = now
-        self._add(ticket, self._index.propose(endpoint, blocks, now, tenant, held))
+        self._open[ticket] = trial = self._index.propose(endpoint, blocks, now, tenant, held)
+        self._left -= len(trial.blocks)
+        if self._left < 0:
+            self._shed()
         if self.on_event is not None:
             self.on_event(Inserted(endpoint, blocks, now, tenant, ticket))
 
@@ -129,7 +127,7 @@ class Trials:
         trial = self._open.get(ticket)
         if trial is None or trial.holder.key == endpoint or endpoint not in self._members:
             return
-        blocks, tenant = tuple(trial.blocks), trial.tenant.key
+        blocks, tenant = tuple(trial.blocks), trial.whose
         self._withdraw(ticket)
         self.propose(ticket, endpoint, blocks, tenant, 0, now)
 
@@ -149,32 +147,28 @@ class Trials:
             self._withdraw(ticket)
 
     def ended(self, ticket: int, now: float, *, done: bool) -> None:
-        """Note that a request ended, normally or not (rule 3)."""
+        """Note that a request ended, normally or not (rule 3), and decide what has waited."""
         self._now = now
-        if ticket not in self._open:
-            return
-        if self._silent:
-            self._decide(ticket, done=done)
-            return
-        self._ended.append(_Ended(now + GRACE_S, ticket, done, self._heard))
-        if len(self._ended) > MAX_ENDED:
-            self._resolve(self._ended.popleft())
-
-    def expire(self, now: float) -> None:
-        """Decide what has waited long enough for its entry; cheap if nothing has."""
         ended = self._ended
-        while ended and ended[0].due <= now:
-            self._now = now
+        while ended and ended[0][0] <= now:
             self._resolve(ended.popleft())
+        if ticket in self._open:
+            if self._silent:
+                self._decide(ticket, done=done)
+                return
+            ended.append((now + GRACE_S, ticket, done, self._heard))
+            if len(ended) > MAX_ENDED:
+                self._resolve(ended.popleft())
 
     def _resolve(self, ended: _Ended) -> None:
-        if ended.ticket not in self._open:
+        _, ticket, done, heard = ended
+        if ticket not in self._open:
             return
-        if ended.heard == self._heard:
+        if heard == self._heard:
             self._silent = True
-            self._decide(ended.ticket, done=ended.done)
+            self._decide(ticket, done=done)
         else:
-            self._withdraw(ended.ticket)
+            self._withdraw(ticket)
 
     def _decide(self, ticket: int, *, done: bool) -> None:
         if done:
@@ -196,7 +190,7 @@ class Trials:
         """Yield this worker's inserts without a verdict, for a new reader."""
         for ticket, trial in list(self._open.items()):
             if ticket > 0:
-                blocks, tenant = tuple(trial.blocks), trial.tenant.key
+                blocks, tenant = tuple(trial.blocks), trial.whose
                 yield Inserted(trial.holder.key, blocks, trial.at, tenant, ticket)
 
     # --- Peer workers' requests -----------------------------------------------------------------
@@ -214,7 +208,9 @@ class Trials:
             number = _number(peer_worker, ticket)
             if number in self._open:
                 self._withdraw(number)
-            self._add(number, self._index.propose(endpoint, blocks, now, tenant))
+            self._open[number] = trial = self._index.propose(endpoint, blocks, now, tenant)
+            self._left -= len(trial.blocks)
+            self._shed()
             return
         number = _number(peer_worker, event.ticket)
         if number in self._open:
@@ -228,9 +224,7 @@ class Trials:
 
     # --- Inside ---------------------------------------------------------------------------------
 
-    def _add(self, number: int, trial: Trial) -> None:
-        self._open[number] = trial
-        self._left -= len(trial.blocks)
+    def _shed(self) -> None:
         while self._left < 0:
             self._withdraw(next(iter(self._open)))
 

@@ -108,9 +108,9 @@ def test_without_a_log_the_end_decides(made: Made, done: bool, held: int) -> Non
     """If no entry comes in the time of grace, there is no log."""
     made.propose()
     made.trials.ended(1, 1.0, done=done)
-    made.trials.expire(1.0 + GRACE_S - 0.01)
+    made.trials.ended(0, 1.0 + GRACE_S - 0.01, done=True)
     assert made.index.provisional(A) == 3
-    made.trials.expire(1.0 + GRACE_S)
+    made.trials.ended(0, 1.0 + GRACE_S, done=True)
     assert (made.confirmed(), made.index.blocks) == (held, held)
 
 
@@ -119,7 +119,7 @@ def test_a_lost_entry_of_a_log_that_works_withdraws(made: Made) -> None:
     made.propose()
     made.trials.ended(1, 1.0, done=True)
     made.trials.confirm(77, A)
-    made.trials.expire(1.0 + GRACE_S)
+    made.trials.ended(0, 1.0 + GRACE_S, done=True)
     assert made.index.blocks == 0
 
 
@@ -127,7 +127,7 @@ def test_a_silent_log_does_not_delay_later_requests(made: Made) -> None:
     """Once it is known that there is no log, the end of a request decides at once."""
     made.propose()
     made.trials.ended(1, 0.0, done=True)
-    made.trials.expire(GRACE_S)
+    made.trials.ended(0, GRACE_S, done=True)
     made.propose(2, (7, 8), GRACE_S)
     made.trials.ended(2, GRACE_S, done=True)
     assert made.confirmed() == 5
@@ -137,7 +137,7 @@ def test_a_log_that_speaks_again_is_waited_for(made: Made) -> None:
     """One entry is enough: the proxy was restarted with its access log."""
     made.propose()
     made.trials.ended(1, 0.0, done=True)
-    made.trials.expire(GRACE_S)
+    made.trials.ended(0, GRACE_S, done=True)
     made.trials.reject(5)
     made.propose(2, (7, 8), GRACE_S)
     made.trials.ended(2, GRACE_S, done=True)
@@ -147,7 +147,7 @@ def test_a_log_that_speaks_again_is_waited_for(made: Made) -> None:
 def test_a_running_request_waits_without_limit(made: Made) -> None:
     """A long queue before the first byte is no failure."""
     made.propose()
-    made.trials.expire(10_000.0)
+    made.trials.ended(0, 10_000.0, done=True)
     assert made.index.matched(PROMPT, A) == 3
 
 

@@ -13,7 +13,7 @@ from tidegate_api.names import POLICY_HEADER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Sized
 
-    from ext_proc.routing.cache.prefix_index import PrefixIndex
+    from ext_proc.routing.cache.provisional import ProvisionalIndex
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.pipeline.scheduler import Choice, Scheduler
     from ext_proc.routing.state.leases import Leases
@@ -190,7 +190,7 @@ def _verdict(
 def describe(
     pool: Pool,
     replicas: Mapping[EndpointKey, Replica],
-    index: PrefixIndex,
+    index: ProvisionalIndex,
     conditions: Conditions,
     now: float,
 ) -> dict[str, object]:
@@ -220,7 +220,9 @@ def describe(
     }
 
 
-def counters(ledger: Ledger, peers: Sized, leases: Leases, index: PrefixIndex) -> dict[str, object]:
+def counters(
+    ledger: Ledger, peers: Sized, leases: Leases, index: ProvisionalIndex, trials: Sized
+) -> dict[str, object]:
     """Return a router's counters, ready for JSON.
 
     Args:
@@ -228,6 +230,7 @@ def counters(ledger: Ledger, peers: Sized, leases: Leases, index: PrefixIndex) -
         peers: Requests in flight of peer workers.
         leases: Leases of sequences.
         index: Probable contents of the caches.
+        trials: Prompts in it whose answers have not begun.
     """
     return {
         "open_tickets": len(ledger),
@@ -238,11 +241,12 @@ def counters(ledger: Ledger, peers: Sized, leases: Leases, index: PrefixIndex) -
         "leases": len(leases),
         "evicted_leases": leases.evicted,
         "index_blocks": index.blocks,
+        "provisional_prompts": len(trials),
     }
 
 
 def _endpoint(
-    endpoint: Endpoint, replica: Replica, index: PrefixIndex, now: float
+    endpoint: Endpoint, replica: Replica, index: ProvisionalIndex, now: float
 ) -> dict[str, object]:
     return {
         "incarnation": endpoint.key.incarnation,
@@ -258,6 +262,7 @@ def _endpoint(
         "others_queued": replica.others_queued(now),
         "slowed": round(replica.first_bytes.slowdown.factor(now), 2),
         "index_blocks": index.held(endpoint.key),
+        "provisional_blocks": index.provisional(endpoint.key),
         "readings": [_reading(each, now) for each in replica.readings],
     }
 

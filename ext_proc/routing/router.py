@@ -384,5 +384,5 @@ class Router:
             "recent": self.recent.describe(now),
             "deaths": self.suspicion.deaths.describe(now),
             "abandoned": self.registry.abandoned.describe(),
-            "counters": counters(self.ledger, self.peers, self.leases, self.index),
+            "counters": counters(self.ledger, self.peers, self.leases, self.index, self.trials),
         }

@@ -33,7 +33,9 @@ async def open_prompts(http, stack):
 
 async def test_a_refused_flood_moves_no_conversation(http, new_stack):
     """Nothing of what Triton refused with 400 is taken for cached, or evicts what is."""
-    stack = await new_stack(fleet={"pools": {"llm": {"routing": {"index_blocks": INDEX_BLOCKS}}}})
+    # One pool: of several that share a replica the largest bound counts.
+    bound = {"pools": {"llm": {"routing": {"index_blocks": INDEX_BLOCKS}}}}
+    stack = await new_stack(models=("toy-llm",), fleet=bound)
     prompts = [fresh_prompt(CHARACTERS) for _ in range(SESSIONS)]
     homes = []
     for prompt in prompts:

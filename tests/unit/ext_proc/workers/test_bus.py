@@ -245,6 +245,22 @@ async def test_an_index_of_many_parts_arrives_whole(tmp_path, monkeypatch):
         assert again.router.index.blocks == first.router.index.blocks
 
 
+async def test_verdicts_on_prompts_reach_the_others(tmp_path):
+    """Both indexes hold the prompt that was answered, and not the one that was refused."""
+    async with worker_group(tmp_path, 2) as group:
+        first, other = group.workers.values()
+        good = decide(first.router, 100.0, (1, 2, 3)).ticket
+        bad = decide(first.router, 100.0, (7, 8)).ticket
+        await group.settle()
+        assert other.router.index.blocks == 5
+        first.router.confirmed(good.id, good.endpoint)
+        first.router.rejected(bad.id)
+        await group.settle()
+        for index in (first.router.index, other.router.index):
+            assert index.match_all((1, 2, 3)) == {good.endpoint: 3}
+            assert (index.blocks, index.provisional(good.endpoint)) == (3, 0)
+
+
 async def test_a_lease_is_known_before_the_next_request(tmp_path):
     """Without a loop iteration in between, the other worker keeps the sequence's replica."""
     async with worker_group(tmp_path, 2) as group:

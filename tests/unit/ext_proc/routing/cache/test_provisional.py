@@ -426,3 +426,56 @@ def test_refused_prompts_change_no_later_match(
         machine.index.withdraw(trial)
     assert state(machine.index) == uses
     assert machine.index._forks._counts == forks
+
+
+REPORTS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["propose", "insert", "store"]), PATHS),
+        st.tuples(st.sampled_from(["confirm", "withdraw", "remove"]), st.integers(0, 9)),
+        st.tuples(st.just("report"), st.sampled_from([True, False, None])),
+        st.tuples(st.sampled_from(["clear", "purge"])),
+    ),
+    max_size=40,
+)
+
+
+def reported(index: ExactIndex, trials: list[Trial], step: tuple[object, ...], now: float) -> None:
+    """Do one step of ``REPORTS``."""
+    kind, value = step[0], step[-1]
+    if kind in {"confirm", "withdraw"}:
+        if trials:
+            trial = trials.pop(value % len(trials))
+            index.confirm(trial, now) if kind == "confirm" else index.withdraw(trial)
+        return
+    {
+        "propose": lambda: trials.append(index.propose(A, chained(value), now)),
+        "insert": lambda: index.insert(A, chained(value), now),
+        "store": lambda: index.store(A, 0, chained(value), chained(value)),
+        "remove": lambda: index.remove(A, 0, (10 + value,)),
+        "report": lambda: index.set_reporting(A, value),
+        "clear": lambda: index.clear(A, 0),
+        "purge": lambda: index.purge(A),
+    }[kind]()
+
+
+@settings(max_examples=200)
+@given(REPORTS)
+def test_reports_and_provisional_prompts_count_each_block_once(
+    steps: list[tuple[object, ...]],
+) -> None:
+    """An endpoint that starts and stops reporting keeps its counts, and leaves no block behind."""
+    index = ExactIndex(max_blocks=9)
+    trials: list[Trial] = []
+    for number, step in enumerate(steps):
+        reported(index, trials, step, float(number))
+        for holder in index._holders.values():
+            owners = [index._owner(block, holder.bit) for block in index._table]
+            lanes = [each.lane for each in owners if each is not None and each.mask == holder.bit]
+            assert lanes.count(holder.kept) == holder.kept.count
+            assert lanes.count(holder.trials) == holder.trials.count
+    for trial in trials:
+        index.withdraw(trial)
+    index.purge(A)
+    for _ in range(3):
+        index.expire(1_000.0)
+    assert (index.blocks, len(index._forks), index._by_bit) == (0, 0, {})

@@ -31,8 +31,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ext_proc.feedback.entries import Judged
-from ext_proc.routing.cache.prefix_index import Inserted
-from ext_proc.routing.cache.trials import Confirmed, Withdrawn
+from ext_proc.routing.cache.trials import INDEX_EVENTS
 from ext_proc.routing.peers import LatencySample, Share
 from ext_proc.routing.state.leases import Leased, Released
 from ext_proc.routing.state.ledger import Charged
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from ext_proc.routing.cache.prefix_index import Inserted
     from ext_proc.routing.health.conditions import Conditions
     from ext_proc.routing.peers import ReplicationEvent
     from ext_proc.routing.state.leases import Lease, LeaseKey
@@ -69,10 +69,8 @@ FULL_BYTES: Final = 2**16
 """Frames are sent when they reach this size."""
 PART_BYTES: Final = 2**16
 """Size of one part of a snapshot of the index."""
-
-
-_OTHERS: Final = (Inserted, Confirmed, Withdrawn, *SUSPICION_EVENTS)
-_REPLICATION_EVENTS: Final = (Share, LatencySample, Leased, Released, *_OTHERS)
+_ROUTING_EVENTS: Final = (Share, *INDEX_EVENTS, LatencySample, Leased, Released)
+_REPLICATION_EVENTS: Final = (*_ROUTING_EVENTS, *SUSPICION_EVENTS)
 """Messages that routers follow."""
 _AT_ONCE: Final = frozenset({Leased, Released, SuspectRun})
 

@@ -57,6 +57,8 @@ class Withdrawn(NamedTuple):
 
 
 Verdict = Confirmed | Withdrawn
+INDEX_EVENTS: Final = (Inserted, Confirmed, Withdrawn)
+"""Events of the index that peer workers follow."""
 
 
 class Trials:

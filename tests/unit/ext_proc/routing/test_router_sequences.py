@@ -77,7 +77,7 @@ def test_a_lease_follows_a_start_to_the_replica_that_served(build: Build) -> Non
     end(router, first)
     there = router.at("llm", first.addresses[2])
     assert there is not None
-    router.credit(first.ticket.id, there, 1.0)
+    router.starts.served(first.ticket.id, there, 1.0)
     again = decide(router, build.request(sequence_id=5), 2.0)
     assert again.addresses == first.addresses[2:]
     moves = [event for event in events if isinstance(event, Leased)]

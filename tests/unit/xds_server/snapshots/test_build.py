@@ -114,10 +114,11 @@ def test_zones_are_localities() -> None:
 
 
 def test_client_errors_eject_no_replica() -> None:
-    """Triton answers 500 to malformed JSON, so 5xx alone must not eject a replica."""
+    """A client can cause each answer of a replica, so only what Envoy itself saw fail ejects."""
     outlier = clusters(fleet())["llm/stable/http"].outlier_detection
     assert outlier.enforcing_consecutive_5xx.value == 0
-    assert outlier.enforcing_consecutive_gateway_failure.value == 100
+    assert outlier.enforcing_consecutive_gateway_failure.value == 0
+    assert outlier.enforcing_consecutive_local_origin_failure.value == 100
 
 
 def test_the_picker_may_hold_one_stream_per_request() -> None:

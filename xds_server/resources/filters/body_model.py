@@ -121,4 +121,6 @@ def _grpc() -> Any:
 def _lua(script: str) -> Any:
     message = lua_pb2.Lua()
     message.default_source_code.inline_string = script
+    # The scripts clear it themselves, before they set the header that only the picker reads.
+    message.clear_route_cache.value = False
     return message

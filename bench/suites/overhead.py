@@ -2,10 +2,12 @@
 
 Three instant upstreams behind one Envoy; a route without a picker is the reference. ``bare none``
 and ``bare peek`` are the same routes of an Envoy with the same configuration and a bare picker
-(``bare.py``): the picker's cost above them is that of its own code. The closed loop measures
-requests/s, CPU per request and memory. The open loop then sends at half of the throughput of
-``peek`` at that size, to every route at the same times, and measures the added latency at 50 %
-load. The short form omits the bare routes in the open loop.
+(``bare.py``): the picker's cost above them is that of its own code. ``policy envoy`` is the
+route of ``none`` in a fleet whose pools have no picker (``routing.policy: envoy``).
+
+The closed loop measures requests/s, CPU per request and memory. The open loop then sends at half of
+the throughput of ``peek`` at that size, to every route at the same times, and measures the added
+latency at 50 % load. The short form omits the bare routes in the open loop.
 """
 
 from __future__ import annotations
@@ -41,8 +43,10 @@ SIZES: Final = (2_048, 32_768, 262_144)
 CONNECTIONS: Final = 8
 LOAD: Final = 0.5
 ALONE: Final = "envoy alone"
+NO_PICKER: Final = "policy envoy"
 Route = tuple["LocalStack | BareStack", str]
 """Stack with the Envoy, and the path."""
+_NO_PICKER: Final = {"pools": {name: {"routing": {"policy": "envoy"}} for name in POOL_MODES}}
 LOAD_OF: Final = "peek"
 """The route whose throughput sets the rate of the open loop."""
 
@@ -61,8 +65,10 @@ async def run(context: Context) -> dict[str, Any]:
         instant_upstreams(2 * UPSTREAMS) as addresses,
         LocalStack(replicas=replicas(addresses), fleet=change, concurrency=1) as stack,
         bare_stack(addresses) as bare,
+        LocalStack(replicas=replicas(addresses), fleet=_NO_PICKER, concurrency=1) as unpicked,
     ):
         routes: dict[str, Route] = {name: (stack, path) for name, path in TARGETS.items()}
+        routes[NO_PICKER] = (unpicked, TARGETS["none"])
         bares: dict[str, Route] = {f"bare {mode}": (bare, TARGETS[mode]) for mode in MODES}
         for size in SIZES:
             context.say(f"overhead: {size // 1024} KB, closed loop")

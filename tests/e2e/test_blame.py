@@ -14,6 +14,8 @@ SLOW_CHECKS = {"interval": "60s", "timeout": "20s", "unhealthy_after": 10}
 TIMES = 60
 FLUSHED_S = 0.6
 """Envoy holds log entries back for 0.2 s."""
+MORE = {"health": SLOW_CHECKS, "routing": {"refuse_deadly": False}}
+"""Each copy of a request that breaks connections must reach replicas, so none may be refused."""
 
 
 def replicas() -> list[Replica]:
@@ -45,7 +47,7 @@ async def beside_others(http, stack, name, text):
 
 async def test_callers_eject_nobody(http, demo_extra):  # noqa: ARG001 - skips without extra
     """Mistakes that the picker cannot see and requests that break connections, by one and many."""
-    async with stack_over(*replicas(), more={"health": SLOW_CHECKS}) as stack:
+    async with stack_over(*replicas(), more=MORE) as stack:
         for text in (MISTAKE, DEADLY):
             for name in ("one", "many-{}"):
                 await beside_others(http, stack, name, text)
@@ -78,7 +80,7 @@ async def test_our_own_timeouts_eject_nobody(http, demo_extra):  # noqa: ARG001 
 async def test_a_replica_that_fails_everybody_is_ejected(http, demo_extra):  # noqa: ARG001 - skips
     """After about as many failures as there must be in a row, and what the log holds back."""
     made = replicas()
-    async with stack_over(*made, more={"health": SLOW_CHECKS}) as stack:
+    async with stack_over(*made, more=MORE) as stack:
         for turn in range(30):
             assert await ask(http, stack, f"before-{turn}") == 200
         made[0].status = 500

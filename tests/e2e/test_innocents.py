@@ -142,7 +142,7 @@ async def test_killing_two_of_three_refuses_no_innocent(http, tritons, stack):
 
         async def busy() -> bool:
             state = await state_of(http, stack)
-            return state["router"]["open_tickets"] >= 90
+            return state["router"]["counters"]["open_tickets"] >= 90
 
         assert await eventually(busy)
         await tritons.kill("r1")

@@ -131,8 +131,8 @@ def bend_resources(monkeypatch: pytest.MonkeyPatch) -> None:
         message.connect_timeout.seconds = message.connect_timeout.nanos = 0
         return message.SerializeToString(deterministic=True)
 
-    def bent_routes(fleet, retiring=None):
-        built = routes(fleet, retiring)
+    def bent_routes(fleet, *others):
+        built = routes(fleet, *others)
         headers = [v.match.headers for pool in fleet.pools for v in pool.variants]
         if {"x-test": BENT_HEADER} not in headers:
             return built

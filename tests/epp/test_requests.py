@@ -125,13 +125,13 @@ async def test_sequences_while_their_replica_drains(seeing):
     request_router = router(pool(seeing, 2))
     async with Proxy(request_router) as proxy:
         result = await proxy.ask(seeing, GRPC_INFER, [frame("toy-llm", sequence=7)])
-        (home,) = result.picked
+        home = result.picked[0]
         draining = tuple(replace(each, draining=each.grpc == home) for each in replicas(2))
         request_router.set_pools({"llm": replace(pool(seeing, 2), endpoints=draining)}, 1.0)
         again = await proxy.ask(seeing, GRPC_INFER, [frame("toy-llm", sequence=7)])
         assert again.picked == [home]
         other = await proxy.ask(seeing, GRPC_INFER, [frame("toy-llm", sequence=8)])
-        assert other.picked != [home]
+        assert home not in other.picked
 
 
 async def test_one_session_one_variant(mode):

@@ -10,5 +10,5 @@ MAX_HEAP_MIB: Final = 1024
 MAX_CONNECTIONS: Final = 10_000
 """Bound of the connections of clients."""
 
-MIN_HEAP_MIB: Final = 64
+MIN_HEAP_MIB: Final = 128
 """Smallest bound of the heap, MiB; an idle Envoy needs about 30."""

@@ -63,7 +63,7 @@ def render_bootstrap(
         xds_address: ``host:port`` of the control server; Envoy resolves a host name.
         admin_address: ``ip:port`` of Envoy's admin page; keep it on loopback.
         protocol: xDS variant: ``delta`` or ``sotw`` (state of the world).
-        max_heap_mib: Bound of Envoy's heap in MiB, at least 64. Near it Envoy refuses requests and
+        max_heap_mib: Bound of Envoy's heap in MiB, at least 128. Near it Envoy refuses requests and
             resets the streams that hold most.
         max_connections: Bound of the connections of clients, at least 1; a further one is closed.
 

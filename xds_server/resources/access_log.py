@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from xds_server.fleet.model.fleet import Pickers
 
-FLUSH: Final = timedelta(seconds=0.2)
+FLUSH: Final = timedelta(seconds=0.05)
 """Longest time for which Envoy buffers an entry; it also flushes at 16 KiB."""
 
 RUNNING: Final = timedelta(seconds=1)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MAX_BLOCKS: Final = 2**20
 """About 8 bytes each, and what the index takes for new ones."""
 GRACE_S: Final = 2.0
-"""Envoy sends an entry at the latest 0.2 s after its request, a busy machine later."""
+"""Envoy sends an entry at the latest 0.05 s after its request, a busy machine later."""
 MAX_ENDED: Final = 2**16
 """Maximum requests that wait for their entry; beyond, the longest wait ends early."""
 _WORKER: Final = 2**48

@@ -158,9 +158,11 @@ class PrefixIndex(PrefixBlocks):
             oldest, newest = kept.oldest, kept.newest
             if oldest is None or newest is None or oldest.at >= too_old:
                 continue
-            if newest.at < too_old and holder.reported is None and not holder.trials.trials:
-                self.purge(holder.key)
-                continue
+            if newest.at < too_old and holder.reported is None:
+                trials = holder.trials
+                if not trials.trials and not trials.repeats:
+                    self.purge(holder.key)
+                    continue
             while budget > 0 and oldest is not None and oldest.at < too_old:
                 self._evict(holder, oldest)
                 oldest = kept.oldest
@@ -271,10 +273,11 @@ class PrefixIndex(PrefixBlocks):
         touched = chain
         if run is None:
             use = Use(holder, chain, now, kept, kept.tenant(tenant))
+            kept.append(use)
         else:
             start, stop, use = run
             if use.lane is kept:
-                kept.unlink(use)
+                kept.renew(use)
             else:  # a trial; it is in no list any more
                 live = use.live
                 use.lane.count -= live
@@ -282,9 +285,9 @@ class PrefixIndex(PrefixBlocks):
                 use.lane, use.tenant = kept, kept.tenant(tenant)
                 kept.count += live
                 use.tenant.live += live
+                kept.append(use)
             use.blocks, use.at = chain, now
             touched = chain[:start] + chain[stop:]
-        kept.append(use)
         repeated = self._touch(holder, use, touched, whole) if touched else 0
         live = len(chain) - repeated
         use.tenant.live += live - use.live

@@ -129,6 +129,21 @@ class Trial(Use):
         """The block that it noted as the beginning of a continuation of known blocks."""
 
 
+class Repeat:
+    """A provisional insert of a prompt whose blocks are all confirmed there: it owns none."""
+
+    __slots__ = ("at", "blocks", "holder", "pending", "whose")
+
+    def __init__(self, holder: Holder, blocks: array[int], at: float, whose: int) -> None:
+        self.holder = holder
+        self.blocks = blocks
+        self.at = at
+        self.whose = whose
+        """Its tenant."""
+        self.pending = True
+        """Whether its lane counts it; false once it is withdrawn or confirmed."""
+
+
 class SharedUse:
     """The uses of one block that several endpoints hold, by the endpoint's bit."""
 
@@ -204,6 +219,30 @@ class Lane:
         else:
             newer.before = older
 
+    def renew(self, use: Use) -> None:
+        """Make a listed use the newest one, also of its tenant."""
+        newest, newer = self.newest, use.newer
+        if newest is None or newer is None:  # it is the newest
+            return
+        older = newer.older = use.older
+        if older is None:
+            self.oldest = newer
+        else:
+            older.newer = newer
+        newest.newer, use.older, use.newer = use, newest, None
+        self.newest = use
+        tenant = use.tenant
+        last, newer = tenant.newest, use.behind
+        if last is None or newer is None:
+            return
+        older = newer.before = use.before
+        if older is None:
+            tenant.oldest = newer
+        else:
+            older.behind = newer
+        last.behind, use.before, use.behind = use, last, None
+        tenant.newest = use
+
     def above(self, tenant: Tenant) -> bool:
         """Return whether a tenant has more than its share while others have blocks."""
         live = tenant.live
@@ -228,14 +267,16 @@ class TrialLane:
         count: Number of blocks.
         max_blocks: Bound of ``count``; the index keeps it.
         trials: The inserts by age. A dictionary, because most leave it soon, in about this order.
+        repeats: Number of inserts that own no blocks and are not in ``trials``.
     """
 
-    __slots__ = ("count", "everyone", "max_blocks", "trials")
+    __slots__ = ("count", "everyone", "max_blocks", "repeats", "trials")
 
     def __init__(self) -> None:
         self.count = 0
         self.max_blocks = 0
         self.trials: dict[Trial, None] = {}
+        self.repeats = 0
         self.everyone = Tenant(NOBODY)
         """Stands for all tenants: their blocks are not counted one by one."""
 

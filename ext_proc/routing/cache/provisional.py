@@ -10,7 +10,8 @@ Rules:
 3. ``withdraw`` leaves no trace: blocks on which another trial leans stay, forks that it noted are
    forgotten. A confirmed block before them may be evicted meanwhile; they match nothing then.
    Trials on a reporting endpoint do not lean: its reports tell what it holds.
-4. A purge of the endpoint ends its trials; a verdict on them has no effect any more.
+4. A trial of blocks that are all confirmed there owns nothing and is only counted (``Repeat``).
+5. A purge of the endpoint ends its trials; a verdict on them has no effect any more.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from ext_proc.routing.cache.prefix_blocks import released
 from ext_proc.routing.cache.prefix_index import PrefixIndex
-from ext_proc.routing.cache.prefix_uses import NOBODY, SharedUse, Trial
+from ext_proc.routing.cache.prefix_uses import NOBODY, Repeat, SharedUse, Trial
 
 if TYPE_CHECKING:
-    from ext_proc.routing.cache.prefix_uses import Use
+    from ext_proc.routing.cache.prefix_uses import Holder, Use
     from ext_proc.routing.values.pool import EndpointKey
 
 
@@ -42,7 +43,7 @@ class ProvisionalIndex(PrefixIndex):
         now: float,
         tenant: int = NOBODY,
         held: int = 0,
-    ) -> Trial:
+    ) -> Trial | Repeat:
         """Insert a prompt provisionally.
 
         Args:
@@ -53,28 +54,24 @@ class ProvisionalIndex(PrefixIndex):
             held: How many of them the endpoint probably holds; it saves a search.
         """
         holder = self._holders.get(endpoint) or self._enrol(endpoint)
-        if self._dead:
-            self._reclaim(2 * len(blocks))
-        lane, bit, find = holder.trials, holder.bit, self._table.get
-        if len(blocks) > holder.kept.max_blocks:
-            blocks = blocks[: holder.kept.max_blocks]
+        lane, kept, bit = holder.trials, holder.kept, holder.bit
         end = len(blocks)
+        if held == end <= kept.max_blocks and holder.reported is None:
+            entry = self._table.get(blocks[-1])
+            owner = entry.uses.get(bit) if isinstance(entry, SharedUse) else entry
+            if owner is not None and owner.lane is kept:
+                lane.repeats += 1
+                return Repeat(holder, array("q", blocks), now, tenant)
+        if self._dead:
+            self._reclaim(2 * end)
+        if end > kept.max_blocks:
+            end = kept.max_blocks
+            blocks = blocks[:end]
         trial = Trial(holder, array("q", blocks), now, lane, tenant)
         if holder.reported is not None:
             start = 0
         else:
-            if not 0 < held <= end:
-                entry = find(blocks[0])
-                start = 0 if entry is None or not entry.mask & bit else self._held(bit, blocks)
-            elif (
-                (entry := find(blocks[held - 1])) is not None
-                and entry.mask & bit
-                and (held == end or (after := find(blocks[held])) is None or not after.mask & bit)
-            ):
-                start = held
-            else:
-                start = self._held(bit, blocks)
-            trial.start = start
+            start = trial.start = self._start(bit, blocks, held)
             if start and lane.count:
                 self._lean(trial, self._owner(blocks[start - 1], bit))
         if start < end:
@@ -86,7 +83,7 @@ class ProvisionalIndex(PrefixIndex):
             self.displace(lane)
         return trial
 
-    def confirm(self, trial: Trial, now: float) -> None:
+    def confirm(self, trial: Trial | Repeat, now: float) -> None:
         """Confirm a provisional insert that was not withdrawn.
 
         Args:
@@ -97,6 +94,12 @@ class ProvisionalIndex(PrefixIndex):
         if self._holders.get(holder.key) is not holder:
             return
         chain = trial.blocks
+        if isinstance(trial, Repeat):
+            if trial.pending:
+                trial.pending = False
+                holder.trials.repeats -= 1
+                self._repeat(holder, chain, trial.whose, now)
+            return
         if trial.fork is not None:
             self._forks.confirm(trial.fork)
         if not trial.pending or holder.reported is not None or len(chain) > holder.kept.max_blocks:
@@ -110,6 +113,40 @@ class ProvisionalIndex(PrefixIndex):
             self._recede(ended)
 
     # --- Inside ---------------------------------------------------------------------------------
+
+    def _repeat(self, holder: Holder, chain: array[int], tenant: int, now: float) -> None:
+        """Confirm a chain that was confirmed before, mostly as the same use."""
+        kept, live = holder.kept, len(chain)
+        entry = self._table.get(chain[0])
+        use = entry.uses.get(holder.bit) if isinstance(entry, SharedUse) else entry
+        if (
+            use is not None
+            and use.lane is kept
+            and use.live == live
+            and use.tenant.key == tenant
+            and use.plain
+            and use.blocks[-live:] == chain
+        ):
+            use.blocks, use.at = chain, now
+            kept.renew(use)
+        elif live > kept.max_blocks:
+            self.insert(holder.key, tuple(chain), now, tenant)
+        else:
+            self._keep(holder, chain, chain, tenant, now)
+
+    def _start(self, bit: int, blocks: tuple[int, ...], held: int) -> int:
+        """Return how many leading blocks an endpoint holds, probably ``held``."""
+        find, end = self._table.get, len(blocks)
+        if not 0 < held <= end:
+            entry = find(blocks[0])
+            return 0 if entry is None or not entry.mask & bit else self._held(bit, blocks)
+        if (
+            (entry := find(blocks[held - 1])) is not None
+            and entry.mask & bit
+            and (held == end or (after := find(blocks[held])) is None or not after.mask & bit)
+        ):
+            return held
+        return self._held(bit, blocks)
 
     def _held(self, bit: int, blocks: tuple[int, ...]) -> int:
         """Return how many leading blocks an endpoint holds (rule 2 of ``prefix_table``)."""

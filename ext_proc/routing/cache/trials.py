@@ -27,7 +27,7 @@ from ext_proc.routing.cache.prefix_index import Inserted
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
-    from ext_proc.routing.cache.prefix_uses import Trial
+    from ext_proc.routing.cache.prefix_uses import Repeat, Trial
     from ext_proc.routing.cache.provisional import ProvisionalIndex
     from ext_proc.routing.values.pool import EndpointKey
 
@@ -79,7 +79,7 @@ class Trials:
         self._index = index
         self._members = members
         self.on_event = on_event
-        self._open: dict[int, Trial] = {}
+        self._open: dict[int, Trial | Repeat] = {}
         """By ticket; those of peer workers have negative numbers."""
         self._ended: deque[_Ended] = deque()
         """Requests that ended without a verdict, by time."""
@@ -137,9 +137,13 @@ class Trials:
         """Note that the log says that an answer below 400 began on a replica."""
         self._heard += 1
         self._silent = False
-        if ticket in self._open:
+        trial = self._open.get(ticket)
+        if trial is None:
+            return
+        if trial.holder.key != endpoint:
             self.move(ticket, endpoint, self._now)
-            self._decide(ticket, done=self._open[ticket].holder.key == endpoint)
+            trial = self._open[ticket]
+        self._decide(ticket, done=trial.holder.key == endpoint)
 
     def reject(self, ticket: int) -> None:
         """Note that the log says that a request was not answered so."""
@@ -156,7 +160,7 @@ class Trials:
             self._resolve(ended.popleft())
         if ticket in self._open:
             if self._silent:
-                self._decide(ticket, done=done)
+                self._confirm(ticket) if done else self._withdraw(ticket)
                 return
             ended.append((now + GRACE_S, ticket, done, self._heard))
             if len(ended) > MAX_ENDED:
@@ -179,7 +183,9 @@ class Trials:
             self._withdraw(ticket)
 
     def _confirm(self, ticket: int) -> None:
-        self._index.confirm(self._take(ticket), self._now)
+        trial = self._open.pop(ticket)
+        self._left += len(trial.blocks)
+        self._index.confirm(trial, self._now)
         if self.on_event is not None and ticket > 0:
             self.on_event(Confirmed(ticket))
 
@@ -230,7 +236,7 @@ class Trials:
         while self._left < 0:
             self._withdraw(next(iter(self._open)))
 
-    def _take(self, number: int) -> Trial:
+    def _take(self, number: int) -> Trial | Repeat:
         trial = self._open.pop(number)
         self._left += len(trial.blocks)
         return trial

@@ -23,7 +23,7 @@ from ext_proc.routing.cache.provisional import ProvisionalIndex
 from ext_proc.routing.values.pool import EndpointKey
 
 if TYPE_CHECKING:
-    from ext_proc.routing.cache.prefix_uses import Trial
+    from ext_proc.routing.cache.prefix_uses import Repeat, Trial
 
 A, B = (EndpointKey(name, 1) for name in "ab")
 
@@ -130,13 +130,63 @@ def test_a_long_row_of_prompts_ends_with_the_last() -> None:
     assert index.blocks == 0
 
 
+def test_a_repeated_prompt_is_younger_only_once_it_is_answered() -> None:
+    """A prompt that is confirmed already changes nothing until its own answer begins."""
+    index = ProvisionalIndex(max_blocks=4)
+    for start, repeats in ((1, False), (10, True)):
+        first, second = (start, start + 1), (start + 2, start + 3)
+        index.insert(A, first, 0.0)
+        index.insert(A, second, 1.0)
+        trial = index.propose(A, first, 2.0, held=2)
+        index.confirm(trial, 3.0) if repeats else index.withdraw(trial)
+        index.withdraw(trial)
+        index.insert(A, (start + 4, start + 5), 4.0)
+        assert index.match_all(second if repeats else first) == {}
+        index.purge(A)
+
+
+def test_a_repeated_prompt_that_was_evicted_meanwhile_is_held_again() -> None:
+    """Its answer says that the replica has it, whatever room others took before."""
+    index = ProvisionalIndex(max_blocks=4)
+    index.insert(A, (1, 2), 0.0)
+    trial = index.propose(A, (1, 2), 1.0, held=2)
+    index.insert(A, (3, 4, 5, 6), 2.0)
+    assert index.match_all((1, 2)) == {}
+    index.confirm(trial, 3.0)
+    assert index.match_all((1, 2)) == {A: 2}
+
+
+def test_a_repeated_prompt_above_a_lowered_bound_is_cut() -> None:
+    """Its first blocks are kept, as those of any prompt that is longer than the bound."""
+    index = ProvisionalIndex()
+    index.insert(A, (1, 2, 3), 0.0)
+    trial = index.propose(A, (1, 2, 3), 1.0, held=3)
+    index.limit(A, 2, 600.0)
+    index.confirm(trial, 2.0)
+    assert (index.match_all((1, 2, 3)), index.held(A)) == ({A: 2}, 2)
+
+
+def test_an_endpoint_is_not_purged_for_age_while_a_repeated_prompt_runs() -> None:
+    """The answer of a long request still counts, though its blocks expired meanwhile."""
+    index = ProvisionalIndex(ttl_s=10.0)
+    index.insert(A, (1, 2), 0.0)
+    trial = index.propose(A, (1, 2), 9.0, held=2)
+    index.expire(20.0)
+    assert index.match_all((1, 2)) == {}
+    index.confirm(trial, 21.0)
+    assert index.match_all((1, 2)) == {A: 2}
+
+
 def test_a_purge_ends_provisional_inserts() -> None:
     """Verdicts that come after a restart change nothing, and the memory is freed."""
     index = ProvisionalIndex()
     trials = [index.propose(A, (1, 2), 0.0), index.propose(A, (1, 5), 0.0)]
+    index.insert(A, (7,), 0.0)
+    repeated = index.propose(A, (7,), 0.0, held=1)
     index.purge(A)
     assert index.match_all((1, 2)) == {}
     index.confirm(trials[0], 1.0)
+    index.confirm(repeated, 1.0)
     index.withdraw(trials[1])
     index.expire(10.0)
     assert (index.blocks, index.held(A)) == (0, 0)
@@ -288,7 +338,7 @@ class Machine:
     def __init__(self, bound: int) -> None:
         self.index = ProvisionalIndex(max_blocks=bound)
         self.confirmed = PrefixIndex(max_blocks=bound)
-        self.open: list[tuple[EndpointKey, tuple[int, ...], int, Trial]] = []
+        self.open: list[tuple[EndpointKey, tuple[int, ...], int, Trial | Repeat]] = []
         self.claimed: list[set[int]] = []
         """By open trial: its blocks that were not confirmed since it began."""
         self.seen: set[tuple[int, ...]] = set()
@@ -304,7 +354,9 @@ class Machine:
                 self._confirm(key, blocks, tenant, now)
                 return
             known = self.confirmed.matched(blocks, key)
-            self.open.append((key, blocks, tenant, self.index.propose(key, blocks, now, tenant)))
+            held = self.index.matched(blocks, key) if now % 3 else 0  # it may be said or not
+            trial = self.index.propose(key, blocks, now, tenant, held)
+            self.open.append((key, blocks, tenant, trial))
             self.claimed.append(set(blocks[known:]))
         elif step[0] == "purge":
             for index in (self.index, self.confirmed):
@@ -418,9 +470,11 @@ def test_refused_prompts_change_no_later_match(
     machine.index.expire(0.0)  # free what was purged
     uses, forks = state(machine.index), dict(machine.index._forks._counts)
     trials = [
-        machine.index.propose(each[1], chained(each[2]), 100.0, each[3])
+        machine.index.propose(
+            each[1], blocks, 100.0, each[3], machine.index.matched(blocks, each[1])
+        )
         for each in flood
-        if each[0] == "propose"
+        if each[0] == "propose" and (blocks := chained(each[2]))
     ]
     for trial in trials:
         machine.index.withdraw(trial)
@@ -439,7 +493,9 @@ REPORTS = st.lists(
 )
 
 
-def reported(index: ExactIndex, trials: list[Trial], step: tuple[object, ...], now: float) -> None:
+def reported(
+    index: ExactIndex, trials: list[Trial | Repeat], step: tuple[object, ...], now: float
+) -> None:
     """Do one step of ``REPORTS``."""
     kind, value = step[0], step[-1]
     if kind in {"confirm", "withdraw"}:
@@ -448,7 +504,9 @@ def reported(index: ExactIndex, trials: list[Trial], step: tuple[object, ...], n
             index.confirm(trial, now) if kind == "confirm" else index.withdraw(trial)
         return
     {
-        "propose": lambda: trials.append(index.propose(A, chained(value), now)),
+        "propose": lambda: trials.append(
+            index.propose(A, chained(value), now, held=index.matched(chained(value), A))
+        ),
         "insert": lambda: index.insert(A, chained(value), now),
         "store": lambda: index.store(A, 0, chained(value), chained(value)),
         "remove": lambda: index.remove(A, 0, (10 + value,)),
@@ -465,7 +523,7 @@ def test_reports_and_provisional_prompts_count_each_block_once(
 ) -> None:
     """An endpoint that starts and stops reporting keeps its counts, and leaves no block behind."""
     index = ExactIndex(max_blocks=9)
-    trials: list[Trial] = []
+    trials: list[Trial | Repeat] = []
     for number, step in enumerate(steps):
         reported(index, trials, step, float(number))
         for holder in index._holders.values():

@@ -33,7 +33,7 @@ def read_body(
     """Add what only the body contains.
 
     Args:
-        features: Result of ``read_head``.
+        features: Result of ``read_head``; they are filled in, not copied.
         headers: Headers by lower-case name.
         body: The body, or its first part; it is not kept, and large tensors are not copied.
         complete: Whether ``body`` is the whole body. Of a first part, what is present is read.

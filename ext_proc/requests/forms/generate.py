@@ -51,24 +51,23 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     sampled = members.get(SAMPLING_INPUT, parameters.get(SAMPLING_INPUT))
     sampling = {} if sampled is None else _sampling(sampled)
     places = [place for place in (members, parameters, sampling) if place]
-    made = features.copy()
     request_id = members.get("id")
-    made.request_id = values.label(request_id) or features.request_id
-    made.prompt = prompt
-    made.prompt_is_partial = partial
-    made.max_tokens = _first_positive(places)
-    made.adapter = _adapter(places)
+    features.request_id = values.label(request_id) or features.request_id
+    features.prompt = prompt
+    features.prompt_is_partial = partial
+    features.max_tokens = _first_positive(places)
+    features.adapter = _adapter(places)
     tokens = members.get("max_tokens", 0)
     if (
         type(tokens) is not int
         or tokens >= _INT64_END
         or type(members.get("stream", False)) is not bool
         or (prompt is None and "text_input" in members)
-        or (request_id is not None and made.request_id is None)
+        or (request_id is not None and features.request_id is None)
         or (nested is not parameters and _PARAMETERS in members)
     ):
-        _check(members, made)
-    return made
+        _check(members, features)
+    return features
 
 
 def _check(members: dict[str, Any], made: Features) -> None:

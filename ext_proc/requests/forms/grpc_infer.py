@@ -117,10 +117,9 @@ def read_model_call(
             model = _identifier(scanner, item, "name")
         elif item.number == _CALL_VERSION:
             version = _identifier(scanner, item, "version")
-    made = features.copy()
-    made.model = model or features.model
-    made.version = version or features.version
-    return made
+    features.model = model or features.model
+    features.version = version or features.version
+    return features
 
 
 def _open(

@@ -49,16 +49,15 @@ def describe(
         )
     timeout_us = values.positive(parameters.get("timeout"))
     timeout_s = None if timeout_us is None else timeout_us * _MICROSECOND_S
-    made = features.copy()
-    made.request_id = values.label(request_id) or features.request_id
-    made.sequence_id = features.sequence_id if sequence is None else sequence
-    made.sequence_start = parameters.get("sequence_start") is True
-    made.sequence_end = parameters.get("sequence_end") is True
-    made.priority = values.positive(parameters.get("priority"))
-    made.timeout_s = values.sooner(features.timeout_s, timeout_s)
-    made.max_tokens = found.max_tokens or values.positive(parameters.get("max_tokens"))
-    made.adapter = found.adapter or values.label(parameters.get("lora_name"))
-    made.prompt = found.prompt
-    made.prompt_is_partial = found.partial
-    made.token_ids = found.token_ids
-    return made
+    features.request_id = values.label(request_id) or features.request_id
+    features.sequence_id = features.sequence_id if sequence is None else sequence
+    features.sequence_start = parameters.get("sequence_start") is True
+    features.sequence_end = parameters.get("sequence_end") is True
+    features.priority = values.positive(parameters.get("priority"))
+    features.timeout_s = values.sooner(features.timeout_s, timeout_s)
+    features.max_tokens = found.max_tokens or values.positive(parameters.get("max_tokens"))
+    features.adapter = found.adapter or values.label(parameters.get("lora_name"))
+    features.prompt = found.prompt
+    features.prompt_is_partial = found.partial
+    features.token_ids = found.token_ids
+    return features

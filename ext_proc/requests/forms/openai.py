@@ -51,17 +51,16 @@ def read_openai(features: Features, body: bytes | memoryview, *, complete: bool)
     members = document.members
     prompt, partial, token_ids = _prompt(document)
     limit = values.positive(members.get("max_completion_tokens"))
-    made = features.copy()
-    made.model = values.name(members.get("model"), "`model`") or features.model
+    features.model = values.name(members.get("model"), "`model`") or features.model
     named = values.session(members.get("prompt_cache_key"))
-    made.session = named or values.session(members.get("user"))
-    made.salt = values.session(members.get("cache_salt"))
-    made.streaming = members.get("stream") is True
-    made.max_tokens = limit or values.positive(members.get("max_tokens"))
-    made.prompt = prompt
-    made.prompt_is_partial = partial
-    made.token_ids = token_ids
-    return made
+    features.session = named or values.session(members.get("user"))
+    features.salt = values.session(members.get("cache_salt"))
+    features.streaming = members.get("stream") is True
+    features.max_tokens = limit or values.positive(members.get("max_tokens"))
+    features.prompt = prompt
+    features.prompt_is_partial = partial
+    features.token_ids = token_ids
+    return features
 
 
 def _prompt(document: Document) -> tuple[bytes | None, bool, bool]:

@@ -66,9 +66,10 @@ class Origins:
 
     def note(self, ticket_id: int, request: Request) -> None:
         """Keep the origin of a picked request."""
-        self._younger[ticket_id] = identity(request)
-        if len(self._younger) >= _GENERATION:
-            self._older, self._younger = self._younger, {}
+        younger, who = self._younger, request.features.session
+        younger[ticket_id] = who if who is not None and len(who) <= MAX_CHARS else identity(request)
+        if len(younger) >= _GENERATION:
+            self._older, self._younger = younger, {}
 
     def of(self, ticket_id: int | None) -> int:
         """Return the number of a ticket's origin; ``UNKNOWN`` if the ticket is not known."""

@@ -96,10 +96,12 @@ class Picks:
         if tokens is None:
             return
         matched = min(pick.matched_tokens, tokens)
-        self._tokens.add(ALL, tokens)
-        self._blocks.add(ALL, pick.prompt_blocks)
-        self._tokens.add(MATCHED, matched)
-        self._blocks.add(MATCHED, decision.matched_blocks)
+        values = self._tokens.values  # these series exist from the start
+        values[ALL] += tokens
+        values[MATCHED] += matched
+        values = self._blocks.values
+        values[ALL] += pick.prompt_blocks
+        values[MATCHED] += decision.matched_blocks
         if decision.ticket is not None:
             endpoint = (decision.ticket.endpoint.id,)
             self._prompts.add(endpoint, tokens)

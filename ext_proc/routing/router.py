@@ -101,6 +101,9 @@ class Router:
         """Bodies of requests without a verdict, and what is held against them."""
         self.trials = Trials(self.index, self.registry.members, on_event)
         """Prompts in the index whose answers have not begun."""
+        # Read with each request.
+        self._deaths = self.suspicion.deaths
+        self._proposed = self.trials.open
         self.peers = PeerWorkers(
             self.ledger,
             self.index,
@@ -179,8 +182,7 @@ class Router:
         if pool_state is None:
             return Refusal(RefusalKind.UNKNOWN_POOL, f"no pool is named {request.pool!r}")
         self.index.expire(now)
-        held = self.suspicion
-        if held.deaths.active and (refusal := held.admit(request, now)) is not None:
+        if self._deaths.active and (refusal := self.suspicion.admit(request, now)) is not None:
             return refusal
         if self._on_sequence is not None and request.features.sequence_id is not None:
             self._on_sequence()
@@ -204,15 +206,12 @@ class Router:
         candidates = context.candidates
         candidate, matched = candidates[picked], context.matched[picked]
         self.conditions.picked(pool.name, candidate.key, now)
-        ticket = self._charge(choice, picked, pool.name)
+        ticket = self._charge(choice, picked, pool)
         addresses = tuple([candidates[index].address for index in order])
         if lease_key is not None:
             lease = Lease(candidate.key, context.variant, now + pool.sequence_idle_s)
             self._leased(lease_key, None if request.features.sequence_end else lease, now)
             self.starts.note(ticket, lease_key, addresses)
-        if request.blocks and ticket is not None:
-            tenant = tenant_of(request.features, pool.seed)
-            self.trials.propose(ticket.id, candidate.key, request.blocks, tenant, matched, now)
         decision = Decision(
             ticket,
             addresses,
@@ -224,13 +223,13 @@ class Router:
             candidates,
             choice.prices,
             lease_key is None and (request.care is None or not request.care.member),
-            first_answer_s(context, picked, pool, ticket),
+            first_answer_s(context, picked, pool, ticket) if request.features.streaming else None,
         )
         if sample is not None:
             self.recent.keep(request, decision, sample, now)
         return decision
 
-    def _charge(self, choice: Choice, index: int, pool: str) -> Ticket | None:
+    def _charge(self, choice: Choice, index: int, pool: Pool) -> Ticket | None:
         self._last_ticket += 1
         context = choice.context
         candidate, now, work = context.candidates[index], context.now, work_of(context, index)
@@ -238,18 +237,23 @@ class Router:
         replica, ahead = candidate.replica, candidate.load.in_flight
         drain, prompted = replica.drain_s(now, per_token), context.tokens is not None
         number, key = self._last_ticket, candidate.key
-        ticket = Ticket(number, key, pool, work, now, prompted, drain, ahead)
+        ticket = Ticket(number, key, pool.name, work, now, prompted, drain, ahead)
         if not self._charged(ticket):
             return None
-        self.origins.note(number, context.request)
-        if context.request.features.form in GOES_ON:
+        request = context.request
+        features = request.features
+        self.origins.note(number, request)
+        if features.form in GOES_ON:
             self.registry.abandoned.note(ticket)
-        if context.request.body is not None:
-            self.suspicion.picked(number, candidate.key.id, context.request, now)
-        if context.tokens is not None:
+        if request.blocks:
+            tenant, matched = tenant_of(features, pool.seed), context.matched[index]
+            self.trials.propose(number, key, request.blocks, tenant, matched, now)
+        if request.body is not None:
+            self.suspicion.picked(number, key.id, request, request.body, now)
+        if prompted:
             expected = drain + work * per_token
             replica.busy_until = now + expected
-            if context.request.features.streaming:
+            if features.streaming and context.tokens is not None:
                 self.learner.sent(ticket, expected, context.tokens * per_token)
         if choice.policy.learns:
             choice.policy.charged(ticket)
@@ -321,8 +325,9 @@ class Router:
             False if it was settled before, by this method or by the removal of its endpoint.
         """
         self.index.expire(now)
-        self.trials.ended(ticket.id, now, done=outcome is DONE)
-        if self.suspicion.deaths.active:
+        if self._proposed:
+            self.trials.ended(ticket.id, now, done=outcome is DONE)
+        if self._deaths.active:
             self.suspicion.settled(ticket.id, now)
         if self._moved:
             ticket = self._moved.pop(ticket.id, ticket)

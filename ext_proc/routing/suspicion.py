@@ -182,23 +182,25 @@ class Suspicion:
             return Care(fingerprint, suspected=True, member=True, avoid=deaths.avoided(now))
         return Care(fingerprint, suspected=standing is SuspectStanding.SUSPECT)
 
-    def picked(self, ticket_id: int, replica: str, request: Request, now: float) -> None:
+    def picked(
+        self, ticket_id: int, replica: str, request: Request, body: bytes, now: float
+    ) -> None:
         """Keep a picked request until its verdict (rule 1).
 
         Args:
             ticket_id: Its ticket.
             replica: Id of the endpoint picked.
             request: The request.
+            body: Its whole body.
             now: Monotonic seconds.
         """
-        body, care = request.body, request.care
-        if body is None:
-            return
+        care = request.care
         if care is None:
+            bodies = self._bodies
             self.open[ticket_id] = request.pool, request.features.model or "", body
-            self._bodies.append(ticket_id)
-            self._left -= len(body)
-            if self._left < 0 or len(self._bodies) > MAX_OPEN:
+            bodies.append(ticket_id)
+            left = self._left = self._left - len(body)
+            if left < 0 or len(bodies) > MAX_OPEN:
                 self._push_out()
             return
         self._keep(ticket_id, care.fingerprint)

@@ -79,8 +79,9 @@ class Trials:
         self._index = index
         self._members = members
         self.on_event = on_event
-        self._open: dict[int, Trial | Repeat] = {}
-        """By ticket; those of peer workers have negative numbers."""
+        self.open: dict[int, Trial | Repeat] = {}
+        """Inserts by ticket; those of peer workers have negative numbers. Without any, ``ended``
+        need not be called."""
         self._ended: deque[_Ended] = deque()
         """Requests that ended without a verdict, by time."""
         self._left = MAX_BLOCKS
@@ -92,7 +93,7 @@ class Trials:
         """The latest time known: verdicts of the log carry none."""
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self.open)
 
     # --- This worker's requests -----------------------------------------------------------------
 
@@ -116,7 +117,7 @@ class Trials:
             now: Monotonic seconds, not less than in any earlier call.
         """
         self._now = now
-        self._open[ticket] = trial = self._index.propose(endpoint, blocks, now, tenant, held)
+        self.open[ticket] = trial = self._index.propose(endpoint, blocks, now, tenant, held)
         self._left -= len(trial.blocks)
         if self._left < 0:
             self._shed()
@@ -126,7 +127,7 @@ class Trials:
     def move(self, ticket: int, endpoint: EndpointKey, now: float) -> None:
         """Note that another replica serves a request now, after a retry (rule 2)."""
         self._now = now
-        trial = self._open.get(ticket)
+        trial = self.open.get(ticket)
         if trial is None or trial.holder.key == endpoint or endpoint not in self._members:
             return
         blocks, tenant = tuple(trial.blocks), trial.whose
@@ -137,19 +138,19 @@ class Trials:
         """Note that the log says that an answer below 400 began on a replica."""
         self._heard += 1
         self._silent = False
-        trial = self._open.get(ticket)
+        trial = self.open.get(ticket)
         if trial is None:
             return
         if trial.holder.key != endpoint:
             self.move(ticket, endpoint, self._now)
-            trial = self._open[ticket]
+            trial = self.open[ticket]
         self._decide(ticket, done=trial.holder.key == endpoint)
 
     def reject(self, ticket: int) -> None:
         """Note that the log says that a request was not answered so."""
         self._heard += 1
         self._silent = False
-        if ticket in self._open:
+        if ticket in self.open:
             self._withdraw(ticket)
 
     def ended(self, ticket: int, now: float, *, done: bool) -> None:
@@ -158,7 +159,7 @@ class Trials:
         ended = self._ended
         while ended and ended[0][0] <= now:
             self._resolve(ended.popleft())
-        if ticket in self._open:
+        if ticket in self.open:
             if self._silent:
                 self._confirm(ticket) if done else self._withdraw(ticket)
                 return
@@ -168,7 +169,7 @@ class Trials:
 
     def _resolve(self, ended: _Ended) -> None:
         _, ticket, done, heard = ended
-        if ticket not in self._open:
+        if ticket not in self.open:
             return
         if heard == self._heard:
             self._silent = True
@@ -183,7 +184,7 @@ class Trials:
             self._withdraw(ticket)
 
     def _confirm(self, ticket: int) -> None:
-        trial = self._open.pop(ticket)
+        trial = self.open.pop(ticket)
         self._left += len(trial.blocks)
         self._index.confirm(trial, self._now)
         if self.on_event is not None and ticket > 0:
@@ -196,7 +197,7 @@ class Trials:
 
     def standing(self) -> Iterator[Inserted]:
         """Yield this worker's inserts without a verdict, for a new reader."""
-        for ticket, trial in list(self._open.items()):
+        for ticket, trial in list(self.open.items()):
             if ticket > 0:
                 blocks, tenant = tuple(trial.blocks), trial.whose
                 yield Inserted(trial.holder.key, blocks, trial.at, tenant, ticket)
@@ -214,30 +215,30 @@ class Trials:
                 self._index.insert(endpoint, blocks, now, tenant)
                 return
             number = _number(peer_worker, ticket)
-            if number in self._open:
+            if number in self.open:
                 self._withdraw(number)
-            self._open[number] = trial = self._index.propose(endpoint, blocks, now, tenant)
+            self.open[number] = trial = self._index.propose(endpoint, blocks, now, tenant)
             self._left -= len(trial.blocks)
             self._shed()
             return
         number = _number(peer_worker, event.ticket)
-        if number in self._open:
+        if number in self.open:
             self._decide(number, done=isinstance(event, Confirmed))
 
     def lost(self, peer_worker: int) -> None:
         """Withdraw what a peer worker that is lost has not decided."""
         first, last = _number(peer_worker + 1, 0), _number(peer_worker, 0)
-        for number in [each for each in self._open if first < each <= last]:
+        for number in [each for each in self.open if first < each <= last]:
             self._withdraw(number)
 
     # --- Inside ---------------------------------------------------------------------------------
 
     def _shed(self) -> None:
         while self._left < 0:
-            self._withdraw(next(iter(self._open)))
+            self._withdraw(next(iter(self.open)))
 
     def _take(self, number: int) -> Trial | Repeat:
-        trial = self._open.pop(number)
+        trial = self.open.pop(number)
         self._left += len(trial.blocks)
         return trial
 

@@ -33,6 +33,8 @@ def make_context(
     now: float,
     unix_now: float,
     branched: int = 0,
+    *,
+    weighs: bool = True,
 ) -> SchedulingContext:
     """Build the scheduling context of a request and its candidates.
 
@@ -47,6 +49,7 @@ def make_context(
         now: Monotonic seconds, for the age of readings.
         unix_now: Wall-clock seconds, for ramps.
         branched: Leading blocks that belong to several prompts.
+        weighs: Whether the policy uses work and strength (``Policy.weighs``).
     """
     pool = pool_state.pool
     stale = now - FRESH_S
@@ -63,14 +66,15 @@ def make_context(
         tokens = len(request.blocks) * block_tokens
         if prompt is not None and len(prompt) > tokens * CHARS_PER_TOKEN:
             tokens = len(prompt) / CHARS_PER_TOKEN
+    ramp = _ramp(pool, candidates, unix_now) if pool.slow_start.window_s > 0.0 else None
     return SchedulingContext(
         request,
         candidates,
         variant,
         pool_state.size,
         pending,
-        [candidate.load.work for candidate in candidates],
-        [candidate.capacity for candidate in candidates],
+        [candidate.load.work for candidate in candidates] if weighs else (),
+        [candidate.capacity for candidate in candidates] if weighs or ramp is not None else (),
         matched,
         len(request.blocks),
         shared,
@@ -80,7 +84,7 @@ def make_context(
         pool_state.latency_model,
         now,
         rng,
-        _ramp(pool, candidates, unix_now) if pool.slow_start.window_s > 0.0 else None,
+        ramp,
         branched,
     )
 

@@ -171,7 +171,17 @@ class Scheduler:
             matched = index.depths(steps, free) if steps else [0] * len(free)
         shared, branched = self._in_common(policy, blocks, matched, len(candidates))
         context = make_context(
-            pool_state, request, variant, free, matched, shared, rng, now, unix_now, branched
+            pool_state,
+            request,
+            variant,
+            free,
+            matched,
+            shared,
+            rng,
+            now,
+            unix_now,
+            branched,
+            weighs=policy.weighs,
         )
         prices = self._prices(pool, policy, context, inference=inference)
         return Choice(policy, context, prices, lease_key, leased is not None, sampled)
@@ -226,7 +236,7 @@ class Scheduler:
         if not named:
             return drawn, candidates, False
         constrained = False
-        if features.is_inference and (pool.model_needs or features.adapter is not None):
+        if (pool.model_needs or features.adapter is not None) and features.is_inference:
             fit = satisfying(pool, features, named, now, f"{pool.name}/{drawn}")
             if isinstance(fit, Refusal):
                 return fit

@@ -63,10 +63,13 @@ def draw_variant(
                 RefusalKind.UNKNOWN_VERSION,
                 f"pool {pool.name!r} has no replica of version {features.version!r}",
             )
+    known = False
     for each in variants:
         if each.headers and all(headers.get(name) == value for name, value in each.headers):
             return each.name
-    if drawn is not None and any(each.name == drawn for each in variants):
+        if each.name == drawn:
+            known = True
+    if known and drawn is not None:
         return drawn
     if pinned and len(variants) == 1:
         return variants[0].name

@@ -82,6 +82,7 @@ class Auto(Policy):
     everyone = False
     in_seconds = True
     copies = True
+    weighs = False
 
     def prices(self, context: SchedulingContext) -> Sequence[float]:
         """Return the cost of each candidate, seconds."""

@@ -36,6 +36,9 @@ class Policy(Protocol):
     in_seconds: ClassVar[bool] = False
     """Its prices are seconds above 0, so that a price twice as high is twice as bad."""
 
+    weighs: ClassVar[bool] = True
+    """It reads ``SchedulingContext.work`` or ``strength``; they are empty for other policies."""
+
     def configure(self, pool: Pool) -> None:
         """Take the pool's settings, before the first decision and whenever they change."""
         del pool

@@ -82,9 +82,10 @@ class Abandoned:
 
     def note(self, ticket: Ticket) -> None:
         """Keep the ticket of a request of ``GOES_ON`` that was sent."""
-        self._younger[ticket.id] = ticket
-        if len(self._younger) >= _GENERATION:
-            self._older, self._younger = self._younger, {}
+        younger = self._younger
+        younger[ticket.id] = ticket
+        if len(younger) >= _GENERATION:
+            self._older, self._younger = younger, {}
 
     def left(self, ticket_id: int, endpoint: EndpointKey, since: float, now: float) -> None:
         """Charge a replica for a request that it has read and that nobody waits for any more.

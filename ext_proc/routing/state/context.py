@@ -25,8 +25,9 @@ class SchedulingContext(Plain):
         slots: Endpoints in the pool, eligible or not; a candidate's ``position`` is below it.
         pending: Requests on each replica: ours in flight, plus those of other clients queued there
             if known.
-        work: Uncached input tokens that we have in flight on each replica.
-        strength: Capacity of each replica, above 0.
+        work: Uncached input tokens that we have in flight on each replica; empty if the policy does
+            not use them (``Policy.weighs``).
+        strength: Capacity of each replica, above 0; empty if neither policy nor ``ramp`` uses it.
         matched: Blocks of the prompt that each replica probably holds, contiguous from the root.
         blocks: Full blocks of the prompt; 0 = unknown or shorter than one block.
         shared: Leading blocks that are worth a copy on every replica

@@ -50,17 +50,21 @@ def read_generate(features: Features, body: bytes | memoryview, *, complete: boo
     prompt, partial = _prompt(document, parameters)
     sampled = members.get(SAMPLING_INPUT, parameters.get(SAMPLING_INPUT))
     sampling = {} if sampled is None else _sampling(sampled)
-    places = [place for place in (members, parameters, sampling) if place]
+    places = [members]
+    if parameters:
+        places.append(parameters)
+    if sampling:
+        places.append(sampling)
     request_id = members.get("id")
     features.request_id = values.label(request_id) or features.request_id
     features.prompt = prompt
     features.prompt_is_partial = partial
-    features.max_tokens = _first_positive(places)
+    tokens: Any = members.get("max_tokens")
+    countable = type(tokens) is int and tokens < _INT64_END
+    features.max_tokens = tokens if countable and tokens > 0 else _first_positive(places)
     features.adapter = _adapter(places)
-    tokens = members.get("max_tokens", 0)
     if (
-        type(tokens) is not int
-        or tokens >= _INT64_END
+        (not countable and "max_tokens" in members)
         or type(members.get("stream", False)) is not bool
         or (prompt is None and "text_input" in members)
         or (request_id is not None and features.request_id is None)

@@ -15,7 +15,8 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from ext_proc.routing.cache.forks import Forks
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 LONG: Final = 32
 """Number of blocks above which binary search is faster than a linear walk."""
+
+_key_of: Final[Any] = attrgetter("key")
 
 Steps = list[tuple[int, int]]
 """Result of a walk from the root, by rising depth: the bits of the endpoints that hold at least
@@ -151,6 +154,12 @@ class PrefixTable:
         find = self._bits.get
         alive, depth = steps[-1]
         if len(steps) == 1:
+            if not alive & (alive - 1):  # mostly one endpoint holds a conversation
+                found = [0] * len(candidates)
+                keys, key = list(map(_key_of, candidates)), self._by_bit[alive].key
+                if key in keys:
+                    found[keys.index(key)] = depth
+                return found
             return [depth if alive & find(candidate.key, 0) else 0 for candidate in candidates]
         depths: list[int] = []
         rising = steps[::-1]

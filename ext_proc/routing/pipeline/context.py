@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import compress, repeat
 from math import inf
+from operator import eq
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.pipeline.ramp import factor
@@ -127,7 +129,7 @@ def cheapest(prices: Sequence[float], count: int, rng: Rng) -> list[int]:
             left[chosen] = inf
             order.append(chosen)
             continue
-        ties = [index for index, price in enumerate(left) if price == lowest]
+        ties = list(compress(range(len(left)), map(eq, left, repeat(lowest))))
         while ties and len(order) < wanted:
             chosen = ties.pop(int(random() * len(ties))) if len(ties) > 1 else ties.pop()
             left[chosen] = inf

@@ -17,7 +17,14 @@ from ext_proc.requests.parsing import values
 from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
 from ext_proc.requests.parsing.inflate import inflate, is_supported
 from ext_proc.requests.parsing.protobuf import BYTES, VARINT, Field, Scanner, signed
-from ext_proc.requests.parsing.shapes import WIDTHS, check_bytes, check_room, count
+from ext_proc.requests.parsing.shapes import (
+    MAX_DIMENSIONS,
+    MAX_ELEMENTS,
+    WIDTHS,
+    check_bytes,
+    check_room,
+    count,
+)
 from ext_proc.requests.parsing.tensors import INTEGERS, NOTHING, READ_INPUTS, Tensor, read_tensors
 
 if TYPE_CHECKING:
@@ -40,7 +47,7 @@ _CALL_NAME, _CALL_VERSION = 1, 2
 _NAME, _DATATYPE, _SHAPE, _INPUT_PARAMETERS, _CONTENTS = 1, 2, 3, 4, 5
 _PLACE: Final = "an input"
 _SHORT: Final = 16
-"""Dimensions whose product is taken at once."""
+"""Bytes of dimensions whose product is taken at once."""
 _NAME_BYTES: Final = 4 * values.MAX_NAME_CHARS
 _TEXT_BYTES: Final = 65_536
 _UNKNOWN_END: Final = 2**63
@@ -69,6 +76,8 @@ class _Message:
     parameters: dict[str, Parameter] = field(default_factory=dict)
     inputs: list[_Input] = field(default_factory=list)
     raw: list[Field] = field(default_factory=list)
+    dimensions: int = 0
+    """Dimensions that were counted one by one."""
 
 
 def read_grpc(
@@ -160,7 +169,7 @@ def _read_message(scanner: Scanner, end: int) -> _Message:
         elif item.number == _INPUTS:
             if len(message.inputs) >= MAX_INPUTS:
                 raise BadRequest(f"the request has more than {MAX_INPUTS} inputs; send fewer")
-            message.inputs.append(_read_input(scanner, item))
+            message.inputs.append(_read_input(scanner, item, message))
         elif item.number == _RAW and len(message.raw) < MAX_INPUTS:
             message.raw.append(item)
     return message
@@ -212,7 +221,7 @@ def _parameter_value(scanner: Scanner, item: Field) -> Parameter | None:
     return value
 
 
-def _read_input(scanner: Scanner, item: Field) -> _Input:
+def _read_input(scanner: Scanner, item: Field, message: _Message) -> _Input:
     found = _Input()
     for part in _fields(scanner, item):
         if part.number == _NAME:
@@ -224,7 +233,7 @@ def _read_input(scanner: Scanner, item: Field) -> _Input:
             _read_parameter(scanner, part, parameters)
             found.shared = found.shared or "shared_memory_region" in parameters
         elif part.number == _SHAPE:
-            found.elements = _elements(scanner, part, found.elements)
+            found.elements = _elements(scanner, part, found.elements, message)
         elif part.number == _CONTENTS:
             found.contents = part
             found.content_bytes += part.end - part.start
@@ -233,16 +242,22 @@ def _read_input(scanner: Scanner, item: Field) -> _Input:
     return found
 
 
-def _elements(scanner: Scanner, part: Field, before: int | None) -> int | None:
+def _elements(scanner: Scanner, part: Field, before: int | None, message: _Message) -> int | None:
     """Return the product of dimensions, packed or not, and of those before them."""
     if before is None or not part.whole:
         return None
     if part.kind == VARINT:
-        return before * count((signed(part.value),), _PLACE)
-    packed = bytes(scanner.data[part.start : part.end])
-    if packed.isascii() and len(packed) <= _SHORT:  # dimensions below 128 are one byte each
-        return before * prod(packed)
-    return before * count(scanner.varints(part, len(packed)), _PLACE)
+        return count((signed(part.value),), _PLACE, before)
+    if part.end - part.start <= _SHORT:
+        packed = bytes(scanner.data[part.start : part.end])
+        if packed.isascii():  # dimensions below 128 are one byte each
+            elements = before * prod(packed)
+            if elements <= MAX_ELEMENTS:
+                return elements
+    left = MAX_DIMENSIONS - message.dimensions
+    sizes = scanner.varints(part, left + 1)
+    message.dimensions += len(sizes)
+    return count(sizes, _PLACE, before, left)
 
 
 def _describe(features: Features, scanner: Scanner, message: _Message) -> Features:

@@ -12,6 +12,7 @@ Rules:
    Triton rejects with a 5xx are a ``BadRequest``. In a list of more than ``FEW`` numbers a boolean
    is not found, nor a negative or too large one.
 3. Outputs have no declared size: what a model will answer cannot be checked.
+4. A shape costs time by its length, which its data does not limit, so its length is bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
 from ext_proc.routing.values.refusal import RefusalKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 WIDTHS: Final = {
     "BOOL": 1,
@@ -45,20 +46,33 @@ WIDTHS: Final = {
 MAX_ELEMENTS: Final = 2**63
 """No tensor has more; a shape that exceeds it is refused before its product is known."""
 
+MAX_DIMENSIONS: Final = 16_384
+"""A shape in JSON has no more, nor do all those of a gRPC request together."""
+
 FEW: Final = 64
 """The elements of a list of at most so many numbers are checked one by one."""
 
 _INT64_END: Final = 2**63
 
 
-def count(shape: Iterable[Any], place: str | int) -> int:
+def count(
+    shape: Sequence[Any], place: str | int, before: int = 1, most: int = MAX_DIMENSIONS
+) -> int:
     """Return the number of elements of a shape.
+
+    Args:
+        shape: Its dimensions, or the last of them.
+        place: Name of the tensor in error messages, or its number among the inputs.
+        before: Product of the dimensions before these.
+        most: Maximum number of dimensions.
 
     Raises:
         BadRequest: A dimension is negative or no integer.
-        UnsoundRequest: There are more than ``MAX_ELEMENTS``.
+        UnsoundRequest: There are more than ``MAX_ELEMENTS``, or too many dimensions.
     """
-    product = 1
+    if len(shape) > most:
+        raise _bad(f"the shape of {_named(place)} has too many dimensions")
+    product = before
     for size in shape:
         if type(size) is not int or size < 0:
             raise BadRequest(f"each dimension of {_named(place)} must be an integer of at least 0")

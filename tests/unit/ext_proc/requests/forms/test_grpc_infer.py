@@ -17,6 +17,7 @@ from ext_proc.requests.forms.grpc_infer import (
     read_model_call,
 )
 from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
+from ext_proc.requests.parsing.shapes import MAX_DIMENSIONS
 from ext_proc.routing.values.request import Features, Form
 
 HEAD = Features(Form.GRPC_INFER)
@@ -335,6 +336,34 @@ def test_more_elements_than_bytes_of_typed_contents_are_unsound():
     with pytest.raises(UnsoundRequest) as caught:
         read(message)
     assert caught.value.features.model == "m"
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        tag * 300
+        for tag in (
+            b"\x18" + b"\xff" * 8 + b"\x3f",  # 2**62 - 1, not packed
+            b"\x1a\x09" + b"\xff" * 8 + b"\x3f",  # the same, packed
+            b"\x1a\x10" + b"\x7f" * 16,  # 127**16
+        )
+    ],
+)
+def test_a_shape_in_parts_is_unsound_as_soon_as_it_is_too_large(shape):
+    """Its product is no long number, which would take long and could not be printed."""
+    item = b"\x0a\x01x\x12\x04INT8" + shape
+    content = b"\x2a" + bytes([len(item) & 0x7F | 0x80, len(item) >> 7]) + item
+    with pytest.raises(UnsoundRequest, match="more than 9223372036854775808 elements"):
+        read(frame(content))
+
+
+@pytest.mark.parametrize("inputs", [1, 4])
+def test_the_dimensions_of_a_request_are_bounded(inputs):
+    """They are counted over all inputs: 4 million took seconds."""
+    of_each = MAX_DIMENSIONS // inputs
+    read(request(inputs=[tensor("x", "INT8", shape=[1] * of_each)] * inputs))
+    with pytest.raises(UnsoundRequest, match="too many dimensions"):
+        read(request(inputs=[tensor("x", "INT8", shape=[1] * (of_each + 1))] * inputs))
 
 
 def test_a_negative_dimension_is_a_bad_request():

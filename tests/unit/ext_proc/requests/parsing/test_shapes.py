@@ -52,6 +52,14 @@ def test_too_many_elements_are_unsound(shape):
         shapes.count(shape, "x")
 
 
+def test_a_long_shape_is_unsound():
+    """Its length is bounded, because no data needs it: dimensions of 1 and 0 cost time only."""
+    for size in (0, 1):
+        shapes.count([size] * shapes.MAX_DIMENSIONS, "x")
+        with pytest.raises(UnsoundRequest, match="too many dimensions"):
+            shapes.count([size] * (shapes.MAX_DIMENSIONS + 1), "x")
+
+
 @given(st.recursive(st.lists(st.integers(0, 5), max_size=80), st.lists))
 def test_elements_in_json_are_counted_whatever_their_nesting(data):
     """The count is that of a plain walk."""

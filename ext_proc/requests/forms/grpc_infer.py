@@ -9,22 +9,15 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from math import prod
 from typing import TYPE_CHECKING, Final
 
+from ext_proc.requests.forms.grpc_shapes import INPUTS, PLACE, SHAPE, ShapeReader, check_harm
 from ext_proc.requests.forms.infer import describe
 from ext_proc.requests.parsing import values
 from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
 from ext_proc.requests.parsing.inflate import inflate, is_supported
 from ext_proc.requests.parsing.protobuf import BYTES, VARINT, Field, Scanner, signed
-from ext_proc.requests.parsing.shapes import (
-    MAX_DIMENSIONS,
-    MAX_ELEMENTS,
-    WIDTHS,
-    check_bytes,
-    check_room,
-    count,
-)
+from ext_proc.requests.parsing.shapes import WIDTHS, check_bytes, check_room
 from ext_proc.requests.parsing.tensors import INTEGERS, NOTHING, READ_INPUTS, Tensor, read_tensors
 
 if TYPE_CHECKING:
@@ -41,13 +34,10 @@ MAX_TYPED_PARTS: Final = 512
 MAX_PACKED: Final = 32_768
 """Maximum integers read of a typed (not raw) tensor; each costs a third of a microsecond."""
 
-_MODEL, _VERSION, _ID, _PARAMETERS, _INPUTS, _RAW = 1, 2, 3, 4, 5, 7
+_MODEL, _VERSION, _ID, _PARAMETERS, _RAW = 1, 2, 3, 4, 7
 _KEY, _VALUE = 1, 2
 _CALL_NAME, _CALL_VERSION = 1, 2
-_NAME, _DATATYPE, _SHAPE, _INPUT_PARAMETERS, _CONTENTS = 1, 2, 3, 4, 5
-_PLACE: Final = "an input"
-_SHORT: Final = 16
-"""Bytes of dimensions whose product is taken at once."""
+_NAME, _DATATYPE, _INPUT_PARAMETERS, _CONTENTS = 1, 2, 4, 5
 _NAME_BYTES: Final = 4 * values.MAX_NAME_CHARS
 _TEXT_BYTES: Final = 65_536
 _UNKNOWN_END: Final = 2**63
@@ -76,8 +66,6 @@ class _Message:
     parameters: dict[str, Parameter] = field(default_factory=dict)
     inputs: list[_Input] = field(default_factory=list)
     raw: list[Field] = field(default_factory=list)
-    dimensions: int = 0
-    """Dimensions that were counted one by one."""
 
 
 def read_grpc(
@@ -94,12 +82,19 @@ def read_grpc(
 
     Raises:
         BadRequest: The bytes are not a gRPC frame with such a message.
+        UnsoundRequest: A shape contradicts its data.
     """
     opened = _open(headers, body, complete=complete)
     if opened is None:
         return features
     scanner, end = opened
-    return _describe(features, scanner, _read_message(scanner, end))
+    try:
+        return _describe(features, scanner, _read_message(scanner, end))
+    except UnsoundRequest:
+        raise
+    except BadRequest:
+        check_harm(scanner.data, end)
+        raise
 
 
 def read_model_call(
@@ -156,7 +151,7 @@ def _open(
 
 
 def _read_message(scanner: Scanner, end: int) -> _Message:
-    message = _Message()
+    message, shapes = _Message(), ShapeReader(scanner)
     for item in scanner.fields(0, end):
         if item.number == _MODEL:
             message.model = _identifier(scanner, item, "model_name")
@@ -166,11 +161,13 @@ def _read_message(scanner: Scanner, end: int) -> _Message:
             message.id = scanner.text(item, _NAME_BYTES)
         elif item.number == _PARAMETERS:
             _read_parameter(scanner, item, message.parameters)
-        elif item.number == _INPUTS:
+        elif item.number == INPUTS:
             if len(message.inputs) >= MAX_INPUTS:
                 raise BadRequest(f"the request has more than {MAX_INPUTS} inputs; send fewer")
-            message.inputs.append(_read_input(scanner, item, message))
+            message.inputs.append(_read_input(scanner, item, shapes))
         elif item.number == _RAW and len(message.raw) < MAX_INPUTS:
+            if item.kind != BYTES:
+                raise BadRequest("raw_input_contents of the request must be bytes")
             message.raw.append(item)
     return message
 
@@ -221,7 +218,7 @@ def _parameter_value(scanner: Scanner, item: Field) -> Parameter | None:
     return value
 
 
-def _read_input(scanner: Scanner, item: Field, message: _Message) -> _Input:
+def _read_input(scanner: Scanner, item: Field, shapes: ShapeReader) -> _Input:
     found = _Input()
     for part in _fields(scanner, item):
         if part.number == _NAME:
@@ -232,32 +229,14 @@ def _read_input(scanner: Scanner, item: Field, message: _Message) -> _Input:
             parameters: dict[str, Parameter] = {}
             _read_parameter(scanner, part, parameters)
             found.shared = found.shared or "shared_memory_region" in parameters
-        elif part.number == _SHAPE:
-            found.elements = _elements(scanner, part, found.elements, message)
+        elif part.number == SHAPE:
+            found.elements = shapes.elements(part, found.elements)
         elif part.number == _CONTENTS:
             found.contents = part
             found.content_bytes += part.end - part.start
     if not item.whole:
         found.elements = None
     return found
-
-
-def _elements(scanner: Scanner, part: Field, before: int | None, message: _Message) -> int | None:
-    """Return the product of dimensions, packed or not, and of those before them."""
-    if before is None or not part.whole:
-        return None
-    if part.kind == VARINT:
-        return count((signed(part.value),), _PLACE, before)
-    if part.end - part.start <= _SHORT:
-        packed = bytes(scanner.data[part.start : part.end])
-        if packed.isascii():  # dimensions below 128 are one byte each
-            elements = before * prod(packed)
-            if elements <= MAX_ELEMENTS:
-                return elements
-    left = MAX_DIMENSIONS - message.dimensions
-    sizes = scanner.varints(part, left + 1)
-    message.dimensions += len(sizes)
-    return count(sizes, _PLACE, before, left)
 
 
 def _describe(features: Features, scanner: Scanner, message: _Message) -> Features:
@@ -293,10 +272,10 @@ def _check_shapes(message: _Message) -> int | None:
         if content is not None:
             size = content.end - content.start
             if declared != size:
-                check_bytes(elements, item.datatype, size, _PLACE)
+                check_bytes(elements, item.datatype, size, PLACE)
         elif item.contents is not None and not message.raw and elements > item.content_bytes:
             # An element takes at least one byte.
-            check_room(elements, item.content_bytes, _PLACE)
+            check_room(elements, item.content_bytes, PLACE)
     return largest
 
 
@@ -312,8 +291,6 @@ def _tensors(scanner: Scanner, message: _Message) -> dict[str, Tensor]:
         if item.shared or item.name not in READ_INPUTS or item.name in tensors:
             continue
         if content is not None:
-            if content.kind != BYTES:
-                raise BadRequest("raw_input_contents of the request must be bytes")
             data = scanner.data[content.start : content.end]
             tensors[item.name] = Tensor(item.name, item.datatype, data, content.whole)
         elif item.contents is not None and not message.raw:

@@ -366,6 +366,26 @@ def test_the_dimensions_of_a_request_are_bounded(inputs):
         read(request(inputs=[tensor("x", "INT8", shape=[1] * (of_each + 1))] * inputs))
 
 
+@pytest.mark.parametrize("more", [b"\x18\x07", b"\x3d1234", b"\x18\x07" * 300])
+def test_an_unsound_shape_counts_whatever_else_is_wrong(more):
+    """Here the id is a number: protobuf skips that, so Triton reads the shapes."""
+    tensors = request(inputs=[tensor("x", "INT32", shape=[2**62])]).SerializeToString()
+    with pytest.raises(UnsoundRequest, match="declares"):
+        read(frame(tensors + more))
+    tensors = request(inputs=[tensor("x", "INT32", shape=[2])]).SerializeToString()
+    with pytest.raises(BadRequest) as refused:
+        read(frame(tensors + b"\x18\x07"))
+    assert not isinstance(refused.value, UnsoundRequest)
+
+
+def test_a_shape_of_a_wrong_kind_is_skipped():
+    """So does protobuf: a fixed field of zeros does not make a huge shape an empty one."""
+    item = tensor("x", "INT32", shape=[2**62]).SerializeToString() + b"\x19" + bytes(8)
+    content = b"\x2a" + bytes([len(item)]) + item + b"\x3a\0"
+    with pytest.raises(UnsoundRequest, match="4611686018427387904 elements"):
+        read(frame(content))
+
+
 def test_a_negative_dimension_is_a_bad_request():
     """Triton rejects it too."""
     with pytest.raises(BadRequest, match="at least 0"):

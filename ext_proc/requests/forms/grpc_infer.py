@@ -66,6 +66,7 @@ class _Message:
     parameters: dict[str, Parameter] = field(default_factory=dict)
     inputs: list[_Input] = field(default_factory=list)
     raw: list[Field] = field(default_factory=list)
+    whole: bool = True
 
 
 def read_grpc(
@@ -169,6 +170,7 @@ def _read_message(scanner: Scanner, end: int) -> _Message:
             if item.kind != BYTES:
                 raise BadRequest("raw_input_contents of the request must be bytes")
             message.raw.append(item)
+    message.whole = end <= len(scanner.data)
     return message
 
 
@@ -273,9 +275,13 @@ def _check_shapes(message: _Message) -> int | None:
             size = content.end - content.start
             if declared != size:
                 check_bytes(elements, item.datatype, size, PLACE)
-        elif item.contents is not None and not message.raw and elements > item.content_bytes:
-            # An element takes at least one byte.
-            check_room(elements, item.content_bytes, PLACE)
+        elif (
+            item.contents is not None
+            and not message.raw
+            and elements > item.content_bytes
+            and message.whole  # otherwise raw contents may follow
+        ):
+            check_room(elements, item.content_bytes, PLACE)  # an element has a byte or more
     return largest
 
 

@@ -378,6 +378,16 @@ def test_an_unsound_shape_counts_whatever_else_is_wrong(more):
     assert not isinstance(refused.value, UnsoundRequest)
 
 
+def test_empty_contents_beside_raw_ones_are_no_contradiction_before_the_cut():
+    """Some clients write both; the raw ones may follow behind what was read."""
+    contents = service_pb2.InferTensorContents()
+    item = tensor("x", "INT32", shape=[2], contents=contents)
+    whole = frame(request(inputs=[item], raw_input_contents=[bytes(8)]))
+    assert read(whole).tensor_bytes == read(whole[:-10], complete=False).tensor_bytes == 8
+    with pytest.raises(UnsoundRequest):
+        read(request(inputs=[item]))
+
+
 def test_a_shape_of_a_wrong_kind_is_skipped():
     """So does protobuf: a fixed field of zeros does not make a huge shape an empty one."""
     item = tensor("x", "INT32", shape=[2**62]).SerializeToString() + b"\x19" + bytes(8)

@@ -3,7 +3,7 @@
 The first byte says how the rest is cut, and whether a proper greeting and calls come before it.
 Whatever comes: nothing is raised, no handler outlives the connection, and every byte that counts
 against a window is given back or held by an open stream. What is incomplete at the end is late
-some time after it.
+some time after it. Where the bound on all that is held is small, it is kept too.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ import ngh2
 from structlog.testing import capture_logs
 
 from ext_proc.server.h2.frames import timeout_s
-from ext_proc.server.h2.held import STREAM_BYTES
+from ext_proc.server.h2.held import REFUSE, STREAM_BYTES
 from ext_proc.server.h2.late import FIRST_S, MESSAGE_S
 from ext_proc.server.h2.limits import CONNECTION_WINDOW, STREAM_WINDOW
 from support.h2peer import H2Peer, settle
+
+FEW: Final = 32
+"""The bit for a small bound on what is held."""
+FEW_BYTES: Final = 8192
 
 CUTS: Final = (0, 1, 7, 100)
 
@@ -35,6 +39,9 @@ def one_connection(data: bytes) -> None:
 
 async def _connection(how: int, data: bytes) -> None:
     async with H2Peer() as peer:  # its end looks for handlers that are left
+        held = peer.server.held
+        if how & FEW:
+            held.limit, held.refuse_at = FEW_BYTES, int(FEW_BYTES * REFUSE)
         for bit, method in ((4, "echo"), (8, "direct"), (16, "paused")):
             if how & bit:
                 peer.open(method, b"before")
@@ -52,7 +59,11 @@ async def _connection(how: int, data: bytes) -> None:
         streams = peer.connection.streams.values()
         assert all(0 <= stream._owed <= STREAM_WINDOW for stream in streams)
         assert sum(stream._owed for stream in streams) <= CONNECTION_WINDOW
-        held = sum(stream.held + STREAM_BYTES for stream in streams) + peer.connection._unsent
-        assert peer.server.held.bytes == held
+        unsent = peer.connection._unsent
+        assert held.bytes == sum(stream.held + STREAM_BYTES for stream in streams) + unsent
+        if held.bytes > held.limit:  # by answers since the last bytes came
+            peer.server.relieve()
+            await settle()
+        assert held.bytes <= held.limit
         with suppress(ngh2.NGH2Error):  # what the client makes of it is not at stake
             peer.client.receive_data(bytes(peer.pipe.written))

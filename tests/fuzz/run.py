@@ -2,8 +2,8 @@
 
 It needs ``atheris`` (``pip install atheris``), which is no dependency of the project. It starts
 from ``corpus.txt`` and keeps what reaches new code in the temporary folder that it names, where
-also an input that breaks a promise is left. Targets: ``request`` (default), ``metrics``, ``loads``,
-``wire``, ``kv``, ``log``, ``workers``, ``h2``.
+also an input that breaks a promise is left. Targets: ``request`` (default), ``declared``,
+``metrics``, ``loads``, ``wire``, ``kv``, ``log``, ``attempts``, ``workers``, ``h2``.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["ext_proc"]):
-    from fuzz import h2, kv, log, targets, wire, workers
+    from fuzz import attempts, declared, h2, kv, log, targets, wire, workers
 
 from fuzz.corpus import inputs
 
 TARGETS = {
     "request": targets.one_input,
+    "declared": declared.one_request,
     "metrics": targets.metrics_page,
     "loads": targets.load_report,
     "wire": wire.one_stream,
     "kv": kv.one_batch,
     "log": log.one_message,
+    "attempts": attempts.one_stream,
     "workers": workers.one_stream,
     "h2": h2.one_connection,
 }

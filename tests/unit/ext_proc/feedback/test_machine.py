@@ -18,6 +18,7 @@ from ext_proc.blame.law import is_good, keeps_prompt
 from ext_proc.blame.retries import repeat, retry
 from ext_proc.feedback.entries import AttemptEntry, Entry
 from ext_proc.feedback.fold import Feedback
+from ext_proc.routing.cache.trials import Confirmed, Withdrawn
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.request import Features, Form, Request
@@ -56,7 +57,8 @@ class Proxy(RuleBasedStateMachine):
     @initialize(retry_read=st.integers(0, 1))
     def start(self, retry_read: int) -> None:
         """Start with replicas that are well."""
-        self.router = Router(random.Random(1))
+        self.kept: dict[int, bool] = {}
+        self.router = Router(random.Random(1), on_event=self._note)
         endpoints = tuple(
             Endpoint(EndpointKey(f"r{n}", 1), "stable", http=_address(n), grpc=None)
             for n in range(COUNT)
@@ -65,10 +67,6 @@ class Proxy(RuleBasedStateMachine):
         pool = Pool(name="llm", variants=variants, endpoints=endpoints, fallbacks=COUNT - 1)
         self.router.set_pools({"llm": pool}, 0.0)
         self.feedback = Feedback(self.router, picker="p", life="x-")
-        self.router.confirmed = lambda number, _: self.kept.append(number)  # type: ignore[method-assign]
-        self.router.rejected = self._rejected  # type: ignore[method-assign]
-        self.kept: list[int] = []
-        self.dropped: list[int] = []
         self.retry_read = retry_read
         self.state = ["well"] * COUNT
         self.was_sick = [False] * COUNT
@@ -76,8 +74,10 @@ class Proxy(RuleBasedStateMachine):
         self.judged = 0
         self.callers = 0
 
-    def _rejected(self, number: int) -> None:
-        self.dropped.append(number)
+    def _note(self, event: object) -> None:
+        """Note whether the index keeps a prompt, by ticket."""
+        if isinstance(event, (Confirmed, Withdrawn)):
+            self.kept[event.ticket] = isinstance(event, Confirmed)
 
     @rule(number=st.integers(0, COUNT - 1), how=st.sampled_from(["well", *SICK]))
     def change(self, number: int, how: str) -> None:
@@ -121,7 +121,7 @@ class Proxy(RuleBasedStateMachine):
         self.now += 0.02
         features = Features(Form.GENERATE, session=session)
         subset = None if at is None else frozenset({_address(at)})
-        request = Request("llm", None, "http", features, subset=subset)
+        request = Request("llm", None, "http", features, (1, 2), subset=subset)
         decision = self.router.decide(request, self.now, 0.0)
         ticket = f"x-{decision.ticket.id}"
         tried: list[Attempt] = []
@@ -155,7 +155,7 @@ class Proxy(RuleBasedStateMachine):
             self.judged = self.feedback.blamed.total()
 
     def _final(self, number: int, picks: tuple[str, ...], tried: list[Attempt]) -> None:
-        last, seen = tried[-1], (len(self.kept), len(self.dropped))
+        last = tried[-1]
         self.feedback.take(
             Entry(
                 picker="p",
@@ -178,9 +178,7 @@ class Proxy(RuleBasedStateMachine):
             ),
             self.now,
         )
-        kept, dropped = self.kept[seen[0] :], self.dropped[seen[1] :]
-        began = keeps_prompt(last)
-        assert (kept, dropped) == (([number], []) if began else ([], [number]))
+        assert self.kept.pop(number) is keeps_prompt(last)
 
     @invariant()
     @precondition(lambda self: hasattr(self, "router"))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ext_proc.routing.latency.model import FleetLatencyModel, LatencyModel
 from ext_proc.routing.state import abandoned as module
 from ext_proc.routing.state.abandoned import MAX_S, Abandoned
 from ext_proc.routing.state.ledger import Charged, EndpointRemoved, Ledger, Settled
+from ext_proc.routing.state.replica import Replica
 from ext_proc.routing.values.pool import EndpointKey
 from ext_proc.routing.values.ticket import Outcome, Ticket
 
@@ -24,8 +25,11 @@ class Setup:
     def __init__(self, usual_s: float | None = None) -> None:
         self.ledger = Ledger()
         self.events: list[Any] = []
-        models = {"llm": SimpleNamespace(latency_s=usual_s)}
-        members: Any = {key: SimpleNamespace(latency_models=models) for key in (A, B)}
+        model = LatencyModel(FleetLatencyModel(), 1.0)
+        model.latency_s = usual_s
+        members = {key: Replica(key, self.ledger.load(key)) for key in (A, B)}
+        for replica in members.values():
+            replica.latency_models["llm"] = model
         self.work = Abandoned(self.ledger, members, self.events.append)
 
     def sent(self, number: int, endpoint: EndpointKey = A) -> None:

@@ -56,6 +56,7 @@ NO_TEXTS = {
     "sequence_end": True,
     "sequence_start": True,
     "streaming": True,
+    "tensor_bytes": 3,
     "timeout_s": 0.5,
     "token_ids": True,
 }

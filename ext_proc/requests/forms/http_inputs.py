@@ -173,9 +173,9 @@ def _binary_size(item: dict[str, Any], index: int) -> int | None:
         if not isinstance(parameters["shared_memory_region"], str):
             raise BadRequest(f"`inputs[{index}]`.parameters.shared_memory_region must be a string")
         return None
-    size: int | None = parameters.get("binary_data_size")
-    if size is None and "binary_data_size" not in parameters:
+    if "binary_data_size" not in parameters:
         return None
+    size: Any = parameters["binary_data_size"]  # compiled, any other type would be checked here
     if not is_unsigned(size):
         raise BadRequest(f"`inputs[{index}]`.parameters.binary_data_size must be a byte count")
-    return size
+    return int(size)

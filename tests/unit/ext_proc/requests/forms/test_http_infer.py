@@ -183,7 +183,10 @@ def test_truncation():
         ({"parameters": []}, {}, "`parameters` must be an object"),
         ({"parameters": {"sequence_id": 1.5}}, {}, "sequence_id"),
         ({"parameters": {"sequence_id": "x" * 129}}, {}, "at most 128"),
-        ({"inputs": [{"parameters": {"binary_data_size": -1}}]}, {}, "must be a byte count"),
+        *(
+            ({"inputs": [{"parameters": {"binary_data_size": size}}]}, {}, "must be a byte count")
+            for size in (-1, 1.5, "4", True, None, [], 2**64)
+        ),
     ],
 )
 def test_bad_bodies(body, headers, words):

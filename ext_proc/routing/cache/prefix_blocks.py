@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.cache.prefix_table import PrefixTable
-from ext_proc.routing.cache.prefix_uses import SHARES, Repeat, SharedUse, Trial, Use
+from ext_proc.routing.cache.prefix_uses import SHARES, RepeatedInsert, SharedUse, Trial, Use
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -125,7 +125,7 @@ class PrefixBlocks(PrefixTable):
         if use.live == 0 or not use.blocks:
             holder.kept.unlink(use)
 
-    def withdraw(self, trial: Trial | Repeat) -> None:
+    def withdraw(self, trial: Trial | RepeatedInsert) -> None:
         """Drop a provisional insert: the blocks on which no other one leans.
 
         It has no effect on one that is confirmed or was dropped before.
@@ -133,7 +133,7 @@ class PrefixBlocks(PrefixTable):
         if not trial.pending:
             return
         trial.pending = False
-        if isinstance(trial, Repeat):
+        if isinstance(trial, RepeatedInsert):
             trial.holder.trials.repeats -= 1
         else:
             del trial.holder.trials.trials[trial]

@@ -129,7 +129,7 @@ class Trial(Use):
         """The block that it noted as the beginning of a continuation of known blocks."""
 
 
-class Repeat:
+class RepeatedInsert:
     """A provisional insert of a prompt whose blocks are all confirmed there: it owns none."""
 
     __slots__ = ("at", "blocks", "holder", "pending", "whose")

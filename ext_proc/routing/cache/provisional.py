@@ -10,7 +10,7 @@ Rules:
 3. ``withdraw`` leaves no trace: blocks on which another trial leans stay, forks that it noted are
    forgotten. A confirmed block before them may be evicted meanwhile; they match nothing then.
    Trials on a reporting endpoint do not lean: its reports tell what it holds.
-4. A trial of blocks that are all confirmed there owns nothing and is only counted (``Repeat``).
+4. A trial of blocks that are all confirmed there owns nothing and is only counted (``RepeatedInsert``).
 5. A purge of the endpoint ends its trials; a verdict on them has no effect any more.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ext_proc.routing.cache.prefix_blocks import released
 from ext_proc.routing.cache.prefix_index import PrefixIndex
-from ext_proc.routing.cache.prefix_uses import NOBODY, Repeat, SharedUse, Trial
+from ext_proc.routing.cache.prefix_uses import NOBODY, RepeatedInsert, SharedUse, Trial
 
 if TYPE_CHECKING:
     from ext_proc.routing.cache.prefix_uses import Holder, Use
@@ -43,7 +43,7 @@ class ProvisionalIndex(PrefixIndex):
         now: float,
         tenant: int = NOBODY,
         held: int = 0,
-    ) -> Trial | Repeat:
+    ) -> Trial | RepeatedInsert:
         """Insert a prompt provisionally.
 
         Args:
@@ -61,7 +61,7 @@ class ProvisionalIndex(PrefixIndex):
             owner = entry.uses.get(bit) if isinstance(entry, SharedUse) else entry
             if owner is not None and owner.lane is kept:
                 lane.repeats += 1
-                return Repeat(holder, array("q", blocks), now, tenant)
+                return RepeatedInsert(holder, array("q", blocks), now, tenant)
         if self._dead:
             self._reclaim(2 * end)
         if end > kept.max_blocks:
@@ -83,7 +83,7 @@ class ProvisionalIndex(PrefixIndex):
             self.displace(lane)
         return trial
 
-    def confirm(self, trial: Trial | Repeat, now: float) -> None:
+    def confirm(self, trial: Trial | RepeatedInsert, now: float) -> None:
         """Confirm a provisional insert that was not withdrawn.
 
         Args:
@@ -94,7 +94,7 @@ class ProvisionalIndex(PrefixIndex):
         if self._holders.get(holder.key) is not holder:
             return
         chain = trial.blocks
-        if isinstance(trial, Repeat):
+        if isinstance(trial, RepeatedInsert):
             if trial.pending:
                 trial.pending = False
                 holder.trials.repeats -= 1

@@ -27,7 +27,7 @@ from ext_proc.routing.cache.prefix_index import Inserted
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
-    from ext_proc.routing.cache.prefix_uses import Repeat, Trial
+    from ext_proc.routing.cache.prefix_uses import RepeatedInsert, Trial
     from ext_proc.routing.cache.provisional import ProvisionalIndex
     from ext_proc.routing.values.pool import EndpointKey
 
@@ -79,7 +79,7 @@ class Trials:
         self._index = index
         self._members = members
         self.on_event = on_event
-        self.open: dict[int, Trial | Repeat] = {}
+        self.open: dict[int, Trial | RepeatedInsert] = {}
         """Inserts by ticket; those of peer workers have negative numbers. Without any, ``ended``
         need not be called."""
         self._ended: deque[_Ended] = deque()
@@ -237,7 +237,7 @@ class Trials:
         while self._left < 0:
             self._withdraw(next(iter(self.open)))
 
-    def _take(self, number: int) -> Trial | Repeat:
+    def _take(self, number: int) -> Trial | RepeatedInsert:
         trial = self.open.pop(number)
         self._left += len(trial.blocks)
         return trial

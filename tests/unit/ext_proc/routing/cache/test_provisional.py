@@ -23,7 +23,7 @@ from ext_proc.routing.cache.provisional import ProvisionalIndex
 from ext_proc.routing.values.pool import EndpointKey
 
 if TYPE_CHECKING:
-    from ext_proc.routing.cache.prefix_uses import Repeat, Trial
+    from ext_proc.routing.cache.prefix_uses import RepeatedInsert, Trial
 
 A, B = (EndpointKey(name, 1) for name in "ab")
 
@@ -338,7 +338,7 @@ class Machine:
     def __init__(self, bound: int) -> None:
         self.index = ProvisionalIndex(max_blocks=bound)
         self.confirmed = PrefixIndex(max_blocks=bound)
-        self.open: list[tuple[EndpointKey, tuple[int, ...], int, Trial | Repeat]] = []
+        self.open: list[tuple[EndpointKey, tuple[int, ...], int, Trial | RepeatedInsert]] = []
         self.claimed: list[set[int]] = []
         """By open trial: its blocks that were not confirmed since it began."""
         self.seen: set[tuple[int, ...]] = set()
@@ -494,7 +494,7 @@ REPORTS = st.lists(
 
 
 def reported(
-    index: ExactIndex, trials: list[Trial | Repeat], step: tuple[object, ...], now: float
+    index: ExactIndex, trials: list[Trial | RepeatedInsert], step: tuple[object, ...], now: float
 ) -> None:
     """Do one step of ``REPORTS``."""
     kind, value = step[0], step[-1]
@@ -523,7 +523,7 @@ def test_reports_and_provisional_prompts_count_each_block_once(
 ) -> None:
     """An endpoint that starts and stops reporting keeps its counts, and leaves no block behind."""
     index = ExactIndex(max_blocks=9)
-    trials: list[Trial | Repeat] = []
+    trials: list[Trial | RepeatedInsert] = []
     for number, step in enumerate(steps):
         reported(index, trials, step, float(number))
         for holder in index._holders.values():

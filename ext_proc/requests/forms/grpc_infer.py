@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ext_proc.requests.forms.grpc_shapes import INPUTS, PLACE, SHAPE, ShapeReader, check_harm
 from ext_proc.requests.forms.infer import describe
 from ext_proc.requests.parsing import values
-from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
+from ext_proc.requests.parsing.errors import BadRequest, Malformed, UnsoundRequest
 from ext_proc.requests.parsing.inflate import inflate, is_supported
 from ext_proc.requests.parsing.protobuf import BYTES, VARINT, Field, Scanner, signed
 from ext_proc.requests.parsing.shapes import WIDTHS, check_bytes, check_room
@@ -133,7 +133,7 @@ def _open(
     """Return the first message and its end, ``None`` if nothing of it can be read."""
     if len(body) < FRAME_HEADER_BYTES:
         if complete:
-            raise BadRequest("the body has no gRPC message; send one framed message")
+            raise Malformed("the body has no gRPC message; send one framed message")
         return None
     flag, length = struct.unpack_from(">BI", body)
     content: bytes | memoryview = memoryview(body)[FRAME_HEADER_BYTES:]

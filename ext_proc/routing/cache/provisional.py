@@ -10,7 +10,8 @@ Rules:
 3. ``withdraw`` leaves no trace: blocks on which another trial leans stay, forks that it noted are
    forgotten. A confirmed block before them may be evicted meanwhile; they match nothing then.
    Trials on a reporting endpoint do not lean: its reports tell what it holds.
-4. A trial of blocks that are all confirmed there owns nothing and is only counted (``RepeatedInsert``).
+4. A trial of blocks that are all confirmed there owns nothing and is only counted
+   (``RepeatedInsert``).
 5. A purge of the endpoint ends its trials; a verdict on them has no effect any more.
 """
 

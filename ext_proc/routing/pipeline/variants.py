@@ -8,11 +8,12 @@ in the order of the variants. Envoy and picker therefore send a session to the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from ext_proc.routing.values.request import Form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import Pool, Variant
     from ext_proc.routing.values.request import Features
     from ext_proc.routing.values.rng import Rng
+
+_QUESTIONS: Final = (Form.MODEL_CALL, Form.OTHER)
 
 
 def session_point(session: str, total: int) -> int:
@@ -48,7 +51,9 @@ def draw_variant(
 
     Returns:
         A variant of the pool, or a refusal: ``UNKNOWN_VERSION`` if every variant declares a version
-        and none declares the requested one, ``NO_ENDPOINTS`` if no variant has weight.
+        and none declares the requested one, ``NO_ENDPOINTS`` if no variant has weight. Questions
+        about a version that no variant declares go to any: replicas answer them in their own words,
+        and clients expect these, such as ``ready: false``.
     """
     if leased is not None:
         return leased
@@ -58,7 +63,9 @@ def draw_variant(
         exact = [each for each in variants if each.model_version == features.version]
         pinned = bool(exact)
         variants = exact or [each for each in variants if each.model_version is None]
-        if not variants:
+        if not variants and features.form in _QUESTIONS:
+            variants = pool.variants
+        elif not variants:
             return Refusal(
                 RefusalKind.UNKNOWN_VERSION,
                 f"pool {pool.name!r} has no replica of version {features.version!r}",

@@ -16,7 +16,7 @@ from ext_proc.requests.forms.grpc_infer import (
     read_grpc,
     read_model_call,
 )
-from ext_proc.requests.parsing.errors import BadRequest, UnsoundRequest
+from ext_proc.requests.parsing.errors import BadRequest, Malformed, UnsoundRequest
 from ext_proc.requests.parsing.shapes import MAX_DIMENSIONS
 from ext_proc.routing.values.request import Features, Form
 
@@ -231,6 +231,12 @@ def test_bad_frames(body, words):
     """Each kind of damage has its own clear error."""
     with pytest.raises(BadRequest, match=words):
         read(body)
+
+
+def test_no_message_at_all_is_malformed():
+    """Triton answers INTERNAL for it, as for bytes that are no message."""
+    with pytest.raises(Malformed):
+        read(b"")
 
 
 def test_no_bytes_yet():

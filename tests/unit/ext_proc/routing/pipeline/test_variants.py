@@ -22,7 +22,8 @@ def pool(*variants: Variant) -> Pool:
 
 def draw(made: Pool, **options: object) -> str | Refusal:
     names = ("version", "session")
-    features = Features(Form.GENERATE, **{n: options.pop(n) for n in names if n in options})
+    form = options.pop("form", Form.GENERATE)
+    features = Features(form, **{n: options.pop(n) for n in names if n in options})
     given_: dict[str, object] = {"leased": None, "drawn": None, "rng": random.Random(1)}
     headers = options.pop("headers", {})
     return draw_variant(made, features, headers, **{**given_, **options})
@@ -50,6 +51,15 @@ def test_an_unknown_version_is_refused() -> None:
     assert isinstance(refused, Refusal)
     assert refused.kind is RefusalKind.UNKNOWN_VERSION
     assert "'7'" in refused.message
+
+
+@pytest.mark.parametrize("form", [Form.MODEL_CALL, Form.OTHER])
+def test_a_question_about_an_unknown_version_is_answered_by_a_replica(form: Form) -> None:
+    """`ModelReady` then says false, as without a gateway, instead of failing."""
+    made = pool(STABLE, CANARY)
+    assert draw(made, form=form, version="7", drawn="stable") == "stable"
+    assert draw(made, form=form, version="7") in {"stable", "canary"}
+    assert draw(made, form=form, version="2", drawn="stable") == "canary"
 
 
 def test_a_variant_without_a_version_takes_any() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import accepted_differences
 import allowed_paths
 import blame_tables
 import cli_verbs
@@ -36,6 +37,7 @@ def fresh() -> dict[Path, str]:
         "names": wire_names.tables(),
         "blame": blame_tables.tables(),
         "paths": allowed_paths.tables(),
+        "differences": accepted_differences.tables(),
     }
     asked = [part for page in pages for part in page.parts]
     missing = [

@@ -5,7 +5,7 @@ changes one byte has another one. It exists only for bodies that were read to th
 
 It is HMAC-SHA-256, cut to ``BYTES``. A fast hash such as XXH3 takes a tenth of the time, but two
 bodies with the same value can be constructed for it even where the seed is secret: a client could
-have the request of somebody else refused. BLAKE2b in CPython takes twice the time, as OpenSSL uses
+have another client's request refused. BLAKE2b in CPython takes twice the time, as OpenSSL uses
 the processor's SHA instructions. Bodies are only hashed after a replica has died, so the difference
 does not matter to other requests (``bench/cost/parse.py``).
 

@@ -324,7 +324,7 @@ def survived(attempt: Attempt) -> bool:
 
 
 def abandons(attempt: Attempt) -> bool:
-    """Return whether the replica was left with work that nobody waits for any more."""
+    """Return whether the replica was left with work whose caller has gone."""
     waited = attempt.ended is Ended.LEFT or attempt.ended in _TIMEOUTS
     return waited and attempt.read is not False and not attempt.answered
 

@@ -7,7 +7,7 @@ Rules:
 1. A stage sets its audience's snapshot. The next stage begins when every client of that audience
    is SYNCED, has rejected a resource (NACKED), or is late (STALLED): ``patience`` says when, by a
    clock of each client's own, which a newer publication does not restart. An ``urgent`` stage waits
-   for nobody.
+   for no answer.
 2. A stage with ``wait_for_drained`` waits for the pickers' reports (``drains``). A stage with
    ``grace_s`` begins that long after the answers to the previous stage: an Envoy acknowledges
    before its workers apply the change, and requests may be in progress.

@@ -3,7 +3,7 @@
 Rules:
 
 1. The stage is what the pickers have now, with more replicas marked as draining or as found sick.
-   It names nothing that Envoys might not have, so it waits for nobody, and nobody can delay it.
+   It names nothing that Envoys might not have, so it waits for no answer.
 2. It never takes the last usable replica of a variant: those that replace it come with a later
    stage.
 3. Nothing is undone here: a replica that is used again comes back with the stages of the change.

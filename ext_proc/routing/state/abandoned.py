@@ -1,4 +1,4 @@
-"""Abandoned work: what a replica still computes for nobody, and for how long it is charged. Pure.
+"""Abandoned work: what a replica computes after its caller left, and its charge. Pure.
 
 A caller that leaves, or a timeout of the proxy's, ends a request for the ledger. Triton goes on: of
 unary inferences (HTTP ``infer`` and ``generate``, gRPC ``ModelInfer``) neither a running nor a
@@ -88,7 +88,7 @@ class Abandoned:
             self._older, self._younger = younger, {}
 
     def left(self, ticket_id: int, endpoint: EndpointKey, since: float, now: float) -> None:
-        """Charge a replica for a request that it has read and that nobody waits for any more.
+        """Charge a replica for a request that it has read and whose caller has gone.
 
         Args:
             ticket_id: The request's ticket; unknown ones, and those of other forms, are ignored.

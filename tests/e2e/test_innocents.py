@@ -131,8 +131,11 @@ async def test_impatient_clients_eject_nobody(http, stack):
     assert not traffic.failures
 
 
-async def test_killing_two_of_three_refuses_no_innocent(http, tritons, stack):
+async def test_killing_two_of_three_refuses_no_innocent(http, tritons, new_stack):
     """Requests in flight on killed replicas are suspects at most: none is refused, few are lost."""
+    breaker = {"retry_budget_percent": 100}  # both deaths' requests may be retries at one time
+    change = {"pools": {"llm": {"circuit_breaker": breaker}}}
+    stack = await new_stack(models=("toy-llm",), fleet=change)
 
     def long() -> dict[str, object]:
         return {"text_input": fresh_prompt(400), "max_tokens": 300}
@@ -156,6 +159,7 @@ async def test_killing_two_of_three_refuses_no_innocent(http, tritons, stack):
                 await tritons.restart(name)
     assert 422 not in statuses
     assert set(statuses) <= {200, 503}
-    # Each request may be read twice: only those that were on both dead replicas are lost.
+    # Each request may be read twice, so those that were on both dead replicas are lost: up to the
+    # third that the first one had, and a few whose connection broke while it was set up.
     assert statuses.count(503) <= 50
     assert again == [200] * 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import openai
@@ -34,6 +35,11 @@ def _refused(error: openai.APIStatusError) -> Answer:
     return {"status": error.status_code, "body": error.response.json()}
 
 
+def _distinct(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Drop chunks that repeat the one before: a busy engine puts several tokens into one."""
+    return [one for before, one in pairwise([{}, *chunks]) if one != before]
+
+
 def _call(name: str, method: Callable[[Any], Any]) -> tuple[Call, Call]:
     """Return the call of a method by the blocking client and by that of asyncio."""
 
@@ -42,7 +48,7 @@ def _call(name: str, method: Callable[[Any], Any]) -> tuple[Call, Call]:
             try:
                 result = method(client)
                 if isinstance(result, openai.Stream):
-                    return {"result": [one.model_dump() for one in result]}
+                    return {"result": _distinct([one.model_dump() for one in result])}
                 return {"result": result.model_dump()}
             except openai.APIStatusError as error:
                 return _refused(error)
@@ -55,7 +61,7 @@ def _call(name: str, method: Callable[[Any], Any]) -> tuple[Call, Call]:
             try:
                 result = await method(client)
                 if isinstance(result, openai.AsyncStream):
-                    return {"result": [one.model_dump() async for one in result]}
+                    return {"result": _distinct([one.model_dump() async for one in result])}
                 return {"result": result.model_dump()}
             except openai.APIStatusError as error:
                 return _refused(error)

@@ -41,10 +41,11 @@ class CircuitBreaker(Strict):
     per_endpoint_in_flight: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Most requests in flight on one replica, kept by the picker; 0 = no limit."""
     retry_budget_percent: Annotated[float, Field(ge=0, le=100)] = 50.0
-    """Share of a variant's active requests that may be retries. A replica that dies takes its
-    whole share of them with it: half, where two replicas serve."""
-    min_retries: Annotated[int, Field(ge=0, le=2**31)] = 32
-    """Number of retries that may be active, however small that share is."""
+    """Share of a variant's active requests that may be retries. Requests that wait for their retry
+    are not active, so of two dying replicas' requests some exceed even 100."""
+    min_retries: Annotated[int, Field(ge=0, le=2**31)] = 512
+    """Number of retries that may be active, however small that share is: as many requests as dying
+    replicas may have in flight from one Envoy. By default half of `max_requests`."""
 
 
 class OutlierSpec(Strict):

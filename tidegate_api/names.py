@@ -164,6 +164,9 @@ RUNTIME_TYPE: Final = _PREFIX + "envoy.service.runtime.v3.Runtime"
 SECRET_TYPE: Final = _PREFIX + "envoy.extensions.transport_sockets.tls.v3.Secret"
 """SDS: names of certificate files."""
 
+EXTENSION_TYPE: Final = _PREFIX + "envoy.config.core.v3.TypedExtensionConfig"
+"""ECDS: settings of HTTP filters that change without touching the listener."""
+
 POOL_TYPE: Final = _PREFIX + "tidegate.fleet.v1.Pool"
 """Tidegate's own type: what pickers need to know of a pool."""
 
@@ -174,6 +177,7 @@ SHORT_TYPE: Final = {
     ROUTE_TYPE: "RDS",
     RUNTIME_TYPE: "RTDS",
     SECRET_TYPE: "SDS",
+    EXTENSION_TYPE: "ECDS",
     POOL_TYPE: "POOL",
 }
 """The short name of each type, for people."""
@@ -194,6 +198,12 @@ RUNTIME_NAME: Final = "tidegate"
 
 PICKER_CLUSTER: Final = "tidegate-picker"
 """Envoy's cluster of the pickers."""
+
+PICKER_FILTER: Final = "envoy.filters.http.ext_proc"
+"""Name of the filter that asks the pickers, and of its settings (ECDS)."""
+
+STRIP_FILTER: Final = "tidegate.strip"
+"""Name of the filter that removes headers that clients may not send, and of its settings (ECDS)."""
 
 Protocol = Literal["http", "grpc"]
 """How Envoy speaks to a replica."""

@@ -4,14 +4,14 @@ Rules (X numbers: the conformance checklist that the tests cite):
 
 1. Types are independent of each other in subscription, version, nonce and acknowledgement (X4),
    except for rules 3 and 4. Each type follows the rules of ``tracker``.
-2. Responses sent together are ordered CDS, EDS, LDS, RDS, with RTDS before CDS, SDS before LDS and
-   all other types last (X50). EDS never waits for the ACK of CDS: Envoy withholds that ACK until
-   its clusters are warm, and warming needs EDS.
+2. Responses sent together are ordered CDS, EDS, LDS, RDS, with RTDS before CDS, SDS and ECDS before
+   LDS and all other types last (X50). EDS never waits for the ACK of CDS: Envoy withholds that ACK
+   until its clusters are warm, and warming needs EDS.
 3. A message that adds or changes a cluster is followed by that cluster's assignment, even if the
    assignment is unchanged (X53). Without it Envoy keeps the old cluster for 15 s; in the delta
    variant it reports no error.
-4. Listeners and routes that a client already has are updated only while CDS is neither in flight
-   nor rejected (X51, X56), so that a route never names a cluster that the client may lack. The
+4. Filters, listeners and routes that a client already has are updated only while CDS is neither in
+   flight nor rejected (X51, X56), so that they never name a cluster that the client may lack. The
    first response of a type is not delayed.
 5. Without a snapshot, and for a type that the snapshot does not serve, nothing is sent (X3, X9).
 6. A request that exceeds a bound raises ``ProtocolError`` and changes nothing.
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from tidegate_api.names import (
     CLUSTER_TYPE,
     ENDPOINT_TYPE,
+    EXTENSION_TYPE,
     LISTENER_TYPE,
     ROUTE_TYPE,
     RUNTIME_TYPE,
@@ -52,11 +53,12 @@ _ORDER: Final = {
     CLUSTER_TYPE: 1,
     ENDPOINT_TYPE: 2,
     SECRET_TYPE: 3,
-    LISTENER_TYPE: 4,
-    ROUTE_TYPE: 5,
+    EXTENSION_TYPE: 4,  # filters that a listener names
+    LISTENER_TYPE: 5,
+    ROUTE_TYPE: 6,
 }
-_FOLLOWS_CLUSTERS: Final = frozenset({LISTENER_TYPE, ROUTE_TYPE})
-_BY_NAME: Final = frozenset({ENDPOINT_TYPE, ROUTE_TYPE, RUNTIME_TYPE, SECRET_TYPE})
+_FOLLOWS_CLUSTERS: Final = frozenset({EXTENSION_TYPE, LISTENER_TYPE, ROUTE_TYPE})
+_BY_NAME: Final = frozenset({ENDPOINT_TYPE, EXTENSION_TYPE, ROUTE_TYPE, RUNTIME_TYPE, SECRET_TYPE})
 """Types that clients request by name: they have no legacy wildcard, and state-of-the-world messages
 may carry a part of the set (X29). Messages of all other types carry the whole set (X28)."""
 

@@ -5,6 +5,9 @@ HTTP/1 and HTTP/2 have a filter chain each, which differ in one setting: Envoy b
 upload for all streams of a chain alike, and a gRPC stream that waits for its first answer while its
 client goes on sending is no stalled upload.
 
+A changed listener drains its connections, so it depends only on what Envoy has nowhere else. All
+else is in routes, or in filters whose settings Envoy asks for by name (``filters/discovered.py``).
+
 The bounds below follow Envoy's guide "Configuring Envoy as an edge proxy"; bounds of the whole
 process (memory, connections) are in the bootstrap.
 
@@ -16,14 +19,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from envoy_data_plane.envoy.config.common.mutation_rules.v3 import (
-    HeaderMutation,
-    HeaderMutationRules,
-)
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation
 from envoy_data_plane.envoy.config.core.v3 import (
     Address,
-    GrpcService,
-    GrpcServiceEnvoyGrpc,
     Http1ProtocolOptions,
     Http2ProtocolOptions,
     HttpProtocolOptions,
@@ -35,16 +33,6 @@ from envoy_data_plane.envoy.config.listener.v3 import (
     FilterChainMatch,
     Listener,
     ListenerFilter,
-)
-from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
-    ExternalProcessor,
-    ExternalProcessorRouteCacheAction,
-    HeaderForwardingRules,
-    MetadataOptions,
-    MetadataOptionsMetadataNamespaces,
-    ProcessingMode,
-    ProcessingModeBodySendMode,
-    ProcessingModeHeaderSendMode,
 )
 from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
 from envoy_data_plane.envoy.extensions.filters.listener.http_inspector.v3 import HttpInspector
@@ -60,36 +48,21 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import (
     HeaderMutation as EarlyHeaderMutation,
 )
-from envoy_data_plane.envoy.type.matcher.v3 import ListStringMatcher, StringMatcher
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
-from tidegate_api.names import (
-    CLUSTER_ATTRIBUTE,
-    HEADERS_ATTRIBUTE,
-    LB_NAMESPACE,
-    LISTENER_NAME,
-    LOAD_BIN_HEADER,
-    LOAD_HEADER,
-    PICKER_CLUSTER,
-    ROUTE_ATTRIBUTE,
-    ROUTE_CONFIG_NAME,
-    STRIPPED_HEADERS,
-    SUBSET_NAMESPACE,
-    TIDEGATE_NAMESPACE,
-)
+from tidegate_api.names import LISTENER_NAME, ROUTE_CONFIG_NAME, STRIPPED_HEADERS
 from xds_server.fleet.model.fields import split_host_port
-from xds_server.fleet.rules.edge import choosing_headers
 from xds_server.resources.access_log import RUNNING, access_logs, attempt_logs
 from xds_server.resources.filters.body_model import before_picker, without_pick
+from xds_server.resources.filters.discovered import picker_filter, strip_filter
 from xds_server.resources.filters.picked_pool import match_again
 from xds_server.resources.local_replies import local_replies
 from xds_server.resources.reads import upstream_filters
-from xds_server.resources.routes import session_headers
 from xds_server.resources.secrets import downstream
 from xds_server.resources.sources import ads_source, extension
 
 if TYPE_CHECKING:
-    from xds_server.fleet.model.fleet import Fleet, Pickers
+    from xds_server.fleet.model.fleet import ListenerSpec, Pickers
 
 _H2_STREAM_WINDOW = 65_535
 """Initial stream window: the smallest that HTTP/2 allows at the start. A larger one would let Envoy
@@ -114,30 +87,11 @@ _MAX_ANSWERS, _MAX_CONTROL_ANSWERS = 10_000, 1000
 _HOST_OF_HTTP_10 = "tidegate"
 """HTTP/1.0 requests may have no `host` header."""
 
-_FORWARDED_HEADERS = (
-    ":method",
-    ":path",
-    "content-type",
-    "content-length",
-    "content-encoding",
-    "grpc-encoding",
-    "grpc-timeout",
-    "inference-header-content-length",
-    "x-request-id",
-    "traceparent",
-    "tracestate",
-    # On responses, for pools that request load reports.
-    LOAD_HEADER,
-    LOAD_BIN_HEADER,
-)
-"""Headers sent to the picker, beside `tidegate-*`, session and variant headers. Credentials are
-never sent."""
 
-
-def listener(fleet: Fleet) -> bytes:
+def listener(spec: ListenerSpec, pickers: Pickers) -> bytes:
     """Return the serialized ``Listener``."""
-    host, port = split_host_port(fleet.listener.address)
-    tls = fleet.listener.tls
+    host, port = split_host_port(spec.address)
+    tls = spec.tls
     inspector = (
         ListenerFilter(
             name="envoy.filters.listener.http_inspector",
@@ -150,14 +104,14 @@ def listener(fleet: Fleet) -> bytes:
         )
     )
     # Every other connection: HTTP/1, and one that sends nothing yet, which must not be closed.
-    usual = _chain(fleet, fleet.listener.upload_timeout)
-    h2 = _chain(fleet, 0.0)
+    usual = _chain(spec, pickers, spec.upload_timeout)
+    h2 = _chain(spec, pickers, 0.0)
     h2.filter_chain_match = FilterChainMatch(application_protocols=["h2c" if tls is None else "h2"])
-    bounded = fleet.listener.upload_timeout > 0
+    bounded = spec.upload_timeout > 0
     message = Listener(
         name=LISTENER_NAME,
         address=Address(socket_address=SocketAddress(address=host, port_value=port)),
-        per_connection_buffer_limit_bytes=fleet.listener.buffer_bytes,
+        per_connection_buffer_limit_bytes=spec.buffer_bytes,
         filter_chains=[usual, h2] if bounded else [usual],
         listener_filters=[inspector] if bounded else [],
         continue_on_listener_filters_timeout=True,
@@ -165,20 +119,20 @@ def listener(fleet: Fleet) -> bytes:
     return bytes(message)
 
 
-def _chain(fleet: Fleet, upload_timeout: float) -> FilterChain:
-    tls = fleet.listener.tls
+def _chain(spec: ListenerSpec, pickers: Pickers, upload_timeout: float) -> FilterChain:
+    tls = spec.tls
     return FilterChain(
         filters=[
             Filter(
                 name="envoy.filters.network.http_connection_manager",
-                typed_config=PackedAny.pack(_manager(fleet, upload_timeout)),
+                typed_config=PackedAny.pack(_manager(spec, pickers, upload_timeout)),
             )
         ],
         transport_socket=None if tls is None else downstream(tls),
     )
 
 
-def _manager(fleet: Fleet, upload_timeout: float) -> HttpConnectionManager:
+def _manager(spec: ListenerSpec, pickers: Pickers, upload_timeout: float) -> HttpConnectionManager:
     return HttpConnectionManager(
         stat_prefix="ingress",
         rds=Rds(route_config_name=ROUTE_CONFIG_NAME, config_source=ads_source()),
@@ -206,74 +160,32 @@ def _manager(fleet: Fleet, upload_timeout: float) -> HttpConnectionManager:
         stream_idle_timeout=timedelta(hours=1),
         # From the first byte to the last, or to the beginning of the answer.
         request_timeout=timedelta(seconds=upload_timeout),
-        request_headers_timeout=timedelta(seconds=fleet.listener.headers_timeout),
+        request_headers_timeout=timedelta(seconds=spec.headers_timeout),
         early_header_mutation_extensions=[
             extension(
                 "strip",
                 EarlyHeaderMutation(
-                    mutations=[HeaderMutation(remove=h) for h in stripped_headers(fleet)]
+                    mutations=[HeaderMutation(remove=name) for name in STRIPPED_HEADERS]
                 ),
             )
         ],
-        access_log=access_logs(fleet.pickers),
+        access_log=access_logs(pickers),
         access_log_options=HttpConnectionManagerHcmAccessLogOptions(
             access_log_flush_interval=RUNNING
         ),
         http_filters=[
-            *map(HttpFilter.parse, before_picker(fleet)),
-            HttpFilter(
-                name="envoy.filters.http.ext_proc",
-                typed_config=PackedAny.pack(
-                    _external_processor(fleet.pickers, session_headers(fleet))
-                ),
-            ),
-            *map(HttpFilter.parse, (match_again(), *without_pick(fleet))),
+            strip_filter(),
+            *map(HttpFilter.parse, before_picker()),
+            picker_filter(),
+            *map(HttpFilter.parse, (match_again(), *without_pick())),
             HttpFilter(
                 name="envoy.filters.http.router",
                 typed_config=PackedAny.pack(
                     Router(
-                        upstream_log=attempt_logs(fleet.pickers),
+                        upstream_log=attempt_logs(pickers),
                         upstream_http_filters=upstream_filters(),
                     )
                 ),
             ),
         ],
-    )
-
-
-def stripped_headers(fleet: Fleet) -> list[str]:
-    """Return the names of the headers that are removed from clients' requests."""
-    choosing = sorted(choosing_headers(fleet))
-    return [*STRIPPED_HEADERS, *(name for name in choosing if not fleet.listener.takes(name))]
-
-
-def _external_processor(pickers: Pickers, headers: list[str]) -> ExternalProcessor:
-    allowed = [StringMatcher(exact=name) for name in (*_FORWARDED_HEADERS, *headers)]
-    allowed.append(StringMatcher(prefix="tidegate-"))
-    return ExternalProcessor(
-        grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=PICKER_CLUSTER)),
-        failure_mode_allow=pickers.fail_open,
-        message_timeout=timedelta(seconds=pickers.timeout),
-        processing_mode=ProcessingMode(
-            request_header_mode=ProcessingModeHeaderSendMode.SEND,
-            response_header_mode=ProcessingModeHeaderSendMode.SKIP,
-            request_body_mode=ProcessingModeBodySendMode.NONE,
-        ),
-        # The picker requests the first part of a body only if it needs it (body-mode override).
-        allow_mode_override=True,
-        # Cleared only if the picker has chosen pool or variant; clearing it always would draw the
-        # variant again.
-        route_cache_action=ExternalProcessorRouteCacheAction.DEFAULT,
-        request_attributes=[CLUSTER_ATTRIBUTE, ROUTE_ATTRIBUTE, HEADERS_ATTRIBUTE],
-        forward_rules=HeaderForwardingRules(allowed_headers=ListStringMatcher(patterns=allowed)),
-        # Requests of a sequence must not be retried on another replica: x-envoy-max-retries.
-        mutation_rules=HeaderMutationRules(allow_envoy=True),
-        metadata_options=MetadataOptions(
-            forwarding_namespaces=MetadataOptionsMetadataNamespaces(
-                untyped=[LB_NAMESPACE, SUBSET_NAMESPACE]
-            ),
-            receiving_namespaces=MetadataOptionsMetadataNamespaces(
-                untyped=[LB_NAMESPACE, TIDEGATE_NAMESPACE]
-            ),
-        ),
     )

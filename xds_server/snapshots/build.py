@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tidegate_api.names import (
     CLUSTER_TYPE,
     ENDPOINT_TYPE,
+    EXTENSION_TYPE,
     LISTENER_NAME,
     LISTENER_TYPE,
     PICKER_CLUSTER,
@@ -70,7 +71,7 @@ def front_resources(
     coming: Fleet | None = None,
     memo: Memo | None = None,
 ) -> Resources:
-    """Return listener, routes, limits and secrets: Envoy's downstream side.
+    """Return listener, filters, routes, limits and secrets: Envoy's downstream side.
 
     Args:
         fleet: The fleet whose routes and limits are in force.
@@ -83,6 +84,7 @@ def front_resources(
     return {
         RUNTIME_TYPE: {RUNTIME_NAME: runtime(fleet, also=coming or retiring)},
         SECRET_TYPE: secrets(fleet, also=coming or retiring),
+        EXTENSION_TYPE: memo.extensions(fleet),
         LISTENER_TYPE: {LISTENER_NAME: memo.listener(fleet)},
         ROUTE_TYPE: {ROUTE_CONFIG_NAME: memo.routes(fleet, retiring)},
     }

@@ -9,8 +9,8 @@ Rules (X33 and X62 of the xDS checklist):
 
 1. A resource contains the name under which it is sent, and route names are unique.
 2. Every cluster has its assignment, and every assignment its cluster.
-3. Every cluster that a route, a mirror or the listener names exists; so does every secret and every
-   route configuration.
+3. Every cluster that a route, a mirror, a filter or the listener names exists; so does every
+   secret, every route configuration and the settings of every filter.
 4. The weights of a split add up to 1..2^32-1.
 5. An assignment has at most one drop category, weights of at least 1, and no gap in its priorities.
 """
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from envoy.config.cluster.v3 import cluster_pb2
+from envoy.config.core.v3 import extension_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.config.listener.v3 import listener_pb2
 from envoy.config.route.v3 import route_pb2
@@ -36,6 +37,7 @@ from google.protobuf import any_pb2
 from tidegate_api.names import (
     CLUSTER_TYPE,
     ENDPOINT_TYPE,
+    EXTENSION_TYPE,
     LISTENER_TYPE,
     ROUTE_TYPE,
     RUNTIME_TYPE,
@@ -162,15 +164,23 @@ def _listener(data: bytes) -> _Facts:
             manager = http_connection_manager_pb2.HttpConnectionManager()
             if one.typed_config.Unpack(manager):
                 needs.add((ROUTE_TYPE, manager.rds.route_config_name))
-                needs.update(_processors_of(manager))
+                needs.update(_filters_of(manager))
     return _Facts(message.name, needs=frozenset(needs))
 
 
-def _processors_of(manager: Any) -> Iterator[tuple[str, str]]:
+def _filters_of(manager: Any) -> Iterator[tuple[str, str]]:
     for one in manager.http_filters:
-        processor = ext_proc_pb2.ExternalProcessor()
-        if one.typed_config.Unpack(processor):
-            yield CLUSTER_TYPE, processor.grpc_service.envoy_grpc.cluster_name
+        if one.HasField("config_discovery"):
+            yield EXTENSION_TYPE, one.name
+
+
+def _extension(data: bytes) -> _Facts:
+    message = extension_pb2.TypedExtensionConfig.FromString(data)
+    processor = ext_proc_pb2.ExternalProcessor()
+    if not message.typed_config.Unpack(processor):
+        return _Facts(message.name)
+    cluster = processor.grpc_service.envoy_grpc.cluster_name
+    return _Facts(message.name, needs=frozenset({(CLUSTER_TYPE, cluster)}))
 
 
 def _secrets_of(socket: Any) -> Iterator[tuple[str, str]]:
@@ -199,6 +209,7 @@ _READERS: dict[str, Callable[[bytes], _Facts]] = {
     CLUSTER_TYPE: _cluster,
     ENDPOINT_TYPE: _assignment,
     SECRET_TYPE: _secret,
+    EXTENSION_TYPE: _extension,
     LISTENER_TYPE: _listener,
     ROUTE_TYPE: _routes,
 }

@@ -13,21 +13,24 @@ Rules:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from xds_server.fleet.model.fleet import EndpointSpec, VariantMatch
 from xds_server.fleet.model.resilience import CircuitBreaker
 from xds_server.fleet.rules.bodies import body_reads
 from xds_server.resources.clusters import probes_http, variant_cluster
 from xds_server.resources.endpoints import assignment
+from xds_server.resources.filters.discovered import extensions
 from xds_server.resources.listener import listener
 from xds_server.resources.routes import route_configuration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping
 
     from tidegate_api.names import ClusterRef
     from xds_server.fleet.model.fleet import Fleet, PoolSpec, VariantSpec
+
+_Built = TypeVar("_Built")
 
 KEPT: Final = 3
 MAX_KEYS: Final = 65_536
@@ -38,20 +41,21 @@ class Memo:
     """Cache of built resources; see the module's rules."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, list[tuple[Any, bytes]]] = {}
+        self._known: dict[Hashable, list[tuple[Any, Any]]] = {}
 
-    def recall(self, key: Hashable, subject: Any, build: Callable[[], bytes]) -> bytes:
+    def recall(self, key: Hashable, subject: Any, build: Callable[[], _Built]) -> _Built:
         """Return what was built for an equal subject under this key, or build it."""
         found = self._known.setdefault(key, [])
         for number, (known, result) in enumerate(found):
             if known == subject:
                 found.insert(0, found.pop(number))
-                return result
-        found.insert(0, (subject, build()))
+                return cast("_Built", result)
+        built = build()
+        found.insert(0, (subject, built))
         del found[KEPT:]
         if len(self._known) > MAX_KEYS:
             del self._known[next(iter(self._known))]
-        return found[0][1]
+        return built
 
     def cluster(self, pool: PoolSpec, variant: VariantSpec, ref: ClusterRef) -> bytes:
         """Return ``variant_cluster``, which does not depend on weights and rarely on endpoints.
@@ -86,9 +90,14 @@ class Memo:
         return self.recall(("assignment", ref), (bare, sick), lambda: assignment(bare, ref, sick))
 
     def listener(self, fleet: Fleet) -> bytes:
-        """Return ``listener``, which does not depend on endpoints."""
+        """Return ``listener``, which does not depend on pools."""
+        subject = (fleet.listener, fleet.pickers)
+        return self.recall("listener", subject, lambda: listener(*subject))
+
+    def extensions(self, fleet: Fleet) -> Mapping[str, bytes]:
+        """Return ``extensions``, which does not depend on endpoints."""
         bare = _stripped(fleet)
-        return self.recall("listener", bare, lambda: listener(bare))
+        return self.recall("extensions", bare, lambda: extensions(bare))
 
     def routes(self, fleet: Fleet, retiring: Fleet | None) -> bytes:
         """Return ``route_configuration``.

@@ -4,7 +4,7 @@ The five stages, in order (a stage that changes nothing passes at once):
 
 1. Envoys *add*: all clusters and endpoints of both fleets; routes do not change.
 2. Pickers *use*: endpoints of both fleets; matches and weights do not change.
-3. Envoys *switch*: new listener, routes and limits; routes to retiring variants remain.
+3. Envoys *switch*: new listener, filters, routes and limits; routes to retiring variants remain.
 4. Pickers *stop*: the new fleet only. Then the replicas that began to drain finish their requests.
 5. Envoys *remove*: the new fleet only, with drained replicas marked as draining.
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from tidegate_api.names import CLUSTER_TYPE, LISTENER_TYPE, ROUTE_TYPE
+from tidegate_api.names import CLUSTER_TYPE, EXTENSION_TYPE, LISTENER_TYPE, ROUTE_TYPE
 from xds_server.fleet.model.fleet import Match, VariantMatch
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
@@ -71,7 +71,7 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     added = Snapshot.of({**reachable, **front}, previous=target)
     if have.force is not None:
         # In an unfinished change the Envoys' listener and routes may be those of no single fleet.
-        added = added.with_types(have.force, (LISTENER_TYPE, ROUTE_TYPE))
+        added = added.with_types(have.force, (EXTENSION_TYPE, LISTENER_TYPE, ROUTE_TYPE))
     switched = front_resources(new.fleet, retiring=have.named, coming=wide, memo=memo)
     withdrawn = reachable[CLUSTER_TYPE].keys() - target.resources(CLUSTER_TYPE).keys()
     incarnations = {**new.incarnations, **have.view.incarnations}

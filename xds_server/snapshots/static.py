@@ -1,8 +1,9 @@
 """A fleet as a self-contained bootstrap, for validation by Envoy itself (``--mode validate``).
 
 It contains the resources that the control server would send, with each reference by discovery
-replaced by the resource itself: assignments in their clusters, routes in the listener, limits in a
-static runtime layer, and secrets as static secrets, so that Envoy reads the files that they name.
+replaced by the resource itself: assignments in their clusters, routes and settings of filters in
+the listener, limits in a static runtime layer, and secrets as static secrets, so that Envoy reads
+the files that they name.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from envoy.config.bootstrap.v3 import bootstrap_pb2
 from envoy.config.cluster.v3 import cluster_pb2
+from envoy.config.core.v3 import extension_pb2
 from envoy.config.route.v3 import route_pb2
 from envoy.extensions.filters.network.http_connection_manager.v3 import (
     http_connection_manager_pb2,
@@ -21,6 +23,7 @@ from envoy.service.runtime.v3 import rtds_pb2
 from tidegate_api.names import (
     CLUSTER_TYPE,
     ENDPOINT_TYPE,
+    EXTENSION_TYPE,
     LISTENER_TYPE,
     ROUTE_CONFIG_NAME,
     ROUTE_TYPE,
@@ -59,11 +62,11 @@ def static_bootstrap(fleet: Fleet) -> bytes:
         for chain in listener.filter_chains:
             _stand_alone(chain.transport_socket)
             for one in chain.filters:
-                _with_routes(one.typed_config, front[ROUTE_TYPE])
+                _alone(one.typed_config, front[ROUTE_TYPE], front[EXTENSION_TYPE])
     return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
 
 
-def _with_routes(config: Any, routes: Mapping[str, bytes]) -> None:
+def _alone(config: Any, routes: Mapping[str, bytes], extensions: Mapping[str, bytes]) -> None:
     manager = http_connection_manager_pb2.HttpConnectionManager()
     if config.Unpack(manager):
         manager.route_config.CopyFrom(
@@ -71,6 +74,10 @@ def _with_routes(config: Any, routes: Mapping[str, bytes]) -> None:
         )
         # Only with static clusters can Envoy check that the clusters named by routes exist.
         manager.route_config.validate_clusters.value = True
+        for one in manager.http_filters:
+            if one.HasField("config_discovery"):
+                made = extension_pb2.TypedExtensionConfig.FromString(extensions[one.name])
+                one.typed_config.CopyFrom(made.typed_config)
         config.Pack(manager, deterministic=True)
 
 

@@ -76,16 +76,6 @@ def body_reads(fleet: Fleet) -> BodyReads:
     )
 
 
-def shared_forms(fleet: Fleet) -> bool:
-    """Return whether several pools share any form.
-
-    Unlike what is read, this does not depend on which replicas the pools have.
-    """
-    paths = {path for pool in fleet.pools for path in pool.match.paths}
-    forms = [grpc_pools(fleet), *(path_pools(fleet, path) for path in paths)]
-    return any(len(pools) > 1 for pools in forms)
-
-
 def grpc_pools(fleet: Fleet) -> list[PoolSpec]:
     """Return the pools that share gRPC."""
     return [pool for pool in fleet.pools if speaks(pool, "grpc")]

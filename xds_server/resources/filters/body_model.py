@@ -3,8 +3,8 @@
 ``xds_server.fleet.rules.bodies`` says for which requests. Rules:
 
 1. All filters are disabled in the listener, and a route enables those that it needs: a request of
-   any other route creates none of them. The set of filters depends only on whether pools share a
-   form, so that it does not change, and drain connections, when replicas come and go.
+   any other route creates none of them. Every listener has them, whether pools share a form or not,
+   so that it does not change, and drain connections, when pools come and go.
 2. Ahead of ext_proc stand the filters that read *before* the picker is asked, behind it those that
    read *without* a pick. The latter do nothing for a request that has a pick, or a model already.
 3. A filter of Envoy's own puts the model into dynamic metadata. A script behind it copies it to a
@@ -18,14 +18,13 @@ Sources: ``json_to_metadata/v3``, ``grpc_field_extraction/v3`` and ``lua/v3`` of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from envoy.extensions.filters.http.grpc_field_extraction.v3 import config_pb2
 from envoy.extensions.filters.http.json_to_metadata.v3 import json_to_metadata_pb2
 from envoy.extensions.filters.http.lua.v3 import lua_pb2
 
 from tidegate_api.names import CONTROL_MODEL_HEADER, DESTINATION_HEADER
-from xds_server.fleet.rules.bodies import shared_forms
 from xds_server.resources.filters.descriptors import (
     NAME_FIELDS,
     PACKAGE,
@@ -34,9 +33,6 @@ from xds_server.resources.filters.descriptors import (
 )
 from xds_server.resources.filters.scripts import MARK, NAMESPACE, ROUTE_BEFORE, ROUTE_WITHOUT
 from xds_server.resources.filters.wrapped import Skip, enable, wrapped
-
-if TYPE_CHECKING:
-    from xds_server.fleet.model.fleet import Fleet
 
 _JSON_BEFORE: Final = "tidegate.before.json"
 _GRPC_BEFORE: Final = "tidegate.before.grpc"
@@ -50,10 +46,8 @@ _COMPRESSED: Final = Skip("grpc-encoding", "(gzip|deflate|snappy|zstd|br)")
 _PICKED: Final = (Skip(DESTINATION_HEADER), Skip(CONTROL_MODEL_HEADER))
 
 
-def before_picker(fleet: Fleet) -> list[bytes]:
-    """Return the serialized ``HttpFilter`` messages ahead of ext_proc, if pools share a form."""
-    if not shared_forms(fleet):
-        return []
+def before_picker() -> list[bytes]:
+    """Return the serialized ``HttpFilter`` messages ahead of ext_proc."""
     return [
         wrapped(_JSON_BEFORE, _json(), _PICKED),
         wrapped(_GRPC_BEFORE, _grpc(), _PICKED),
@@ -61,10 +55,8 @@ def before_picker(fleet: Fleet) -> list[bytes]:
     ]
 
 
-def without_pick(fleet: Fleet) -> list[bytes]:
-    """Return the serialized ``HttpFilter`` messages behind ext_proc, if pools share a form."""
-    if not shared_forms(fleet):
-        return []
+def without_pick() -> list[bytes]:
+    """Return the serialized ``HttpFilter`` messages behind ext_proc."""
     return [
         wrapped(_MARK, _lua(MARK), _PICKED),
         wrapped(_JSON_WITHOUT, _json(), _PICKED),

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2, processing_mode_pb2
 
+from tidegate_api.names import PICKER_FILTER
+
 if TYPE_CHECKING:
     from tidegate_api.pools import BodyMode
     from xds_server.fleet.model.fleet import Routing
 
-_EXT_PROC = "envoy.filters.http.ext_proc"
 _RETRY_BODY_LIMIT = 1024 * 1024
 """Bytes of a request that Envoy keeps for a retry if the picker reads no body."""
 
@@ -44,7 +45,7 @@ def process(route: Any, routing: Routing, body: BodyMode | Literal["duplex"]) ->
             response_trailer_mode=mode.SEND,
         )
     )
-    route.typed_per_filter_config[_EXT_PROC].Pack(settings, deterministic=True)
+    route.typed_per_filter_config[PICKER_FILTER].Pack(settings, deterministic=True)
     route.request_body_buffer_limit.value = {
         "none": _RETRY_BODY_LIMIT,
         "duplex": _RETRY_BODY_LIMIT,
@@ -61,4 +62,4 @@ def at_least_peek(body: BodyMode) -> BodyMode:
 def without_picker(route: Any) -> None:
     """Keep the picker out of a route."""
     off = ext_proc_pb2.ExtProcPerRoute(disabled=True)
-    route.typed_per_filter_config[_EXT_PROC].Pack(off, deterministic=True)
+    route.typed_per_filter_config[PICKER_FILTER].Pack(off, deterministic=True)

@@ -47,6 +47,7 @@ from xds_server.fleet.rules.bodies import (
 )
 from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path
 from xds_server.fleet.view import PROTOCOLS, clusters_of, speaks
+from xds_server.resources.filters.discovered import admitted
 from xds_server.resources.filters.picked_pool import follow_picker
 from xds_server.resources.routes import paths
 from xds_server.resources.routes.forms import READ_HEADERS, UnnamedForm
@@ -76,6 +77,7 @@ def route_configuration(
         reads: What Envoy reads of bodies; that of ``fleet`` by default.
     """
     reads = body_reads(fleet) if reads is None else reads
+    fleet = admitted(fleet)
     config = route_pb2.RouteConfiguration(name=ROUTE_CONFIG_NAME)
     # The attempt's number lets a first attempt past the upstream filter (`reads`).
     host = config.virtual_hosts.add(name="all", domains=["*"], include_request_attempt_count=True)
@@ -98,15 +100,6 @@ def route_configuration(
         header.header.key = SERVED_BY_HEADER
         header.header.value = "%UPSTREAM_HOST%"
     return config.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
-
-
-def session_headers(fleet: Fleet) -> list[str]:
-    """Return the names of all session and variant headers of the fleet, sorted."""
-    names = {pool.routing.session_header for pool in fleet.pools}
-    for pool in fleet.pools:
-        for variant in pool.variants:
-            names.update(variant.match.headers)
-    return sorted(names)
 
 
 # --- the five kinds of routes -------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from tidegate_api.names import (
     CLUSTER_TYPE,
     ENDPOINT_TYPE,
+    EXTENSION_TYPE,
     LISTENER_TYPE,
     POOL_TYPE,
     ROUTE_TYPE,
@@ -36,6 +37,7 @@ URLS = {
     "LDS": LISTENER_TYPE,
     "RDS": ROUTE_TYPE,
     "RTDS": RUNTIME_TYPE,
+    "ECDS": EXTENSION_TYPE,
     "POOL": POOL_TYPE,
 }
 
@@ -350,6 +352,29 @@ def test_routes_wait_for_clusters(client_type: type[Sotw]) -> None:
     assert client.stream.standing().state == "PENDING"
     assert state(client, "RDS") == "STALE"
     assert client.ack("CDS") == [("RDS", ["r"])]
+
+
+@BOTH
+def test_filters_are_sent_before_routes_and_after_clusters(client_type: type[Sotw]) -> None:
+    """X50, X51: the settings of a filter may name a new cluster."""
+    client = settled(client_type(snap(**BASE, ECDS={"f": "1", "g": "1"})))
+    client.ask("ECDS", "f", "g")
+    client.ack("ECDS")
+    changed = {**BASE, "CDS": {"c1": "1", "c2": "1"}, "RDS": {"r": "2"}}
+    assert [kind for kind, _ in client.push(snap(**changed, ECDS={"f": "2", "g": "1"}))] == ["CDS"]
+    assert client.ack("CDS") == [("ECDS", ["f"]), ("RDS", ["r"])]
+
+
+@BOTH
+def test_a_refused_filter_is_not_sent_again(client_type: type[Sotw]) -> None:
+    """X23: the refusal is shown, and the next settings are sent."""
+    client = settled(client_type(snap(**BASE, ECDS={"f": "1"})))
+    client.ask("ECDS", "f")
+    client.ack("ECDS")
+    client.push(snap(**BASE, ECDS={"f": "bad"}))
+    assert client.nack("ECDS") == []
+    assert client.stream.standing().state == "NACKED"
+    assert client.push(snap(**BASE, ECDS={"f": "good"})) == [("ECDS", ["f"])]
 
 
 @BOTH

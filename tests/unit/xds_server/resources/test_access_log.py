@@ -19,7 +19,8 @@ from xds_server.snapshots.build import upstream_resources
 
 def manager(*addresses: str) -> http_connection_manager_pb2.HttpConnectionManager:
     """Return the listener of a fleet with these pickers."""
-    message = listener_pb2.Listener.FromString(listener(fleet(pickers={"addresses": addresses})))
+    of = fleet(pickers={"addresses": addresses})
+    message = listener_pb2.Listener.FromString(listener(of.listener, of.pickers))
     found = http_connection_manager_pb2.HttpConnectionManager()
     message.filter_chains[0].filters[0].typed_config.Unpack(found)
     return found

@@ -10,19 +10,19 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import (
 )
 from envoy_data_plane.envoy.config.core.v3 import Http2ProtocolOptions
 
-from support.fleets import fleet, pool
-from tidegate_api.names import STRIPPED_HEADERS
-from xds_server.resources.listener import listener, stripped_headers
+from support.fleets import fleet
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.resources.listener import listener
 
-PINNED = [
-    {"name": "stable"},
-    {"name": "canary", "match": {"headers": {"x-ab": "b"}}},
-]
+
+def built(of: Fleet) -> bytes:
+    """Return the listener of a fleet."""
+    return listener(of.listener, of.pickers)
 
 
 def of(**settings: Any):
     """Return the HTTP connection manager of a listener with these settings."""
-    message = listener_pb2.Listener.FromString(listener(fleet(listener=settings)))
+    message = listener_pb2.Listener.FromString(built(fleet(listener=settings)))
     manager = http_connection_manager_pb2.HttpConnectionManager()
     assert message.filter_chains[-1].filters[0].typed_config.Unpack(manager)
     return manager
@@ -30,7 +30,7 @@ def of(**settings: Any):
 
 def chains(**settings: Any):
     """Return the filter chains of a listener with these settings, by protocol, and its filters."""
-    message = listener_pb2.Listener.FromString(listener(fleet(listener=settings)))
+    message = listener_pb2.Listener.FromString(built(fleet(listener=settings)))
     made = {}
     for chain in message.filter_chains:
         manager = http_connection_manager_pb2.HttpConnectionManager()
@@ -61,36 +61,6 @@ def test_without_a_bound_of_uploads_there_is_one_chain() -> None:
     """Nothing has to be inspected."""
     made, inspectors = chains(upload_timeout=0)
     assert (set(made), inspectors) == ({""}, [])
-
-
-def stripped(**settings: Any) -> set[str]:
-    """Return the headers that are stripped beside the control headers."""
-    made = fleet(pool(variants=PINNED), listener=settings)
-    return set(stripped_headers(made)) - set(STRIPPED_HEADERS)
-
-
-def test_a_client_may_name_its_model_and_what_variants_match() -> None:
-    """By default it may choose neither pool nor policy."""
-    assert stripped() == {"tidegate-pool", "tidegate-policy"}
-
-
-def test_what_is_not_listed_is_stripped() -> None:
-    """The list replaces the default."""
-    assert stripped(client_headers=[]) == {
-        "tidegate-pool",
-        "tidegate-policy",
-        "tidegate-model",
-        "x-ab",
-    }
-    assert stripped(client_headers=["tidegate-pool", "x-ab"]) == {
-        "tidegate-policy",
-        "tidegate-model",
-    }
-
-
-def test_control_headers_are_always_stripped() -> None:
-    """No setting lets a client speak for the picker."""
-    assert set(STRIPPED_HEADERS) <= set(stripped_headers(fleet()))
 
 
 def test_paths_are_normalised_before_routes_match() -> None:

@@ -68,7 +68,8 @@ def test_a_renamed_file_touches_no_cluster() -> None:
 def test_a_listener_asks_for_certificates_only_where_it_can_check_them() -> None:
     """Mutual TLS is on with `client_ca`."""
     for tls, required in ((TO_CLIENTS, True), ({**TO_CLIENTS, "client_ca": None}, False)):
-        message = listener_pb2.Listener.FromString(listener(fleet(listener={"tls": tls})))
+        of = fleet(listener={"tls": tls})
+        message = listener_pb2.Listener.FromString(listener(of.listener, of.pickers))
         context = tls_pb2.DownstreamTlsContext()
         message.filter_chains[0].transport_socket.typed_config.Unpack(context)
         assert context.require_client_certificate.value == required

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from envoy.config.cluster.v3 import cluster_pb2
-from envoy.config.core.v3 import health_check_pb2
+from envoy.config.core.v3 import extension_pb2, health_check_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.config.listener.v3 import listener_pb2
 from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2
@@ -18,12 +18,14 @@ from tidegate_api.names import (
     CLUSTER_TYPE,
     ENDPOINT_TYPE,
     PICKER_CLUSTER,
+    PICKER_FILTER,
     STRIPPED_HEADERS,
     ClusterRef,
 )
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import View
 from xds_server.resources.endpoints import assignment
+from xds_server.resources.filters.discovered import extensions
 from xds_server.resources.listener import listener
 from xds_server.snapshots.build import picker_resources, upstream_resources
 
@@ -127,11 +129,12 @@ def test_the_picker_may_hold_one_stream_per_request() -> None:
 
 
 def _processor(of: Fleet):
-    message = listener_pb2.Listener.FromString(listener(of))
+    message = listener_pb2.Listener.FromString(listener(of.listener, of.pickers))
     manager = http_connection_manager_pb2.HttpConnectionManager()
     message.filter_chains[0].filters[0].typed_config.Unpack(manager)
     processor = ext_proc_pb2.ExternalProcessor()
-    manager.http_filters[0].typed_config.Unpack(processor)
+    made = extension_pb2.TypedExtensionConfig.FromString(extensions(of)[PICKER_FILTER])
+    assert made.typed_config.Unpack(processor)
     return message, manager, processor
 
 

@@ -14,6 +14,7 @@ from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import (
     CLUSTER_TYPE,
     ENDPOINT_TYPE,
+    EXTENSION_TYPE,
     LISTENER_TYPE,
     ROUTE_CONFIG_NAME,
     ROUTE_TYPE,
@@ -93,6 +94,7 @@ def test_built_resources_are_consistent() -> None:
         (lambda of: of[ENDPOINT_TYPE].pop(CLUSTER), f"needs ClusterLoadAssignment '{CLUSTER}'"),
         (lambda of: of[CLUSTER_TYPE].pop(CLUSTER), f"needs Cluster '{CLUSTER}'"),
         (lambda of: of[CLUSTER_TYPE].pop("tidegate-picker"), "needs Cluster 'tidegate-picker'"),
+        (lambda of: of[EXTENSION_TYPE].clear(), "needs TypedExtensionConfig 'tidegate.strip'"),
         (lambda of: of[ROUTE_TYPE].clear(), "needs RouteConfiguration 'tidegate-routes'"),
         (lambda of: of[SECRET_TYPE].pop("pool/llm/ca"), "needs Secret 'pool/llm/ca'"),
         (lambda of: of[SECRET_TYPE].pop("pool/llm/certificate"), "needs Secret"),

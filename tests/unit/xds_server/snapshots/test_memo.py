@@ -10,6 +10,7 @@ from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.view import clusters_of
 from xds_server.resources.clusters import variant_cluster
 from xds_server.resources.endpoints import assignment
+from xds_server.resources.filters.discovered import extensions
 from xds_server.resources.listener import listener
 from xds_server.resources.routes import route_configuration
 from xds_server.snapshots import memo as memo_module
@@ -50,7 +51,8 @@ def test_cached_resources_equal_built_ones(change: dict) -> None:
             variant = variants[ref.variant]
             assert memo.cluster(made, variant, ref) == variant_cluster(made, variant, ref)
             assert memo.assignment(made, ref) == assignment(made, ref)
-        assert memo.listener(found) == listener(found)
+        assert memo.listener(found) == listener(found.listener, found.pickers)
+        assert memo.extensions(found) == extensions(found)
         assert memo.routes(found, one()) == route_configuration(found, one())
         assert memo.routes(found, None) == route_configuration(found)
 

@@ -28,6 +28,7 @@ def test_nothing_is_left_to_discovery() -> None:
     static.listeners[0].filter_chains[0].filters[0].typed_config.Unpack(manager)
     assert manager.route_config.virtual_hosts[0].routes
     assert manager.route_config.validate_clusters.value
+    assert not any(one.HasField("config_discovery") for one in manager.http_filters)
     assert len(static.secrets) == 4
     assert "circuit_breakers.llm/stable/http.default.max_requests" in dict(
         message.layered_runtime.layers[0].static_layer.items()

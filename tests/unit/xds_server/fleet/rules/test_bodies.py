@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from support.fleets import endpoint, fleet, pool
-from xds_server.fleet.rules.bodies import NEVER, BodyRead, body_reads, shared_forms
+from xds_server.fleet.rules.bodies import NEVER, BodyRead, body_reads
 
 CHAT = "/v1/chat/completions"
 
@@ -24,14 +24,12 @@ def two(first: dict[str, Any] | None = None, second: dict[str, Any] | None = Non
 def test_a_pool_alone_needs_no_body() -> None:
     """All requests of its forms are its own."""
     assert body_reads(fleet()) == (NEVER, NEVER, ())
-    assert not shared_forms(fleet())
 
 
 def test_pools_over_the_same_replicas_need_no_body() -> None:
     """Any replica can answer, so nothing is read, though the forms are shared."""
     made = fleet(pool("a", default=True), pool("b"))
     assert body_reads(made) == (NEVER, NEVER, ())
-    assert shared_forms(made)
 
 
 def test_pools_apart_are_told_by_their_bodies() -> None:

@@ -10,8 +10,9 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import (
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tritonclient.grpc import service_pb2
 
-from support.fleets import endpoint, fleet, pool
-from xds_server.resources.filters.body_model import before_picker, without_pick
+from support.fleets import fleet, pool
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.resources.filters.body_model import before_picker
 from xds_server.resources.filters.descriptors import NAME_FIELDS, descriptor_set
 from xds_server.resources.filters.scripts import MARK, ROUTE_BEFORE, ROUTE_WITHOUT
 from xds_server.resources.listener import listener
@@ -19,34 +20,33 @@ from xds_server.resources.listener import listener
 EXT_PROC = "envoy.filters.http.ext_proc"
 
 
-def filters(made: object) -> list[str]:
+def built(of: Fleet) -> bytes:
+    """Return the listener of a fleet."""
+    return listener(of.listener, of.pickers)
+
+
+def filters(made: Fleet) -> list[str]:
     """Return the names of a listener's HTTP filters, in order; a disabled one in brackets."""
-    message = listener_pb2.Listener.FromString(listener(made))  # type: ignore[arg-type]
+    message = listener_pb2.Listener.FromString(built(made))
     manager = http_connection_manager_pb2.HttpConnectionManager()
     assert message.filter_chains[0].filters[0].typed_config.Unpack(manager)
     return [f"({one.name})" if one.disabled else one.name for one in manager.http_filters]
 
 
-def test_one_pool_has_no_filter_that_reads_bodies() -> None:
-    """A fleet that needs none is configured with none."""
-    assert before_picker(fleet()) == without_pick(fleet()) == []
-    assert filters(fleet()) == [EXT_PROC, "(tidegate.picked)", "envoy.filters.http.router"]
-
-
 def test_the_picker_stands_between_the_filters() -> None:
-    """All but the picker and the router are disabled until a route enables them."""
+    """All others but the first and the router are disabled until a route enables them."""
     names = filters(fleet(pool("a", default=True), pool("b")))
     at = names.index(EXT_PROC)
-    assert all(name.startswith("(tidegate.before.") for name in names[:at])
+    assert names[0] == "tidegate.strip"
+    assert all(name.startswith("(tidegate.before.") for name in names[1:at])
     assert names[at + 1] == "(tidegate.picked)"
     assert all(name.startswith("(tidegate.without.") for name in names[at + 2 : -1])
 
 
-def test_another_replica_does_not_change_the_listener() -> None:
+def test_another_pool_does_not_change_the_listener() -> None:
     """A changed listener drains its connections, and long streams with them."""
-    shared = fleet(pool("a", default=True), pool("b"))
-    more = [*pool()["endpoints"], endpoint(4)]
-    assert listener(shared) == listener(fleet(pool("a", default=True), pool("b", endpoints=more)))
+    alone, shared = fleet(pool("a", default=True)), fleet(pool("a", default=True), pool("b"))
+    assert built(shared) == built(alone)
 
 
 @pytest.mark.parametrize("method", NAME_FIELDS)
@@ -64,7 +64,7 @@ def test_the_descriptors_read_what_clients_write(method: str) -> None:
 
 def test_the_extraction_names_every_method() -> None:
     """A method that it does not name would pass unread."""
-    found = b"".join(before_picker(fleet(pool("a", default=True), pool("b"))))
+    found = b"".join(before_picker())
     assert all(
         f"inference.GRPCInferenceService.{method}".encode() in found for method in NAME_FIELDS
     )

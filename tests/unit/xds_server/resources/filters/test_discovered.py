@@ -1,0 +1,115 @@
+"""Filters whose settings travel by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from envoy.config.core.v3 import extension_pb2
+from envoy.config.listener.v3 import listener_pb2
+from envoy.config.route.v3 import route_pb2
+from envoy.extensions.filters.http.header_mutation.v3 import header_mutation_pb2
+from envoy.extensions.filters.network.http_connection_manager.v3 import (
+    http_connection_manager_pb2,
+)
+
+from support.fleets import fleet, pool
+from tidegate_api.names import PICKER_FILTER, STRIP_FILTER
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.resources.filters.discovered import (
+    admitted,
+    extensions,
+    refused_headers,
+)
+from xds_server.resources.listener import listener
+from xds_server.resources.routes import route_configuration
+
+PINNED = [
+    {"name": "stable"},
+    {"name": "canary", "match": {"headers": {"x-ab": "b"}}},
+]
+
+
+def pinned(**settings: Any) -> Fleet:
+    """Return a fleet with a pinned variant and these settings of its listener."""
+    return fleet(pool(variants=PINNED), listener=settings)
+
+
+def settings_of(of: Fleet, name: str) -> extension_pb2.TypedExtensionConfig:
+    """Return the settings of one filter."""
+    return extension_pb2.TypedExtensionConfig.FromString(extensions(of)[name])
+
+
+def test_a_client_may_name_its_model_and_what_variants_match() -> None:
+    """By default it may choose neither pool nor policy."""
+    assert refused_headers(pinned()) == ["tidegate-policy", "tidegate-pool"]
+
+
+def test_what_is_not_listed_is_stripped() -> None:
+    """The list replaces the default."""
+    every = ["tidegate-model", "tidegate-policy", "tidegate-pool", "x-ab"]
+    assert refused_headers(pinned(client_headers=[])) == every
+    assert refused_headers(pinned(client_headers=["tidegate-pool", "x-ab"])) == every[:2]
+
+
+def test_the_filter_removes_what_is_refused() -> None:
+    """Neither the picker nor a replica sees it."""
+    made = header_mutation_pb2.HeaderMutation()
+    of = pinned(client_headers=["x-ab"])
+    assert settings_of(of, STRIP_FILTER).typed_config.Unpack(made)
+    removed = [one.remove for one in made.mutations.request_mutations]
+    assert removed == refused_headers(of)
+
+
+def test_no_route_matches_by_a_refused_header() -> None:
+    """Routes match before the filter removes it."""
+    for taken, names in ((["x-ab"], {"x-ab"}), ([], set())):
+        config = route_pb2.RouteConfiguration.FromString(
+            route_configuration(pinned(client_headers=taken))
+        )
+        matched = {h.name for r in config.virtual_hosts[0].routes for h in r.match.headers}
+        assert matched & {"x-ab", "tidegate-pool", "tidegate-model"} == names
+
+
+def test_a_fleet_without_refused_pins_is_left_as_it_is() -> None:
+    """The usual case costs no copy."""
+    of = pinned()
+    assert admitted(of) is of
+
+
+def test_the_listener_takes_filters_of_the_type_that_is_sent() -> None:
+    """Envoy refuses settings of another type, and waits for them before it listens."""
+    of = fleet()
+    message = listener_pb2.Listener.FromString(listener(of.listener, of.pickers))
+    for chain in message.filter_chains:
+        manager = http_connection_manager_pb2.HttpConnectionManager()
+        assert chain.filters[0].typed_config.Unpack(manager)
+        found = {
+            one.name: one.config_discovery
+            for one in manager.http_filters
+            if one.HasField("config_discovery")
+        }
+        assert set(found) == set(extensions(of)) == {STRIP_FILTER, PICKER_FILTER}
+        for name, source in found.items():
+            assert list(source.type_urls) == [settings_of(of, name).typed_config.type_url]
+            assert not source.apply_default_config_without_warming
+            assert source.config_source.HasField("initial_fetch_timeout")
+            assert source.config_source.initial_fetch_timeout.ToNanoseconds() == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pools": [pool(variants=PINNED)]},
+        {"pools": [pool(routing={"session_header": "x-user"})]},
+        {"listener": {"client_headers": ["tidegate-pool"]}},
+        {"pickers": {"timeout": "0.2s"}},
+        {"pickers": {"fail_open": False}},
+    ],
+)
+def test_a_setting_of_a_filter_does_not_touch_the_listener(change: dict[str, Any]) -> None:
+    """Nothing drains."""
+    pools = change.pop("pools", [pool()])
+    before, after = fleet(), fleet(*pools, **change)
+    assert extensions(after) != extensions(before)
+    assert listener(after.listener, after.pickers) == listener(before.listener, before.pickers)

@@ -1,0 +1,195 @@
+"""HTTP filters whose settings Envoy asks for by name (ECDS).
+
+A changed listener drains its connections; changed settings of such a filter apply to the next
+request of the same connections. Rules:
+
+1. The listener names such a filter and its type, never its settings, so that it does not change
+   with them. The settings have the name of the filter.
+2. There is no default: a new listener waits, however long, until Envoy has the settings, and the
+   listener before it serves meanwhile. No request passes a filter without its settings.
+3. Routes enable, disable and override such a filter by its name, as any other.
+4. Headers that clients may not send are removed by a filter too, after Envoy has matched a route.
+   So no route may match by them: ``admitted`` leaves out the variants' pins that name them.
+
+Source: ``envoy/config/core/v3/extension.proto``.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import (
+    HeaderMutation,
+    HeaderMutationRules,
+)
+from envoy_data_plane.envoy.config.core.v3 import (
+    ExtensionConfigSource,
+    GrpcService,
+    GrpcServiceEnvoyGrpc,
+)
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
+    ExternalProcessor,
+    ExternalProcessorRouteCacheAction,
+    HeaderForwardingRules,
+    MetadataOptions,
+    MetadataOptionsMetadataNamespaces,
+    ProcessingMode,
+    ProcessingModeBodySendMode,
+    ProcessingModeHeaderSendMode,
+)
+from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import (
+    HeaderMutation as MutationFilter,
+)
+from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import Mutations
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
+from envoy_data_plane.envoy.type.matcher.v3 import ListStringMatcher, StringMatcher
+from envoy_data_plane.google.protobuf import Any as PackedAny
+
+from tidegate_api.names import (
+    CLUSTER_ATTRIBUTE,
+    HEADERS_ATTRIBUTE,
+    LB_NAMESPACE,
+    LOAD_BIN_HEADER,
+    LOAD_HEADER,
+    PICKER_CLUSTER,
+    PICKER_FILTER,
+    ROUTE_ATTRIBUTE,
+    STRIP_FILTER,
+    SUBSET_NAMESPACE,
+    TIDEGATE_NAMESPACE,
+)
+from xds_server.fleet.model.fleet import VariantMatch
+from xds_server.fleet.rules.edge import choosing_headers
+from xds_server.resources.sources import ads_source, extension
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import betterproto2
+
+    from xds_server.fleet.model.fleet import Fleet, PoolSpec
+
+_FORWARDED_HEADERS = (
+    ":method",
+    ":path",
+    "content-type",
+    "content-length",
+    "content-encoding",
+    "grpc-encoding",
+    "grpc-timeout",
+    "inference-header-content-length",
+    "x-request-id",
+    "traceparent",
+    "tracestate",
+    # On responses, for pools that request load reports.
+    LOAD_HEADER,
+    LOAD_BIN_HEADER,
+)
+"""Headers sent to the picker, beside `tidegate-*`, session and variant headers. Credentials are
+never sent."""
+
+
+def strip_filter() -> HttpFilter:
+    """Return the listener's filter that removes headers that clients may not send."""
+    return _discovered(STRIP_FILTER, MutationFilter())
+
+
+def picker_filter() -> HttpFilter:
+    """Return the listener's filter that asks the pickers."""
+    return _discovered(PICKER_FILTER, ExternalProcessor())
+
+
+def extensions(fleet: Fleet) -> Mapping[str, bytes]:
+    """Return the settings of all these filters: name -> serialized ``TypedExtensionConfig``."""
+    settings = {STRIP_FILTER: _strip(fleet), PICKER_FILTER: _external_processor(fleet)}
+    return {name: bytes(extension(name, config)) for name, config in settings.items()}
+
+
+def refused_headers(fleet: Fleet) -> list[str]:
+    """Return the headers that choose and that clients may not send, sorted."""
+    return sorted(name for name in choosing_headers(fleet) if not fleet.listener.takes(name))
+
+
+def admitted(fleet: Fleet) -> Fleet:
+    """Return the fleet without pins by headers that clients may not send."""
+    if all(fleet.listener.takes(name) for pool in fleet.pools for name in _pinning(pool)):
+        return fleet
+    return fleet.model_copy(
+        update={
+            "pools": tuple(
+                pool.model_copy(
+                    update={
+                        "variants": tuple(
+                            variant
+                            if all(map(fleet.listener.takes, variant.match.headers))
+                            else variant.model_copy(update={"match": VariantMatch()})
+                            for variant in pool.variants
+                        )
+                    }
+                )
+                for pool in fleet.pools
+            )
+        }
+    )
+
+
+def forwarded_headers(fleet: Fleet) -> list[str]:
+    """Return the names of all session and variant headers of the fleet, sorted."""
+    names = {pool.routing.session_header for pool in fleet.pools}
+    return sorted(names.union(*map(_pinning, fleet.pools)))
+
+
+def _pinning(pool: PoolSpec) -> set[str]:
+    return {name for variant in pool.variants for name in variant.match.headers}
+
+
+def _discovered(name: str, settings: betterproto2.Message) -> HttpFilter:
+    return HttpFilter(
+        name=name,
+        config_discovery=ExtensionConfigSource(
+            config_source=ads_source(fetch_timeout=timedelta(0)),  # no limit, rule 2
+            type_urls=[PackedAny.pack(settings).type_url],
+        ),
+    )
+
+
+def _strip(fleet: Fleet) -> MutationFilter:
+    return MutationFilter(
+        mutations=Mutations(
+            request_mutations=[HeaderMutation(remove=name) for name in refused_headers(fleet)]
+        )
+    )
+
+
+def _external_processor(fleet: Fleet) -> ExternalProcessor:
+    names = (*_FORWARDED_HEADERS, *forwarded_headers(fleet))
+    allowed = [StringMatcher(exact=name) for name in names]
+    allowed.append(StringMatcher(prefix="tidegate-"))
+    return ExternalProcessor(
+        grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=PICKER_CLUSTER)),
+        failure_mode_allow=fleet.pickers.fail_open,
+        message_timeout=timedelta(seconds=fleet.pickers.timeout),
+        processing_mode=ProcessingMode(
+            request_header_mode=ProcessingModeHeaderSendMode.SEND,
+            response_header_mode=ProcessingModeHeaderSendMode.SKIP,
+            request_body_mode=ProcessingModeBodySendMode.NONE,
+        ),
+        # The picker requests the first part of a body only if it needs it (body-mode override).
+        allow_mode_override=True,
+        # Cleared only if the picker has chosen pool or variant; clearing it always would draw the
+        # variant again.
+        route_cache_action=ExternalProcessorRouteCacheAction.DEFAULT,
+        request_attributes=[CLUSTER_ATTRIBUTE, ROUTE_ATTRIBUTE, HEADERS_ATTRIBUTE],
+        forward_rules=HeaderForwardingRules(allowed_headers=ListStringMatcher(patterns=allowed)),
+        # Requests of a sequence must not be retried on another replica: x-envoy-max-retries.
+        mutation_rules=HeaderMutationRules(allow_envoy=True),
+        metadata_options=MetadataOptions(
+            forwarding_namespaces=MetadataOptionsMetadataNamespaces(
+                untyped=[LB_NAMESPACE, SUBSET_NAMESPACE]
+            ),
+            receiving_namespaces=MetadataOptionsMetadataNamespaces(
+                untyped=[LB_NAMESPACE, TIDEGATE_NAMESPACE]
+            ),
+        ),
+    )

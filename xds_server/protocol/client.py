@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from xds_server.protocol.gate.patience import Debt
+from xds_server.protocol.gate.quarantine import Refusals
 from xds_server.protocol.messages import short_type
-from xds_server.protocol.patience import Debt
-from xds_server.protocol.publication import STAGE_DEADLINE_S, ClientProblem
+from xds_server.protocol.publication import (
+    STAGE_DEADLINE_S,
+    ClientProblem,
+    PublicationOutcome,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from xds_server.protocol.messages import Standing
     from xds_server.protocol.publication import Audience, PublicationRun, Stage
     from xds_server.protocol.stream import DeltaStream, SotwStream
@@ -31,12 +38,13 @@ class Client:
     """Number of NACKs before the running publication."""
     refusing: bool = False
     """The client was NACKED when the running publication began."""
-    left: Literal["", "NACKED", "STALLED", "BEHIND", "CROSSED"] = ""
+    left: Literal["", "NACKED", "STALLED", "BEHIND", "CROSSED", "QUARANTINED", "WAVE"] = ""
     """Why no stage waits for the client; empty = stages wait for it.
 
     NACKED: it rejected a resource. STALLED: it is late with an answer (``patience``). BEHIND: it
     holds a bridge snapshot (``retired``). CROSSED: its routes have left the bridge, its clusters
-    follow after ``BRIDGE_S``.
+    follow after ``BRIDGE_S``. QUARANTINED: it refuses what others accept (``quarantine``). WAVE:
+    the stage has not come to it yet (``waves``).
     """
     clusters_requested: bool = False
     """The client has sent its first CDS request."""
@@ -44,6 +52,15 @@ class Client:
     """Time of the last change of ``left``, monotonic seconds."""
     debt: Debt = field(default_factory=Debt)
     """What it owes, and for how long publications wait for it."""
+    refusals: Refusals = field(default_factory=Refusals)
+    """What it has refused, and whether it is in quarantine."""
+    group: str = ""
+    """Its node group; empty = none."""
+
+    @property
+    def key(self) -> tuple[Audience, str]:
+        """What is remembered of its node is kept under this key."""
+        return self.audience, self.node
 
     def late_at(self, limit_s: float = STAGE_DEADLINE_S) -> float:
         """Return when it is late, monotonic seconds; infinite if it owes nothing."""
@@ -60,7 +77,15 @@ class Client:
 
     def has_veto(self, run: PublicationRun) -> bool:
         """Return whether its NACK can end the run: it was connected and not NACKED at the start."""
-        return self.connected <= run.started and not self.refusing
+        trusted = not self.refusing and not self.refusals.quarantined
+        return self.connected <= run.started and trusted
+
+    def rejoin(self, now: float) -> None:
+        """Let stages wait for it again, unless it is late or in quarantine."""
+        if self.refusals.quarantined:
+            self.left = "QUARANTINED"
+        else:
+            self.left = "STALLED" if self.is_late(now) else ""
 
     def problem(self) -> ClientProblem | None:
         """Return why the client does not hold its snapshot; ``None`` if it does or still may."""
@@ -72,3 +97,31 @@ class Client:
             reason = f"has not acknowledged {short} in time"
             return ClientProblem(self.node, "STALLED", short, reason)
         return None
+
+
+def outcome_of(
+    run: PublicationRun,
+    state: Literal["done", "superseded", "abandoned", "waiting"],
+    clients: Collection[Client],
+    acked: int,
+    now: float,
+) -> PublicationOutcome:
+    """Return the outcome of a publication.
+
+    Args:
+        run: The publication.
+        state: Its state.
+        clients: All connected clients.
+        acked: How many of them hold their audience's newest snapshot.
+        now: Monotonic seconds.
+    """
+    stage = run.current
+    return PublicationOutcome(
+        state,
+        len(clients),
+        acked,
+        tuple(problem for c in clients if (problem := c.problem()) is not None),
+        tuple(run.channels),
+        None if state == "waiting" else now - run.started,
+        "" if stage is None else stage.label,
+    )

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from xds_server.protocol.snapshot import Snapshot
 
 Audience = Literal["envoy", "picker"]
-OnReject = Literal["rollback", "keep"]
+OnReject = Literal["rollback", "keep", "quorum"]
+
+QUORUM: Final = 0.5
+"""Default share of the clients that count whose refusal ends a publication."""
 
 STAGE_DEADLINE_S: Final = 15.0
 """Longest time, by default, for which a client's answer is waited for."""
@@ -51,6 +54,9 @@ class Stage:
     """Least time between the answers to the previous stage and this stage, in seconds."""
     urgent: bool = False
     """No answer is waited for: the stage is safe whatever the other audience holds."""
+    edit: Callable[[Snapshot], Snapshot] | None = None
+    """Of an urgent stage: what becomes of each snapshot that clients of the audience are to hold,
+    instead of one ``snapshot`` for all."""
 
 
 Plan: TypeAlias = Callable[[], Sequence[Stage]] | Sequence[Stage]
@@ -86,6 +92,8 @@ class PublicationOutcome:
     """Seconds from the start to the end; ``None`` while the publication runs."""
     stage: str = ""
     """Label of the stage in which the publication waits or ended; empty before the first."""
+    stepped_back: bool = False
+    """It was abandoned before the stage came to all; the clients went back to the one before."""
 
 
 @dataclass(slots=True)
@@ -97,6 +105,10 @@ class PublicationRun:
     before: dict[Audience, Snapshot]
     """Snapshots in force when the publication began."""
     on_reject: OnReject = "rollback"
+    quorum: float = QUORUM
+    """With ``quorum``: the share of refusals, above 0 and at most 1, that ends the publication."""
+    waves: bool = False
+    """Stages go to Envoys in waves (``waves``)."""
     index: int = -1
     """Index of the current stage; -1 = none yet."""
     entered: float = 0.0
@@ -105,6 +117,12 @@ class PublicationRun:
     """Since when the next stage waits for its grace time or its draining endpoints."""
     late_at: float = float("inf")
     """When the first of the clients that the stage waits for is late."""
+    blocking: int = 0
+    """Number of that client; 0 = the stage waits for none."""
+    refused: set[int] = field(default_factory=set)
+    """Numbers of the clients with a veto that have refused something in this publication."""
+    newly_refused: list[int] = field(default_factory=list)
+    """Numbers of clients whose refusals have not been remembered for their node yet."""
     touched: set[Audience] = field(default_factory=set)
     """Audiences for which a stage has begun."""
     channels: list[str] = field(default_factory=list)
@@ -127,5 +145,5 @@ class PublicationRun:
         if stage.audience != "envoy" or stage.audience not in self.before:
             return False
         if stage.label == SWITCH:
-            return self.on_reject == "rollback"
+            return self.on_reject != "keep"
         return SWITCH in [found.label for found in self.stages[self.index + 1 :]]

@@ -110,6 +110,11 @@ class _Stream(ABC, Generic[Request]):
             self._nacks += 1
         return Reaction(self._burst(now), verdict)
 
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The snapshot that the client should hold; ``None`` = none yet."""
+        return self._snapshot
+
     def has_requested(self, type_url: str) -> bool:
         """Return whether the client has requested this type."""
         tracker = self._trackers.get(type_url)

@@ -6,11 +6,12 @@ import pytest
 
 from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, ROUTE_TYPE
 from xds_server.protocol import retired as retired_module
+from xds_server.protocol.course import BRIDGE_S
 from xds_server.protocol.messages import DeltaRequest, SotwRequest
 from xds_server.protocol.retired import Retired
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.stream import DeltaStream
-from xds_server.protocol.transaction import BRIDGE_S, Publisher, Stage
+from xds_server.protocol.transaction import Publisher, Stage
 
 
 def envoys(clusters: str) -> Snapshot:

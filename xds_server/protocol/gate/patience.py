@@ -9,16 +9,20 @@ Rules:
    far, at least ``LEAST_S``, or ``WARMING_S`` for types that Envoy acknowledges only when they are
    warm; at most the limit given. Before its first answer its patience is the limit.
 3. A node that was late is remembered, so that a client that reconnects and stays silent is not
-   waited for again. It has no patience left until it answers. At most ``MAX_NODES`` are remembered;
-   the oldest are dropped first.
+   waited for again. It has no patience left until it answers. Answers of another client with the
+   same node id, connected before, do not count. At most ``MAX_NODES`` are remembered; the oldest
+   are dropped first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tidegate_api.names import CLUSTER_TYPE, LISTENER_TYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 FACTOR: Final = 10.0
 LEAST_S: Final = 1.0
@@ -77,13 +81,13 @@ class LateNodes:
     """Nodes whose last connection ended while they were late (rule 3)."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, None] = {}
+        self._nodes: dict[Hashable, None] = {}
 
-    def __contains__(self, node: str) -> bool:
+    def __contains__(self, node: Hashable) -> bool:
         """Return whether the node was late and has not answered since."""
         return node in self._nodes
 
-    def note(self, node: str, *, late: bool) -> None:
+    def note(self, node: Hashable, *, late: bool) -> None:
         """Remember or forget a node."""
         self._nodes.pop(node, None)
         if late:

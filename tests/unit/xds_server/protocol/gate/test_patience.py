@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidegate_api.names import CLUSTER_TYPE, POOL_TYPE
-from xds_server.protocol.patience import (
+from xds_server.protocol.gate.patience import (
     FACTOR,
     LEAST_S,
     MAX_NODES,

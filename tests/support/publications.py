@@ -1,0 +1,136 @@
+"""A publisher with clients whose answers a test controls, for tests of publications."""
+
+from __future__ import annotations
+
+from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE, POOL_TYPE, ROUTE_TYPE
+from xds_server.protocol.messages import ResourceResponse, SotwRequest, short_type
+from xds_server.protocol.publication import QUORUM
+from xds_server.protocol.snapshot import Snapshot
+from xds_server.protocol.stream import SotwStream
+from xds_server.protocol.transaction import (
+    Audience,
+    OnReject,
+    PickerLoad,
+    PublicationOutcome,
+    PublicationRun,
+    Publisher,
+    Sent,
+    Stage,
+)
+
+
+def envoys(clusters: str, routes: str = "1") -> Snapshot:
+    """Build an Envoy snapshot: one cluster per letter, one route."""
+    return Snapshot.of(
+        {
+            CLUSTER_TYPE: {name: name.encode() for name in clusters},
+            ENDPOINT_TYPE: {name: name.encode() for name in clusters},
+            ROUTE_TYPE: {"r": routes.encode()},
+        }
+    )
+
+
+def pools(content: str) -> Snapshot:
+    """Build a picker snapshot with one pool."""
+    return Snapshot.of({POOL_TYPE: {"p": content.encode()}})
+
+
+class Simulation:
+    """A publisher with clients whose answers the test controls."""
+
+    def __init__(self) -> None:
+        self.publisher = Publisher()
+        self.now = 0.0
+        self.waiting: dict[int, list[ResourceResponse]] = {}
+        self.got: dict[int, list[str]] = {}
+        self.names: dict[tuple[int, str], tuple[str, ...]] = {}
+        self.reports: dict[str, PickerLoad] = {}
+
+    def join(
+        self,
+        number: int,
+        audience: Audience = "envoy",
+        node: str = "",
+        *,
+        build: str = "",
+        group: str = "",
+    ) -> None:
+        stream = SotwStream(str(number))
+        self.waiting[number], self.got[number] = [], []
+        node = node or f"n{number}"
+        self.publisher.connect(number, node, audience, stream, self.now, build=build, group=group)
+        types = {CLUSTER_TYPE: (), ROUTE_TYPE: ("r",)} if audience == "envoy" else {POOL_TYPE: ()}
+        for type_url, names in types.items():
+            self.names[number, type_url] = names
+            self.take(self.publisher.request(number, SotwRequest(type_url, names), self.now)[0])
+
+    def take(self, sent: Sent) -> None:
+        for number, response in sent:
+            self.waiting[number].append(response)
+            self.got[number].append(short_type(response.type_url))
+
+    def answer(self, number: int, error: str | None = None) -> None:
+        """Answer all messages and those that follow, with one NACK of the type ``error``."""
+        while self.waiting[number]:
+            response = self.waiting[number].pop(0)
+            names = self.names[number, response.type_url]
+            request = SotwRequest(response.type_url, names, response.version, response.nonce, error)
+            error = None
+            self.take(self.publisher.request(number, request, self.now)[0])
+
+    def leave(self, number: int) -> None:
+        self.waiting[number].clear()
+        self.take(self.publisher.disconnect(number, self.now))
+
+    def publish(
+        self,
+        *stages: Stage,
+        on_reject: OnReject = "rollback",
+        quorum: float = QUORUM,
+        waves: bool = False,
+    ) -> PublicationRun:
+        run, sent = self.publisher.publish(
+            stages, self.now, on_reject=on_reject, quorum=quorum, waves=waves
+        )
+        self.take(sent)
+        return run
+
+    def outcome(self, run: PublicationRun) -> PublicationOutcome:
+        return self.publisher.outcome(run, self.now)
+
+    def report(self, number: int = 11, *, old: bool = False, **in_flight: int) -> None:
+        """Let a picker report, naming its last response or the one before."""
+        client = self.publisher._course.clients[number]
+        taken = "older" if old else client.stream.acknowledged(POOL_TYPE)
+        self.reports[client.node] = PickerLoad(in_flight, taken)
+        self.take(self.publisher.loads(self.reports, self.now))
+
+    def at(self, now: float) -> None:
+        self.now = now
+        self.take(self.publisher.tick(now))
+
+
+def five(old: str, new: str, **kwargs: frozenset[str]) -> tuple[Stage, ...]:
+    """The stages from the clusters ``old`` to ``new``."""
+    union = "".join(sorted(set(old + new)))
+    return (
+        Stage("add", "envoy", envoys(union, old)),
+        Stage("use", "picker", pools(union)),
+        Stage("switch", "envoy", envoys(union, new)),
+        Stage("stop", "picker", pools(new)),
+        Stage("remove", "envoy", envoys(new, new), kwargs.get("drain", frozenset())),
+    )
+
+
+def running(envoy_count: int = 1, pickers: int = 1) -> Simulation:
+    """Return a simulation in which the cluster "a" is published and held by all clients."""
+    sim = Simulation()
+    for number in range(envoy_count):
+        sim.join(number + 1)
+    for number in range(pickers):
+        sim.join(number + 11, "picker")
+    run = sim.publish(Stage("add", "envoy", envoys("a", "a")), Stage("use", "picker", pools("a")))
+    for number in sim.waiting:
+        sim.answer(number)
+    assert sim.outcome(run).state == "done"
+    return sim

@@ -1,0 +1,221 @@
+"""Refusals that end publications, and clients whose refusals no longer do."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.publications import Simulation, envoys, five, running
+from tidegate_api.names import CLUSTER_TYPE
+from xds_server.protocol.gate.quarantine import LIMIT
+from xds_server.protocol.publication import PublicationRun
+from xds_server.protocol.transaction import Stage
+
+
+def attempt(sim: Simulation, number: int, *refusing: int, held: str = "a") -> PublicationRun:
+    """Publish cluster ``number``, and let the Envoys answer; these refuse it."""
+    new = chr(ord("b") + number)
+    run = sim.publish(*five(held, new))
+    for _ in range(3):
+        for client in sim.waiting:
+            sim.answer(client, error="too old" if client in refusing else None)
+    return run
+
+
+def quarantined() -> Simulation:
+    """Return three Envoys of which the first is in quarantine; the others hold cluster z."""
+    sim = running(envoy_count=3)
+    for number in range(LIMIT):
+        run = attempt(sim, number, 1)
+    assert sim.outcome(run).state == "done"
+    assert sim.publisher.quarantine(1)
+    return sim
+
+
+def test_a_client_that_refuses_each_change_loses_its_veto() -> None:
+    """One Envoy of another build must not keep a fleet from changing for ever."""
+    sim = running(envoy_count=3)
+    states = [sim.outcome(attempt(sim, number, 1)).state for number in range(LIMIT + 2)]
+    assert states == ["abandoned"] * (LIMIT - 1) + ["done"] * 3
+    assert sim.publisher.quarantined("envoy") == 1
+    assert "too old" in sim.publisher.quarantine(1)
+    assert sim.publisher.quarantine(2) == ""
+
+
+def test_what_nobody_accepts_quarantines_nobody() -> None:
+    """A change that all refuse is wrong, however often it is tried."""
+    sim = running(envoy_count=2)
+    states = {sim.outcome(attempt(sim, number, 1, 2)).state for number in range(2 * LIMIT)}
+    assert states == {"abandoned"}
+    assert sim.publisher.quarantined("envoy") == 0
+
+
+def test_a_single_envoy_is_never_quarantined() -> None:
+    """Its refusal is all that is known of the change."""
+    sim = running()
+    states = {sim.outcome(attempt(sim, number, 1)).state for number in range(2 * LIMIT)}
+    assert states == {"abandoned"}
+
+
+def test_a_suspects_refusal_waits_for_the_others() -> None:
+    """Whether the change is wrong or the client, another client must tell."""
+    sim = running(envoy_count=2)
+    for number in range(LIMIT - 1):
+        attempt(sim, number, 1)
+    run = sim.publish(*five("a", "x"))
+    sim.answer(1, error="too old")
+    assert (sim.outcome(run).state, sim.publisher.quarantine(1)) == ("waiting", "")
+    sim.answer(2)
+    assert (sim.outcome(run).state, sim.outcome(run).stage) == ("waiting", "use")
+    assert sim.publisher.quarantine(1)
+
+
+def test_a_suspects_refusal_ends_the_publication_if_the_others_are_late() -> None:
+    """Nobody has accepted the change, so nobody may have to live with it."""
+    sim = running(envoy_count=2)
+    for number in range(LIMIT - 1):
+        attempt(sim, number, 1)
+    run = sim.publish(*five("a", "x"))
+    sim.answer(1, error="too old")
+    sim.at(15.0)
+    assert sim.outcome(run).state == "abandoned"
+
+
+def test_a_quarantined_client_delays_nothing() -> None:
+    """It is silent now, and no stage waits for it."""
+    sim = quarantined()
+    run = sim.publish(*five("d", "e"))
+    for _ in range(3):
+        for number in (2, 3, 11):
+            sim.answer(number)
+    assert sim.outcome(run).state == "done"
+
+
+def test_a_quarantined_client_that_accepts_again_is_free() -> None:
+    """Then it has what all have, and its refusals are worth what others' are."""
+    sim = quarantined()
+    run = attempt(sim, LIMIT, held="d")
+    assert (sim.outcome(run).state, sim.outcome(run).acked) == ("done", 4)
+    assert sim.publisher.quarantine(1) == ""
+    assert sim.outcome(attempt(sim, LIMIT + 1, 1, held="e")).state == "abandoned"
+
+
+def test_a_quarantined_client_gets_each_later_change_that_it_accepts() -> None:
+    """It refuses clusters; routes still reach it, stage by stage."""
+    sim = quarantined()
+    sim.got[1].clear()
+    sim.publish(Stage("add", "envoy", envoys("a", "a")), Stage("switch", "envoy", envoys("a", "9")))
+    for _ in range(3):
+        for number in (1, 2, 3):
+            sim.answer(number)
+    assert sim.got[1] == ["CDS", "RDS"]
+    assert sim.publisher.in_force("envoy") == sim.publisher._course.clients[1].stream.snapshot
+
+
+def test_a_quarantined_node_that_reconnects_is_still_quarantined() -> None:
+    """Otherwise a flapping client would have its veto back each time."""
+    sim = quarantined()
+    sim.leave(1)
+    sim.join(4, node="n1")
+    assert sim.publisher.quarantine(4)
+    assert sim.outcome(attempt(sim, LIMIT, 4, held="d")).state == "done"
+
+
+def test_a_quarantined_node_that_reconnects_before_its_end_is_seen_is_still_quarantined() -> None:
+    """A connection that broke without a word is noticed after seconds."""
+    sim = quarantined()
+    sim.join(4, node="n1")
+    assert sim.publisher.quarantine(4)
+
+
+def test_another_build_of_a_quarantined_node_is_free() -> None:
+    """The upgrade is what the quarantine asked for."""
+    sim = running(envoy_count=2, pickers=0)
+    sim.join(3, node="old", build="1.36")
+    sim.answer(3)
+    for number in range(LIMIT):
+        attempt(sim, number, 3)
+    assert sim.publisher.quarantine(3)
+    sim.leave(3)
+    sim.join(4, node="old", build="1.40")
+    assert sim.publisher.quarantine(4) == ""
+
+
+def test_a_change_that_is_accepted_clears_earlier_refusals() -> None:
+    """Refusals count in a row: a client that accepts new clusters is no enemy of clusters."""
+    sim = running(envoy_count=2)
+    for number in range(LIMIT - 1):
+        attempt(sim, number, 1)
+    assert sim.outcome(attempt(sim, 5)).state == "done"
+    assert sim.outcome(attempt(sim, 6, 1, held="g")).state == "abandoned"
+
+
+def test_of_twins_only_the_refusing_one_is_quarantined() -> None:
+    """Two processes with one node id are two clients."""
+    sim = running(envoy_count=2)
+    sim.join(3, node="n1")
+    sim.answer(3)
+    assert (sim.publisher.twins(1), sim.publisher.twins(2)) == (2, 1)
+    assert sim.publisher.shared_nodes("envoy") == 1
+    for number in range(LIMIT):
+        attempt(sim, number, 1)
+    assert (bool(sim.publisher.quarantine(1)), bool(sim.publisher.quarantine(3))) == (True, False)
+
+
+def test_a_healthy_twins_answers_do_not_make_a_silent_one_punctual() -> None:
+    """What is remembered as late is the connection that was, not all with its id."""
+    sim = running(envoy_count=2)
+    sim.join(3, node="n1")
+    sim.answer(3)
+    sim.publish(*five("a", "b"))
+    sim.answer(2)
+    sim.at(15.0)
+    sim.leave(1)
+    sim.answer(3)
+    sim.join(4, node="n1")
+    run = sim.publish(*five("a", "c"))
+    for _ in range(3):
+        for number in (2, 3, 11):
+            sim.answer(number)
+    assert sim.outcome(run).state == "done"
+
+
+@pytest.mark.parametrize(("refusing", "state"), [(1, "done"), (2, "abandoned")])
+def test_a_quorum_of_refusals_is_needed(refusing: int, state: str) -> None:
+    """Of four Envoys one may refuse at 0.5, and two may not."""
+    sim = running(envoy_count=4)
+    run = sim.publish(*five("a", "b"), on_reject="quorum", quorum=0.5)
+    for _ in range(3):
+        for number in sim.waiting:
+            sim.answer(number, error="no" if number <= refusing else None)
+    assert sim.outcome(run).state == state
+
+
+def test_a_quorum_counts_at_the_switch_too() -> None:
+    """Routes are refused there."""
+    sim = running(envoy_count=2)
+    run = sim.publish(*five("a", "b"), on_reject="quorum", quorum=0.5)
+    for number in (1, 2, 11):
+        sim.answer(number)
+    sim.answer(1, error="bad route")
+    assert (sim.outcome(run).state, sim.outcome(run).stage) == ("abandoned", "switch")
+
+
+def test_late_clients_do_not_count_for_a_quorum() -> None:
+    """Of two Envoys one refuses and one is silent: all that can tell have refused."""
+    sim = running(envoy_count=2)
+    run = sim.publish(*five("a", "b"), on_reject="quorum", quorum=0.6)
+    sim.answer(1, error="no")
+    assert sim.outcome(run).state == "waiting"
+    sim.at(15.0)
+    assert sim.outcome(run).state == "abandoned"
+
+
+def test_several_nacks_of_one_publication_are_one_refusal() -> None:
+    """A change of many types is one change."""
+    sim = running(envoy_count=2)
+    sim.publish(*five("a", "b"), on_reject="keep")
+    assert CLUSTER_TYPE in {response.type_url for response in sim.waiting[1]}
+    for _ in range(3):
+        for number in sim.waiting:
+            sim.answer(number, error="no" if number == 1 else None)
+    assert sim.publisher._course.clients[1].refusals.count <= 1

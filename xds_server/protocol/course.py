@@ -1,0 +1,230 @@
+"""Which stage each client is on, and how it comes to the next one.
+
+Rules:
+
+1. The *course* of an audience is the snapshots of its newest publication, in their order. The last
+   one is in force. With waves it may be for some Envoys only: then the one before is *for all*.
+2. A client is led over the stages one by one. One that left the gate follows as soon as it is
+   SYNCED on its own stage, up to the stage that is for all, where it counts again.
+3. A client that connects begins on the stage that is for all. With routes to clusters withdrawn in
+   the meantime it gets a bridge first (``retired``).
+4. A publication's first stage puts all clients of its audience on a new course.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from tidegate_api.names import CLUSTER_TYPE, ROUTE_TYPE
+from xds_server.protocol.gate.waves import Waves
+from xds_server.protocol.messages import ResourceResponse, short_type
+from xds_server.protocol.retired import Retired
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from xds_server.protocol.client import Client
+    from xds_server.protocol.messages import DeltaRequest, SotwRequest
+    from xds_server.protocol.publication import Audience, PublicationRun, Stage
+    from xds_server.protocol.snapshot import Snapshot
+
+Sent: TypeAlias = list[tuple[int, ResourceResponse]]
+"""Messages to send, in order, each with the number of its client."""
+
+BRIDGE_S: Final = 0.25
+"""How long a client keeps its bridge after its routes: its workers apply these after the ACK."""
+
+
+class Course:
+    """The stages of both audiences and the place of each client; see the module's rules.
+
+    Methods that move clients return the messages to send. ``now`` is monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        self.clients: dict[int, Client] = {}
+        """The connected clients by number."""
+        self.waves = Waves()
+        self.refusal_seen = False
+        """A client has become NACKED since this was last cleared."""
+        self._stages: dict[Audience, list[Snapshot]] = {"envoy": [], "picker": []}
+        self._retired = Retired()
+        self._crossing: dict[int, float] = {}
+        self._run: PublicationRun | None = None
+
+    # --- stages ---------------------------------------------------------------------------------
+
+    def newest(self, audience: Audience) -> int:
+        """Return the index of the newest stage; -1 = there is none."""
+        return len(self._stages[audience]) - 1
+
+    def for_all(self, audience: Audience) -> int:
+        """Return the index of the newest stage that is for all clients; -1 = there is none."""
+        return self.newest(audience) - (audience == "envoy" and self.waves.open)
+
+    def snapshot(self, audience: Audience, index: int) -> Snapshot | None:
+        """Return the snapshot of a stage; ``None`` for the index -1."""
+        return self._stages[audience][index] if index >= 0 else None
+
+    def begin(self, run: PublicationRun, stage: Stage, now: float) -> Sent:
+        """Let a stage begin."""
+        stages, audience = self._stages[stage.audience], stage.audience
+        self._run = run
+        if stage.edit is not None:
+            return self._edit(audience, stage.edit, now)
+        waves = run.waves and audience == "envoy" and bool(stages)
+        if stages and audience == "envoy":
+            self._retired.withdraw(stages[-1], stage.snapshot)
+        mine = [client for client in self.clients.values() if client.audience == audience]
+        if audience not in run.touched:
+            run.touched.add(audience)
+            if not waves:
+                return self.restart(audience, stage.snapshot, now)
+            stages[:] = [stages[self.for_all(audience)], stage.snapshot]
+            for client in mine:
+                client.stage_index = 0
+                client.rejoin(now)
+        else:
+            stages.append(stage.snapshot)
+        going = [client for client in mine if not client.left]
+        if not waves:
+            return self._release(going, now)
+        for client in going:
+            client.left = "WAVE"
+        sent = self._release(self.waves.begin(going), now)
+        for client in mine:
+            if client.stage_index == 0 and client.stream.snapshot is not stages[0]:
+                # An earlier publication had led it further than all, or not as far.
+                sent += self._assign(client, 0, now)
+        return sent
+
+    def next_wave(self, run: PublicationRun, now: float) -> Sent:
+        """Let the current stage come to the next wave of Envoys."""
+        run.entered = run.late_at = now
+        return self._release(self.waves.following(self.clients), now)
+
+    def restart(self, audience: Audience, snapshot: Snapshot, now: float) -> Sent:
+        """Put all clients of an audience on a new course, of one snapshot for all."""
+        self._stages[audience] = [snapshot]
+        if audience == "envoy":
+            self.waves.close()
+        sent: Sent = []
+        for client in self.clients.values():
+            if client.audience == audience:
+                client.rejoin(now)
+                sent += self._assign(client, 0, now)
+        return sent
+
+    def finished(self) -> None:
+        """Note that the publication has ended: messages are no longer its own."""
+        self._run = None
+
+    def _release(self, wave: Collection[Client], now: float) -> Sent:
+        """Bring clients to the newest stage, and those in quarantine as far as they follow."""
+        sent: Sent = []
+        for client in wave:
+            client.left = ""
+            sent += self._assign(client, self.newest(client.audience), now)
+        for client in self.clients.values():
+            if client.left == "QUARANTINED":
+                sent += self.catch_up(client, now)
+        return sent
+
+    def _edit(self, audience: Audience, edit: Callable[[Snapshot], Snapshot], now: float) -> Sent:
+        stages, sent = self._stages[audience], []
+        stages[:] = [edit(snapshot) for snapshot in stages]
+        for client in self.clients.values():
+            held = client.audience == audience and client.stage_index >= 0
+            if held and client.left not in {"BEHIND", "CROSSED"}:
+                sent += self._assign(client, client.stage_index, now)
+        return sent
+
+    # --- clients --------------------------------------------------------------------------------
+
+    def join(self, client: Client, now: float) -> None:
+        """Add a client; nothing is sent before its first request."""
+        client.stage_index = self.for_all(client.audience)
+        begin = self.snapshot(client.audience, client.stage_index)
+        if begin is not None:
+            client.stream.on_snapshot(begin, now)
+        if client.refusals.quarantined:
+            client.left = "QUARANTINED"
+        elif client.stage_index < self.newest(client.audience):
+            client.left = "WAVE"
+        self.clients[client.number] = client
+
+    def leave(self, number: int) -> Client | None:
+        """Remove a client and return it."""
+        self._crossing.pop(number, None)
+        return self.clients.pop(number, None)
+
+    def asked(self, client: Client, request: SotwRequest | DeltaRequest, now: float) -> None:
+        """Give a client its bridge, if it needs one, before it processes its request."""
+        if client.clusters_requested or request.type_url != CLUSTER_TYPE:
+            return
+        client.clusters_requested = True
+        begin = self.for_all(client.audience)
+        target = self.snapshot(client.audience, begin)
+        bridge = None if target is None else self._retired.bridge(request, target)
+        if bridge is not None:
+            client.stream.on_snapshot(bridge, now)
+            client.left, client.left_at, client.stage_index = "BEHIND", now, begin - 1
+
+    def catch_up(self, client: Client, now: float) -> Sent:
+        """Lead a client that left the gate over the stages that it has missed."""
+        sent: Sent = []
+        if client.left == "BEHIND":
+            # Keep the bridge until the routes are updated and the client's workers apply them.
+            if client.standing.state == "SYNCED" and client.stream.has_requested(ROUTE_TYPE):
+                client.left, client.left_at = "CROSSED", now
+                self._crossing[client.number] = now + BRIDGE_S
+            return sent
+        if self._crossing.get(client.number, now) > now:
+            return sent
+        self._crossing.pop(client.number, None)
+        while client.left and client.standing.state == "SYNCED":
+            if client.stage_index < self.for_all(client.audience):
+                sent += self._assign(client, client.stage_index + 1, now)
+                continue
+            if client.refusals.quarantined:
+                client.left = "QUARANTINED"
+            else:
+                client.left = "WAVE" if client.stage_index < self.newest(client.audience) else ""
+            break
+        return sent
+
+    def crossed(self, now: float) -> Sent:
+        """Take the bridges of clients that have crossed."""
+        sent: Sent = []
+        for number in [n for n, at in self._crossing.items() if at <= now]:
+            sent += self.catch_up(self.clients[number], now)
+        return sent
+
+    @property
+    def crossings(self) -> Collection[float]:
+        """When clients will have crossed, monotonic seconds."""
+        return self._crossing.values()
+
+    def current(self, client: Client) -> bool:
+        """Return whether a client holds the newest stage."""
+        newest = client.stage_index == self.newest(client.audience)
+        return newest and client.standing.state == "SYNCED"
+
+    def sent(self, client: Client, responses: list[ResourceResponse], now: float) -> Sent:
+        """Note messages to a client, and where it stands now."""
+        client.standing = client.stream.standing()
+        if responses:
+            client.debt.sent(now)
+        self.refusal_seen = self.refusal_seen or client.standing.state == "NACKED"
+        run = self._run
+        if run is not None and client.connected <= run.started:
+            for response in responses:
+                name = short_type(response.type_url)
+                if name not in run.channels:
+                    run.channels.append(name)
+        return [(client.number, response) for response in responses]
+
+    def _assign(self, client: Client, index: int, now: float) -> Sent:
+        client.stage_index = index
+        snapshot = self._stages[client.audience][index]
+        return self.sent(client, client.stream.on_snapshot(snapshot, now), now)

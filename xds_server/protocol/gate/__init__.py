@@ -1,0 +1,1 @@
+"""When a stage has been answered: patience, refusals, quarantine, waves, drains."""

@@ -187,6 +187,9 @@ SHORT_TYPE: Final = {
 PICKER_NODE_CLUSTER: Final = "tidegate-picker"
 """``node.cluster`` of a picker on ADS; every other node is an Envoy."""
 
+NODE_AUDIENCE_KEY: Final = "tidegate.audience"
+"""Key of an xDS node's metadata that says what it is served: `envoy` or `picker`."""
+
 LISTENER_NAME: Final = "tidegate-ingress"
 """Name of the listener."""
 

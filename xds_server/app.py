@@ -111,7 +111,9 @@ async def _running(settings: ControlSettings) -> AsyncIterator[None]:
         ads_address = await ads.start(settings.ads)
         stack.push_async_callback(ads.stop, GRACE_S)
         metrics_address = await _metrics_page(settings.metrics, registry, stack)
-        admin = AdminServer(AdminService(control, ads, broadcaster.sick), ClientStatusService(ads))
+        metrics.show_unwritten(lambda: len(control.journal.held), lambda: control.journal.fault)
+        service = AdminService(control, ads, broadcaster.sick, ads.refusals.newest)
+        admin = AdminServer(service, ClientStatusService(ads))
         # The admin port is bound before anything is stored; it answers once there is a fleet.
         admin_address = admin.bind(settings.admin)
         stack.push_async_callback(admin.stop, GRACE_S)

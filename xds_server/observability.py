@@ -67,6 +67,23 @@ class XdsMetrics:
             registry=registry,
         )
 
+        self._unwritten = Gauge(
+            "tidegate_xds_unwritten_revisions",
+            "Revisions that are held in memory because the store cannot be written.",
+            registry=registry,
+        )
+        self._store_writable = Gauge(
+            "tidegate_xds_store_writable",
+            "1 if the last write to the store succeeded.",
+            registry=registry,
+        )
+        self._store_writable.set(1)
+
+    def show_unwritten(self, held: Callable[[], int], fault: Callable[[], str]) -> None:
+        """Set the functions that return the number of revisions held and the store's fault."""
+        self._unwritten.set_function(held)
+        self._store_writable.set_function(lambda: float(not fault()))
+
     def show_published_sick(self, count: Callable[[], int]) -> None:
         """Set the function that returns the number of replicas published as sick."""
         self._published_sick.set_function(count)

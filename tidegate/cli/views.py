@@ -125,7 +125,19 @@ def status(answer: GetStatusResponse) -> Row:
         "settled": answer.settled,
         "file_error": answer.file_error or None,
         "refusal": answer.refusal or None,
+        "store_error": answer.store_error or None,
+        "unwritten": list(answer.unwritten),
         "clients": clients(answer),
+        "refused": [
+            {
+                "peer": one.peer,
+                "node": one.node or None,
+                "reason": one.reason,
+                "count": one.count,
+                "last_seconds": round(one.last_seconds, 1),
+            }
+            for one in answer.refused
+        ],
         "sick": [
             {
                 "pool": one.pool,

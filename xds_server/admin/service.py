@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from xds_server.fleet.revision import Revision
     from xds_server.protocol.messages import ClientView
     from xds_server.protocol.publication import ClientProblem
+    from xds_server.server.refusals import Refusal
 
 MAX_MESSAGE_BYTES = MAX_BYTES + 64 * 1024
 """Largest request: the largest fleet file and its options."""
@@ -86,6 +87,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         control: Changes the fleet.
         observed: State of the clients.
         sick: Returns the replicas that pickers report as sick.
+        refused: Returns the peers that the ADS port does not serve.
     """
 
     def __init__(
@@ -93,10 +95,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         control: Control,
         observed: ClientDirectory,
         sick: Callable[[], Sequence[Sick]] = tuple,
+        refused: Callable[[], Sequence[Refusal]] = tuple,
     ) -> None:
         self._control = control
         self._observed = observed
         self._sick = sick
+        self._refused = refused
 
     @_explained
     async def Apply(  # noqa: N802 - gRPC's name
@@ -202,6 +206,18 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     told=each.published,
                 )
                 for each in self._sick()
+            ],
+            store_error=self._control.journal.fault,
+            unwritten=self._control.journal.held,
+            refused=[
+                admin_pb2.RefusedPeer(
+                    peer=each.peer,
+                    node=each.node,
+                    reason=each.reason,
+                    count=each.count,
+                    last_seconds=each.last_s,
+                )
+                for each in self._refused()
             ],
         )
 

@@ -4,7 +4,8 @@ Rules:
 
 1. Changes are made one after the other, each based on the result of the one before.
 2. A change is validated as a whole (rules, then resources) before it is stored, stored before it is
-   published, and published once. A failure in any of these steps changes nothing.
+   published, and published once. A failure in any of these steps changes nothing. What relieves
+   replicas is made even if the store cannot be written (``xds_server.control.journal``).
 3. A change without differences makes no revision.
 4. A revision that clients reject does not stay in force: their error messages are stored with it,
    and before any other change a new revision falls back to the last good state. Drains and the
@@ -19,10 +20,12 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
+from xds_server.control.journal import Journal
 from xds_server.control.line import Line
 from xds_server.control.operation import MAX_TIMEOUT_S, Change, ChangeOptions, summary
 from xds_server.control.rollout import Rollout
@@ -30,8 +33,8 @@ from xds_server.control.steps import FleetText, Loaded, stepped
 from xds_server.fleet import change as changes_of
 from xds_server.fleet.diff import diff
 from xds_server.fleet.fallback import fallback_fleet, fallback_state
+from xds_server.fleet.relief import is_relief
 from xds_server.fleet.revision import FleetState, Revision, following, text_hash
-from xds_server.fleet.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,7 +77,9 @@ class Control:
         """Why the fleet file on disk is not in force; empty when it is."""
         self.refusal: str = ""
         """Which revision clients rejected last, and why; empty once a later one is in force."""
-        self._store, self._rollout = store, Rollout(publisher, store.seed())
+        self.journal = Journal(store)
+        """Stores the revisions, or says why it cannot."""
+        self._rollout = Rollout(publisher, store.seed())
         self._unix_ms, self._monotonic_s = unix_ms, monotonic_s
         self._on_revision = on_revision
         self._line = Line()
@@ -104,11 +109,7 @@ class Control:
         return {endpoint: number for endpoint, (number, _) in known.items()}
 
     async def publish_sick(self, sick: PublishedSick) -> None:
-        """Publish the fleet in force with these replicas marked as sick; makes no revision.
-
-        Raises:
-            StoreError: The fallback from a rejected revision could not be stored.
-        """
+        """Publish the fleet in force with these replicas marked as sick; makes no revision."""
         async with self._turn:
             await self._fall_back()
             self._rollout.sick = sick
@@ -126,7 +127,7 @@ class Control:
             FleetError: The file is not a valid fleet.
             StoreError: The store cannot be used.
         """
-        self._state = await asyncio.to_thread(self._store.latest)
+        self._state = await self.journal.latest()
         if self._state is not None:
             self._publish(self._state)
         return await self.apply_file(text, source)
@@ -137,6 +138,7 @@ class Control:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
+        await self.journal.stop()
 
     async def apply_file(self, text: str, source: str) -> Change:
         """Apply the fleet file unless its content is the one applied last.
@@ -248,8 +250,8 @@ class Control:
             UnknownRevision: A revision does not exist (any more).
             StoreError: A revision cannot be read.
         """
-        was = await asyncio.to_thread(self._store.fleet, old) if old else self.fleet
-        now = await asyncio.to_thread(self._store.fleet, new) if new else self.fleet
+        was = await self.journal.fleet(old) if old else self.fleet
+        now = await self.journal.fleet(new) if new else self.fleet
         return await asyncio.to_thread(diff, was, now)
 
     async def rollback(self, revision: int, options: ChangeOptions) -> Change:
@@ -261,8 +263,8 @@ class Control:
             StoreError: It could not be read or stored.
             Busy: Too many changes wait.
         """
-        fleet = await asyncio.to_thread(self._store.fleet, revision)
-        return await self._make(lambda _: fleet, options)
+        fleet, safe = await self.journal.fleet(revision), await self.journal.accepted(revision)
+        return await self._make(lambda _: fleet, replace(options, relief=safe))
 
     async def revisions(self, limit: int) -> tuple[Revision, ...]:
         """Return at most ``limit`` revisions, newest first.
@@ -270,7 +272,7 @@ class Control:
         Raises:
             StoreError: They cannot be read.
         """
-        return await asyncio.to_thread(self._store.revisions, limit)
+        return await self.journal.revisions(limit)
 
     async def _make(self, wanted: FleetText | Step, options: ChangeOptions) -> Change:
         began = self._monotonic_s()
@@ -304,7 +306,8 @@ class Control:
             planned = await asyncio.to_thread(self._rollout.plan, state, self._rollout.reached())
             if options.dry_run:
                 return Change(self.revision, lines), None
-            await self._keep(state)
+            live = None if before is None else before.fleet
+            await self._keep(state, relief=options.relief or is_relief(live, fleet))
             change, newest = Change(state.revision.number, lines), self._rollout.newest
             if newest is not None and newest.refused:
                 # The state on which it is based was rejected meanwhile: fall back from both.
@@ -312,19 +315,12 @@ class Control:
                 return change, newest
             return change, self._publish(state, planned)
 
-    async def _keep(self, state: FleetState) -> None:
-        await asyncio.to_thread(self._store.append, state)
+    async def _keep(self, state: FleetState, *, relief: bool) -> None:
+        await self.journal.append(state, relief=relief)
         self._state = state
-        _log.info(
-            "revision_stored",
-            revision=state.revision.number,
-            author=state.revision.author,
-            reason=state.revision.reason,
-            changes=len(state.revision.changes),
-        )
 
     async def _remember(self, file: FileState) -> None:
-        await asyncio.to_thread(self._store.remember_file, file)
+        await self.journal.remember_file(file)
         state = _required(self._state)
         self._state = FleetState(state.revision, state.fleet, state.incarnations, file)
 
@@ -352,23 +348,16 @@ class Control:
                 type=problem.type,
                 message=problem.message,
             )
-        try:
-            if outcome.state == "abandoned":
-                async with self._turn:
-                    await self._fall_back()
-                return
-            if outcome.state == "done" and published.state.revision.author != FALLBACK_AUTHOR:
-                self.refusal = ""
-            await asyncio.to_thread(self._store.note, number, summary(outcome))
-        except StoreError as error:
-            _log.error("outcome_not_stored", revision=number, error=str(error))
+        if outcome.state == "abandoned":
+            async with self._turn:
+                await self._fall_back()
+            return
+        if outcome.state == "done" and published.state.revision.author != FALLBACK_AUTHOR:
+            self.refusal = ""
+        await self.journal.note(number, summary(outcome))
 
     async def _fall_back(self) -> None:
-        """Publish the last good state again if clients rejected the newest one.
-
-        Raises:
-            StoreError: The fallback could not be stored; the next change tries again.
-        """
+        """Publish the last good state again if clients rejected the newest one."""
         refused = self._rollout.newest
         if refused is None or not refused.refused:
             return
@@ -381,14 +370,14 @@ class Control:
         why = f"revision {number} was {text}"
         reason = f"back to revision {good.revision.number}: {why}"
         state = fallback_state(good, here, fleet, FALLBACK_AUTHOR, reason, self._unix_ms())
-        await self._keep(state)
+        await self._keep(state, relief=True)
         refused.answered = True
         self.refusal = f"{why}; revision {state.revision.number} leads back"
         if here.file != good.file:
             self.file_error = self.refusal
         self._publish(state)
         for passed in range(number, here.revision.number + 1):
-            await asyncio.to_thread(self._store.note, passed, text)
+            await self.journal.note(passed, text)
 
 
 def _required(value: _T | None) -> _T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from xds_server.fleet.relief import ACCEPTED
 from xds_server.fleet.revision import MAX_OUTCOME_CHARS
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class ChangeOptions:
     """Return only when every client has acknowledged, rejected or missed its deadline."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """Longest wait, in seconds."""
+    relief: bool = False
+    """It is made even if the store cannot be written (``xds_server.control.journal``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def summary(outcome: PublicationOutcome) -> str:
     else:
         over = f" over {', '.join(outcome.channels)}" if outcome.channels else ""
         took = f" in {(outcome.elapsed_s or 0.0) * 1000:.0f} ms"
-        text = f"acknowledged by {outcome.acked} of {outcome.clients} clients{over}{took}"
+        text = f"{ACCEPTED} {outcome.acked} of {outcome.clients} clients{over}{took}"
         if rejecting:
             text += f"; not by {', '.join(rejecting)}"
     return text[:MAX_OUTCOME_CHARS]

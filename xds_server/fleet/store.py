@@ -10,6 +10,7 @@ Rules:
 4. The fleet's seed is drawn when the database is created and never changes; it leaves the store
    only towards pickers.
 5. Any database error is raised as one ``StoreError`` that names the file and the remedy.
+6. Opening a database of the present format writes nothing, so that a start succeeds on a full disk.
 
 Calls block, so asynchronous code must make them in a worker thread. Any thread may call.
 """
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 MAX_REVISIONS = 1000
 MAX_HISTORY_BYTES = 256 * 2**20
 FILE_NAME = "tidegate.db"
+_MAX_NUMBER = 2**62
+"""SQLite's integers are signed 64-bit; no revision has a number beyond this."""
 
 _VERSION = 2
 _SCHEMA = f"""
@@ -122,10 +125,15 @@ class RevisionStore:
                 f"{self._name} was written by a newer Tidegate (format {version}); "
                 "use that one, or another --state folder"
             )
-        upgrade = _FROM_1 if version == 1 else ""
-        db.executescript(f"BEGIN EXCLUSIVE; {upgrade} {_SCHEMA} COMMIT;")
-        drawn = secrets.randbelow(2**64 - 1) + 1
-        db.execute("INSERT OR IGNORE INTO latest VALUES ('seed', ?)", (str(drawn),))
+        if version == _VERSION:
+            # Rule 6: nothing is written. The lock is taken as with a write, for rule 2.
+            db.executescript("BEGIN EXCLUSIVE; COMMIT;")
+        else:
+            upgrade = _FROM_1 if version == 1 else ""
+            db.executescript(f"BEGIN EXCLUSIVE; {upgrade} {_SCHEMA} COMMIT;")
+        if not db.execute("SELECT 1 FROM latest WHERE key = 'seed'").fetchall():
+            drawn = secrets.randbelow(2**64 - 1) + 1
+            db.execute("INSERT INTO latest VALUES ('seed', ?)", (str(drawn),))
         verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
@@ -214,6 +222,26 @@ class RevisionStore:
         with self._lock, self._explained(), self._transaction() as db:
             self._put_file(db, file)
 
+    def check_writable(self) -> None:
+        """Write a value that changes nothing, to find out whether the store takes writes.
+
+        Raises:
+            StoreError: It does not.
+        """
+        with self._lock, self._explained(), self._transaction() as db:
+            db.execute("UPDATE latest SET value = value WHERE key = 'seed'")
+
+    def outcome(self, number: int) -> str:
+        """Return the outcome of a revision; empty if it has none or is not stored.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        with self._lock, self._explained():
+            query = "SELECT outcome FROM revisions WHERE number = ?"
+            rows = self._rows(query, min(number, _MAX_NUMBER))
+            return str(rows[0][0]) if rows else ""
+
     def revisions(self, limit: int) -> tuple[Revision, ...]:
         """Return at most ``limit`` revisions, newest first.
 
@@ -232,8 +260,8 @@ class RevisionStore:
             StoreError: It cannot be read.
         """
         with self._lock, self._explained():
-            # SQLite's integers are signed 64-bit; no revision has a number beyond that.
-            rows = self._rows("SELECT fleet FROM revisions WHERE number = ?", min(number, 2**62))
+            query = "SELECT fleet FROM revisions WHERE number = ?"
+            rows = self._rows(query, min(number, _MAX_NUMBER))
             if not rows:
                 bounds = self._rows("SELECT min(number), max(number) FROM revisions")[0]
                 kept = (

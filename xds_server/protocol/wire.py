@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envoy.service.discovery.v3 import discovery_pb2
 
+from tidegate_api.names import NODE_AUDIENCE_KEY, PICKER_NODE_CLUSTER
 from xds_server.protocol.messages import DeltaRequest, ProtocolError, SotwRequest
 
 if TYPE_CHECKING:
     from xds_server.protocol.messages import ResourceResponse
+    from xds_server.protocol.publication import Audience
     from xds_server.protocol.snapshot import Resource
 
 ADS_SERVICE: Final = "envoy.service.discovery.v3.AggregatedDiscoveryService"
@@ -40,20 +42,38 @@ class XdsNode:
 
     id: str
     cluster: str
+    audience: Audience
+    """What it is served: named by its metadata, or else found by its cluster."""
 
 
 def node_of(request: Any) -> XdsNode:
     """Return the node of a stream's first request; later requests may omit it (X1).
 
     Raises:
-        ProtocolError: The node id is missing, or id or cluster exceeds ``MAX_NODE_CHARS``.
+        ProtocolError: The node id is missing, id or cluster exceeds ``MAX_NODE_CHARS``, or the
+            metadata names an unknown audience.
     """
-    found = XdsNode(request.node.id, request.node.cluster)
+    found = XdsNode(request.node.id, request.node.cluster, _audience(request.node))
     if not found.id:
         raise ProtocolError("the first request names no node; set node.id in the bootstrap")
     if max(len(found.id), len(found.cluster)) > MAX_NODE_CHARS:
         raise ProtocolError(f"node.id and node.cluster have at most {MAX_NODE_CHARS} characters")
     return found
+
+
+def _audience(node: Any) -> Audience:
+    fields = node.metadata.fields
+    if NODE_AUDIENCE_KEY not in fields:
+        return "picker" if node.cluster == PICKER_NODE_CLUSTER else "envoy"
+    named = fields[NODE_AUDIENCE_KEY].string_value
+    if named == "picker":
+        return "picker"
+    if named == "envoy":
+        return "envoy"
+    raise ProtocolError(
+        f"node.metadata['{NODE_AUDIENCE_KEY}'] names no audience: '{named[:64]}'; write 'envoy' or "
+        "'picker', or leave it out"
+    )
 
 
 def read_sotw(request: Any) -> SotwRequest:

@@ -27,6 +27,8 @@ class AdsConnection:
     audience: Audience = "envoy"
     known: bool = False
     """The first request has named the node."""
+    types: set[str] = field(default_factory=set)
+    """Requested types; the protocol layer bounds their number."""
     outbox: deque[ResourceResponse] = field(default_factory=deque)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a message is added to ``outbox``."""

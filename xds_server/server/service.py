@@ -7,7 +7,8 @@ Rules:
    without reading them, by ``MAX_OUTBOX``: above it the client's requests are not read. A slow
    client delays only itself.
 2. All state changes happen in ``Publisher``, on the event loop, without awaiting.
-3. A message that violates the protocol ends its own stream with INVALID_ARGUMENT.
+3. A message that violates the protocol ends its own stream with INVALID_ARGUMENT. What is not
+   served is refused in one sentence (``unsupported``), and shown to operators (``refusals``).
 4. However a stream ends, its client and its counts are removed.
 """
 
@@ -23,15 +24,17 @@ import structlog
 from grpc_health.v1 import health_pb2_grpc
 
 from tidegate_api.fleet.v1 import report_pb2_grpc
-from tidegate_api.names import PICKER_NODE_CLUSTER
 from tidegate_common.health import HealthService
 from xds_server.protocol import wire
 from xds_server.protocol.messages import ClientView, ProtocolError, short_type
 from xds_server.protocol.stream import DeltaStream, SotwStream
 from xds_server.protocol.transaction import Publisher
 from xds_server.server.connection import AdsConnection
+from xds_server.server.options import SERVER_OPTIONS
 from xds_server.server.publication import Publication
+from xds_server.server.refusals import Refusals
 from xds_server.server.reports import PickerReports
+from xds_server.server.unsupported import Unsupported, check_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,31 +60,11 @@ MAX_STREAMS: Final = 4096
 MAX_OUTBOX: Final = 64
 """Most messages queued for a client before its requests are no longer read."""
 
-MAX_RECEIVE_BYTES: Final = 8 * 2**20
-MAX_SEND_BYTES: Final = 64 * 2**20
-
 FIRST_REQUEST_S: Final = 30.0
 """A stream that sends no request within this time, in seconds, is closed."""
 
 ENDING_S: Final = 1.0
 """Seconds for which a stop waits for handlers that gRPC has cancelled."""
-
-SERVER_OPTIONS: Final = (
-    # Envoy pings idle streams (connection_keepalive). By default gRPC answers with GOAWAY after
-    # about four pings without data, which would end the ADS stream every two minutes.
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 500),
-    # The server pings too, to detect clients that vanished without closing the connection.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    # The keepalive timeout alone does not bound the wait for a ping's answer: it took 89 s.
-    ("grpc.http2.ping_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
-    ("grpc.max_send_message_length", MAX_SEND_BYTES),
-    # Two servers on one port would each get half of the clients; a port in use must be an error.
-    ("grpc.so_reuseport", 0),
-)
 
 _HEALTH_SERVICES: Final = ("", wire.ADS_SERVICE)
 _STOPPING: Final = "the control server is stopping"
@@ -111,6 +94,9 @@ class AdsServer:
         self._timer: asyncio.TimerHandle | None = None
         self._server: grpc.aio.Server | None = None
         self._health = HealthService()
+        self.refusals = Refusals(clock)
+        """Peers that are not served, or not all they ask for."""
+        self._address = ""
         self._closing = asyncio.Event()
         self._serving: set[asyncio.Task[Any]] = set()
 
@@ -129,16 +115,18 @@ class AdsServer:
         server.add_generic_rpc_handlers((self._handlers(),))
         report_pb2_grpc.add_PickerReportsServicer_to_server(self._reports, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        unsupported = Unsupported(lambda: self._address, self.refusals)
+        server.add_generic_rpc_handlers((unsupported,))  # the last: it takes every method
         try:
             port = server.add_insecure_port(address)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
+        self._address = f"{address.rpartition(':')[0]}:{port}"
         self._set_health(serving=True)
         await server.start()
         self._server = server
-        bound = f"{address.rpartition(':')[0]}:{port}"
-        _log.info("ads_listening", address=bound)
-        return bound
+        _log.info("ads_listening", address=self._address)
+        return self._address
 
     async def stop(self, grace: float = 1.0) -> None:
         """End every stream with UNAVAILABLE and stop, after at most ``grace`` seconds."""
@@ -295,6 +283,7 @@ class AdsServer:
             await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
         if len(self._connections) >= MAX_STREAMS:
             text = f"{MAX_STREAMS} streams are open already"
+            self.refusals.note(context.peer(), "", text)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         connection = AdsConnection(number, variant, context.peer(), self._clock(), stream)
         self._connections[number] = connection
@@ -322,7 +311,7 @@ class AdsServer:
         try:
             reader.result()
         except ProtocolError as error:
-            _log.warning("xds_protocol_error", node=connection.node, error=str(error))
+            self.refusals.note(connection.peer, connection.node, str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except TimeoutError:
             await context.abort(
@@ -353,7 +342,7 @@ class AdsServer:
 
     def _introduce(self, connection: AdsConnection, node: wire.XdsNode) -> None:
         connection.node = node.id
-        connection.audience = "picker" if node.cluster == PICKER_NODE_CLUSTER else "envoy"
+        connection.audience = node.audience
         connection.known = True
         self._publisher.connect(
             connection.number, node.id, connection.audience, connection.stream, self._clock()
@@ -368,6 +357,11 @@ class AdsServer:
         )
 
     def _take(self, connection: AdsConnection, request: Any) -> None:
+        if request.type_url not in connection.types:
+            unserved = check_type(request.type_url)
+            if unserved:
+                self.refusals.note(connection.peer, connection.node, unserved)
+            connection.types.add(request.type_url)
         sent, verdict = self._publisher.request(connection.number, request, self._clock())
         if verdict is not None and verdict.accepted:
             self._metrics.acked(verdict.type_url, verdict.waited_s)

@@ -85,9 +85,16 @@ def status(*, flags: ReadFlags) -> None:
         shown.append(data["refusal"])
     if data["file_error"]:
         shown.append(f"the fleet file on disk is not in force: {data['file_error']}")
+    if data["store_error"]:
+        shown.append(f"revisions cannot be stored: {data['store_error']}")
+    if data["unwritten"]:
+        numbers = ", ".join(map(str, data["unwritten"]))
+        shown.append(f"held in memory only, lost by a restart: revision {numbers}")
     shown.append(_clients_table(data["clients"]) if data["clients"] else "no client is connected")
     if any(one["message"] for client in data["clients"] for one in client["types"]):
         shown.append(_messages_table(data["clients"]))
+    if data["refused"]:
+        shown.append(_refused_table(data["refused"]))
     if data["sick"]:
         shown.append(_sick_table(data["sick"]))
     emit(data, shown, flags.output)
@@ -237,3 +244,12 @@ def _revisions_table(rows: list[dict[str, Any]]) -> Table:
 def _short(changes: list[str], most: int = 3) -> str:
     more = len(changes) - most
     return "\n".join(changes[:most] + ([f"and {more} more"] if more > 0 else []))
+
+
+def _refused_table(rows: list[dict[str, Any]]) -> Table:
+    from tidegate.terminal.output import table
+
+    return table(
+        ("refused peer", "node", "why", "#times"),
+        [(row["peer"], row["node"], row["reason"], row["count"]) for row in rows],
+    )

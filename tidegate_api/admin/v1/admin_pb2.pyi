@@ -556,6 +556,9 @@ class GetStatusResponse(_message.Message):
     FILE_ERROR_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     SICK_FIELD_NUMBER: _builtins.int
+    STORE_ERROR_FIELD_NUMBER: _builtins.int
+    UNWRITTEN_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     settled: _builtins.bool
     """No publication is running."""
@@ -563,11 +566,23 @@ class GetStatusResponse(_message.Message):
     """Why the fleet file on disk is not in force; empty when it is."""
     refusal: _builtins.str
     """Which revision clients rejected last, and why; empty once a later one is in force."""
+    store_error: _builtins.str
+    """Why revisions cannot be stored; empty when they can."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientStatus]: ...
     @_builtins.property
     def sick(self) -> _containers.RepeatedCompositeFieldContainer[Global___SickReplica]:
         """Replicas that pickers report as sick, in pools with `health.share`."""
+
+    @_builtins.property
+    def unwritten(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of the revisions that are in force or in the history but not stored: a restart of the
+        control server loses them.
+        """
+
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedPeer]:
+        """Peers whose requests the ADS port does not serve, or not all of them; the newest first."""
 
     def __init__(
         self,
@@ -578,14 +593,51 @@ class GetStatusResponse(_message.Message):
         file_error: _builtins.str = ...,
         refusal: _builtins.str = ...,
         sick: _abc.Iterable[Global___SickReplica] | None = ...,
+        store_error: _builtins.str = ...,
+        unwritten: _abc.Iterable[_builtins.int] | None = ...,
+        refused: _abc.Iterable[Global___RefusedPeer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "file_error", b"file_error", "refusal", b"refusal", "revision", b"revision", "settled", b"settled", "sick", b"sick"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "file_error", b"file_error", "refusal", b"refusal", "refused", b"refused", "revision", b"revision", "settled", b"settled", "sick", b"sick", "store_error", b"store_error", "unwritten", b"unwritten"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class RefusedPeer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    LAST_SECONDS_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    node: _builtins.str
+    """Its node id; empty if it stated none."""
+    reason: _builtins.str
+    """What is not served, and what to use instead."""
+    count: _builtins.int
+    last_seconds: _builtins.float
+    """Seconds since the last refusal."""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        node: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        count: _builtins.int = ...,
+        last_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "last_seconds", b"last_seconds", "node", b"node", "peer", b"peer", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedPeer: _TypeAlias = RefusedPeer  # noqa: Y015
 
 @_typing.final
 class SickReplica(_message.Message):

@@ -19,6 +19,7 @@ from tidegate_api.names import CLUSTER_TYPE, LISTENER_TYPE, PICKER_NODE_CLUSTER,
 from xds_server.observability import XdsMetrics
 from xds_server.protocol.publication import Stage
 from xds_server.protocol.snapshot import Snapshot
+from xds_server.server import options as server_options
 from xds_server.server import service
 from xds_server.server.service import AdsServer
 
@@ -354,9 +355,9 @@ async def test_a_port_in_use_is_an_error() -> None:
 
 def test_idle_pings_do_not_end_the_connection() -> None:
     """X7: Envoy's keepalive on an idle stream must not lead to GOAWAY (reference 1.5)."""
-    options = dict(service.SERVER_OPTIONS)
+    options = dict(server_options.SERVER_OPTIONS)
     assert options["grpc.http2.max_ping_strikes"] == 0
-    assert options["grpc.max_receive_message_length"] == service.MAX_RECEIVE_BYTES
+    assert options["grpc.max_receive_message_length"] == server_options.MAX_RECEIVE_BYTES
 
 
 async def test_a_thousand_streams_leave_nothing_behind() -> None:

@@ -19,6 +19,7 @@ from xds_server.admin.service import AdminServer, AdminService
 from xds_server.control.fleet_control import Control
 from xds_server.control.operation import Busy
 from xds_server.fleet.store import RevisionStore, StoreError
+from xds_server.server.refusals import Refusal
 
 TEXT = fleet().model_dump_json()
 
@@ -85,6 +86,7 @@ class Admin:
 
     control: Control
     stub: admin_pb2_grpc.AdminStub
+    refused: list[Refusal]
 
 
 @pytest.fixture
@@ -94,11 +96,13 @@ async def admin() -> AsyncIterator[Admin]:
     with closing(RevisionStore(None)) as store:
         control = Control(store, ads, lambda: 5, lambda: 1.0)
         await control.start(TEXT, "fleet.yaml")
-        server = AdminServer(AdminService(control, ads), ClientStatusService(ads))
+        found: list[Refusal] = []
+        service = AdminService(control, ads, refused=lambda: found)
+        server = AdminServer(service, ClientStatusService(ads))
         address = server.bind("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(address) as channel:
-            yield Admin(control, admin_pb2_grpc.AdminStub(channel))
+            yield Admin(control, admin_pb2_grpc.AdminStub(channel), found)
         await server.stop(0)
         await control.stop()
 
@@ -178,6 +182,17 @@ async def test_the_status_shows_each_client(admin: Admin) -> None:
     (client,) = status.clients
     assert (client.node, client.kind, client.protocol) == ("envoy-1", "envoy", "delta")
     assert (client.types[0].type, client.types[0].state) == ("CDS", "STALE")
+
+
+async def test_status_has_what_is_not_stored_and_who_is_refused(admin: Admin) -> None:
+    """Both are silent otherwise."""
+    admin.refused.append(Refusal("ipv4:10.0.0.9:5", "old", "use ADS", 3, 2.5))
+    admin.control.journal.fault = "disk full"
+    status = await admin.stub.GetStatus(admin_pb2.GetStatusRequest())
+    assert (status.store_error, list(status.unwritten)) == ("disk full", [])
+    (found,) = status.refused
+    assert (found.peer, found.node, found.reason) == ("ipv4:10.0.0.9:5", "old", "use ADS")
+    assert (found.count, found.last_seconds) == (3, 2.5)
 
 
 async def test_a_bad_fleet_is_an_invalid_argument(admin: Admin) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -234,3 +235,38 @@ def test_a_closed_store_raises_an_error() -> None:
     store.close()
     with pytest.raises(StoreError, match="is closed"):
         store.latest()
+
+
+@pytest.mark.parametrize(
+    ("pragma", "why"),
+    [("query_only = 1", "readonly database"), ("max_page_count = 1", "full")],
+)
+def test_a_store_that_cannot_be_written_can_be_read(folder, pragma: str, why: str) -> None:
+    """A full disk or a read-only one; nothing of what failed is seen, and it works again after."""
+    with closing(RevisionStore(folder)) as store:
+        store.append(state(1))
+        store._db.execute(f"PRAGMA {pragma}")
+        large = state(2, name="x" * 60)
+        wide = replace(large, revision=replace(large.revision, changes=("y" * 65536,)))
+        with pytest.raises(StoreError, match=rf"{why}.*; check the folder's permissions"):
+            store.append(wide)
+        assert store.latest() == state(1)
+        assert store.outcome(1) == ""
+        store._db.execute("PRAGMA query_only = 0")
+        store._db.execute("PRAGMA max_page_count = 1000000")
+        store.check_writable()
+        store.append(wide)
+        assert store.latest() == wide
+
+
+def test_opening_a_store_of_the_present_format_writes_nothing(folder) -> None:
+    """A start succeeds on a full disk."""
+    with closing(RevisionStore(folder)) as store:
+        store.append(state(1))
+        store.note(1, "fine")
+    before = (folder / FILE_NAME).read_bytes()
+    with closing(RevisionStore(folder)) as store:
+        assert [path.name for path in folder.iterdir() if path.stat().st_size] == [FILE_NAME]
+        assert store.outcome(1) == "fine"
+        assert store.outcome(2**70) == ""
+    assert (folder / FILE_NAME).read_bytes() == before

@@ -65,6 +65,34 @@ def test_status_says_why_the_file_is_not_in_force(run: Run, admin: FakeAdmin) ->
     assert "no client is connected" in ran.out
 
 
+def test_status_says_what_a_restart_would_lose(run: Run, admin: FakeAdmin) -> None:
+    """While the store cannot be written, it says why, and which revisions are held in memory."""
+    admin.status.store_error = "disk full"
+    admin.status.unwritten.extend([8, 9])
+    ran = run("status", "--server", admin.address)
+    assert "revisions cannot be stored: disk full" in ran.out
+    assert "lost by a restart: revision 8, 9" in ran.out
+
+
+def test_status_shows_refused_peers(run: Run, admin: FakeAdmin) -> None:
+    """Whom the ADS port does not serve, and why; without any, no table."""
+    assert "refused peer" not in run("status", "--server", admin.address).out
+    admin.status.refused.add(
+        peer="ipv4:10.0.0.9:5", node="old", reason="use ADS", count=3, last_seconds=2.04
+    )
+    assert "use ADS" in run("status", "--server", admin.address).out
+    data = json.loads(run("status", "--server", admin.address, "-o", "json").out)
+    assert data["refused"] == [
+        {
+            "peer": "ipv4:10.0.0.9:5",
+            "node": "old",
+            "reason": "use ADS",
+            "count": 3,
+            "last_seconds": 2.0,
+        }
+    ]
+
+
 def test_status_shows_sick_replicas(run: Run, admin: FakeAdmin) -> None:
     """Sick replicas are listed with conditions, pickers and publication; without any, no table."""
     assert "sick" not in run("status", "--server", admin.address).out

@@ -6,11 +6,12 @@ They run in a worker thread, so that clients are answered meanwhile.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xds_server.fleet.change import merge
 from xds_server.fleet.diff import diff
-from xds_server.fleet.load import check, load_text
+from xds_server.fleet.load import FleetLoader, check
+from xds_server.fleet.parts.sharing import shared
 from xds_server.fleet.revision import FileState, text_hash
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.revision import FleetState
+
+
+_LOADER: Final = FleetLoader()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class FleetText:
         Raises:
             FleetError: The text is not a valid fleet.
         """
-        fleet = load_text(self.text, self.source)
+        fleet = _LOADER.load(self.text, self.source)
         return Loaded(fleet, FileState(text_hash(self.text), fleet) if self.is_file else None)
 
 
@@ -68,12 +72,12 @@ def stepped(step: Step, state: FleetState | None) -> tuple[Fleet, tuple[str, ...
     """
     live = None if state is None else state.fleet
     if not isinstance(step, Loaded):
-        fleet = step(live)
+        fleet = shared(live, step(live))
         check(fleet)
     elif step.file is not None and state is not None:
         last = state.file
         fleet = merge(None if last is None else last.fleet, step.fleet, state.fleet)
         check(fleet)
     else:
-        fleet = step.fleet  # loading has checked it
+        fleet = shared(live, step.fleet)  # loading has checked it
     return fleet, diff(live, fleet)

@@ -1,6 +1,7 @@
 """Changes to a fleet at run time, and their merge with an edited fleet file. Pure.
 
-Every function returns a new fleet. None of them validates the result;
+Every function returns a new fleet. Pools that it does not change stay the same objects, which makes
+them cheap for all that follows. None of the functions validates the result;
 ``xds_server.fleet.rules.fleet`` does.
 """
 
@@ -148,17 +149,21 @@ def merge(last_file: Fleet | None, new_file: Fleet, live: Fleet) -> Fleet:
 
     def merged(pool: PoolSpec) -> PoolSpec:
         old, current = before.get(pool.name), now.get(pool.name)
-        if old is None or current is None:
+        if old is None or current is None or pool is old is current:
             return pool
+        result = with_live(pool, old, current)
+        return current if result is not pool and result == current else result
+
+    def with_live(pool: PoolSpec, old: PoolSpec, current: PoolSpec) -> PoolSpec:
         if _weights(pool) == _weights(old) and _weights(current).keys() == _weights(pool).keys():
             pool = _with_weights(pool, _weights(current))
-        pool = pool.model_copy(
-            update={
-                section: getattr(current, section)
-                for section in SECTIONS
-                if getattr(pool, section) == getattr(old, section)
-            }
-        )
+        sections = {
+            section: getattr(current, section)
+            for section in SECTIONS
+            if getattr(pool, section) == getattr(old, section)
+        }
+        if any(getattr(pool, section) != value for section, value in sections.items()):
+            pool = pool.model_copy(update=sections)
         written, edited = _draining(old), _draining(pool)
         kept = {
             endpoint: state
@@ -190,6 +195,8 @@ def _draining(pool: PoolSpec) -> dict[str, bool]:
 
 
 def _with_weights(pool: PoolSpec, weights: Mapping[str, int]) -> PoolSpec:
+    if all(weights.get(each.name, each.weight) == each.weight for each in pool.variants):
+        return pool
     variants = tuple(
         variant.model_copy(update={"weight": weights.get(variant.name, variant.weight)})
         for variant in pool.variants
@@ -200,6 +207,10 @@ def _with_weights(pool: PoolSpec, weights: Mapping[str, int]) -> PoolSpec:
 def _with_draining(pool: PoolSpec, states: Mapping[str, bool]) -> PoolSpec:
     def changed(endpoint: EndpointSpec) -> EndpointSpec:
         state = states.get(endpoint.id, endpoint.draining)
+        if state == endpoint.draining:
+            return endpoint
         return endpoint.model_copy(update={"draining": state})
 
+    if all(states.get(each.id, each.draining) == each.draining for each in pool.endpoints):
+        return pool
     return pool.model_copy(update={"endpoints": tuple(map(changed, pool.endpoints))})

@@ -40,7 +40,8 @@ def _lines(old: Fleet | None, new: Fleet) -> Iterator[str]:
     before = {pool.name: pool for pool in old.pools}
     for pool in new.pools:
         known = before.pop(pool.name, None)
-        yield from [_added_pool(pool)] if known is None else _pool(known, pool)
+        if known is not pool:
+            yield from [_added_pool(pool)] if known is None else _pool(known, pool)
     for pool in before.values():
         yield f"pool {pool.name} removed"
     yield from _order("pools", [p.name for p in old.pools], [p.name for p in new.pools])
@@ -88,6 +89,8 @@ def _summary(pool: PoolSpec, endpoint: EndpointSpec) -> str:
 
 
 def _order(what: str, old: list[str], new: list[str]) -> Iterator[str]:
+    if old == new:
+        return
     both = set(old) & set(new)
     if [name for name in old if name in both] != [name for name in new if name in both]:
         yield f"{what} reordered"
@@ -96,9 +99,10 @@ def _order(what: str, old: list[str], new: list[str]) -> Iterator[str]:
 def _fields(
     where: str, old: BaseModel, new: BaseModel, skip: tuple[str, ...] = ()
 ) -> Iterator[str]:
-    if old == new:
+    if old is new or old == new:
         return
-    was, now = old.model_dump(mode="json"), new.model_dump(mode="json")
+    left = set(skip)
+    was, now = old.model_dump(mode="json", exclude=left), new.model_dump(mode="json", exclude=left)
     for name in type(new).model_fields:
         if name not in skip:
             yield from _values(f"{where} {name}", was[name], now[name])

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from xds_server.fleet.model.fleet import Fleet
+    from xds_server.fleet.model.fleet import Fleet, PoolSpec
 
 Incarnations = dict[str, tuple[int, int]]
 """Endpoint id -> (incarnation, Unix milliseconds of joining; 0 = warm)."""
@@ -83,14 +83,20 @@ def next_incarnations(
         number: Number of the revision with the new fleet.
         now_unix_ms: Time of this revision, Unix milliseconds.
     """
-    addresses = {} if old is None else _addresses(old)
+    was = () if old is None else old.pools
+    kept = {id(pool) for pool in was} & {id(pool) for pool in new.pools}
+    before = _addresses(pool for pool in was if id(pool) not in kept)
+    after = _addresses(pool for pool in new.pools if id(pool) not in kept)
     joined = 0 if old is None else now_unix_ms
-    return {
-        endpoint: known[endpoint]
-        if endpoint in known and addresses.get(endpoint) == here
-        else (number, joined)
-        for endpoint, here in _addresses(new).items()
-    }
+    result = dict(known)
+    unchanged = _addresses(pool for pool in new.pools if id(pool) in kept) if before else {}
+    for endpoint in before.keys() - after.keys() - unchanged.keys():
+        result.pop(endpoint, None)
+    for endpoint, here in after.items():
+        there = before.get(endpoint, unchanged.get(endpoint))
+        if endpoint not in known or there != here:
+            result[endpoint] = (number, joined)
+    return result
 
 
 def following(
@@ -126,5 +132,5 @@ def following(
     )
 
 
-def _addresses(fleet: Fleet) -> dict[str, tuple[str | None, str | None]]:
-    return {e.id: (e.http, e.grpc) for pool in fleet.pools for e in pool.endpoints}
+def _addresses(pools: Iterable[PoolSpec]) -> dict[str, tuple[str | None, str | None]]:
+    return {e.id: (e.http, e.grpc) for pool in pools for e in pool.endpoints}

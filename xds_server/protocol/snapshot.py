@@ -8,7 +8,7 @@ resources is an empty set, which is sent to wildcard subscribers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NOTHING: Final[Mapping[str, Resource]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Resource:
     """One named resource; all streams share its bytes."""
 
@@ -30,12 +30,27 @@ class Resource:
     """Hash of the message's bytes, 32 hexadecimal digits."""
     any: bytes
     """The serialized ``google.protobuf.Any`` that holds the message."""
+    digest: int = field(default=0, repr=False, compare=False)
+    """Hash of name and version, 128 bits; the sum over a set identifies the set."""
+
+    @classmethod
+    def of(cls, type_url: str, name: str, message: bytes) -> Resource:
+        """Return the resource of a serialized message."""
+        return _resource(type_url, name, message, None)
+
+    @property
+    def message(self) -> bytes:
+        """The serialized message."""
+        return AnyMessage.FromString(self.any).value
 
 
-@dataclass(frozen=True, slots=True)
-class _TypeSet:
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class TypeSet:
+    """All resources of one type; equal sets of successive snapshots are one object."""
+
     version: str
     resources: Mapping[str, Resource]
+    """By name, sorted by name."""
 
 
 class Snapshot:
@@ -46,14 +61,14 @@ class Snapshot:
 
     __slots__ = ("_eds_names", "_types")
 
-    def __init__(self, types: Mapping[str, _TypeSet], eds_names: Mapping[str, str]) -> None:
+    def __init__(self, types: Mapping[str, TypeSet], eds_names: Mapping[str, str]) -> None:
         self._types = types
         self._eds_names = eds_names
 
     @classmethod
     def of(
         cls,
-        contents: Mapping[str, Mapping[str, bytes]],
+        contents: Mapping[str, Mapping[str, bytes | Resource]],
         *,
         previous: Snapshot | None = None,
         eds_names: Mapping[str, str] = MappingProxyType({}),
@@ -61,9 +76,10 @@ class Snapshot:
         """Build a snapshot.
 
         Args:
-            contents: Type URL -> name -> the serialized message. Serialization must be
-                deterministic; otherwise map fields look changed when they are not.
-            previous: A snapshot whose equal resources are reused instead of copied.
+            contents: Type URL -> name -> the serialized message, or the resource that was made of
+                it. Serialization must be deterministic; otherwise map fields look changed when they
+                are not.
+            previous: A snapshot whose equal resources and sets are reused instead of copied.
             eds_names: Cluster name -> assignment name, for clusters where the two differ.
 
         Raises:
@@ -73,13 +89,18 @@ class Snapshot:
         for type_url, messages in contents.items():
             if not type_url:
                 raise ValueError("a snapshot has an empty type URL; give each type its URL")
-            known = _NOTHING if previous is None else previous.resources(type_url)
+            if "" in messages or "*" in messages:
+                name = "" if "" in messages else "*"
+                raise ValueError(f"{type_url}: {name!r} cannot name a resource; rename it")
+            before = None if previous is None else previous.type_set(type_url)
+            known = _NOTHING if before is None else before.resources
             resources = {}
             for name in sorted(messages):
-                if name in {"", "*"}:
-                    raise ValueError(f"{type_url}: {name!r} cannot name a resource; rename it")
-                resources[name] = _resource(type_url, name, messages[name], known.get(name))
-            types[type_url] = _TypeSet(_set_version(resources), MappingProxyType(resources))
+                content = messages[name]
+                if not isinstance(content, Resource):
+                    content = _resource(type_url, name, content, known.get(name))
+                resources[name] = content
+            types[type_url] = _type_set(resources, before)
         return cls(MappingProxyType(types), MappingProxyType(dict(eds_names)))
 
     def with_types(self, other: Snapshot, type_urls: Iterable[str]) -> Snapshot:
@@ -94,13 +115,17 @@ class Snapshot:
             known = self.resources(type_url)
             every = {**{one.name: one for one in resources}, **known}
             ordered = {name: every[name] for name in sorted(every)}
-            types[type_url] = _TypeSet(_set_version(ordered), MappingProxyType(ordered))
+            types[type_url] = _type_set(ordered, self._types.get(type_url))
         return Snapshot(MappingProxyType(types), self._eds_names)
 
     def resources(self, type_url: str) -> Mapping[str, Resource]:
         """Return the resources of a type by name, sorted by name."""
         found = self._types.get(type_url)
         return _NOTHING if found is None else found.resources
+
+    def type_set(self, type_url: str) -> TypeSet | None:
+        """Return the set of a type; ``None`` if the type is not served."""
+        return self._types.get(type_url)
 
     def version(self, type_url: str) -> str:
         """Return the version of a type's whole set; empty if the type is not served."""
@@ -144,15 +169,15 @@ def _resource(type_url: str, name: str, message: bytes, known: Resource | None) 
     if known is not None and known.version == version:
         return known
     packed = AnyMessage(type_url=type_url, value=message).SerializeToString(deterministic=True)
-    return Resource(name, version, packed)
+    # The version has a fixed length, so the two together are unambiguous.
+    digest = xxhash.xxh3_128_intdigest(version.encode() + name.encode())
+    return Resource(name, version, packed, digest)
 
 
-def _set_version(resources: Mapping[str, Resource]) -> str:
-    digest = xxhash.xxh3_128()
-    for resource in resources.values():
-        # Names may contain any character. The length prefix makes the encoding unambiguous.
-        name = resource.name.encode()
-        digest.update(len(name).to_bytes(8, "big"))
-        digest.update(name)
-        digest.update(resource.version.encode())
-    return digest.hexdigest()
+def _type_set(resources: dict[str, Resource], before: TypeSet | None) -> TypeSet:
+    # A sum needs no order and no bytes of resources that have not changed.
+    total = sum(resource.digest for resource in resources.values()) + len(resources)
+    version = f"{total % 2**128:032x}"
+    if before is not None and before.version == version:
+        return before
+    return TypeSet(version, MappingProxyType(resources))

@@ -118,14 +118,17 @@ def draws_of(fleet: Fleet, old: Fleet) -> Fleet:
 
 def newly_draining(old: Fleet, new: Fleet) -> frozenset[str]:
     """Return the ids of endpoints that drain in ``new`` but not in ``old``."""
+    before = {pool.name: pool for pool in old.pools}
+    changed = (pool for pool in new.pools if pool is not before.get(pool.name))
+    draining = {e.id for pool in changed for e in pool.endpoints if e.draining}
+    if not draining:
+        return frozenset()
     active = {e.id for pool in old.pools for e in pool.endpoints if not e.draining}
-    return frozenset(
-        e.id for pool in new.pools for e in pool.endpoints if e.draining and e.id in active
-    )
+    return frozenset(draining & active)
 
 
 def _widened_pool(old: PoolSpec | None, new: PoolSpec) -> PoolSpec:
-    if old is None or old == new:
+    if old is None or old is new or old == new:
         return new
     names = {variant.name for variant in new.variants}
     retired = tuple(variant for variant in old.variants if variant.name not in names)
@@ -152,6 +155,8 @@ def _old_draws(pool: PoolSpec, old: PoolSpec | None) -> PoolSpec:
     if old is None:
         undrawn = tuple(_without_draw(variant) for variant in pool.variants)
         return pool.model_copy(update={"match": Match(), "default": False, "variants": undrawn})
+    if old is pool:
+        return pool
     before = {variant.name: variant for variant in old.variants}
     # Old variants first and in their order, because a session's draw depends on the order.
     added = (_without_draw(variant) for variant in pool.variants if variant.name not in before)

@@ -8,7 +8,7 @@ them cheap for all that follows. None of the functions validates the result;
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import ValidationError
 
@@ -157,7 +157,7 @@ def merge(last_file: Fleet | None, new_file: Fleet, live: Fleet) -> Fleet:
     def with_live(pool: PoolSpec, old: PoolSpec, current: PoolSpec) -> PoolSpec:
         if _weights(pool) == _weights(old) and _weights(current).keys() == _weights(pool).keys():
             pool = _with_weights(pool, _weights(current))
-        sections = {
+        sections: dict[str, Any] = {
             section: getattr(current, section)
             for section in SECTIONS
             if getattr(pool, section) == getattr(old, section)

@@ -14,6 +14,7 @@ from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.parts.sharing import shared
 from xds_server.fleet.rules import fleet as rules
 from xds_server.fleet.rules.problem import spell
+from xds_server.fleet.rules.sound import sound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,6 +121,8 @@ def check(fleet: Fleet, source: str = "fleet", root: document.YamlNode | None = 
     Raises:
         FleetError: The fleet breaks rules; the error lists all of them.
     """
+    if sound(fleet):
+        return
     problems = rules.problems(fleet)
     if problems:
         raise FleetError(

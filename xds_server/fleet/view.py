@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate_api.names import ClusterRef, Protocol
+from xds_server.fleet.parts.identity import ByIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -46,9 +47,15 @@ def address_of(endpoint: EndpointSpec, protocol: Protocol) -> str | None:
     return endpoint.http if protocol == "http" else endpoint.grpc
 
 
+@ByIdentity
+def spoken(pool: PoolSpec) -> tuple[Protocol, ...]:
+    """Return the protocols that any replica of the pool speaks."""
+    return tuple(p for p in PROTOCOLS if any(address_of(each, p) for each in pool.endpoints))
+
+
 def speaks(pool: PoolSpec, protocol: Protocol) -> bool:
     """Return whether any replica of the pool speaks ``protocol``."""
-    return any(address_of(endpoint, protocol) for endpoint in pool.endpoints)
+    return protocol in spoken(pool)
 
 
 def clusters_of(pool: PoolSpec) -> Iterator[ClusterRef]:

@@ -20,13 +20,10 @@ from tidegate_api.names import (
     RUNTIME_TYPE,
     SECRET_TYPE,
 )
-from xds_server.fleet.view import clusters_of
+from xds_server.protocol.snapshot import Resource
 from xds_server.resources.access_log import log_clusters
 from xds_server.resources.clusters import picker_cluster
 from xds_server.resources.endpoints import picker_assignment
-from xds_server.resources.pools import pool_resource
-from xds_server.resources.runtime import runtime
-from xds_server.resources.secrets import secrets
 from xds_server.snapshots.memo import Memo
 
 if TYPE_CHECKING:
@@ -37,6 +34,7 @@ if TYPE_CHECKING:
     from xds_server.fleet.view import View
 
     Resources = Mapping[str, Mapping[str, bytes]]
+    Contents = Mapping[str, Mapping[str, bytes | Resource]]
 
 _NONE_SICK: Final[PublishedSick] = MappingProxyType({})
 
@@ -51,17 +49,31 @@ def upstream_resources(
         memo: Cache of built resources.
         sick: Replicas published as sick.
     """
+    return {
+        type_url: {
+            name: each.message if isinstance(each, Resource) else each
+            for name, each in contents.items()
+        }
+        for type_url, contents in upstream_contents(fleet, memo, sick).items()
+    }
+
+
+def upstream_contents(
+    fleet: Fleet, memo: Memo | None = None, sick: PublishedSick = _NONE_SICK
+) -> Contents:
+    """Return ``upstream_resources`` in the form in which snapshots share them."""
     memo = memo or Memo()
-    clusters = {PICKER_CLUSTER: memo.recall(PICKER_CLUSTER, None, picker_cluster)}
-    assignments = {PICKER_CLUSTER: picker_assignment(fleet.pickers.addresses)}
+    clusters: dict[str, bytes | Resource] = {}
+    assignments: dict[str, bytes | Resource] = {}
+    clusters[PICKER_CLUSTER] = memo.recall(PICKER_CLUSTER, None, picker_cluster)
+    assignments[PICKER_CLUSTER] = picker_assignment(fleet.pickers.addresses)
     for name, address in log_clusters(fleet.pickers).items():
         clusters[name] = memo.recall(name, None, partial(picker_cluster, name))
         assignments[name] = picker_assignment((address,), name)
     for pool in fleet.pools:
-        variants = {variant.name: variant for variant in pool.variants}
-        for ref in clusters_of(pool):
-            clusters[str(ref)] = memo.cluster(pool, variants[ref.variant], ref)
-            assignments[str(ref)] = memo.assignment(pool, ref, frozenset(sick.get(pool.name, ())))
+        upstream = memo.upstream(pool, frozenset(sick.get(pool.name, ())))
+        clusters.update(upstream.clusters)
+        assignments.update(upstream.assignments)
     return {CLUSTER_TYPE: clusters, ENDPOINT_TYPE: assignments}
 
 
@@ -82,8 +94,8 @@ def front_resources(
     """
     memo = memo or Memo()
     return {
-        RUNTIME_TYPE: {RUNTIME_NAME: runtime(fleet, also=coming or retiring)},
-        SECRET_TYPE: secrets(fleet, also=coming or retiring),
+        RUNTIME_TYPE: {RUNTIME_NAME: memo.runtime(fleet, coming or retiring)},
+        SECRET_TYPE: memo.secrets(fleet, coming or retiring),
         EXTENSION_TYPE: memo.extensions(fleet),
         LISTENER_TYPE: {LISTENER_NAME: memo.listener(fleet)},
         ROUTE_TYPE: {ROUTE_CONFIG_NAME: memo.routes(fleet, retiring)},
@@ -92,4 +104,12 @@ def front_resources(
 
 def picker_resources(view: View) -> Resources:
     """Return the pools, for pickers."""
-    return {POOL_TYPE: {pool.name: pool_resource(view, pool) for pool in view.fleet.pools}}
+    return {
+        POOL_TYPE: {name: each.message for name, each in picker_contents(view)[POOL_TYPE].items()}
+    }
+
+
+def picker_contents(view: View, memo: Memo | None = None) -> Mapping[str, Mapping[str, Resource]]:
+    """Return ``picker_resources`` in the form in which snapshots share them."""
+    memo = memo or Memo()
+    return {POOL_TYPE: {pool.name: memo.pool(view, pool) for pool in view.fleet.pools}}

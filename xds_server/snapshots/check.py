@@ -44,11 +44,12 @@ from tidegate_api.names import (
     SECRET_TYPE,
 )
 from tidegate_api.pools import MAX_WEIGHT_SUM
+from xds_server.fleet.parts.identity import ByIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from xds_server.protocol.snapshot import Resource, Snapshot
+    from xds_server.protocol.snapshot import Resource, Snapshot, TypeSet
 
 _REMEMBERED = 8192
 """Resources whose facts are cached; they change rarely and are checked in every plan."""
@@ -77,7 +78,7 @@ def hold(snapshot: Snapshot) -> Snapshot:
     Raises:
         Inconsistent: It is not; the message names the faults.
     """
-    found = list(_faults(snapshot))
+    found = [] if _consistent(snapshot) else list(_faults(snapshot))
     if found:
         more = f"; and {len(found) - _MAX_REPORTED} more" if len(found) > _MAX_REPORTED else ""
         raise Inconsistent(
@@ -85,6 +86,41 @@ def hold(snapshot: Snapshot) -> Snapshot:
             f"inconsistent: {'; '.join(found[:_MAX_REPORTED])}{more}"
         )
     return snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _SetFacts:
+    """What the resources of one type say together."""
+
+    sound: bool
+    """No resource has a fault or another name than the one under which it is sent."""
+    needs: Mapping[str, frozenset[str]]
+    """Type URL -> names to which any of them refers."""
+
+
+def _read_set(read: Callable[[bytes], _Facts], sent: TypeSet) -> _SetFacts:
+    sound, needs = True, dict[str, set[str]]()
+    for name, resource in sent.resources.items():
+        facts = _facts_of(read, resource)
+        sound = sound and facts.name == name and not facts.faults
+        for needed_type, needed in facts.needs:
+            needs.setdefault(needed_type, set()).add(needed)
+    return _SetFacts(sound, {url: frozenset(names) for url, names in needs.items()})
+
+
+def _consistent(snapshot: Snapshot) -> bool:
+    """Return whether there are no faults; reads only the sets that have changed."""
+    for type_url, read in _SET_READERS.items():
+        sent = snapshot.type_set(type_url)
+        if sent is None:
+            continue
+        facts = read(sent)
+        if not facts.sound:
+            return False
+        for needed_type, names in facts.needs.items():
+            if not names <= snapshot.resources(needed_type).keys():
+                return False
+    return snapshot.resources(ENDPOINT_TYPE).keys() <= snapshot.resources(CLUSTER_TYPE).keys()
 
 
 def _faults(snapshot: Snapshot) -> Iterator[str]:
@@ -212,4 +248,8 @@ _READERS: dict[str, Callable[[bytes], _Facts]] = {
     EXTENSION_TYPE: _extension,
     LISTENER_TYPE: _listener,
     ROUTE_TYPE: _routes,
+}
+
+_SET_READERS: dict[str, ByIdentity[TypeSet, _SetFacts]] = {
+    type_url: ByIdentity(functools.partial(_read_set, read)) for type_url, read in _READERS.items()
 }

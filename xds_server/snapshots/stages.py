@@ -24,7 +24,7 @@ from xds_server.fleet.model.fleet import Match, VariantMatch
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.transaction import Stage
-from xds_server.snapshots.build import front_resources, picker_resources, upstream_resources
+from xds_server.snapshots.build import front_resources, picker_contents, upstream_contents
 from xds_server.snapshots.check import hold
 from xds_server.snapshots.memo import Memo
 from xds_server.snapshots.reached import Reached
@@ -56,17 +56,20 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     target = hold(
         Snapshot.of(
             {
-                **upstream_resources(new.fleet, memo, new.sick),
+                **upstream_contents(new.fleet, memo, new.sick),
                 **front_resources(new.fleet, memo=memo),
-            }
+            },
+            previous=memo.target,
         )
     )
-    pools = Snapshot.of(picker_resources(new))
+    memo.target = target
+    pools = Snapshot.of(picker_contents(new, memo), previous=memo.pools)
+    memo.pools = pools
     if old is None:
         return (Stage("add", "envoy", target), Stage("use", "picker", pools))
     have = old if isinstance(old, Reached) else Reached.settled(old)
     wide = widened(have.view.fleet, new.fleet)
-    reachable = upstream_resources(wide, memo, new.sick)
+    reachable = upstream_contents(wide, memo, new.sick)
     front = front_resources(have.front, coming=wide, memo=memo)
     added = Snapshot.of({**reachable, **front}, previous=target)
     if have.force is not None:
@@ -78,7 +81,7 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     known = View(draws_of(wide, have.draws), incarnations, new.sick, new.seed)
     return (
         Stage("add", "envoy", hold(added)),
-        Stage("use", "picker", Snapshot.of(picker_resources(known), previous=pools)),
+        Stage("use", "picker", Snapshot.of(picker_contents(known, memo), previous=pools)),
         Stage("switch", "envoy", hold(Snapshot.of({**reachable, **switched}, previous=target))),
         Stage("stop", "picker", pools, grace_s=WORKERS_S if withdrawn else 0.0),
         Stage(

@@ -5,9 +5,10 @@ Errors state what to write instead (``PATTERN_MEANINGS``).
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +22,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from tidegate_api.pools import DURATION_UNITS_S
+
+_REMEMBERED: Final = 65_536
+"""Addresses of which the parts are remembered: each is needed for several resources."""
 
 _UNITS = "|".join(DURATION_UNITS_S)
 _DURATION = re.compile(rf"(\d+(?:\.\d+)?)({_UNITS})")
@@ -63,6 +67,7 @@ Duration = Annotated[
 """Seconds; written as ``500ms``, ``30s``, ``2m``, ``1h`` or a bare number of seconds."""
 
 
+@functools.lru_cache(maxsize=_REMEMBERED)
 def split_host_port(address: str) -> tuple[str, int]:
     """Split ``ip:port`` or ``[ipv6]:port``; raise ``ValueError`` if it is neither."""
     host, colon, port = address.rpartition(":")

@@ -20,8 +20,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate_api.pools import ENVOY_POLICY
+from xds_server.fleet.parts.identity import ByIdentity
 from xds_server.fleet.rules.fleet import default_for_grpc
-from xds_server.fleet.view import address_of, speaks
+from xds_server.fleet.view import PROTOCOLS, address_of, speaks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -59,6 +60,11 @@ class BodyReads(NamedTuple):
 
 def body_reads(fleet: Fleet) -> BodyReads:
     """Return what Envoy reads; the module states the rules."""
+    return _body_reads(fleet)
+
+
+@ByIdentity
+def _body_reads(fleet: Fleet) -> BodyReads:
     sharing = grpc_pools(fleet)
     alone, apart = _alone(sharing), _apart(sharing, "grpc")
     default = next((pool for pool in sharing if pool.name == default_for_grpc(fleet)), None)
@@ -98,8 +104,18 @@ def _alone(sharing: Sequence[PoolSpec]) -> bool:
 
 def _apart(sharing: Sequence[PoolSpec], protocol: Protocol) -> bool:
     """Return whether the pools differ in their replicas, or in these replicas' variants."""
-    replicas = [
-        {(pool.variant_of(each), address_of(each, protocol)) for each in pool.endpoints}
-        for pool in sharing
-    ]
+    if len(sharing) < 2:  # noqa: PLR2004 - none or one
+        return False
+    replicas = [_replicas(pool)[protocol] for pool in sharing]
     return any(one != replicas[0] for one in replicas)
+
+
+@ByIdentity
+def _replicas(pool: PoolSpec) -> dict[Protocol, frozenset[tuple[str, str | None]]]:
+    """Return variant and address of each replica, by protocol."""
+    return {
+        protocol: frozenset(
+            (pool.variant_of(each), address_of(each, protocol)) for each in pool.endpoints
+        )
+        for protocol in PROTOCOLS
+    }

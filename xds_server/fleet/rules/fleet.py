@@ -17,18 +17,20 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from xds_server.fleet.model.fields import RESERVED_HEADER_PREFIXES, split_host_port
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.parts.identity import ByIdentity
 from xds_server.fleet.rules.edge import edge
 from xds_server.fleet.rules.kv_events import kv_events
 from xds_server.fleet.rules.problem import Location, Problem, listed, repeated, spell
 from xds_server.fleet.rules.routing import constraints
 from xds_server.fleet.rules.traffic import traffic
 from xds_server.fleet.rules.variants import variants
+from xds_server.fleet.view import speaks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tidegate_api.names import Protocol
-    from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
+    from xds_server.fleet.model.fleet import EndpointSpec, PoolSpec
 
 _OWN_PREFIXES = ("/v2/", "/inference.GRPCInferenceService/")
 _RESERVED_POOL_NAMES = frozenset({"unnamed", "unpicked", "unserved"})  # first part of routes' names
@@ -46,8 +48,9 @@ def problems(fleet: Fleet) -> list[Problem]:
         *_identities(fleet),
         *_addresses(fleet),
         *_models(fleet),
-        *_defaults(fleet),
-        *_front(fleet),
+        *defaults(fleet),
+        *front(fleet),
+        *_behind(fleet),
         *traffic(fleet),
         *kv_events(fleet),
         *edge(fleet),
@@ -55,14 +58,41 @@ def problems(fleet: Fleet) -> list[Problem]:
     return sorted(found, key=lambda problem: _order(problem.location))
 
 
+def alone(pool: PoolSpec) -> Iterator[Problem]:
+    """Yield the rules that a pool breaks whatever else the fleet contains.
+
+    A shadow and KV events are judged with the fleet, because they may refer to other pools.
+    """
+    fleet = Fleet.model_construct(pools=(pool.model_copy(update={"shadow": None}),))
+    yield from _names(fleet)
+    yield from _pool(("pools", 0), pool)
+    yield from _addresses(fleet)
+    yield from traffic(fleet)
+
+
 def default_for_grpc(fleet: Fleet) -> str | None:
     """Return the default pool of gRPC requests; ``None`` if no pool speaks gRPC."""
-    return _default([pool for pool in fleet.pools if _speaks(pool, "grpc")])
+    return _default_for_grpc(fleet)
 
 
 def default_for_path(fleet: Fleet, path: str) -> str | None:
     """Return the default pool of requests to ``path``; ``None`` if no pool serves it."""
-    return _default([pool for pool in fleet.pools if _serves_path(pool, path)])
+    return _default_for_paths(fleet).get(path)
+
+
+@ByIdentity
+def _default_for_grpc(fleet: Fleet) -> str | None:
+    return _default([pool for pool in fleet.pools if speaks(pool, "grpc")])
+
+
+@ByIdentity
+def _default_for_paths(fleet: Fleet) -> dict[str, str | None]:
+    sharing: dict[str, list[PoolSpec]] = {}
+    for pool in fleet.pools:
+        if pool.match.paths and speaks(pool, "http"):
+            for path in dict.fromkeys(pool.match.paths):
+                sharing.setdefault(path, []).append(pool)
+    return {path: _default(pools) for path, pools in sharing.items()}
 
 
 def _default(sharing: Sequence[PoolSpec]) -> str | None:
@@ -70,14 +100,6 @@ def _default(sharing: Sequence[PoolSpec]) -> str | None:
         return sharing[0].name
     marked = [pool.name for pool in sharing if pool.default]
     return marked[0] if len(marked) == 1 else None
-
-
-def _speaks(pool: PoolSpec, protocol: Protocol) -> bool:
-    return any(getattr(endpoint, protocol) is not None for endpoint in pool.endpoints)
-
-
-def _serves_path(pool: PoolSpec, path: str) -> bool:
-    return path in pool.match.paths and _speaks(pool, "http")
 
 
 def _order(location: Location) -> tuple[tuple[int, str], ...]:
@@ -109,7 +131,7 @@ def _pool(at: Location, pool: PoolSpec) -> Iterator[Problem]:
                 (*at, "match", "paths", position),
                 f"'{path}' is a path of Triton's own API, which `models` covers; remove it",
             )
-    if match.paths and pool.endpoints and not _speaks(pool, "http"):
+    if match.paths and pool.endpoints and not speaks(pool, "http"):
         yield Problem(
             (*at, "match", "paths"),
             f"paths are HTTP, but no replica of pool '{pool.name}' has an `http` address; "
@@ -200,16 +222,17 @@ def _models(fleet: Fleet) -> Iterator[Problem]:
                 )
 
 
-def _defaults(fleet: Fleet) -> Iterator[Problem]:
+def defaults(fleet: Fleet) -> Iterator[Problem]:
+    """Yield the forms that several pools share without exactly one default."""
     forms = [
         (
             "have gRPC replicas, and only its body says which one a gRPC request means",
-            [i for i, pool in enumerate(fleet.pools) if _speaks(pool, "grpc")],
+            [i for i, pool in enumerate(fleet.pools) if speaks(pool, "grpc")],
         )
     ]
     of_path: dict[str, list[int]] = {}
     for i, pool in enumerate(fleet.pools):
-        if _speaks(pool, "http"):
+        if speaks(pool, "http"):
             for path in dict.fromkeys(pool.match.paths):
                 of_path.setdefault(path, []).append(i)
     forms += [
@@ -236,7 +259,8 @@ def _defaults(fleet: Fleet) -> Iterator[Problem]:
             )
 
 
-def _front(fleet: Fleet) -> Iterator[Problem]:
+def front(fleet: Fleet) -> Iterator[Problem]:
+    """Yield the problems of listener and pickers among themselves."""
     pickers = fleet.pickers
     at: Location = ("pickers", "addresses")
     yield from repeated(pickers.addresses, at, None, "picker address")
@@ -254,7 +278,11 @@ def _front(fleet: Fleet) -> Iterator[Problem]:
                 (*at, position),
                 f"{address} is Envoy's own address (listener.address); use another port",
             )
-    picker_addresses = frozenset(pickers.addresses)
+
+
+def _behind(fleet: Fleet) -> Iterator[Problem]:
+    """Yield the replicas whose address is that of the listener or of a picker."""
+    picker_addresses = frozenset(fleet.pickers.addresses)
     for where, endpoint in _all_endpoints(fleet):
         for field in ("http", "grpc"):
             address = getattr(endpoint, field)

@@ -147,6 +147,6 @@ def test_a_long_list_of_faults_is_truncated() -> None:
 
 def test_a_plan_with_a_fault_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every stage for Envoys is checked."""
-    monkeypatch.setattr(stages, "upstream_resources", lambda *_: {CLUSTER_TYPE: {}})
+    monkeypatch.setattr(stages, "upstream_contents", lambda *_: {CLUSTER_TYPE: {}})
     with pytest.raises(Inconsistent):
         stages.plan(None, View(fleet()))

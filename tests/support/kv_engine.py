@@ -53,41 +53,31 @@ class KvCache:
         """Return all cached blocks, each as the prompt up to its end."""
         return set(self._held.values())
 
-    def run(self, tokens: tuple[int, ...], *, copy: bool = False) -> int:
+    def run(
+        self, tokens: tuple[int, ...], *, reused: int | None = None, report: bool = False
+    ) -> int:
         """Compute a prompt; return the number of its blocks that were cached.
 
-        With ``copy``, cached blocks are not reused but stored twice, like a prompt that is computed
-        concurrently with an equal one.
+        At least one token is computed, as in vLLM, so the last block of a prompt that is held
+        whole gets a copy.
+
+        Args:
+            tokens: The prompt.
+            reused: Maximum number of cached blocks that are reused; the others get a copy, like
+                those that an equal prompt computes at the same time.
+            report: Report the reused blocks too (vLLM's ``kv_cache_report_mode: full``).
         """
         hashes = self._hashes(tokens)
-        known = 0 if copy else self.holds(tokens)
-        new = hashes[known:]
-        for each in reversed(hashes):
-            if each in self._held:
-                self._held[each] = self._held.pop(each)
-        while len(self._held) + sum(self._copies.values()) + len(new) > self.capacity:
-            self._evict(set(hashes))
-        for at, each in enumerate(hashes):
-            if at >= known:
-                if each in self._held:
-                    self._copies[each] += 1
-                else:
-                    self._held[each] = tokens[: (at + 1) * self.block_size]
-        for each in reversed(hashes):
-            self._held[each] = self._held.pop(each)
-        if new:
+        known = min(self.holds(tokens), (len(tokens) - 1) // self.block_size)
+        if reused is not None:
+            known = min(known, reused)
+        if report and known:
+            self._stored(hashes[:known], None, tokens[: known * self.block_size])
+        self._compute(hashes, known, tokens)
+        if hashes[known:]:
             parent = hashes[known - 1] if known else None
-            stored = tokens[known * self.block_size : len(hashes) * self.block_size]
-            self._tell(
-                "BlockStored",
-                block_hashes=[self._name(each) for each in new],
-                parent_block_hash=None if parent is None else self._name(parent),
-                token_ids=list(stored),
-                block_size=self.block_size,
-                lora_id=None,
-                medium="GPU",
-                lora_name=None,
-            )
+            end = len(hashes) * self.block_size
+            self._stored(hashes[known:], parent, tokens[known * self.block_size : end])
         return known
 
     def clear(self) -> None:
@@ -116,6 +106,33 @@ class KvCache:
             found.append(parent)
         return found
 
+    def _compute(self, hashes: list[bytes], known: int, tokens: tuple[int, ...]) -> None:
+        for each in reversed(hashes):
+            if each in self._held:
+                self._held[each] = self._held.pop(each)
+        new = len(hashes) - known
+        while len(self._held) + sum(self._copies.values()) + new > self.capacity:
+            self._evict(set(hashes))
+        for at, each in enumerate(hashes[known:], known + 1):
+            if each in self._held:
+                self._copies[each] += 1
+            else:
+                self._held[each] = tokens[: at * self.block_size]
+        for each in reversed(hashes):
+            self._held[each] = self._held.pop(each)
+
+    def _stored(self, hashes: list[bytes], parent: bytes | None, tokens: tuple[int, ...]) -> None:
+        self._tell(
+            "BlockStored",
+            block_hashes=[self._name(each) for each in hashes],
+            parent_block_hash=None if parent is None else self._name(parent),
+            token_ids=list(tokens),
+            block_size=self.block_size,
+            lora_id=None,
+            medium="GPU",
+            lora_name=None,
+        )
+
     def _name(self, full: bytes) -> int | bytes:
         return full if self._as_bytes else int.from_bytes(full[-8:], "big")
 
@@ -136,6 +153,9 @@ class KvEngine:
         events: Port of the events, 0: any free port.
         replay: Port of replay requests, 0: any free port; ``None``: no replay.
         buffer: Number of batches kept for replay.
+        topic: First frame of each message.
+        with_topic: Replies to replay requests have the topic, as in vLLM 0.32.0 (recorded in
+            ``tests/contract/fixtures/vllm-0.32.0/replay.jsonl``); earlier releases had none.
     """
 
     def __init__(
@@ -146,10 +166,12 @@ class KvEngine:
         *,
         buffer: int = 10_000,
         topic: str = "kv@r1@m",
+        with_topic: bool = True,
     ) -> None:
         self.cache = cache
         self._ports = events, replay
         self._topic = topic.encode()
+        self._with_topic = with_topic
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer)
         self._number = 0
         self.asked: list[int] = []
@@ -201,7 +223,10 @@ class KvEngine:
             client, _, number = await self._router.recv_multipart()
             first = int.from_bytes(number, "big")
             self.asked.append(first)
+            topic, ended = ([self._topic], [b""]) if self._with_topic else ([], [])
+            head = [client, b""]
             for each, batch in list(self._buffer):
                 if each >= first:
-                    await self._router.send_multipart([client, b"", each.to_bytes(8, "big"), batch])
-            await self._router.send_multipart([client, b"", END, b""])
+                    number = each.to_bytes(8, "big")
+                    await self._router.send_multipart([*head, *topic, number, batch])
+            await self._router.send_multipart([*head, *ended, END, b""])

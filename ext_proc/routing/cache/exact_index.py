@@ -7,7 +7,10 @@ Rules, in addition to those of ``prefix_index``:
 1. A *reporting* endpoint holds the blocks that its engines stored and have not removed. They do not
    expire; only a removal event, a purge or the endpoint's removal ends them. An engine may hold
    several copies of a block, and several engines may hold it: it is held until the last copy is
-   removed.
+   removed. A report that begins at the root adds no copies of known blocks: clients can make vLLM
+   report the blocks that a prompt *reuses* (``kv_cache_report_mode: full``), always from the root,
+   while it computes copies only after blocks that it reuses. So the index may hold less than an
+   engine, but never more for what a client sends.
 2. Prompts sent to a reporting endpoint count as held for ``SPECULATIVE_S``, until a KV event
    confirms them, instead of the usual time. The usual time applies if its events have gaps
    (``complete`` is false), or if it never reports what it was sent (``DOUBTS`` prompts in a row:
@@ -183,7 +186,10 @@ class ExactIndex(ProvisionalIndex):
         blocks: tuple[int, ...],
         parent: int | None = None,
     ) -> None:
-        """Record that an engine stored blocks; ignored for an endpoint that does not report."""
+        """Record that an engine stored blocks, or reused them from the root (rule 1).
+
+        Ignored for an endpoint that does not report.
+        """
         if endpoint not in self._reporting:
             return
         holder = self._holders.get(endpoint) or self._enrol(endpoint)
@@ -196,7 +202,8 @@ class ExactIndex(ProvisionalIndex):
         known = True
         for name, block in zip(names, blocks, strict=True):
             if name in named:
-                reported.copies[engine, name] = reported.copies.get((engine, name), 0) + 1
+                if parent is not None:
+                    reported.copies[engine, name] = reported.copies.get((engine, name), 0) + 1
                 continue
             entry = self._table.get(block)
             if self._owner(block, holder.bit) is reported:

@@ -2,7 +2,8 @@
 
 Source: vLLM's ``ZmqEventPublisher``. A published message is topic, number (8 bytes, big-endian) and
 batch. A replay request is an empty frame and the first number wanted. Each reply is an empty frame,
-number and batch; the last reply has the number -1.
+topic, number and batch (0.32.0, recorded); releases before it had no topic there. The last reply
+has the number -1.
 
 Rules:
 
@@ -45,6 +46,8 @@ RECONNECT_MS: Final = (100, 2000)
 _NUMBER: Final = 8
 _END: Final = (-1).to_bytes(_NUMBER, "big", signed=True)
 _PUBLISHED: Final = 3
+_REPLAYED: Final = frozenset({3, 4})
+"""Frames of a reply to a replay request: without and with the topic."""
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
 
@@ -162,14 +165,15 @@ class Subscriber:
                 while True:
                     while _readable(socket):
                         parts = socket.recv_multipart(zmq.NOBLOCK)
-                        if len(parts) != _PUBLISHED or len(parts[1]) != _NUMBER:
+                        if len(parts) not in _REPLAYED or len(parts[-2]) != _NUMBER:
                             follower.counts["unreadable"] += 1
                             return False
-                        if parts[1] == _END:
+                        *_, packed, payload = parts
+                        if packed == _END:
                             follower.replay_ended(empty=first)
                             return True
-                        number = int.from_bytes(parts[1], "big")
-                        if not follower.replayed(number, parts[2], first=first):
+                        number = int.from_bytes(packed, "big")
+                        if not follower.replayed(number, payload, first=first):
                             return False
                         first = False
                         taken += 1

@@ -65,16 +65,28 @@ def test_a_removed_parent_ends_the_match_however_long_the_prompt() -> None:
 def test_a_block_is_held_until_its_last_copy_is_removed() -> None:
     """Two copies, in one engine or in two, need two removals."""
     index = reporting()
-    index.store(A, 0, (7,), (1,))
-    index.store(A, 0, (7,), (1,))
-    index.store(A, 1, (7,), (1,))
-    assert index.held(A) == 1
+    for engine in (0, 1):
+        index.store(A, engine, (7, 8), (1, 2))
+    index.store(A, 0, (8,), (2,), 1)
+    assert index.held(A) == 2
+    for engine in (0, 1):
+        index.remove(A, engine, (8,))
+        assert index.match_all((1, 2)) == {A: 2}
+    index.remove(A, 0, (8,))
+    assert index.match_all((1, 2)) == {A: 1}
     for engine in (0, 1):
         index.remove(A, engine, (7,))
-        assert index.match_all((1,)) == {A: 1}
-    index.remove(A, 0, (7,))
-    assert index.match_all((1,)) == {}
     assert (index.held(A), index.blocks) == (0, 0)
+
+
+def test_reports_of_reused_blocks_add_no_copies() -> None:
+    """Clients can make vLLM report what a prompt reuses; one removal ends such blocks."""
+    index = reporting()
+    index.store(A, 0, (7, 8), (1, 2))
+    for _ in range(5):
+        index.store(A, 0, (7, 8), (1, 2))
+    index.remove(A, 0, (8, 7))
+    assert (index.match_all((1,)), index.held(A), index.blocks) == ({}, 0, 0)
 
 
 def test_what_it_was_sent_counts_for_two_seconds_unless_it_confirms() -> None:
@@ -170,7 +182,8 @@ def test_a_purge_takes_effect_at_once_and_the_endpoint_still_reports() -> None:
 def test_one_engine_of_several_is_cleared_alone() -> None:
     """Blocks of another engine of the endpoint stay."""
     index = reporting()
-    index.store(A, 0, (7, 8, 8), (1, 2, 2))
+    index.store(A, 0, (7, 8), (1, 2))
+    index.store(A, 0, (8,), (2,), 1)
     index.store(A, 1, (7,), (1,))
     index.clear(A, 0)
     assert index.match_all((1, 2)) == {A: 1}
@@ -236,7 +249,7 @@ ENGINES = st.integers(0, 1)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("send"), st.sampled_from([A, B]), PATHS),
-        st.tuples(st.just("store"), ENGINES, PATHS),
+        st.tuples(st.just("store"), ENGINES, PATHS, st.integers(0, 2)),
         st.tuples(st.just("remove"), ENGINES, PATHS),
         st.tuples(st.just("clear"), ENGINES),
         st.tuples(st.just("purge"), st.sampled_from([A, B])),
@@ -293,13 +306,18 @@ class Model:
         self.sent[key].update(dict.fromkeys(set(blocks) - reported, self.now))
         return Inserted(key, blocks, self.now)
 
-    def store(self, engine: int, path: list[int]) -> IndexEvent:
+    def store(self, engine: int, path: list[int], reused: int) -> IndexEvent:
         blocks = chained(path)
         self.seen.add(blocks)
-        self.engines[engine].update(blocks)
-        for block in blocks:
+        held = self.engines[engine]
+        reused = min(reused, len(blocks) - 1)
+        if not held[blocks[reused - 1]]:  # a report after an unknown block is not passed on
+            reused = 0
+        new, parent = blocks[reused:], blocks[reused - 1] if reused else None
+        for block in new:
+            held[block] = held[block] + 1 if reused else max(1, held[block])
             self.sent[A].pop(block, None)
-        return Stored(A, engine, tuple(map(named, blocks)), blocks)
+        return Stored(A, engine, tuple(map(named, new)), new, parent)
 
     def remove(self, engine: int, path: list[int]) -> IndexEvent:
         blocks = chained(path)

@@ -131,10 +131,11 @@ async def test_what_an_engine_publishes_is_in_the_index(made):
         assert made.count("BlockRemoved") == 1
 
 
-async def test_a_late_picker_learns_what_is_held_already(made):
-    """It need not wait for an event: it requests a replay when it has connected."""
+@pytest.mark.parametrize("with_topic", [True, False])
+async def test_a_late_picker_learns_what_is_held_already(made, with_topic):
+    """It requests a replay when it has connected; replies have the topic or, of old, have not."""
     cache = KvCache(SIZE)
-    async with KvEngine(cache) as engine:
+    async with KvEngine(cache, with_topic=with_topic) as engine:
         for prompt in (A, B):
             cache.run(prompt)
             await engine.publish()

@@ -252,7 +252,7 @@ def test_another_block_size_is_told():
 PROMPTS = st.lists(st.integers(0, 2), min_size=SIZE, max_size=5 * SIZE).map(tuple)
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("run"), PROMPTS, st.booleans()),
+        st.tuples(st.just("run"), PROMPTS, st.none() | st.integers(0, 4), st.booleans()),
         st.tuples(st.just("clear")),
         st.tuples(st.just("lose")),
         st.tuples(st.just("restart")),
@@ -274,6 +274,8 @@ class Story:
     def restart(self):
         self.made.follower.lost()
         self.cache, self.log, self.number = KvCache(SIZE, 8, **self.encoding), [], 0
+        self.uncounted = False
+        """A copy was computed from the root; the index takes its removal for the block's."""
 
     def cut(self):
         self.made.follower.lost()
@@ -285,10 +287,12 @@ class Story:
         self.cache.clear()
         self.publish()
 
-    def run(self, prompt, copy):
-        if copy and 2 * (self.cache.holds(prompt) + len(prompt) // SIZE) > self.cache.capacity:
-            return
-        self.cache.run(prompt, copy=copy)
+    def run(self, prompt, reused, report):
+        if 2 * (self.cache.holds(prompt) + len(prompt) // SIZE) > self.cache.capacity:
+            reused = None
+        held = self.cache.holds(prompt)
+        if not self.cache.run(prompt, reused=reused, report=report) and held:
+            self.uncounted = True
         self.publish()
 
     def publish(self):
@@ -318,14 +322,17 @@ class Story:
         there = {blocks_of(each)[-1] for each in self.cache.prompts()}
         assert believed <= there
         assert self.made.index.held(R1) == len(believed)
-        if self.made.follower.complete:
+        if self.made.follower.complete and not self.uncounted:
             assert believed == there
 
 
 @settings(max_examples=300)
 @given(STEPS, st.booleans(), st.booleans(), st.integers(1, 40))
 def test_the_index_equals_the_engines_cache(steps, maps, as_bytes, buffer):
-    """With losses, gaps and restarts: a complete history equals the cache, any other is in it."""
+    """With losses, gaps and restarts: a complete history equals the cache, any other is in it.
+
+    Whatever clients send: equal prompts at one time, and requests whose reused blocks are reported.
+    """
     story = Story(Made(), buffer, maps=maps, as_bytes=as_bytes)
     for kind, *rest in steps:
         getattr(story, kind)(*rest)

@@ -386,12 +386,13 @@ _BODY_PLAIN: Final[bytes] = pb.ProcessingResponse(
 _TRAILERS_PLAIN: Final[bytes] = pb.ProcessingResponse(
     request_trailers=pb.TrailersResponse()
 ).SerializeToString()
+_NO_LOADS: Final[Any] = pb.HeadersResponse()  # load reports are for pickers, not for clients
+_NO_LOADS.response.header_mutation.remove_headers.extend(_LOAD_HEADERS)
 _RESPONSE_PLAIN: Final[Mapping[ResponsePart, bytes]] = {
-    ResponsePart.HEADERS: pb.ProcessingResponse(
-        response_headers=pb.HeadersResponse()
-    ).SerializeToString(),
-    ResponsePart.BODY: pb.ProcessingResponse(response_body=pb.BodyResponse()).SerializeToString(),
-    ResponsePart.TRAILERS: pb.ProcessingResponse(
-        response_trailers=pb.TrailersResponse()
-    ).SerializeToString(),
+    part: pb.ProcessingResponse(**{f"response_{part.value}": reply}).SerializeToString()
+    for part, reply in (
+        (ResponsePart.HEADERS, _NO_LOADS),
+        (ResponsePart.BODY, pb.BodyResponse()),
+        (ResponsePart.TRAILERS, pb.TrailersResponse()),
+    )
 }

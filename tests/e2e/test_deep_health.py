@@ -279,7 +279,10 @@ async def test_load_reports_in_answers_become_readings(http, stack, replicas):
         async with Traffic(http, stack.http_url + GENERATE, body, workers=3) as load:
             await load.more(30)
         assert not load.failures
-        assert teller.asked[-1]["endpoint-load-metrics-format"] == "JSON"
+        assert teller.asked[-1]["endpoint-load-metrics-format"] == "json"
+
+        async with http.post(stack.http_url + GENERATE, json=body()) as answer:
+            assert not [name for name in answer.headers if name.lower().startswith("endpoint-load")]
 
         async def heard() -> bool:
             return bool((await shown(http, stack.picker_metrics, teller.name))["readings"])

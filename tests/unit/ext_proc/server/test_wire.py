@@ -292,7 +292,6 @@ def test_asking_for_the_first_part():
         (ReplyHead(), "request_headers"),
         (ReplyBody(), "request_body"),
         (ReplyTrailers(), "request_trailers"),
-        (ReplyResponse(ResponsePart.HEADERS), "response_headers"),
         (ReplyResponse(ResponsePart.BODY), "response_body"),
         (ReplyResponse(ResponsePart.TRAILERS), "response_trailers"),
     ],
@@ -302,6 +301,14 @@ def test_plain_replies(action, kind):
     answer = write(action)
     assert answer.kind == kind
     assert answer.message.ByteSize() == 2
+
+
+def test_clients_get_no_load_reports():
+    """The reply to an answer's headers removes the report that the picker asked for."""
+    message = write(ReplyResponse(ResponsePart.HEADERS)).message
+    mutation = message.response_headers.response.header_mutation
+    assert mutation.remove_headers == ["endpoint-load-metrics", "endpoint-load-metrics-bin"]
+    assert not mutation.set_headers
 
 
 def test_a_pick_in_a_body_reply_without_ticket():

@@ -23,7 +23,7 @@ def shown(*pools: dict[str, Any]) -> dict[str, tuple[bool, bool]]:
         if not settings.disabled:
             mode = settings.overrides.processing_mode.response_header_mode
             asked = {one.header.key: one.header.value for one in route.request_headers_to_add}
-            report = asked.get("endpoint-load-metrics-format") == "JSON"
+            report = asked.get("endpoint-load-metrics-format") == "json"
             found[route.name] = (mode == MODE.SEND, report)
     return found
 

@@ -11,10 +11,12 @@ Rules, in addition to those of ``prefix_index``:
    report the blocks that a prompt *reuses* (``kv_cache_report_mode: full``), always from the root,
    while it computes copies only after blocks that it reuses. So the index may hold less than an
    engine, but never more for what a client sends.
-2. Prompts sent to a reporting endpoint count as held for ``SPECULATIVE_S``, until a KV event
-   confirms them, instead of the usual time. The usual time applies if its events have gaps
-   (``complete`` is false), or if it never reports what it was sent (``DOUBTS`` prompts in a row:
-   other block size, hash or chat template). Routing is then no worse than without KV events.
+2. Reports are believed by prompt. Of a prompt that its endpoint reports in part, the rest counts
+   as held for ``SPECULATIVE_S``; what was reported and removed does not, even if the request ends
+   later. A prompt of which nothing is reported counts for the usual time, as without KV events:
+   its tokens are not known here (chats, another block size or tokenizer). The usual time applies
+   to all while the reports have gaps (``complete`` is false). An endpoint that reports nothing of
+   ``DOUBTS`` prompts in a row is shown as one whose reports do not fit.
 3. Removals come in any order, so a block may be held without those before it. Matches stay
    contiguous from the root: prompts held by reporting endpoints are matched by a linear walk.
 4. An endpoint holds at most its ``max_blocks``; reported blocks beyond that are ignored.
@@ -32,7 +34,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ext_proc.routing.cache import prefix_index
-from ext_proc.routing.cache.prefix_uses import ReportedUse, Use
+from ext_proc.routing.cache.prefix_uses import ReportedUse, Trial, Use
 from ext_proc.routing.cache.provisional import ProvisionalIndex
 
 if TYPE_CHECKING:
@@ -176,7 +178,6 @@ class ExactIndex(ProvisionalIndex):
         holder = self._holders.get(endpoint)
         if holder is not None and holder.reported is not None:
             holder.reported.complete = complete
-            holder.reported.judge()
 
     def store(
         self,
@@ -277,6 +278,10 @@ class ExactIndex(ProvisionalIndex):
         if earlier is None:
             holder.kept.count += 1
         else:
+            if isinstance(earlier, Trial):
+                earlier.told = True
+            else:
+                reported.waiting[earlier] = None
             self._lost(holder, earlier, 1)
             reported.confirmed()
 

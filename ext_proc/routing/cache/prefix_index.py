@@ -31,12 +31,19 @@ from array import array
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ext_proc.routing.cache.prefix_blocks import PrefixBlocks
-from ext_proc.routing.cache.prefix_uses import NOBODY, SHARED_TENANT, Holder, SharedUse, Use
+from ext_proc.routing.cache.prefix_uses import (
+    NOBODY,
+    SHARED_TENANT,
+    SPECULATIVE_S,
+    Holder,
+    SharedUse,
+    Use,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ext_proc.routing.cache.prefix_uses import Trial
+    from ext_proc.routing.cache.prefix_uses import ReportedUse, Trial
 
     _Run = tuple[int, int, Use]
     """A use whose live blocks are all one run of a chain: where it begins and ends, and the use."""
@@ -103,9 +110,6 @@ class PrefixIndex(PrefixBlocks):
         if holder is not None:
             holder.bound(max_blocks)
             holder.ttl_s = ttl_s
-            if holder.reported is not None:
-                holder.reported.usual_ttl_s = ttl_s
-                holder.reported.judge()
             self._fit(holder, holder.kept.tenant(SHARED_TENANT))
 
     def forget(self, endpoint: EndpointKey) -> None:
@@ -126,13 +130,21 @@ class PrefixIndex(PrefixBlocks):
         """
         holder = self._holders.get(endpoint) or self._enrol(endpoint)
         whole = blocks = blocks[: holder.kept.max_blocks]
-        if holder.reported is not None:
-            blocks = holder.reported.missing(blocks, self._table)
+        reported = holder.reported
+        if reported is not None:
+            blocks = reported.missing(blocks, self._table)
         if not blocks:
             return
         if self._dead:
             self._reclaim(2 * len(blocks))
         self._keep(holder, array("q", blocks), whole, tenant, now)
+        if reported is not None:
+            told = len(blocks) < len(whole)
+            for use in {self._owner(block, holder.bit) for block in blocks}:
+                if use is not None and told:
+                    reported.waiting[use] = None
+                elif use is not None:
+                    reported.waiting.pop(use, None)
 
     def purge(self, endpoint: EndpointKey) -> None:
         """Drop all blocks of an endpoint; it counts as empty from now on."""
@@ -155,6 +167,8 @@ class PrefixIndex(PrefixBlocks):
             return
         for holder in list(self._holders.values()):
             kept, too_old = holder.kept, now - holder.ttl_s
+            if holder.reported is not None and holder.reported.waiting:
+                budget -= self._end_waiting(holder, holder.reported, now - SPECULATIVE_S, budget)
             oldest, newest = kept.oldest, kept.newest
             if oldest is None or newest is None or oldest.at >= too_old:
                 continue
@@ -169,6 +183,19 @@ class PrefixIndex(PrefixBlocks):
                 budget -= 1
         if budget > 0:
             self._next_expiry = now + EXPIRE_EVERY_S
+
+    def _end_waiting(
+        self, holder: Holder, reported: ReportedUse, too_old: float, budget: int
+    ) -> int:
+        """Drop what reports should have named by now; return the number of dropped blocks."""
+        spent = 0
+        for use in list(reported.waiting):
+            while reported.complete and use.at < too_old and use.live and spent < budget:
+                self._evict(holder, use)
+                spent += 1
+            if not use.live:
+                del reported.waiting[use]
+        return spent
 
     def uses(self) -> Iterator[Inserted]:
         """Yield inserts that reproduce the index when applied in this order to an empty one.

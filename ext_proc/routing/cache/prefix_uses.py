@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import EndpointKey
 
 SPECULATIVE_S: Final = 2.0
-"""Seconds for which prompts sent to a reporting endpoint count as held without confirmation."""
+"""Seconds for which the rest of a prompt counts as held where reports have some of its blocks."""
 DOUBTS: Final = 64
 """Unconfirmed prompts in a row from which on reports and our hashes are taken not to match."""
 SHARES: Final = 4
@@ -99,7 +99,17 @@ class Use:
 class Trial(Use):
     """A provisional insert: ``blocks`` is the whole prompt, of which it owns what was new."""
 
-    __slots__ = ("claims", "confirmed", "fork", "leans", "pending", "start", "stop", "whose")
+    __slots__ = (
+        "claims",
+        "confirmed",
+        "fork",
+        "leans",
+        "pending",
+        "start",
+        "stop",
+        "told",
+        "whose",
+    )
 
     def __init__(
         self, holder: Holder, blocks: array[int], at: float, lane: TrialLane, whose: int
@@ -127,6 +137,8 @@ class Trial(Use):
         self.confirmed = False
         self.fork: int | None = None
         """The block that it noted as the beginning of a continuation of known blocks."""
+        self.told = False
+        """Whether its endpoint has reported blocks of it."""
 
 
 class RepeatedInsert:
@@ -308,7 +320,7 @@ class ReportedUse(Use):
     It is not in the holder's list by age: reported blocks do not expire.
     """
 
-    __slots__ = ("complete", "copies", "doubts", "names", "others", "usual_ttl_s")
+    __slots__ = ("complete", "copies", "doubts", "names", "others", "waiting")
 
     def __init__(self, holder: Holder, *, complete: bool) -> None:
         super().__init__(holder, array("q"), 0.0, holder.kept, Tenant(SHARED_TENANT))
@@ -321,38 +333,31 @@ class ReportedUse(Use):
         """Number of additional names of a block, mostly from other engines."""
         self.complete = complete
         self.doubts = 0
-        self.usual_ttl_s = holder.ttl_s
-        self.judge()
+        self.waiting: dict[Use, None] = {}
+        """Confirmed uses with blocks that it has not reported of prompts that it has."""
 
     @property
     def believed(self) -> bool:
-        """Whether blocks that the endpoint does not report are taken as not held."""
+        """Whether its reports are complete and fit the prompts that it was sent."""
         return self.complete and self.doubts < DOUBTS
-
-    def judge(self) -> None:
-        """Set the time for which unconfirmed blocks count as held."""
-        self.holder.ttl_s = SPECULATIVE_S if self.believed else self.usual_ttl_s
 
     def confirmed(self) -> None:
         """Note that it reported a block whose hash we sent or looked up, so the hashes match."""
-        if self.doubts:
-            self.doubts = 0
-            self.judge()
+        self.doubts = 0
 
     def missing(
         self, blocks: tuple[int, ...], table: Mapping[int, Use | SharedUse]
     ) -> tuple[int, ...]:
         """Return the blocks of a prompt sent to it that it has not reported."""
-        missing = tuple([block for block in blocks if not self._has(table.get(block))])
+        missing = tuple([block for block in blocks if not self.has(table.get(block))])
         if len(missing) < len(blocks):
             self.confirmed()
         elif blocks:
-            self.doubts += 1
-            if self.doubts == DOUBTS:
-                self.judge()
+            self.doubts = min(self.doubts + 1, DOUBTS)
         return missing
 
-    def _has(self, entry: Use | SharedUse | None) -> bool:
+    def has(self, entry: Use | SharedUse | None) -> bool:
+        """Return whether it reported the block that has this entry."""
         if isinstance(entry, SharedUse):
             return entry.uses.get(self.mask) is self
         return entry is self

@@ -9,7 +9,8 @@ Rules:
 2. ``confirm`` makes it an insert at that time; also one that was displaced.
 3. ``withdraw`` leaves no trace: blocks on which another trial leans stay, forks that it noted are
    forgotten. A confirmed block before them may be evicted meanwhile; they match nothing then.
-   Trials on a reporting endpoint do not lean: its reports tell what it holds.
+   Trials on a reporting endpoint do not lean: its reports tell what it holds. What it reported of
+   a trial and removed since is not inserted by a later ``confirm``.
 4. A trial of blocks that are all confirmed there owns nothing and is only counted
    (``RepeatedInsert``).
 5. A purge of the endpoint ends its trials; a verdict on them has no effect any more.
@@ -71,6 +72,7 @@ class ProvisionalIndex(PrefixIndex):
         trial = Trial(holder, array("q", blocks), now, lane, tenant)
         if holder.reported is not None:
             start = 0
+            trial.told = holder.reported.has(self._table.get(blocks[0]))
         else:
             start = trial.start = self._start(bit, blocks, held)
             if start and lane.count:
@@ -104,6 +106,8 @@ class ProvisionalIndex(PrefixIndex):
         if trial.fork is not None:
             self._forks.confirm(trial.fork)
         if not trial.pending or holder.reported is not None or len(chain) > holder.kept.max_blocks:
+            if trial.told:
+                chain = chain[: self._held_in_a_row(holder.bit, chain)]
             self.withdraw(trial)
             self.insert(holder.key, tuple(chain), now, trial.whose)
             return
@@ -160,6 +164,15 @@ class ProvisionalIndex(PrefixIndex):
             else:
                 high = middle
         return low
+
+    def _held_in_a_row(self, bit: int, chain: array[int]) -> int:
+        """Return how many leading blocks an endpoint holds, whatever it holds after them."""
+        find = self._table.get
+        for depth, block in enumerate(chain):
+            entry = find(block)
+            if entry is None or not entry.mask & bit:
+                return depth
+        return len(chain)
 
     def _lean(self, trial: Trial, owner: Use | None) -> None:
         if isinstance(owner, Trial) and owner.lane is trial.lane:

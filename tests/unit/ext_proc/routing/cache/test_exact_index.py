@@ -89,8 +89,8 @@ def test_reports_of_reused_blocks_add_no_copies() -> None:
     assert (index.match_all((1,)), index.held(A), index.blocks) == ({}, 0, 0)
 
 
-def test_what_it_was_sent_counts_for_two_seconds_unless_it_confirms() -> None:
-    """A dispatched block is held speculatively until the engine's report confirms it."""
+def test_the_rest_of_a_reported_prompt_counts_for_two_seconds() -> None:
+    """Where a report has begun to confirm a prompt, the rest is held speculatively."""
     index = reporting(ttl_s=1e6)
     index.insert(A, (1, 2, 3), 0.0)
     index.store(A, 0, (71, 72), (1, 2))
@@ -112,16 +112,46 @@ def test_reports_with_gaps_leave_the_usual_time() -> None:
     """With gaps, dispatched blocks are held as for an endpoint that does not report."""
     index = reporting(ttl_s=100.0)
     index.set_reporting(A, complete=False)
+    index.store(A, 0, (71,), (1,))
     index.insert(A, (1, 2), 0.0)
     index.expire(50.0)
     assert index.match_all((1, 2)) == {A: 2}
     index.set_reporting(A, complete=True)
     index.expire(51.1)
-    assert index.match_all((1, 2)) == {}
+    assert index.match_all((1, 2)) == {A: 1}
 
 
-def test_reports_that_never_match_are_not_trusted_until_they_do() -> None:
-    """Mismatched hashes fall back to the usual time, are counted, and recover on a match."""
+def test_a_prompt_of_which_nothing_is_reported_keeps_the_usual_time() -> None:
+    """Chats never match the reports of their engine; beside prompts that do they keep affinity."""
+    index = reporting(ttl_s=100.0)
+    index.store(A, 0, (71, 72), (1, 2))
+    for now in (0.0, 30.0):
+        index.insert(A, (1, 2), now)
+        index.insert(A, (11, 12), now)
+        index.expire(now + 29.0)
+        assert index.match_all((11, 12)) == {A: 2}
+    index.expire(131.0)
+    assert index.match_all((11, 12)) == {}
+    assert index.match_all((1, 2)) == {A: 2}
+
+
+def test_a_removal_ends_a_prompt_whose_request_ends_later() -> None:
+    """The verdict on a request does not bring back what its engine has removed meanwhile."""
+    for complete in (True, False):
+        index = reporting(ttl_s=100.0)
+        index.set_reporting(A, complete=complete)
+        early = index.propose(A, (1, 2, 3), 0.0)
+        index.store(A, 0, (71, 72, 73), (1, 2, 3))
+        known = index.propose(A, (1, 2, 3), 0.0)
+        index.remove(A, 0, (73, 72))
+        index.confirm(early, 1.0)
+        index.confirm(known, 1.0)
+        assert index.match_all((1, 2, 3)) == {A: 1}
+        assert index.held(A) == 1
+
+
+def test_reports_that_never_match_are_counted_until_they_do() -> None:
+    """Mismatched hashes are shown, leave the usual time, and recover on a match."""
     index = reporting(ttl_s=1000.0)
     for number in range(DOUBTS):
         assert index.is_exact(A)
@@ -271,6 +301,13 @@ def named(block: int) -> int:
     return block * 7919
 
 
+class Sent:
+    """One dispatch, and whether its endpoint has reported some of it."""
+
+    def __init__(self, at: float, *, told: bool) -> None:
+        self.at, self.told = at, told
+
+
 class Model:
     """Reference model: counters of copies by engine, and the time of each dispatch.
 
@@ -279,7 +316,7 @@ class Model:
 
     def __init__(self) -> None:
         self.engines: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
-        self.sent: dict[EndpointKey, dict[int, float]] = {A: {}, B: {}}
+        self.sent: dict[EndpointKey, dict[int, Sent]] = {A: {}, B: {}}
         self.complete = True
         self.now = 0.0
         self.seen = {chained([0])}
@@ -303,7 +340,8 @@ class Model:
         blocks = chained(path)
         self.seen.add(blocks)
         reported = self.reported() if key == A else set()
-        self.sent[key].update(dict.fromkeys(set(blocks) - reported, self.now))
+        sent = Sent(self.now, told=bool(reported & set(blocks)))
+        self.sent[key].update(dict.fromkeys(set(blocks) - reported, sent))
         return Inserted(key, blocks, self.now)
 
     def store(self, engine: int, path: list[int], reused: int) -> IndexEvent:
@@ -316,7 +354,8 @@ class Model:
         new, parent = blocks[reused:], blocks[reused - 1] if reused else None
         for block in new:
             held[block] = held[block] + 1 if reused else max(1, held[block])
-            self.sent[A].pop(block, None)
+            if (sent := self.sent[A].pop(block, None)) is not None:
+                sent.told = True
         return Stored(A, engine, tuple(map(named, new)), new, parent)
 
     def remove(self, engine: int, path: list[int]) -> IndexEvent:
@@ -344,9 +383,10 @@ class Model:
     def wait(self, seconds: int) -> None:
         self.now += seconds + 1.0  # expiry works once a second
         for key, sent in self.sent.items():
-            ttl = SPECULATIVE_S if key == A and self.complete else USUAL_S
-            for block in [b for b, at in sent.items() if at < self.now - ttl]:
-                del sent[block]
+            for block, one in list(sent.items()):
+                short = key == A and self.complete and one.told
+                if one.at < self.now - (SPECULATIVE_S if short else USUAL_S):
+                    del sent[block]
 
 
 @settings(max_examples=400)

@@ -11,6 +11,9 @@ Rules:
 3. An index is read up to ``MAX_BYTES``. One that is larger, missing or invalid changes nothing:
    readiness shows whether the replica is available.
 4. A replica that is removed during its probe is not reported.
+5. A replica that answers a readiness path of Triton's with 404 is no Triton, which answers 400 for
+   models that it does not know. It is then asked by ``ENGINE_PATHS``, the first that is not 404;
+   that one is asked first from then on.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import random
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -34,7 +38,11 @@ AGAIN_S: Final = 1.0
 MAX_CONNECTIONS: Final = 64
 """Maximum open at one time; further probes wait within their own timeout."""
 INDEX_PATH: Final = "/v2/repository/index"
+ENGINE_PATHS: Final = ("/health", "/health/ready")
+"""Readiness of vLLM, SGLang and ``trtllm-serve``, and of Triton's OpenAI server."""
+_TRITON: Final = "/v2/"
 _OK: Final = 200
+_NOT_FOUND: Final = 404
 _JITTER: Final = 0.2
 
 
@@ -91,6 +99,8 @@ class Prober:
         self._targets: set[Target] = set()
         self._tasks: dict[Target, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._other: dict[str, str] = {}
+        """The URL that a replica answers instead of a target's (rule 5)."""
 
     def set_targets(self, targets: set[Target]) -> None:
         """Probe exactly these targets from now on."""
@@ -98,6 +108,7 @@ class Prober:
             task = self._tasks.pop(gone, None)
             if task is not None:
                 task.cancel()
+            self._other.pop(gone.url, None)
         added = targets - self._targets
         self._targets = set(targets)
         for target in added:
@@ -123,11 +134,22 @@ class Prober:
 
     async def probe(self, session: aiohttp.ClientSession, url: str) -> bool:
         """Probe readiness once."""
+        known = self._other.pop(url, None)
+        for each in (known, url, *_engine_urls(url)) if known else (url, *_engine_urls(url)):
+            status = await self._status(session, each)
+            if status == _NOT_FOUND:
+                continue
+            if each != url and (status == _OK or known == each):
+                self._other[url] = each
+            return status == _OK
+        return False
+
+    async def _status(self, session: aiohttp.ClientSession, url: str) -> int | None:
         try:
             async with session.get(url, allow_redirects=False) as answer:
-                return answer.status == _OK
+                return answer.status
         except (aiohttp.ClientError, OSError, ValueError):  # a timeout is an OSError
-            return False
+            return None
 
     async def probe_index(self, session: aiohttp.ClientSession, target: Target) -> bool:
         """Probe an index once; return whether all models are ready, as far as known."""
@@ -163,3 +185,11 @@ class Prober:
                 self._on_result(target.pool, target.key, ready)
             pause = target.interval_s if ready else min(target.interval_s, AGAIN_S)
             await asyncio.sleep(pause * (1 + _JITTER * (self._jitter() - 0.5)))
+
+
+def _engine_urls(url: str) -> list[str]:
+    """Return where an engine tells its readiness, if ``url`` is a readiness path of Triton's."""
+    parts = urlsplit(url)
+    if not parts.path.startswith(_TRITON):
+        return []
+    return [f"{parts.scheme}://{parts.netloc}{path}" for path in ENGINE_PATHS]

@@ -65,7 +65,6 @@ from xds_server.resources.sources import ads_source, extension
 
 if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import PoolSpec, VariantSpec
-    from xds_server.fleet.model.resilience import HealthSpec
 
 _UPSTREAM_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _EDS_FETCH_TIMEOUT = timedelta(seconds=2)
@@ -148,7 +147,8 @@ def probes_http(pool: PoolSpec) -> bool:
     return all(endpoint.http for endpoint in pool.endpoints)
 
 
-def _health_check(health: HealthSpec, path: str | None) -> HealthCheck:
+def _health_check(pool: PoolSpec, path: str | None) -> HealthCheck:
+    health = pool.health
     check = HealthCheck(
         timeout=timedelta(seconds=health.timeout),
         interval=timedelta(seconds=health.interval),
@@ -160,8 +160,13 @@ def _health_check(health: HealthSpec, path: str | None) -> HealthCheck:
     if path is None:
         check.grpc_health_check = HealthCheckGrpcHealthCheck()
     else:
+        expected = [Int64Range(start=200, end=201)]
+        if health.path is None and pool.match.paths:
+            # An engine without Triton's API, which is there; Triton never answers its readiness
+            # paths so. Pickers ask further.
+            expected.append(Int64Range(start=404, end=405))
         check.http_health_check = HealthCheckHttpHealthCheck(
-            path=path, host="tidegate", expected_statuses=[Int64Range(start=200, end=201)]
+            path=path, host="tidegate", expected_statuses=expected
         )
     return check
 
@@ -201,7 +206,7 @@ def variant_cluster(pool: PoolSpec, variant: VariantSpec, ref: ClusterRef) -> by
             ignore_new_hosts_until_first_hc=True,
         ),
         ignore_health_on_host_removal=True,
-        health_checks=[_health_check(pool.health, path)],
+        health_checks=[_health_check(pool, path)],
         # Nothing is enforced, because clients cause all of it: a replica's 502 to 504, connections
         # that it closes on a request, and three long requests that reach a timeout at once, which
         # count as failures of its connections (checked on Envoy 1.40). Envoy only counts them.

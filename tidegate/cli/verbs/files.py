@@ -61,6 +61,7 @@ def validate(
         raise typer.BadParameter("name a fleet file, or use --schema")
     from xds_server.fleet.load import FleetError, load_text
     from xds_server.fleet.rules.picker_needs import picker_needs
+    from xds_server.fleet.rules.warnings import warnings
 
     text, source = read_text(fleet)
     try:
@@ -81,6 +82,8 @@ def validate(
     print(f"{source} is valid: {len(loaded.pools)} pools, {endpoints} endpoints{opinion}")
     for sentence in picker_needs(loaded) or ["no request needs a picker"]:
         print(f"  {sentence}")
+    for sentence in warnings(loaded):
+        print(f"  warning: {sentence}")
 
 
 def envoy_bootstrap(

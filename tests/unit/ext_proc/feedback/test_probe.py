@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, suppress
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -72,6 +73,55 @@ async def test_only_200_is_a_yes(status, ready):
         asyncio.timeout(60),
     ):
         assert await results.get() == ("llm", KEY, ready)
+
+
+@pytest.mark.parametrize(
+    ("paths", "ready"),
+    [
+        ({"/health": 200}, True),
+        ({"/health": 503}, False),
+        ({"/health/ready": 200}, True),
+        ({"/v2/models/m/ready": 400, "/health": 200}, False),
+        ({}, False),
+    ],
+)
+async def test_an_engine_without_tritons_api_is_asked_its_own_way(paths, ready):
+    """They answer 404 to the readiness of a model, which Triton never does."""
+    asked = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=paths.get(request.path, 404))
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    prober = Prober(lambda *_: None)
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v2/models/m/ready"
+    try:
+        async with aiohttp.ClientSession() as session:
+            assert await prober.probe(session, url) is ready
+            asked.clear()
+            assert await prober.probe(session, url) is ready
+            if ready:
+                assert asked == list(paths)
+                paths.clear()
+                paths["/v2/models/m/ready"] = 200
+                assert await prober.probe(session, url)
+                asked.clear()
+                assert await prober.probe(session, url)
+                assert asked == ["/v2/models/m/ready"]
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_path_that_is_not_tritons_is_asked_alone():
+    """A declared path says what it means, also with 404."""
+    status = [404]
+    async with replica(status) as url, aiohttp.ClientSession() as session:
+        assert not await Prober(lambda *_: None).probe(session, url)
 
 
 async def test_nobody_there_is_a_no_and_a_return_is_seen():

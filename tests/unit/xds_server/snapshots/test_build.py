@@ -60,6 +60,21 @@ def test_readiness_is_probed_per_model_and_version() -> None:
     assert check.http_health_check.path == "/v2/models/llm-model/versions/2/ready"
 
 
+def test_an_engine_without_tritons_api_is_there_for_envoy() -> None:
+    """It answers 404 to a model's readiness, which Triton never does; a given path is strict."""
+    paths = {"models": ["m"], "paths": ["/v1/completions"]}
+    found = []
+    for health, match in (
+        ({}, paths),
+        ({"path": "/health"}, paths),
+        ({}, {"models": ["m"]}),
+    ):
+        made = clusters(fleet(pool(match=match, health=health)))["llm/stable/http"]
+        check = made.health_checks[0].http_health_check
+        found.append([each.start for each in check.expected_statuses])
+    assert found == [[200, 404], [200], [200]]
+
+
 def test_replicas_without_http_are_probed_over_grpc() -> None:
     """Without an HTTP port gRPC health is used."""
     only = [{"id": "g", "grpc": "127.0.0.1:8001"}]

@@ -5,8 +5,10 @@ Their series name the model by ``model_name`` and have no versions.
 * vLLM (``vllm/v1/metrics/loggers.py``): one series per ``engine`` of a data-parallel server. Queues
   are added; the cache share is the mean, because the engines are alike.
 * SGLang (``python/sglang/srt/observability/metrics_collector.py``): where all ranks of tensor or
-  pipeline parallelism report, they report the same queue, so only the largest value counts; series
-  that differ in other labels are added.
+  pipeline parallelism report, they report the same queue, so only the largest value counts. With
+  priority scheduling the series with an empty ``priority`` is the total of those with one
+  (``_log_gauge_queue_count``, at commit 016d860), which are left out. Series that differ in
+  other labels are added.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ FAMILIES: Final = frozenset(
     }
 )
 
-_RANKS: Final = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
+_PRIORITY: Final = "priority"
+_NOT_APART: Final = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", _PRIORITY})
+_RANKS: Final = _NOT_APART - {_PRIORITY}
 
 
 def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
@@ -105,10 +109,17 @@ def _by_name(
 
 
 def _once_per_rank(samples: Iterable[SeriesSample]) -> list[SeriesSample]:
-    """Keep one of the series that differ only in rank: the largest, or unknown if any is."""
+    """Keep one of the series that differ only in rank: the largest, or unknown if any is.
+
+    Of series that differ in priority, the total is kept, or all where there is none.
+    """
+    found = list(samples)
+    totals = {_but(each, _NOT_APART) for each in found if not each.labels.get(_PRIORITY)}
     kept: dict[tuple[tuple[str, str], ...], SeriesSample] = {}
-    for sample in samples:
-        group = tuple(sorted(item for item in sample.labels.items() if item[0] not in _RANKS))
+    for sample in found:
+        if sample.labels.get(_PRIORITY) and _but(sample, _NOT_APART) in totals:
+            continue
+        group = _but(sample, _RANKS)
         known = kept.get(group)
         if (
             known is None
@@ -117,6 +128,10 @@ def _once_per_rank(samples: Iterable[SeriesSample]) -> list[SeriesSample]:
         ):
             kept[group] = sample
     return list(kept.values())
+
+
+def _but(sample: SeriesSample, names: frozenset[str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(item for item in sample.labels.items() if item[0] not in names))
 
 
 def _with_config(

@@ -52,6 +52,27 @@ def test_sglang_ranks_count_once():
     assert (reading.queued, reading.running, reading.kv_used) == (7, 2, 0.5)
 
 
+def test_sglang_priorities_count_once():
+    """With priority scheduling the series with an empty priority is the total of the others."""
+    page = "".join(
+        f'sglang:num_queue_reqs{{model_name="m",priority="{priority}",tp_rank="{tp}"}} {count}\n'
+        f'sglang:num_running_reqs{{model_name="m",priority="{priority}",tp_rank="{tp}"}} 1\n'
+        for priority, count in (("", 5), ("0", 2), ("7", 3))
+        for tp in (0, 1)
+    )
+    reading = read(page)
+    assert (reading.queued, reading.running) == (5, 1)
+
+
+def test_sglang_priorities_without_a_total_add_up():
+    """Only a total that is there makes the others superfluous."""
+    page = "".join(
+        f'sglang:num_queue_reqs{{model_name="m",priority="{priority}"}} 2\n'
+        for priority in ("0", "7")
+    )
+    assert read(page).queued == 4
+
+
 def test_a_rank_without_a_number_is_unknown():
     """If one rank's number is unusable, the scheduler's is unknown."""
     page = (

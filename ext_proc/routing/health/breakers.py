@@ -20,7 +20,8 @@ from math import log
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.health.ejection_record import NEVER, Cause, EjectionRecord, Phase
+from ext_proc.routing.health.ejection_record import Cause, EjectionRecord, Phase
+from ext_proc.routing.health.silence import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -58,7 +59,7 @@ class Breakers:
         for endpoint in pool.endpoints:
             record = known.get(endpoint.key)
             if record is None or record.variant != endpoint.variant:
-                record = EjectionRecord(endpoint.variant)
+                record = EjectionRecord(endpoint.variant, len(pool.endpoints))
             self._records[endpoint.key] = record
         self._out = {k: r for k, r in self._records.items() if r.phase is not Phase.CLOSED}
 
@@ -66,7 +67,7 @@ class Breakers:
         """Reset the record of a replica whose process was restarted."""
         record = self._records.get(key)
         if record is not None:
-            self._records[key] = EjectionRecord(record.variant)
+            self._records[key] = EjectionRecord(record.variant, len(self._records))
             self._out.pop(key, None)
 
     def _usual_log_s(self, key: EndpointKey, record: EjectionRecord, least: int) -> float | None:

@@ -9,14 +9,20 @@ Rules:
    variant) is affected as well. Peers without results count as healthy, except in rule 4.
 3. Results of an ejected replica are ignored, except that a frozen replica which answers is half
    open at once.
-4. A failure that its request may have caused is counted once per origin (``failing_origins``). Such
-   failures eject only with those of at least ``MIN_ORIGINS`` origins, or where another replica
-   answered one of these origins well; only if peers that had results since then are not affected;
-   and only if they go on for longer than the log may hold good answers back. Consecutive ones must
-   go on for the time in which the replica used to give ``QUIET_ANSWERS``. So one caller ejects
-   nothing, and failures of several among the good answers to others eject nothing. Anonymous
-   failures count each, under the same conditions.
-5. An attempt that our bound on the time to a first answer ended is no failure. It is work without
+4. A failure that its request may have caused is counted once per origin (``failing_origins``).
+   Anonymous failures count each. Such failures eject only with those of at least ``MIN_ORIGINS``
+   origins, or where another replica answered one of these origins well; only if peers that had
+   results since then are not affected; only if they are improbable for a replica that is well, as
+   failures are at its peers; and only if no good answer is found for longer than the log may hold
+   one back. Failures in a row must go on without a good answer besides, while peers give good ones:
+   ``silence`` measures it by the pool's answers, ``EjectionRecord.suffices`` by the time in which
+   the replica used to give ``QUIET_ANSWERS``. So one caller ejects nothing, and failures of several
+   among the good answers to others eject nothing.
+5. After false alarms (``pool_results``) failures must go on for longer, in the whole pool. So an
+   adversary that meets a gap between good answers by chance has few attempts.
+6. Rows of enough failures wait for a verdict. Decisions give it, at the latest ``WAIT_S`` after the
+   last result.
+7. An attempt that our bound on the time to a first answer ended is no failure. It is work without
    progress since it began, for a frozen replica.
 
 Source: Envoy's outlier detection (consecutive failures, failure percentage, maximum share).
@@ -32,14 +38,14 @@ from ext_proc.blame.origins import ANONYMOUS
 from ext_proc.routing.health.breakers import Breakers
 from ext_proc.routing.health.ejection_record import (
     CLOSED,
-    LOG_DELAY_S,
     MIN_ORIGINS,
-    NEVER,
     Cause,
     EjectionRecord,
     Phase,
 )
 from ext_proc.routing.health.failing_origins import FailingOrigins, Recurrence
+from ext_proc.routing.health.pool_results import PoolResults, is_improbable
+from ext_proc.routing.health.silence import LOG_DELAY_S, NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,6 +64,7 @@ COMPARE_S: Final = 0.01
 outage of a large pool each failure would otherwise cost a pass over the whole pool."""
 LATER: Final = 0.2
 """Share of ``frozen_after_s`` within which replicas that stop count as stopped together."""
+WAIT_S: Final = 5.0
 _RELATIVE: Final = 0.5
 """Peers are affected as well if their failure share is at least this part of the replica's own."""
 
@@ -69,6 +76,13 @@ class Ejection(Breakers):
         super().__init__(on_ejected)
         self._compared_at = NEVER
         self._failing = FailingOrigins()
+        self._pool = PoolResults()
+        self._waiting: dict[EndpointKey, EjectionRecord] = {}
+        """Replicas with rows of enough failures that requests may have caused."""
+
+    def __bool__(self) -> bool:
+        """Whether any replica is ejected or half open, or waits for a verdict."""
+        return bool(self._out or self._waiting)
 
     @property
     def failing(self) -> bool:
@@ -99,10 +113,16 @@ class Ejection(Breakers):
                 record.good_row += times
                 record.until = NEVER
                 if record.good_row >= GOOD_TO_CLOSE:
+                    if record.cause is Cause.DEAD_BACKEND and record.times == 1:
+                        self._pool.alarm(now)
                     self._close(key, record, now)
+                    record.silence.resume(self._pool)
             return
         if record.row:
+            if record.in_doubt >= rules.consecutive_failures:
+                self._pool.alarm(now)
             record.end_row()
+        record.silence.answered(self._pool, times)
         record.count(now, rules.interval_s, good=times)
         if first_byte_s is not None:
             self._time(key, record, first_byte_s, now)
@@ -137,7 +157,7 @@ class Ejection(Breakers):
         else:
             recurrence = self._failing.failed(origin, key, now, rules.interval_s)
         if recurrence is Recurrence.FIRST:
-            record.fail(now, origin)
+            record.fail(now, origin, self._pool)
             record.refused += not answered
             record.count(now, rules.interval_s, bad=1)
         elif recurrence is Recurrence.AGAIN and record.row:
@@ -146,6 +166,8 @@ class Ejection(Breakers):
             self._failed_half_open(key, record, now)
         elif recurrence is not Recurrence.ALIKE:
             self._judge(key, record, now, certain=origin is None)
+            if record.in_doubt >= rules.consecutive_failures and record.phase is CLOSED:
+                self._waiting[key] = record
 
     def _failed_half_open(self, key: EndpointKey, record: EjectionRecord, now: float) -> None:
         if record.row > record.in_doubt or record.proven or record.of_several():
@@ -171,7 +193,8 @@ class Ejection(Breakers):
         share, least = record.share() or 0.0, rules.consecutive_failures
         in_row = certain_row = record.row - record.in_doubt >= least
         if not in_row and record.in_doubt:
-            in_row = record.suffices(now, least, rules.interval_s)
+            in_row = record.is_sudden(now, least, self._pool)
+            in_row = in_row or record.suffices(now, least, rules.interval_s, self._pool)
         many = 0.0 < rules.failure_percent <= share * 100.0
         many = many and record.good + record.bad >= MIN_SAMPLES
         if many and not in_row and not certain:
@@ -191,8 +214,25 @@ class Ejection(Breakers):
         if peers and affected >= _RELATIVE * (1.0 if in_row else share):
             self._compared_at = now
             return
+        if not in_row and not certain and not is_improbable(record.bad, record.good, affected):
+            return
         cause = Cause.FAILURES if record.refused else Cause.DEAD_BACKEND
         self._try_eject(key, record, cause if in_row else Cause.RATIO, now)
+
+    def _judge_waiting(self, now: float) -> None:
+        least = self._rules.consecutive_failures if self._rules else 0
+        for key, record in list(self._waiting.items()):
+            stale = now - record.at > WAIT_S or record is not self._records.get(key)
+            if stale or not record.in_doubt or record.phase is not CLOSED:
+                del self._waiting[key]
+            elif record.is_sudden(now, least, self._pool):
+                self._judge(key, record, now, certain=False)
+
+    def barred(self, now: float) -> set[EndpointKey]:
+        """Return the replicas that must not get a new request now."""
+        if self._waiting:
+            self._judge_waiting(now)
+        return super().barred(now)
 
     def well(self, key: EndpointKey, origin: int, now: float) -> None:
         """Note that a replica answered an origin well; it may convict another one.

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from enum import StrEnum
 from math import exp
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ext_proc.blame.origins import ANONYMOUS
+from ext_proc.routing.health.silence import LOG_DELAY_S, NEVER, Silence
 from ext_proc.routing.latency.estimates import Estimate
 
-NEVER: Final = float("-inf")
+if TYPE_CHECKING:
+    from ext_proc.routing.health.pool_results import PoolResults
+
 ORIGINS: Final = 8
 """Maximum origins kept of a row; more are not needed."""
 MIN_ORIGINS: Final = 2
 MAX_QUIET_S: Final = 2.0
-"""Seconds without a good answer that always suffice."""
+"""Seconds without a good answer that always suffice, where there were no false alarms."""
 QUIET_ANSWERS: Final = 5.0
 """Good answers whose absence shows that a replica gives none; by chance it lasts so long once in
 e**5 = 148 gaps between answers. Twice as many where fewer origins failed than failures are needed.
 """
-LOG_DELAY_S: Final = 0.1
-"""Good answers may be that much later in the log than failures, because each of the proxy's workers
-writes its own batches, every 0.05 s."""
+ENOUGH: Final = 3
+"""Failures that are improbable where failures are as rare as is ever assumed."""
+MORE_ANSWERS: Final = 2.0
+"""Further ones for each false alarm."""
+LEAST_SILENCE: Final = 1.0
+"""Least silence since the row began, however long failures go on."""
 
 
 class Cause(StrEnum):
@@ -58,6 +64,7 @@ class EjectionRecord:
 
     Args:
         variant: The replica's variant.
+        replicas: Number of the pool's replicas.
     """
 
     __slots__ = (
@@ -81,6 +88,7 @@ class EjectionRecord:
         "refused",
         "row",
         "row_at",
+        "silence",
         "silent_at",
         "sinkhole",
         "span_s",
@@ -89,7 +97,7 @@ class EjectionRecord:
         "variant",
     )
 
-    def __init__(self, variant: str) -> None:
+    def __init__(self, variant: str, replicas: int = 1) -> None:
         self.variant = variant
         self.phase = Phase.CLOSED
         self.cause: Cause | None = None
@@ -119,6 +127,7 @@ class EjectionRecord:
         """Origins of these, at most ``ORIGINS``."""
         self.proven = False
         """A replica answered a request of one of these origins well."""
+        self.silence = Silence(replicas)
         self.good = 0.0
         self.bad = 0.0
         """Decayed counts of results."""
@@ -137,12 +146,21 @@ class EjectionRecord:
         self.silent_at = NEVER
         """Since when an attempt that our timeout ended had waited for it."""
 
-    def fail(self, now: float, origin: int | None) -> None:
-        """Add a bad result to the row."""
+    def fail(self, now: float, origin: int | None, pool: PoolResults) -> None:
+        """Add a bad result to the row.
+
+        Args:
+            now: Monotonic seconds.
+            origin: The origin whose request may have caused it; ``None`` = no request can have.
+            pool: The pool's counts, without this result.
+        """
         if not self.row:
             self.row_at, self.good_at = now, self.at
+            self.silence.begin(pool, self.share() or 0.0)
+        self.silence.failed(pool)
         self.row += 1
         if origin is not None:
+            pool.failures += 1
             self.in_doubt += 1
             if len(self.origins) < ORIGINS:
                 self.origins.add(origin)
@@ -161,15 +179,29 @@ class EjectionRecord:
         several = len(self.origins) + self.row - self.in_doubt >= MIN_ORIGINS
         return several or ANONYMOUS in self.origins
 
-    def suffices(self, now: float, least: int, window_s: float) -> bool:
-        """Return whether failures in a row that requests may have caused are reason to eject.
+    def is_sudden(self, now: float, least: int, pool: PoolResults) -> bool:
+        """Return whether failures in a row show without delay that a replica is sick.
+
+        Args:
+            now: Monotonic seconds.
+            least: Failures needed, each of another origin.
+            pool: The pool's counts.
+        """
+        if self.in_doubt < least or not (self.proven or self.of_several()):
+            return False
+        return self.silence.shows(self.in_doubt, now, pool)
+
+    def suffices(self, now: float, least: int, window_s: float, pool: PoolResults) -> bool:
+        """Return whether failures in a row that requests may have caused went on for long enough.
 
         Args:
             now: Monotonic seconds.
             least: Failures needed.
             window_s: Length of the window of the counts, seconds.
+            pool: The pool's counts.
         """
-        if self.row + self.again < least:
+        failed = self.row + self.again
+        if failed < least or not self.silence.improbable(max(failed, ENOUGH), self.in_doubt, pool):
             return False
         if self.full_at == NEVER:
             self.full_at = now
@@ -177,9 +209,13 @@ class EjectionRecord:
             return False
         quiet_s = 0.0
         if self.good_at > NEVER and self.good > 0.0:
+            if not self.proven and self.silence.of_row(pool) < LEAST_SILENCE:
+                return False
             usual = self.good * exp(min((self.at - self.good_at) / window_s, 100.0))
+            alarms = pool.alarms(now)
             absent = QUIET_ANSWERS if self.row >= least else 2.0 * QUIET_ANSWERS
-            quiet_s = min(absent * window_s / max(usual, 1.0), MAX_QUIET_S)
+            absent += MORE_ANSWERS * alarms
+            quiet_s = min(absent * window_s / max(usual, 1.0), MAX_QUIET_S * (1.0 + alarms))
         return now - self.row_at >= quiet_s
 
     def share(self) -> float | None:

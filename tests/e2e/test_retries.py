@@ -175,5 +175,6 @@ async def test_clients_drive_no_ejection(http, demo_extra):  # noqa: ARG001 - sk
         for replica in replicas:
             replica.hold_s = 0.0
             replica.asked.clear()
-        assert [(await ask(http, stack))[0] for _ in range(8)] == [200] * 8
+        # Envoy draws at random: of two replicas, 8 requests miss one in 0.8 % of runs, 40 in none.
+        assert [(await ask(http, stack))[0] for _ in range(40)] == [200] * 40
         assert all(replica.asked for replica in replicas)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
@@ -93,7 +93,22 @@ class YamlNode:
         return parent is not self.closest(location)
 
 
+class Parsed(NamedTuple):
+    """One parsed document."""
+
+    root: YamlNode
+    values: int
+    """Number of its values, of which ``MAX_VALUES`` are allowed; keys and aliases included."""
+    anchored: bool
+    """It has anchors."""
+
+
 def read(text: str) -> YamlNode:
+    """Parse one document; as ``parse``, but return its root only."""
+    return parse(text).root
+
+
+def parse(text: str) -> Parsed:
     """Parse one document.
 
     Raises:
@@ -119,7 +134,7 @@ def read(text: str) -> YamlNode:
         raise DocumentError(None, f"this is not YAML: {first_line}") from None
     if builder.root is None:
         raise DocumentError(None, "the text is empty; write at least `pools:`")
-    return builder.root
+    return Parsed(builder.root, builder.total, bool(builder.anchors))
 
 
 @dataclass(slots=True)
@@ -138,9 +153,9 @@ class _Builder:
 
     def __init__(self) -> None:
         self.root: YamlNode | None = None
-        self._anchors: dict[str, YamlNode | None] = {}
+        self.anchors: dict[str, YamlNode | None] = {}
         self._stack: list[_Open] = []
-        self._total = 0
+        self.total = 0
 
     def take(self, event: Any) -> None:
         """Process one event of PyYAML's parser."""
@@ -157,7 +172,7 @@ class _Builder:
             node = YamlNode(line, _scalar(event, line))
             self._place(node, event.anchor, line, values=1, is_plain=event.implicit[0])
         elif isinstance(event, yaml.AliasEvent):
-            node = _aliased(self._anchors, event.anchor or "", line)
+            node = _aliased(self.anchors, event.anchor or "", line)
             if len(self._stack) + _depth(node) > MAX_DEPTH:
                 raise DocumentError(line, f"nested more than {MAX_DEPTH} deep")
             self._place(node, None, line, values=node.size)
@@ -167,7 +182,7 @@ class _Builder:
         if len(self._stack) == MAX_DEPTH:
             raise DocumentError(line, f"nested more than {MAX_DEPTH} deep")
         if event.anchor is not None:
-            self._anchors[event.anchor] = None
+            self.anchors[event.anchor] = None
         value: list[YamlNode] | dict[str, YamlNode] = {}
         if isinstance(event, yaml.SequenceStartEvent):
             value = []
@@ -176,11 +191,11 @@ class _Builder:
     def _place(
         self, node: YamlNode, anchor: str | None, line: int, *, values: int, is_plain: bool = False
     ) -> None:
-        self._total += values
-        if self._total > MAX_VALUES:
+        self.total += values
+        if self.total > MAX_VALUES:
             raise DocumentError(line, f"more than {MAX_VALUES} values (aliases counted); split it")
         if anchor is not None:
-            self._anchors[anchor] = node
+            self.anchors[anchor] = node
         if self._stack:
             _add(self._stack[-1], node, line, is_plain=is_plain)
         else:

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ValidationError
 from xds_server.fleet import document
 from xds_server.fleet.model.fields import PATTERN_MEANINGS
 from xds_server.fleet.model.fleet import Fleet
-from xds_server.fleet.parts.sharing import shared
 from xds_server.fleet.rules import fleet as rules
 from xds_server.fleet.rules.problem import spell
 from xds_server.fleet.rules.sound import sound
@@ -88,26 +87,6 @@ def load_text(text: str, source: str = "fleet") -> Fleet:
         ) from None
     check(fleet, source, root)
     return fleet
-
-
-class FleetLoader:
-    """Loads texts of one fleet, one after the other; what they have in common is taken over.
-
-    The results are those of ``load_text``. Pools that are equal in two texts in a row are the same
-    objects. Any thread may call, one at a time.
-    """
-
-    def __init__(self) -> None:
-        self._last: Fleet | None = None
-
-    def load(self, text: str, source: str = "fleet") -> Fleet:
-        """Load a fleet file, as ``load_text`` does.
-
-        Raises:
-            FleetError: The text is not a valid fleet; the error lists all faults.
-        """
-        self._last = shared(self._last, load_text(text, source))
-        return self._last
 
 
 def check(fleet: Fleet, source: str = "fleet", root: document.YamlNode | None = None) -> None:

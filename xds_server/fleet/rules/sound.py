@@ -47,6 +47,8 @@ def sound(fleet: Fleet) -> bool:
     pools = [_summary(pool) for pool in fleet.pools]
     if not all(pool.sound for pool in pools) or not _agree(pool.claims for pool in pools):
         return False
+    if len({pool.name for pool in fleet.pools}) < len(pools):
+        return False
     if _meets_front(fleet, pools):
         return False
     found = [defaults(fleet), edge(fleet), front(fleet)]
@@ -59,7 +61,7 @@ def sound(fleet: Fleet) -> bool:
 
 @ByIdentity
 def _summary(pool: PoolSpec) -> _Summary:
-    claims: dict[tuple[str, str], Any] = {("pool", pool.name): object()}
+    claims: dict[tuple[str, str], Any] = {}
     addresses: set[str] = set()
     for each in pool.endpoints:
         claims["id", each.id] = (each.http, each.grpc, each.metrics, each.telemetry, each.device)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Directory:
     """Finds the pool of a request by header, model, path or protocol; each lookup is O(1).
 
-    If several pools serve a model, the first by name is used.
+    If several pools serve a model, the path decides, else the first by name. On its paths a pool
+    without models takes every model that no other pool has there.
     """
 
     def __init__(self, pools: Sequence[Pool]) -> None:
@@ -26,6 +27,8 @@ class Directory:
         """Paths whose body names the model."""
         self.by_model: dict[str, str] = {}
         self.by_path_and_model: dict[tuple[str, str], str] = {}
+        self.any_model: dict[str, str] = {}
+        """By path: the pool without models."""
         self.path_defaults: dict[str, str] = {}
         self.grpc_default: str | None = None
         for pool in sorted(pools, key=lambda each: each.name):
@@ -34,6 +37,8 @@ class Directory:
                 self.by_model.setdefault(model, pool.name)
                 for path in pool.paths:
                     self.by_path_and_model.setdefault((path, model), pool.name)
+            for path in () if pool.models else pool.paths:
+                self.any_model.setdefault(path, pool.name)
             for path in pool.default_for_paths:
                 self.path_defaults.setdefault(path, pool.name)
             if pool.default_for_grpc and self.grpc_default is None:
@@ -49,7 +54,7 @@ class Directory:
         own_path = protocol == "http" and path in self.paths
         if features.model is not None:
             found = (
-                self.by_path_and_model.get((path, features.model))
+                self.by_path_and_model.get((path, features.model)) or self.any_model.get(path)
                 if own_path
                 else self.by_model.get(features.model)
             )

@@ -48,6 +48,7 @@ def problems(fleet: Fleet) -> list[Problem]:
         *_identities(fleet),
         *_addresses(fleet),
         *_models(fleet),
+        *_paths_alone(fleet),
         *defaults(fleet),
         *front(fleet),
         *_behind(fleet),
@@ -210,15 +211,54 @@ def _addresses(fleet: Fleet) -> Iterator[Problem]:
 
 
 def _models(fleet: Fleet) -> Iterator[Problem]:
-    owner: dict[str, tuple[int, str]] = {}
+    """Yield models in several pools that no path tells apart.
+
+    Only paths of `match.paths` do: a gRPC call has none, and the first pool takes Triton's own.
+    """
+    owners: dict[str, tuple[int, ...]] = {}
+    splits: dict[tuple[int, ...], str | None] = {}
     for i, pool in enumerate(fleet.pools):
         for j, model in enumerate(pool.match.models):
-            known, name = owner.setdefault(model, (i, pool.name))
-            if known != i:
+            known = owners.get(model, ())
+            if i in known:
+                continue
+            together = owners[model] = (*known, i)
+            if known and together not in splits:
+                splits[together] = _not_split([fleet.pools[each] for each in together])
+            reason = splits.get(together)
+            if reason is not None:
                 yield Problem(
                     ("pools", i, "match", "models", j),
-                    f"model '{model}' already belongs to pool '{name}'; "
-                    "a model is in one pool only: use variants for its versions",
+                    f"model '{model}' already belongs to pool '{fleet.pools[known[0]].name}', and "
+                    f"{reason}; use variants for a model's versions",
+                )
+
+
+def _not_split(pools: Sequence[PoolSpec]) -> str | None:
+    """Return why paths do not tell pools with one model apart; the last pool is the new one."""
+    *others, last = pools
+    bare = next((pool.name for pool in pools if not pool.match.paths), None)
+    if bare is not None:
+        return f"pool '{bare}' has no `paths` that would tell them apart"
+    grpc = next((pool.name for pool in pools if speaks(pool, "grpc")), None)
+    if grpc is not None:
+        return f"pool '{grpc}' has gRPC replicas, whose calls have no path to tell them apart"
+    taken = {path: pool.name for pool in others for path in pool.match.paths}
+    twice = next((path for path in last.match.paths if path in taken), None)
+    return None if twice is None else f"pool '{taken[twice]}' has the path {twice} too"
+
+
+def _paths_alone(fleet: Fleet) -> Iterator[Problem]:
+    """Yield paths on which several pools take every model."""
+    owner: dict[str, str] = {}
+    for i, pool in enumerate(fleet.pools):
+        for j, path in enumerate(pool.match.paths if not pool.match.models else ()):
+            known = owner.setdefault(path, pool.name)
+            if known != pool.name:
+                yield Problem(
+                    ("pools", i, "match", "paths", j),
+                    f"pools '{known}' and '{pool.name}' name no models, so both take every model "
+                    f"on {path}; name the models of one",
                 )
 
 

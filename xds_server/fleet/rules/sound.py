@@ -71,6 +71,8 @@ def _summary(pool: PoolSpec) -> _Summary:
         addresses.update(address for address in (each.http, each.grpc) if address is not None)
     for model in pool.match.models:
         claims["model", model] = pool.name
+    for path in () if pool.match.models else pool.match.paths:
+        claims["path of all models", path] = pool.name
     split = (split_host_port(address) for address in addresses)
     return _Summary(
         sound=next(alone(pool), None) is None,

@@ -5,8 +5,9 @@ model in a header. Rules:
 
 1. Of the pools that share the form, the one that serves the model takes the request. On paths of
    OpenAI's form ``base:adapter`` is also ``base``, as for pickers: the longest base counts.
-2. An inference of a model that no pool serves is refused; other calls about it go to the default
-   pool, whose replicas answer with Triton's own error.
+2. On its paths a pool without models takes every model that no other pool has there. Else an
+   inference of a model that no pool serves is refused; other calls about it go to the default pool,
+   whose replicas answer with Triton's own error.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tidegate_api.names import CONTROL_MODEL_HEADER, UNPICKED_HEADER, Protocol
 from xds_server.fleet.rules.bodies import BodyRead, largest_body
 from xds_server.resources.filters.body_model import read_before, read_without
 from xds_server.resources.routes.paths import GRPC_SERVICE, POST, Call
-from xds_server.resources.routes.pins import header_in
+from xds_server.resources.routes.pins import header_in, header_present
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -76,6 +77,15 @@ class UnnamedForm(NamedTuple):
                 yield f"{pool.name}/by-body/{self.name}", [matcher], pool
         if self.protocol == "http" and self.name.endswith(_OPENAI_ENDINGS):
             yield from self._adapters()
+        if self.takes_any:
+            any_model = next(pool for pool in self.sharing if not pool.match.models)
+            matcher = header_present(CONTROL_MODEL_HEADER)
+            yield f"{any_model.name}/by-body/{self.name}/any-model", [matcher], any_model
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether a pool takes every model that no other pool has."""
+        return self.protocol == "http" and any(not pool.match.models for pool in self.sharing)
 
     def _adapters(self) -> Iterator[tuple[str, list[Any], PoolSpec]]:
         served = [(model, pool) for pool in self.sharing for model in pool.match.models]

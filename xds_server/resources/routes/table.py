@@ -237,9 +237,10 @@ def _by_model(form: UnnamedForm, *, streaming: bool = False) -> Iterator[Any]:
             if form.read_at.before:
                 route.request_headers_to_remove.append(MODEL_HEADER)  # set for the picker
             yield route
-    unserved = _answer(UNSERVED_ROUTE_PREFIX + form.name, form.inferences, 404, "")
-    unserved.match.headers.append(header_present(CONTROL_MODEL_HEADER))
-    yield unserved
+    if not form.takes_any:
+        unserved = _answer(UNSERVED_ROUTE_PREFIX + form.name, form.inferences, 404, "")
+        unserved.match.headers.append(header_present(CONTROL_MODEL_HEADER))
+        yield unserved
     if form.read_at.without:
         headers = [header_present(UNPICKED_HEADER)]
         name = f"unpicked/{form.name}"

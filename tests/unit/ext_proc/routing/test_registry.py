@@ -116,6 +116,28 @@ def test_membership_changes_move_no_other_conversation(build: Build) -> None:
 CHAT = "/v1/chat/completions"
 
 
+def test_a_pool_of_paths_takes_the_models_that_no_other_has_there(build: Build) -> None:
+    """A model may be in several pools that paths tell apart, and a pool may name paths alone."""
+    router = build.router(
+        build.pool(name="chats", models=frozenset(), paths=frozenset({CHAT})),
+        build.pool(name="exact", models=frozenset({"m"}), paths=frozenset({"/v1/completions"})),
+        build.pool(name="other", models=frozenset({"m", "n"}), paths=frozenset({"/v1/embeddings"})),
+        build.pool(name="own", models=frozenset({"o"}), paths=frozenset({CHAT})),
+    )
+
+    def found(path: str, model: str) -> str | RefusalKind:
+        answer = router.pool_for(Features(Form.OPENAI, model=model), path, "http")
+        return answer.kind if isinstance(answer, Refusal) else answer
+
+    assert [found(path, "m") for path in (CHAT, "/v1/completions", "/v1/embeddings")] == [
+        "chats",
+        "exact",
+        "other",
+    ]
+    assert found(CHAT, "o") == "own"
+    assert found("/v1/completions", "n") is RefusalKind.UNKNOWN_MODEL
+
+
 def test_the_pool_is_found_by_header_model_path_or_default(build: Build) -> None:
     """The header is read first, then the model, then the default of the form."""
     router = build.router(

@@ -54,10 +54,56 @@ def test_a_pool_matches_something() -> None:
 
 
 def test_a_model_belongs_to_one_pool() -> None:
-    """Versions of one model are variants, not pools."""
+    """Versions of one model are variants, not pools; gRPC calls have no path to tell them apart."""
     path, message = only(pool(default=True), other("b", 5, match={"models": ["new", "llm-model"]}))
     assert path == "pools[1].match.models[1]"
     assert "already belongs to pool 'llm'" in message
+
+
+def split(name: str, number: int, paths: list[str], **more) -> dict:
+    """Return a pool of the model `m` over HTTP."""
+    http = [{"id": f"{name}-1", "http": f"127.0.0.1:80{number}"}]
+    usual = {"match": {"models": ["m"], "paths": paths}, "endpoints": http}
+    return pool(name, **{"variants": [{"name": "stable"}], **usual, **more})
+
+
+def test_a_model_may_be_in_pools_that_paths_tell_apart() -> None:
+    """Chats and completions of one model need different settings."""
+    assert not found(split("a", 10, ["/v1/completions"]), split("b", 11, ["/v1/chat/completions"]))
+
+
+@pytest.mark.parametrize(
+    ("paths", "more", "why"),
+    [
+        (["/v1/embeddings", "/v1/completions"], {}, "has the path /v1/completions too"),
+        ([], {}, "has no `paths`"),
+        (
+            ["/v1/chat/completions"],
+            {"endpoints": [{"id": "g", "http": "127.0.0.1:8020", "grpc": "127.0.0.1:9020"}]},
+            "has gRPC replicas",
+        ),
+    ],
+)
+def test_pools_of_one_model_must_be_told_apart(paths: list[str], more: dict, why: str) -> None:
+    """Otherwise it would be chance which pool serves a request."""
+    (problem,) = [
+        message
+        for path, message in found(
+            split("a", 10, ["/v1/completions"]), split("b", 11, paths, **more)
+        )
+        if path == "pools[1].match.models[0]"
+    ]
+    assert "already belongs to pool 'a'" in problem
+    assert why in problem
+
+
+def test_only_one_pool_takes_every_model_of_a_path() -> None:
+    """Two pools without models could not be told apart."""
+    bare = {"match": {"paths": ["/v1/completions"]}}
+    messages = [
+        message for _, message in found(split("a", 10, [], **bare), split("b", 11, [], **bare))
+    ]
+    assert any("both take every model on /v1/completions" in each for each in messages)
 
 
 @pytest.mark.parametrize("field", ["models", "paths"])

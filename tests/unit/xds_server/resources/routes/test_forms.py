@@ -81,6 +81,16 @@ def test_only_inferences_of_unknown_models_are_refused() -> None:
     assert named(two(), "unserved/grpc").direct_response.status == 404
 
 
+def test_a_pool_without_models_takes_what_no_other_has() -> None:
+    """Also without a picker; the others' models and adapters come before."""
+    order = names(two(["one"], []))
+    form = CHAT[1:]
+    other = order.index(f"b/by-body/{form}/any-model")
+    assert order.index(f"a/by-body/{form}") < other
+    assert order.index(f"a/by-body/{form}/adapters-0") < other
+    assert f"unserved/{form}" not in order
+
+
 def test_an_adapter_goes_to_the_longest_base() -> None:
     """As the picker decides: `base:adapter` is `base` where no pool serves the whole name."""
     made = two(["m"], ["m:large"])

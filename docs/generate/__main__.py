@@ -13,6 +13,7 @@ from pathlib import Path
 import accepted_differences
 import allowed_paths
 import blame_tables
+import channel_table
 import cli_verbs
 import fleet_fields
 import metric_tables
@@ -37,6 +38,7 @@ def fresh() -> dict[Path, str]:
         "names": wire_names.tables(),
         "blame": blame_tables.tables(),
         "paths": allowed_paths.tables(),
+        "channels": channel_table.tables(),
         "differences": accepted_differences.tables(),
     }
     asked = [part for page in pages for part in page.parts]

@@ -98,6 +98,13 @@ def render_bootstrap(
     return yaml.safe_dump(bootstrap, sort_keys=False)
 
 
+DRAIN_S: Final = 86_400
+"""How long streams of a changed listener may go on, seconds: the longest ``timeouts.request``.
+
+Idle connections and those between two requests are closed at once.
+"""
+
+
 def envoy_command(binary: Path, bootstrap: Path, concurrency: int = 2) -> tuple[str, ...]:
     """Return the command line of an Envoy with this bootstrap."""
     return (
@@ -105,6 +112,8 @@ def envoy_command(binary: Path, bootstrap: Path, concurrency: int = 2) -> tuple[
         *("--config-path", str(bootstrap)),
         *("--concurrency", str(concurrency)),
         *("--log-level", "warning"),
+        *("--drain-time-s", str(DRAIN_S)),
+        *("--drain-strategy", "immediate"),
         "--disable-hot-restart",  # else each Envoy leaves a region in shared memory
     )
 

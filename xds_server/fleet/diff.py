@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from xds_server.fleet.channels import drains
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -37,6 +39,9 @@ def _lines(old: Fleet | None, new: Fleet) -> Iterator[str]:
     yield from _fields("listener", old.listener, new.listener)
     yield from _fields("pickers", old.pickers, new.pickers)
     yield from _values("on_reject", old.on_reject, new.on_reject)
+    drained = drains(old, new)
+    if drained:
+        yield f"drains the listener's connections: {', '.join(drained)}"
     before = {pool.name: pool for pool in old.pools}
     for pool in new.pools:
         known = before.pop(pool.name, None)

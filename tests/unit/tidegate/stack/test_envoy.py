@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from tidegate.stack.assets import ExtraMissingError, asset
 from tidegate.stack.bounds import MAX_CONNECTIONS, MAX_HEAP_MIB
 from tidegate.stack.envoy import envoy_binary, envoy_command, render_bootstrap
+from xds_server.fleet.model.resilience import Timeouts
 
 
 def render(**changes):
@@ -105,6 +107,15 @@ def test_the_command_line_allows_several_envoys_on_a_host():
     command = envoy_command(Path("/envoy"), Path("/run/envoy.yaml"), 1)
     assert command[:3] == ("/envoy", "--config-path", "/run/envoy.yaml")
     assert "--disable-hot-restart" in command
+
+
+def test_streams_of_a_changed_listener_may_go_on_for_as_long_as_any():
+    """Envoy's default of ten minutes would cut longer ones; a fleet allows up to a day."""
+    command = envoy_command(Path("/envoy"), Path("/run/envoy.yaml"))
+    at = command.index("--drain-time-s")
+    Timeouts(request=float(command[at + 1]))
+    with pytest.raises(ValidationError):
+        Timeouts(request=float(command[at + 1]) + 1)
 
 
 def test_without_the_wheel_an_envoy_on_the_path_is_used(monkeypatch):

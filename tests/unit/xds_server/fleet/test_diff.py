@@ -57,6 +57,16 @@ def test_variants_are_added_and_removed() -> None:
     assert diff(fleet(new), fleet())[0] == "pool llm: variant canary added (weight 10)"
 
 
+def test_a_difference_says_what_drains() -> None:
+    """An operator learns it before the change, from `diff` and from a dry run."""
+    after = fleet(listener={"buffer_bytes": 131_072, "debug_headers": True})
+    assert diff(fleet(), after) == (
+        "listener debug_headers false -> true",
+        "listener buffer_bytes 65536 -> 131072",
+        "drains the listener's connections: listener.buffer_bytes",
+    )
+
+
 def test_nested_fields_are_named_by_their_path() -> None:
     """Durations have units; lists show added and removed values."""
     after = fleet(
@@ -73,6 +83,7 @@ def test_nested_fields_are_named_by_their_path() -> None:
         "listener debug_headers false -> true",
         "pickers addresses -127.0.0.1:18001",
         "pickers timeout 1s -> 2s",
+        "drains the listener's connections: pickers.addresses",
         "pool llm: match.models +new",
         "pool llm: slow_start.window 30s -> 1500ms",
         "pool llm: health.path none -> /ready",

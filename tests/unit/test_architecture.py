@@ -48,7 +48,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "xds_server": (
         ("fleet", "protocol", "observability"),
-        ("resources", "settings"),
+        ("resources", "builds", "settings"),
         ("snapshots",),
         ("control", "server", "discovery"),
         ("admin",),
@@ -90,6 +90,7 @@ PURE = (
     "ext_proc.workers.news",
     "ext_proc.workers.plan",
     "tidegate_common.backoff",
+    "xds_server.builds",
     "xds_server.fleet",
     "xds_server.resources",
     "xds_server.snapshots",

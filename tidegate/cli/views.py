@@ -80,6 +80,8 @@ def clients(answer: GetStatusResponse) -> list[Row]:
             "peer": client.peer,
             "connected_seconds": round(client.connected_seconds, 1),
             "state": client_state(client),
+            "build": client.build or None,
+            "lost": list(client.lost),
             "types": [
                 {
                     "type": one.type,

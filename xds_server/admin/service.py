@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from xds_server.control.publisher import ClientDirectory
     from xds_server.fleet.findings import Sick
     from xds_server.fleet.revision import Revision
-    from xds_server.protocol.messages import ClientView
+    from xds_server.protocol.messages import ClientView, RefusedPeer
     from xds_server.protocol.publication import ClientProblem
-    from xds_server.server.refusals import Refusal
 
 MAX_MESSAGE_BYTES = MAX_BYTES + 64 * 1024
 """Largest request: the largest fleet file and its options."""
@@ -95,7 +94,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         control: Control,
         observed: ClientDirectory,
         sick: Callable[[], Sequence[Sick]] = tuple,
-        refused: Callable[[], Sequence[Refusal]] = tuple,
+        refused: Callable[[], Sequence[RefusedPeer]] = tuple,
     ) -> None:
         self._control = control
         self._observed = observed
@@ -308,6 +307,8 @@ def _client(client: ClientView) -> admin_pb2.ClientStatus:
         protocol=client.protocol,
         peer=client.peer,
         connected_seconds=client.connected_s,
+        build=client.build,
+        lost=client.lost,
         types=[
             admin_pb2.TypeStatus(
                 type=view.short,

@@ -115,6 +115,26 @@ class ClientView:
     peer: str
     connected_s: float
     types: tuple[TypeView, ...]
+    build: str = ""
+    """Version of the Envoy; empty if it stated none."""
+    lost: tuple[str, ...] = ()
+    """What does not work with this build, because it would refuse it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPeer:
+    """A peer whose requests are not served, or not all of them."""
+
+    peer: str
+    """Its address, as gRPC writes it, at the last refusal."""
+    node: str
+    """Its node id; empty if it stated none."""
+    reason: str
+    """What is not served, and what to use instead; also what the peer was told, if it was."""
+    count: int
+    """Number of refusals."""
+    last_s: float
+    """Seconds since the last refusal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,20 @@ class Snapshot:
             types[type_url] = _type_set(ordered, self._types.get(type_url))
         return Snapshot(MappingProxyType(types), self._eds_names)
 
+    def with_resources(
+        self, type_url: str, resources: Mapping[str, Resource], previous: Snapshot | None = None
+    ) -> Snapshot:
+        """Return this snapshot with these resources of a type, by name, instead of its own.
+
+        Args:
+            type_url: The type.
+            resources: All its resources.
+            previous: A snapshot whose equal set is reused.
+        """
+        ordered = {name: resources[name] for name in sorted(resources)}
+        own = _type_set(ordered, None if previous is None else previous.type_set(type_url))
+        return Snapshot(MappingProxyType({**self._types, type_url: own}), self._eds_names)
+
     def resources(self, type_url: str) -> Mapping[str, Resource]:
         """Return the resources of a type by name, sorted by name."""
         found = self._types.get(type_url)

@@ -45,6 +45,8 @@ from xds_server.protocol.subscription import MAX_NAMES
 from xds_server.protocol.tracker import TypeTracker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from xds_server.protocol.messages import TypeView
     from xds_server.protocol.snapshot import Snapshot
 
@@ -80,6 +82,8 @@ class _Stream(ABC, Generic[Request]):
     _delta: bool
 
     def __init__(self, stream_id: str) -> None:
+        self.adapt: Callable[[Snapshot], Snapshot] | None = None
+        """Turns each snapshot into the one for this client's build; the same for an equal one."""
         self._stream_id = stream_id
         self._snapshot: Snapshot | None = None
         self._trackers: dict[str, TypeTracker] = {}
@@ -89,6 +93,8 @@ class _Stream(ABC, Generic[Request]):
 
     def on_snapshot(self, snapshot: Snapshot, now: float) -> list[ResourceResponse]:
         """Set the snapshot that the client should hold; return the responses to send now."""
+        if self.adapt is not None:
+            snapshot = self.adapt(snapshot)
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
             for tracker in self._ordered:

@@ -42,8 +42,10 @@ class XdsNode:
 
     id: str
     cluster: str
-    audience: Audience
+    audience: Audience = "envoy"
     """What it is served: named by its metadata, or else found by its cluster."""
+    build: tuple[int, int, int] | None = None
+    """Major, minor and patch number of an Envoy; ``None`` for other clients, or if not stated."""
 
 
 def node_of(request: Any) -> XdsNode:
@@ -53,7 +55,9 @@ def node_of(request: Any) -> XdsNode:
         ProtocolError: The node id is missing, id or cluster exceeds ``MAX_NODE_CHARS``, or the
             metadata names an unknown audience.
     """
-    found = XdsNode(request.node.id, request.node.cluster, _audience(request.node))
+    found = XdsNode(
+        request.node.id, request.node.cluster, _audience(request.node), _build(request.node)
+    )
     if not found.id:
         raise ProtocolError("the first request names no node; set node.id in the bootstrap")
     if max(len(found.id), len(found.cluster)) > MAX_NODE_CHARS:
@@ -74,6 +78,13 @@ def _audience(node: Any) -> Audience:
         f"node.metadata['{NODE_AUDIENCE_KEY}'] names no audience: '{named[:64]}'; write 'envoy' or "
         "'picker', or leave it out"
     )
+
+
+def _build(node: Any) -> tuple[int, int, int] | None:
+    found = node.user_agent_build_version.version
+    if node.user_agent_name != "envoy" or not found.major_number:
+        return None
+    return found.major_number, found.minor_number, found.patch
 
 
 def read_sotw(request: Any) -> SotwRequest:

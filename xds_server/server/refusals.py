@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from xds_server.protocol.messages import RefusedPeer
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,22 +31,6 @@ MAX_WHO_CHARS: Final = 256
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A peer whose requests are not served, or not all of them."""
-
-    peer: str
-    """Its address, as gRPC writes it, at the last refusal."""
-    node: str
-    """Its node id; empty if it stated none."""
-    reason: str
-    """What is not served, and what to use instead; also what the peer was told, if it was."""
-    count: int
-    """Number of refusals."""
-    last_s: float
-    """Seconds since the last refusal."""
-
-
 @dataclass(slots=True)
 class _Entry:
     peer: str
@@ -53,7 +39,7 @@ class _Entry:
     last: float
 
 
-class Refusals:
+class RefusedPeers:
     """Keeps the refused peers; see the module's rules.
 
     Args:
@@ -86,11 +72,11 @@ class Refusals:
         if len(self._found) > MAX_REFUSALS:
             del self._found[next(iter(self._found))]
 
-    def newest(self) -> tuple[Refusal, ...]:
+    def newest(self) -> tuple[RefusedPeer, ...]:
         """Return the refusals, the newest first."""
         now = self._clock()
         return tuple(
-            Refusal(entry.peer, entry.node, reason, entry.count, now - entry.last)
+            RefusedPeer(entry.peer, entry.node, reason, entry.count, now - entry.last)
             for (_, reason), entry in reversed(self._found.items())
             if now - entry.last <= KEEP_S
         )

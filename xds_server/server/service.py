@@ -25,14 +25,16 @@ from grpc_health.v1 import health_pb2_grpc
 
 from tidegate_api.fleet.v1 import report_pb2_grpc
 from tidegate_common.health import HealthService
+from xds_server.builds.adapted import Builds
+from xds_server.builds.features import lacking
 from xds_server.protocol import wire
-from xds_server.protocol.messages import ClientView, ProtocolError, short_type
+from xds_server.protocol.messages import ProtocolError, short_type
 from xds_server.protocol.stream import DeltaStream, SotwStream
 from xds_server.protocol.transaction import Publisher
 from xds_server.server.connection import AdsConnection
 from xds_server.server.options import SERVER_OPTIONS
 from xds_server.server.publication import Publication
-from xds_server.server.refusals import Refusals
+from xds_server.server.refusals import RefusedPeers
 from xds_server.server.reports import PickerReports
 from xds_server.server.unsupported import Unsupported, check_type
 
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
     from xds_server.fleet.findings import Findings
     from xds_server.observability import XdsMetrics
-    from xds_server.protocol.messages import XdsVariant
+    from xds_server.protocol.messages import ClientView, XdsVariant
     from xds_server.protocol.publication import (
         Audience,
         OnReject,
@@ -93,8 +95,9 @@ class AdsServer:
         self._running: list[Publication] = []
         self._timer: asyncio.TimerHandle | None = None
         self._server: grpc.aio.Server | None = None
+        self._builds = Builds()
         self._health = HealthService()
-        self.refusals = Refusals(clock)
+        self.refusals = RefusedPeers(clock)
         """Peers that are not served, or not all they ask for."""
         self._address = ""
         self._closing = asyncio.Event()
@@ -178,10 +181,7 @@ class AdsServer:
         """Return all connected clients, sorted by node id; of two with one id, the newer."""
         now = self._clock()
         newest = {c.node: c for c in self._connections.values() if c.known}
-        return tuple(
-            ClientView(c.node, c.audience, c.variant, c.peer, now - c.since, c.stream.views(now))
-            for _, c in sorted(newest.items())
-        )
+        return tuple(c.view(now) for _, c in sorted(newest.items()))
 
     def in_flight(self) -> dict[str, int]:
         """Return endpoint id -> requests in flight, summed over the pickers that report."""
@@ -343,6 +343,9 @@ class AdsServer:
     def _introduce(self, connection: AdsConnection, node: wire.XdsNode) -> None:
         connection.node = node.id
         connection.audience = node.audience
+        connection.build = ".".join(map(str, node.build or ()))
+        connection.lost = tuple(each.lost for each in lacking(node.build))
+        connection.stream.adapt = self._builds.adapter(node.build)
         connection.known = True
         self._publisher.connect(
             connection.number, node.id, connection.audience, connection.stream, self._clock()
@@ -354,6 +357,8 @@ class AdsServer:
             audience=connection.audience,
             protocol=connection.variant,
             peer=connection.peer,
+            build=connection.build,
+            lost=len(connection.lost),
         )
 
     def _take(self, connection: AdsConnection, request: Any) -> None:

@@ -25,7 +25,7 @@ from xds_server.protocol.wire import ADS_SERVICE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from xds_server.server.refusals import Refusals
+    from xds_server.server.refusals import RefusedPeers
 
 _MAX_SHOWN: Final = 120
 """Most characters of a peer's words in a sentence."""
@@ -84,7 +84,7 @@ class Unsupported(grpc.GenericRpcHandler):
         refusals: Where refusals are recorded.
     """
 
-    def __init__(self, address: Callable[[], str], refusals: Refusals) -> None:
+    def __init__(self, address: Callable[[], str], refusals: RefusedPeers) -> None:
         self._address = address
         self._refusals = refusals
 

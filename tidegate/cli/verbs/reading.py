@@ -93,6 +93,11 @@ def status(*, flags: ReadFlags) -> None:
     shown.append(_clients_table(data["clients"]) if data["clients"] else "no client is connected")
     if any(one["message"] for client in data["clients"] for one in client["types"]):
         shown.append(_messages_table(data["clients"]))
+    shown += [
+        f"{client['client']} (Envoy {client['build']}) lacks: {lost}"
+        for client in data["clients"]
+        for lost in client["lost"]
+    ]
     if data["refused"]:
         shown.append(_refused_table(data["refused"]))
     if data["sick"]:

@@ -683,6 +683,8 @@ class ClientStatus(_message.Message):
     PEER_FIELD_NUMBER: _builtins.int
     CONNECTED_SECONDS_FIELD_NUMBER: _builtins.int
     TYPES_FIELD_NUMBER: _builtins.int
+    BUILD_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     kind: _builtins.str
     """"envoy" or "picker"."""
@@ -690,8 +692,14 @@ class ClientStatus(_message.Message):
     """"sotw" or "delta"."""
     peer: _builtins.str
     connected_seconds: _builtins.float
+    build: _builtins.str
+    """Version of an Envoy, "major.minor.patch"; empty if the client stated none."""
     @_builtins.property
     def types(self) -> _containers.RepeatedCompositeFieldContainer[Global___TypeStatus]: ...
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What does not work with this build: it would refuse it, so it is left out."""
+
     def __init__(
         self,
         *,
@@ -701,10 +709,12 @@ class ClientStatus(_message.Message):
         peer: _builtins.str = ...,
         connected_seconds: _builtins.float = ...,
         types: _abc.Iterable[Global___TypeStatus] | None = ...,
+        build: _builtins.str = ...,
+        lost: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected_seconds", b"connected_seconds", "kind", b"kind", "node", b"node", "peer", b"peer", "protocol", b"protocol", "types", b"types"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "connected_seconds", b"connected_seconds", "kind", b"kind", "lost", b"lost", "node", b"node", "peer", b"peer", "protocol", b"protocol", "types", b"types"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

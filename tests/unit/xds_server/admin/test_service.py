@@ -19,7 +19,7 @@ from xds_server.admin.service import AdminServer, AdminService
 from xds_server.control.fleet_control import Control
 from xds_server.control.operation import Busy
 from xds_server.fleet.store import RevisionStore, StoreError
-from xds_server.server.refusals import Refusal
+from xds_server.protocol.messages import RefusedPeer
 
 TEXT = fleet().model_dump_json()
 
@@ -72,6 +72,8 @@ class FakeAds:
                 peer="ipv4:127.0.0.1:9",
                 connected_s=12.0,
                 types=(view,),
+                build="1.36.4",
+                lost=("this", "that"),
             ),
         )
 
@@ -86,7 +88,7 @@ class Admin:
 
     control: Control
     stub: admin_pb2_grpc.AdminStub
-    refused: list[Refusal]
+    refused: list[RefusedPeer]
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ async def admin() -> AsyncIterator[Admin]:
     with closing(RevisionStore(None)) as store:
         control = Control(store, ads, lambda: 5, lambda: 1.0)
         await control.start(TEXT, "fleet.yaml")
-        found: list[Refusal] = []
+        found: list[RefusedPeer] = []
         service = AdminService(control, ads, refused=lambda: found)
         server = AdminServer(service, ClientStatusService(ads))
         address = server.bind("127.0.0.1:0")
@@ -182,11 +184,12 @@ async def test_the_status_shows_each_client(admin: Admin) -> None:
     (client,) = status.clients
     assert (client.node, client.kind, client.protocol) == ("envoy-1", "envoy", "delta")
     assert (client.types[0].type, client.types[0].state) == ("CDS", "STALE")
+    assert (client.build, list(client.lost)) == ("1.36.4", ["this", "that"])
 
 
 async def test_status_has_what_is_not_stored_and_who_is_refused(admin: Admin) -> None:
     """Both are silent otherwise."""
-    admin.refused.append(Refusal("ipv4:10.0.0.9:5", "old", "use ADS", 3, 2.5))
+    admin.refused.append(RefusedPeer("ipv4:10.0.0.9:5", "old", "use ADS", 3, 2.5))
     admin.control.journal.fault = "disk full"
     status = await admin.stub.GetStatus(admin_pb2.GetStatusRequest())
     assert (status.store_error, list(status.unwritten)) == ("disk full", [])

@@ -71,3 +71,14 @@ def test_a_node_needs_an_id_of_bounded_length() -> None:
     request.node.cluster = "x" * (wire.MAX_NODE_CHARS + 1)
     with pytest.raises(ProtocolError, match="at most"):
         wire.node_of(request)
+
+
+def test_an_envoy_states_its_build() -> None:
+    """As real ones do; other clients state another name, or no number."""
+    request = discovery_pb2.DiscoveryRequest(node={"id": "gw-1", "user_agent_name": "envoy"})
+    assert wire.node_of(request).build is None
+    version = request.node.user_agent_build_version.version
+    version.major_number, version.minor_number, version.patch = 1, 36, 4
+    assert wire.node_of(request).build == (1, 36, 4)
+    request.node.user_agent_name = "gRPC Go"
+    assert wire.node_of(request).build is None

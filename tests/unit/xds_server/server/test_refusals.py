@@ -5,7 +5,7 @@ from __future__ import annotations
 from structlog.testing import capture_logs
 
 from xds_server.server import refusals as module
-from xds_server.server.refusals import Refusals
+from xds_server.server.refusals import RefusedPeers
 
 
 class Clock:
@@ -20,7 +20,7 @@ class Clock:
 def test_a_peer_that_tries_again_is_one_entry() -> None:
     """Each attempt comes from another port; it is logged once."""
     clock = Clock()
-    found = Refusals(clock)
+    found = RefusedPeers(clock)
     with capture_logs() as logs:
         for port in range(5):
             found.note(f"ipv4:10.0.0.1:{port}", "", "use ADS")
@@ -33,7 +33,7 @@ def test_a_peer_that_tries_again_is_one_entry() -> None:
 
 def test_peers_and_reasons_are_told_apart() -> None:
     """By node id where there is one; the newest comes first."""
-    found = Refusals(Clock())
+    found = RefusedPeers(Clock())
     found.note("ipv4:10.0.0.1:1", "gw-1", "a")
     found.note("ipv4:10.0.0.1:2", "gw-2", "a")
     found.note("ipv4:10.0.0.1:3", "gw-1", "b")
@@ -47,7 +47,7 @@ def test_peers_and_reasons_are_told_apart() -> None:
 
 def test_the_list_is_bounded() -> None:
     """The one refused longest ago is dropped, and texts are cut."""
-    found = Refusals(Clock())
+    found = RefusedPeers(Clock())
     for number in range(module.MAX_REFUSALS + 10):
         found.note("p" * 9999, f"{number}" + "n" * 9999, "r" * 9999)
     entries = found.newest()
@@ -60,7 +60,7 @@ def test_the_list_is_bounded() -> None:
 def test_the_log_is_bounded() -> None:
     """A flood of new names writes few lines a minute; the next minute writes again."""
     clock = Clock()
-    found = Refusals(clock)
+    found = RefusedPeers(clock)
     with capture_logs() as logs:
         for number in range(1000):
             found.note("p", f"{number}", "r")
@@ -73,7 +73,7 @@ def test_the_log_is_bounded() -> None:
 def test_an_old_entry_leaves_the_list() -> None:
     """A peer that was mended is not shown for ever; one that comes back is logged again."""
     clock = Clock()
-    found = Refusals(clock)
+    found = RefusedPeers(clock)
     with capture_logs() as logs:
         found.note("p", "n", "r")
         clock.now += module.KEEP_S + 1

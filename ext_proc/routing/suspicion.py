@@ -8,8 +8,9 @@ Rules:
    request.
 2. From the first death until all deaths have expired, each request with a whole body has its
    fingerprint taken before the decision, and its standing decides whether and where it runs.
-3. The latest ``ANSWERED`` bodies of at most ``MAX_ANSWERED_BYTES`` that were answered are kept: a
-   body among them is no suspect, however many replicas die while they have it.
+3. The latest bodies that were answered are kept, at most ``ANSWERED`` and ``KEPT_BYTES``: a body
+   among them is no suspect, however many replicas die while they have it. More bytes would cost
+   each request some µs, as its body would be written to memory that is in no cache.
 4. Deaths, cleared fingerprints and running members are events for peer workers. Events of peer
    workers are followed and raise no events here.
 5. A running member keeps its place until its ticket settles.
@@ -38,6 +39,8 @@ MAX_OPEN: Final = 65_536
 MAX_BYTES: Final = 32 * 2**20
 ANSWERED: Final = 256
 MAX_ANSWERED_BYTES: Final = 32_768
+"""Longest body that is kept when it was answered."""
+KEPT_BYTES: Final = 2 * MAX_ANSWERED_BYTES
 AGAIN_S: Final = 0.25
 """Callers that leave a replica, and failures to reach it, are noted once in this time."""
 
@@ -128,7 +131,8 @@ class Suspicion:
         self._hashed: deque[int] = deque()
         """The same of those whose fingerprints are kept."""
         self._left = MAX_BYTES
-        self._answered: deque[_Kept] = deque(maxlen=ANSWERED)
+        self._answered: deque[_Kept] = deque()
+        self._answered_left = KEPT_BYTES
         self._alibis: dict[bytes, None] = {}
         """Fingerprints of the latest answered bodies, kept while something is held."""
         self._running: dict[int, bytes] = {}
@@ -144,7 +148,7 @@ class Suspicion:
             self._seed, self._fingerprints = seed, Fingerprints(seed)
             self.deaths.clear()
             self.open.clear()
-            self._left = MAX_BYTES
+            self._left, self._answered_left = MAX_BYTES, KEPT_BYTES
             for kept in (self._bodies, self._hashed, self._answered, self._alibis, self._running):
                 kept.clear()
 
@@ -261,7 +265,12 @@ class Suspicion:
         if self.deaths.active:
             self._clear(self._fingerprints.of(*known))
         elif len(known[2]) <= MAX_ANSWERED_BYTES:
-            self._answered.append(known)
+            answered = self._answered
+            answered.append(known)
+            left = self._answered_left - len(known[2])
+            while left < 0 or len(answered) > ANSWERED:
+                left += len(answered.popleft()[2])
+            self._answered_left = left
 
     def _clear(self, fingerprint: bytes) -> None:
         alibis = self._alibis
@@ -281,6 +290,7 @@ class Suspicion:
             self._keep(ticket_id, fingerprint)
         while self._answered:
             self._alibis[self._fingerprints.of(*self._answered.popleft())] = None
+        self._answered_left = KEPT_BYTES
         answered = fingerprint in self._alibis
         self.deaths.died(replica, fingerprint, now, answered=answered)
         self._tell(Died(replica, fingerprint, now, answered))

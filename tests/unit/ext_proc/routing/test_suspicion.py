@@ -234,3 +234,26 @@ def test_a_worker_that_starts_learns_what_is_held(build, members):
         running.ticket.endpoint.id
         not in decide(started, asked(build, b"another"), DONE).addresses[0]
     )
+
+
+def test_answered_bodies_are_bounded_by_number_and_bytes(build, monkeypatch):
+    """The oldest are dropped at either bound, and all of them when a replica dies."""
+    monkeypatch.setattr(module, "ANSWERED", 4)
+    router = build.router(build.pool())
+    kept = router.suspicion._answered
+
+    def answer(body):
+        decision = send(router, build, body)
+        router.answered_well(decision.ticket.id, decision.ticket.endpoint, 0.0)
+        end(router, decision)
+
+    for number in range(6):
+        answer(b"%d" % number)
+    assert [body for *_, body in kept] == [b"2", b"3", b"4", b"5"]
+    for letter in (b"a", b"b", b"c"):
+        answer(letter * module.MAX_ANSWERED_BYTES)
+    assert [body[:1] for *_, body in kept] == [b"b", b"c"]
+    answer(b"d" * (module.MAX_ANSWERED_BYTES + 1))
+    assert len(kept) == 2
+    die(router, send(router, build), "r0", 0.0)
+    assert not kept

@@ -83,9 +83,9 @@ compiled: $(VENV)/.demo ## install with a compiled picker into build/compiled; n
 	rm -rf build/compiled
 	TIDEGATE_COMPILE=1 $(PY) -m pip install -q --no-deps --target build/compiled .
 
-test-compiled: $(VENV)/.dev compiled ## run the picker's unit tests against build/compiled
+test-compiled: $(VENV)/.dev compiled ## run the picker's tests against build/compiled
 	PYTHONSAFEPATH=1 PYTHONPATH=build/compiled:. TIDEGATE_COMPILED=1 $(PY) -m pytest -q \
-		tests/unit/ext_proc tests/unit/tools/test_compiling.py $(ARGS)
+		tests/unit/ext_proc tests/unit/tools/test_compiling.py tests/contract tests/fuzz $(ARGS)
 
 dist: ## sdist and wheels, pure and compiled, each tried (PYTHONS="python3.11 python3.12")
 	$(PYTHON) -m tools.dist $(PYTHONS)

@@ -189,7 +189,7 @@ class EjectionRecord:
         """
         if self.in_doubt < least or not (self.proven or self.of_several()):
             return False
-        return self.silence.shows(self.in_doubt, now, pool)
+        return self.silence.shows(self.in_doubt, self.row_at, now, pool)
 
     def suffices(self, now: float, least: int, window_s: float, pool: PoolResults) -> bool:
         """Return whether failures in a row that requests may have caused went on for long enough.

@@ -3,14 +3,16 @@
 Rules:
 
 1. If the replica is well, each of its failures is as probable as failures are: the share of
-   failures at its peers since the row began, and its own before, and ``MIN_SHARE`` at least.
+   failures at its peers since the row began, at most ``MAX_SHARE``, and its own before, at most
+   ``MAX_OWN_SHARE``, and ``MIN_SHARE`` at least.
 2. If it is well, it gives one of ``gap`` good answers of the pool. By chance ``m`` in a row are all
    of others once in ``(1 - 1 / gap)**-m`` times; the logarithm of that is the silence. So its clock
    is what its peers answer: it needs no rate, and stands still while nobody asks.
 3. The failures of a sick replica go on. So part of the silence must come before the last failure of
    the row, and part of it between the first one and the last one.
 4. Each false alarm of the pool makes more silence necessary.
-5. Log entries may be late. So what shows a sick replica must hold for ``LOG_DELAY_S``.
+5. Log entries may be late. So what shows a sick replica must hold for ``LOG_DELAY_S``, or the row
+   must last ``LONG_ROW_S``, of which entries that are late can then be a quarter.
 """
 
 from __future__ import annotations
@@ -27,6 +29,11 @@ NEVER: Final = float("-inf")
 LOG_DELAY_S: Final = 0.075
 """Good answers may be that much later in the log than failures, because each of the proxy's workers
 writes its own batches, every 0.05 s."""
+LONG_ROW_S: Final = 4.0 * LOG_DELAY_S
+MAX_SHARE: Final = 0.8
+"""With it, 31 failures in a row are improbable."""
+MAX_OWN_SHARE: Final = 0.5
+"""With it, 10 failures in a row are improbable."""
 ENOUGH: Final = 2.0
 """Silence that shows a sick replica where there were no false alarms; chance gives it once in
 e**2 = 7 rows, but only where failures went on for most of the gap."""
@@ -86,7 +93,8 @@ class Silence:
             pool: The pool's counts.
             share: The replica's failure share.
         """
-        self._begun, self._failures, self._share = pool.answers, pool.failures, share
+        self._begun, self._failures = pool.answers, pool.failures
+        self._share = min(share, MAX_OWN_SHARE)
         self._since = NEVER
 
     def failed(self, pool: PoolResults) -> None:
@@ -103,7 +111,7 @@ class Silence:
         """
         elsewhere = max(pool.failures - self._failures - own, 0)
         share = elsewhere / max(elsewhere + pool.answers - self._begun, 1)
-        return is_improbable(row, 0.0, max(share, self._share))
+        return is_improbable(row, 0.0, max(min(share, MAX_SHARE), self._share))
 
     def of_row(self, pool: PoolResults) -> float:
         """Return the silence since the row began."""
@@ -112,11 +120,12 @@ class Silence:
     def _odds(self, others: float) -> float:
         return others * -log1p(-1.0 / max(self._gap, MIN_GAP))
 
-    def shows(self, row: int, now: float, pool: PoolResults) -> bool:
+    def shows(self, row: int, row_at: float, now: float, pool: PoolResults) -> bool:
         """Return whether a row of failures and the silence show that the replica is sick.
 
         Args:
             row: Failures in a row that the pool has counted.
+            row_at: When the first of them was noted, monotonic seconds.
             now: Monotonic seconds.
             pool: The pool's counts.
         """
@@ -131,4 +140,4 @@ class Silence:
             return False
         if self._since == NEVER:
             self._since = now
-        return now - self._since >= LOG_DELAY_S
+        return now - self._since >= LOG_DELAY_S or now - row_at >= LONG_ROW_S

@@ -9,8 +9,7 @@ Rules:
 2. From the first death until all deaths have expired, each request with a whole body has its
    fingerprint taken before the decision, and its standing decides whether and where it runs.
 3. The latest bodies that were answered are kept, at most ``ANSWERED`` and ``KEPT_BYTES``: a body
-   among them is no suspect, however many replicas die while they have it. More bytes would cost
-   each request some µs, as its body would be written to memory that is in no cache.
+   among them is no suspect, however many replicas die while they have it.
 4. Deaths, cleared fingerprints and running members are events for peer workers. Events of peer
    workers are followed and raise no events here.
 5. A running member keeps its place until its ticket settles.

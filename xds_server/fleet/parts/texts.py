@@ -41,7 +41,7 @@ ENDPOINT_VALUES: Final = 6
 """The same of an endpoint in ``endpoint_document``."""
 
 
-class Cut(NamedTuple):
+class Slices(NamedTuple):
     """A text whose list was cut out."""
 
     rest: str
@@ -52,12 +52,12 @@ class Cut(NamedTuple):
     """The texts of the items, each with its line break."""
 
 
-def cut_pools(text: str) -> Cut | None:
+def cut_pools(text: str) -> Slices | None:
     """Return a fleet file without its pools; ``None`` if it has no such form."""
     return None if _OTHER_BREAKS.search(text) else _cut(text, _POOLS, 0)
 
 
-def cut_endpoints(pool: str) -> Cut | None:
+def cut_endpoints(pool: str) -> Slices | None:
     """Return a document of a pool's text without its endpoints; ``None`` as above."""
     return _cut(pool_document(pool), _ENDPOINTS, len(_POOL_HEAD))
 
@@ -72,7 +72,7 @@ def endpoint_document(endpoint: str) -> str:
     return _ENDPOINT_HEAD + endpoint
 
 
-def holds(cut: Cut, found: YamlNode | None) -> bool:
+def holds(cut: Slices, found: YamlNode | None) -> bool:
     """Return whether the list of the parsed rest proves that the cut was right."""
     if found is None or not isinstance(found.value, list) or len(found.value) != 1:
         return False
@@ -93,7 +93,7 @@ def only(root: YamlNode, path: Sequence[str | int]) -> YamlNode | None:
     return node
 
 
-def _cut(text: str, key: re.Pattern[str], start: int) -> Cut | None:
+def _cut(text: str, key: re.Pattern[str], start: int) -> Slices | None:
     found = list(key.finditer(text, start))
     if len(found) != 1:
         return None
@@ -116,4 +116,4 @@ def _cut(text: str, key: re.Pattern[str], start: int) -> Cut | None:
     items = tuple(text[one:two] for one, two in zip(bounds, [*bounds[1:], end], strict=True))
     head = text[: bounds[0]]
     rest = f"{head}{first[1]}- {PLACEHOLDER}\n{text[end:]}"
-    return Cut(rest, head.count("\n") + 1, items)
+    return Slices(rest, head.count("\n") + 1, items)

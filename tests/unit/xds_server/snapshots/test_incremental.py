@@ -113,7 +113,7 @@ def test_a_walk_of_fleets_is_judged_as_if_each_were_new(walk: list[Fleet]) -> No
         assert sound(here) == sound(fresh(new))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(walk=walks())
 def test_a_walk_of_fleets_is_published_as_if_each_were_new(walk: list[Fleet]) -> None:
     """Differences, incarnations and each resource of each stage are equal, byte for byte."""

@@ -8,6 +8,7 @@ resources is an empty set, which is sent to wildcard subscribers.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,9 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+_COMPARED: Final = 16
+"""Pairs of sets whose comparison is kept: most clients go from the same set to the same."""
 
 _NOTHING: Final[Mapping[str, Resource]] = MappingProxyType({})
 
@@ -44,13 +48,22 @@ class Resource:
         return AnyMessage.FromString(self.any).value
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class TypeSet:
     """All resources of one type; equal sets of successive snapshots are one object."""
 
     version: str
     resources: Mapping[str, Resource]
     """By name, sorted by name."""
+
+
+@functools.lru_cache(maxsize=_COMPARED)
+def changed_names(old: TypeSet, new: TypeSet) -> frozenset[str]:
+    """Return the names of which the two sets have different resources, or only one has any."""
+    was, now = old.resources, new.resources
+    changed = {name for name, each in now.items() if was.get(name) is not each}
+    same = {n for n in changed if n in was and was[n].version == now[n].version}
+    return frozenset((changed - same) | (was.keys() - now.keys()))
 
 
 class Snapshot:

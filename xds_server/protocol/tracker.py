@@ -18,6 +18,8 @@ Rules:
    state-of-the-world variant sends nothing until the resource exists.
 7. Nothing is sent for a type that the snapshot does not serve, nor for names that are not
    subscribed.
+8. Only names that differ between the set that the client holds and the new set are looked at. The
+   comparison of two sets is made once for all clients.
 """
 
 from __future__ import annotations
@@ -26,13 +28,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from xds_server.protocol.messages import MAX_ERROR_CHARS, AckVerdict, TypeView
+from xds_server.protocol.snapshot import changed_names
 from xds_server.protocol.subscription import Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from xds_server.protocol.messages import State
-    from xds_server.protocol.snapshot import Resource, Snapshot
+    from xds_server.protocol.snapshot import Resource, Snapshot, TypeSet
 
 _UNSURE: Final = ""
 """Version of a resource in a rejected message; differs from every real version."""
@@ -102,6 +105,9 @@ class TypeTracker:
         self._lost: set[str] = set()
         self._parked: list[dict[str, str | None]] = []
         self._suspects: dict[str, str | None] = {}
+        self._level: TypeSet | None = None
+        """A set that the client holds, except for the names in ``_touched`` and ``_forced``."""
+        self._touched: set[str] = set()
         self._due = _Due()
         self._dirty = True
         self._version_sent = ""
@@ -138,6 +144,7 @@ class TypeTracker:
         if self._in_flight is not None:
             self._lost.update(n for n in self._in_flight.content.versions() if not wants(n))
         self._unpark(lambda name, _: wants(name))
+        self._level = None
         self.requested = True
         self._dirty = True
 
@@ -162,9 +169,11 @@ class TypeTracker:
 
     def _accept(self, flight: _InFlight) -> None:
         if self._full_set:
+            self._level = None
             self._held.clear()
             self._parked.clear()
         for name, version in flight.content.versions().items():
+            self._touched.add(name)
             self._suspects.pop(name, None)
             named = name in self.subscription.names
             if name in self._lost:
@@ -180,6 +189,7 @@ class TypeTracker:
 
     def _refuse(self, flight: _InFlight) -> None:
         refused = flight.content.versions()
+        self._level = None
         if self._full_set:
             self._parked.clear()
             self._held.update(dict.fromkeys(self._held, _UNSURE))
@@ -234,10 +244,17 @@ class TypeTracker:
         return tuple(fresh)
 
     def _difference(self, snapshot: Snapshot) -> tuple[Content | None, bool]:
-        if self.subscription.empty or not snapshot.serves(self.type_url):
+        target = snapshot.type_set(self.type_url)
+        if self.subscription.empty or target is None:
             return None, False
-        resources = snapshot.resources(self.type_url)
-        return self._whole(resources) if self._full_set else self._parts(resources)
+        pending = self._touched or self._forced or self._wildcard_began
+        if target is self._level and not pending:
+            return None, False
+        content, withheld = self._whole(target.resources) if self._full_set else self._parts(target)
+        if content is None and not withheld:
+            self._level = target
+            self._touched.clear()
+        return content, withheld
 
     def _whole(self, resources: Mapping[str, Resource]) -> tuple[Content | None, bool]:
         content = Content(tuple(r for n, r in resources.items() if self.subscription.wants(n)))
@@ -249,15 +266,27 @@ class TypeTracker:
         same = versions == self._held and not self._wildcard_began and not self._forced
         return (None if same or empty else content), False
 
-    def _parts(self, resources: Mapping[str, Resource]) -> tuple[Content | None, bool]:
+    def _candidates(self, target: TypeSet) -> set[str]:
+        """Return the names among which those are that differ; all that are wanted if unknown."""
+        names, wildcard = self.subscription.names, self.subscription.wildcard
+        if self._level is None:
+            wanted = set(names)
+            if wildcard:
+                wanted.update(target.resources, self._held)
+            return wanted
+        return {
+            name
+            for name in {*changed_names(self._level, target), *self._touched, *self._forced}
+            if name in names or (wildcard and (name in target.resources or name in self._held))
+        }
+
+    def _parts(self, target: TypeSet) -> tuple[Content | None, bool]:
+        resources = target.resources
         self._release(resources)
         parked = {name for group in self._parked for name in group}
-        wanted = set(self.subscription.names)
-        if self.subscription.wildcard:
-            wanted.update(resources, self._held)
         due = [
             name
-            for name in sorted(wanted)
+            for name in sorted(self._candidates(target))
             if name not in parked and self._is_due(name, resources.get(name))
         ]
         fresh = [name for name in due if name not in self._suspects]

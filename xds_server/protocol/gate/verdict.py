@@ -47,7 +47,7 @@ def judge(run: PublicationRun, stage: Stage, clients: Iterable[Client], now: flo
                 client.left, client.left_at = "STALLED", now
                 continue
             pending += 1
-            if late_at < run.late_at:
+            if late_at <= run.late_at:  # of several the last: answers come in order
                 run.late_at, run.blocking = late_at, client.number
         elif standing.state == "SYNCED":
             accepted.append(client)

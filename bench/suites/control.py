@@ -2,7 +2,8 @@
 
 With one real Envoy and a picker: time from an operator's call to the last acknowledgement, per
 resource type. With simulated delta clients: the same by number of clients, with CPU, bytes and
-memory.
+memory. Without clients (``bench/control_cost.py``): CPU time of a change by pools and endpoints,
+and that of a bare echo stream per message, the floor of what a client costs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.control import envoy, many
+from bench.control_cost import HEADS as FIXED_HEADS
+from bench.control_cost import SIZES, echo, fixed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,7 +43,17 @@ async def run(context: Context) -> dict[str, Any]:
     for count in context.pick((10, 100), (10, 100, 1_000)):
         context.say(f"control: {count} simulated clients")
         rows.append(list(await many(count, POOLS, 1_000, context.pick(4, 10))))
-    return {"changes": changes, "envoy": real, "clients": {"heads": HEADS, "rows": rows}}
+    context.say("control: the fixed part, and a bare echo stream")
+    parts = []
+    for pools, endpoints in context.pick(SIZES[:3], SIZES):
+        parts += await fixed(pools, endpoints)
+    return {
+        "changes": changes,
+        "envoy": real,
+        "clients": {"heads": HEADS, "rows": rows},
+        "fixed": {"heads": FIXED_HEADS, "rows": parts},
+        "echo_us": round(await echo(100)),
+    }
 
 
 def table_of(table: Table) -> dict[str, Any]:

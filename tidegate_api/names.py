@@ -150,7 +150,7 @@ LISTENER_TYPE: Final = _PREFIX + "envoy.config.listener.v3.Listener"
 """LDS: the listener."""
 
 ROUTE_TYPE: Final = _PREFIX + "envoy.config.route.v3.RouteConfiguration"
-"""RDS: routes, with the variants' weights."""
+"""RDS: routes."""
 
 CLUSTER_TYPE: Final = _PREFIX + "envoy.config.cluster.v3.Cluster"
 """CDS: one cluster per pool, variant and protocol."""
@@ -159,7 +159,7 @@ ENDPOINT_TYPE: Final = _PREFIX + "envoy.config.endpoint.v3.ClusterLoadAssignment
 """EDS: the replicas of a cluster."""
 
 RUNTIME_TYPE: Final = _PREFIX + "envoy.service.runtime.v3.Runtime"
-"""RTDS: limits that change without touching a cluster."""
+"""RTDS: limits and weights, which change without touching a cluster or a route."""
 
 SECRET_TYPE: Final = _PREFIX + "envoy.extensions.transport_sockets.tls.v3.Secret"
 """SDS: names of certificate files."""
@@ -198,6 +198,9 @@ ROUTE_CONFIG_NAME: Final = "tidegate-routes"
 
 RUNTIME_NAME: Final = "tidegate"
 """Name of Envoy's runtime layer that the control server fills; the bootstrap names it too."""
+
+WEIGHT_LAYERS: Final = tuple(f"tidegate-weights-{number}" for number in range(32))
+"""Names of Envoy's runtime layers with the variants' weights; the bootstrap names them too."""
 
 PICKER_CLUSTER: Final = "tidegate-picker"
 """Envoy's cluster of the pickers."""

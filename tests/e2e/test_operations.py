@@ -62,7 +62,7 @@ async def test_a_canary_gets_its_share(http, new_stack, protocol):
             )
         )
     assert result.acked == result.clients == 2
-    assert set(result.channels) == {"RDS", "POOL"}
+    assert set(result.channels) == {"RTDS", "POOL"}
     async with Traffic(http, stack.http_url + GENERATE, generate_body, workers=12) as traffic:
         traffic.served.clear()
         await traffic.more(1200)

@@ -204,15 +204,13 @@ async def test_basis_points_are_kept(http, stack):
         pool["variants"][0]["weight"], pool["variants"][1]["weight"] = 9975, 25
 
     assert (await edited(stack, split)).channels
-    dump = await envoy_page(http, stack, "config_dump?resource=dynamic_route_configs")
+    runtime = await envoy_page(http, stack, "runtime?format=json")
     weights = {
-        tuple(one["weight"] for one in route["route"]["weighted_clusters"]["clusters"])
-        for config in dump["configs"]
-        for host in config["route_config"]["virtual_hosts"]
-        for route in host["routes"]
-        if "weighted_clusters" in route.get("route", {})
+        key.rpartition("/")[0].rpartition("/")[2]: value["final_value"]
+        for key, value in runtime["entries"].items()
+        if key.startswith("tidegate.weight.")
     }
-    assert weights == {(9975, 25)}
+    assert weights == {"stable": "9975", "canary": "25"}
 
 
 async def test_a_shadow_gets_copies_that_no_ledger_knows(http, stack, replicas):

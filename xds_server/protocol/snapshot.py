@@ -17,7 +17,9 @@ import xxhash
 from google.protobuf.any_pb2 import Any as AnyMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    Plain = Callable[["Snapshot"], Mapping[str, Mapping[str, bytes]]]
 
 _COMPARED: Final = 16
 """Pairs of sets whose comparison is kept: most clients go from the same set to the same."""
@@ -72,11 +74,18 @@ class Snapshot:
     Two snapshots are equal if their contents are equal.
     """
 
-    __slots__ = ("_eds_names", "_types")
+    __slots__ = ("_eds_names", "_made_plain", "_plain", "_types")
 
-    def __init__(self, types: Mapping[str, TypeSet], eds_names: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        types: Mapping[str, TypeSet],
+        eds_names: Mapping[str, str],
+        plain: Plain | None = None,
+    ) -> None:
         self._types = types
         self._eds_names = eds_names
+        self._plain = plain
+        self._made_plain: Snapshot | None = None
 
     @classmethod
     def of(
@@ -85,6 +94,7 @@ class Snapshot:
         *,
         previous: Snapshot | None = None,
         eds_names: Mapping[str, str] = MappingProxyType({}),
+        plain: Plain | None = None,
     ) -> Snapshot:
         """Build a snapshot.
 
@@ -94,6 +104,7 @@ class Snapshot:
                 are not.
             previous: A snapshot whose equal resources and sets are reused instead of copied.
             eds_names: Cluster name -> assignment name, for clusters where the two differ.
+            plain: Returns the sets that differ in ``plain``, a pure function of this snapshot.
 
         Raises:
             ValueError: A type URL or a name is empty, or a name is the wildcard ``*``.
@@ -114,12 +125,25 @@ class Snapshot:
                     content = _resource(type_url, name, content, known.get(name))
                 resources[name] = content
             types[type_url] = _type_set(resources, before)
-        return cls(MappingProxyType(types), MappingProxyType(dict(eds_names)))
+        return cls(MappingProxyType(types), MappingProxyType(dict(eds_names)), plain)
+
+    @property
+    def plain(self) -> Snapshot:
+        """The same state for clients that lack the layers of weights; made when first needed."""
+        if self._plain is None:
+            return self
+        if self._made_plain is None:
+            made = Snapshot.of(self._plain(self))
+            self._made_plain = self._bare().with_types(made, made.type_urls)
+        return self._made_plain
+
+    def _bare(self) -> Snapshot:
+        return Snapshot(self._types, self._eds_names)
 
     def with_types(self, other: Snapshot, type_urls: Iterable[str]) -> Snapshot:
         """Return this snapshot with the sets of ``type_urls`` taken from ``other``."""
         taken = {url: other._types[url] for url in type_urls if url in other._types}
-        return Snapshot(MappingProxyType({**self._types, **taken}), self._eds_names)
+        return Snapshot(MappingProxyType({**self._types, **taken}), self._eds_names, self._plain)
 
     def joined(self, more: Mapping[str, Iterable[Resource]]) -> Snapshot:
         """Return this snapshot with further resources; existing names keep their resource."""
@@ -129,7 +153,7 @@ class Snapshot:
             every = {**{one.name: one for one in resources}, **known}
             ordered = {name: every[name] for name in sorted(every)}
             types[type_url] = _type_set(ordered, self._types.get(type_url))
-        return Snapshot(MappingProxyType(types), self._eds_names)
+        return Snapshot(MappingProxyType(types), self._eds_names, self._plain)
 
     def with_resources(
         self, type_url: str, resources: Mapping[str, Resource], previous: Snapshot | None = None
@@ -143,7 +167,8 @@ class Snapshot:
         """
         ordered = {name: resources[name] for name in sorted(resources)}
         own = _type_set(ordered, None if previous is None else previous.type_set(type_url))
-        return Snapshot(MappingProxyType({**self._types, type_url: own}), self._eds_names)
+        types = MappingProxyType({**self._types, type_url: own})
+        return Snapshot(types, self._eds_names, self._plain)
 
     def resources(self, type_url: str) -> Mapping[str, Resource]:
         """Return the resources of a type by name, sorted by name."""

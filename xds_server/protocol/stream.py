@@ -15,6 +15,8 @@ Rules (X numbers: the conformance checklist that the tests cite):
    first response of a type is not delayed.
 5. Without a snapshot, and for a type that the snapshot does not serve, nothing is sent (X3, X9).
 6. A request that exceeds a bound raises ``ProtocolError`` and changes nothing.
+7. A client that does not subscribe to all layers of weights gets the ``plain`` form of its
+   snapshot, whose routes contain the weights. Envoy asks for its layers before anything else.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from tidegate_api.names import (
     ROUTE_TYPE,
     RUNTIME_TYPE,
     SECRET_TYPE,
+    WEIGHT_LAYERS,
 )
 from xds_server.protocol.messages import (
     MAX_TYPES,
@@ -86,6 +89,7 @@ class _Stream(ABC, Generic[Request]):
         """Turns each snapshot into the one for this client's build; the same for an equal one."""
         self._stream_id = stream_id
         self._snapshot: Snapshot | None = None
+        self._has_layers = False
         self._trackers: dict[str, TypeTracker] = {}
         self._ordered: list[TypeTracker] = []
         self._nonces = 0
@@ -97,8 +101,7 @@ class _Stream(ABC, Generic[Request]):
             snapshot = self.adapt(snapshot)
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
-            for tracker in self._ordered:
-                tracker.touch()
+            self._touch()
         return self._burst(now)
 
     def on_request(self, request: Request, now: float) -> Reaction:
@@ -111,6 +114,8 @@ class _Stream(ABC, Generic[Request]):
             raise ProtocolError("type_url is empty; on ADS every request must name its type")
         tracker = self._tracker(request.type_url)
         self._subscribe(tracker, request)
+        if request.type_url == RUNTIME_TYPE:
+            self._look_for_layers(tracker)
         verdict = tracker.answered(request.nonce, request.error, now)
         if verdict is not None and not verdict.accepted:
             self._nacks += 1
@@ -179,11 +184,21 @@ class _Stream(ABC, Generic[Request]):
             )
         return tracker
 
+    def _touch(self) -> None:
+        for tracker in self._ordered:
+            tracker.touch()
+
+    def _look_for_layers(self, tracker: TypeTracker) -> None:
+        has_layers = all(map(tracker.subscription.wants, WEIGHT_LAYERS))
+        if has_layers != self._has_layers:
+            self._has_layers = has_layers
+            self._touch()
+
     def _burst(self, now: float) -> list[ResourceResponse]:
-        snapshot = self._snapshot
         responses: list[ResourceResponse] = []
-        if snapshot is None:
+        if self._snapshot is None or not self._ordered:
             return responses
+        snapshot = self._snapshot if self._has_layers else self._snapshot.plain
         if CLUSTER_TYPE in self._trackers:
             self._tracker(ENDPOINT_TYPE)  # records rule 3's assignments before EDS is requested
         for tracker in self._ordered:

@@ -1,10 +1,14 @@
-"""Envoy's runtime layer: limits and slow-start settings that change without a new cluster (RTDS).
+"""Envoy's runtime layers: limits, slow-start settings and weights (RTDS).
 
 For Envoy a changed cluster is a new one: it is warmed again, and its connection pools and host
 statistics start empty. Settings with a runtime key are therefore constant in the cluster (the
 defaults of the fleet's model), and this layer always contains all current values. Envoy gets the
 layer before its first cluster and keeps it while the control server is unreachable. An Envoy that
 never got it uses the defaults, so it is limited, not unlimited.
+
+A layer is always sent as a whole. The weights of variants are therefore spread over the layers
+``WEIGHT_LAYERS`` by a hash of the pool's name: a change of weights sends the weights of one pool in
+``len(WEIGHT_LAYERS)``. A pool is in one layer as a whole, so its weights change at once.
 
 Keys are flat text: the ``/`` in a cluster's name has no special meaning in them.
 
@@ -16,13 +20,51 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import xxhash
 from envoy.service.runtime.v3 import rtds_pb2
 
-from tidegate_api.names import RUNTIME_NAME
+from tidegate_api.names import RUNTIME_NAME, WEIGHT_LAYERS
 from xds_server.fleet.view import clusters_of
+from xds_server.resources.routes.weights import weight_values
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from xds_server.fleet.model.fleet import Fleet, PoolSpec
+
+    Weights = Mapping[str, Mapping[str, int]]
+    """Name of a layer -> runtime key -> weight; all layers are present."""
+
+
+def layer_of(pool: str) -> str:
+    """Return the name of the layer that contains a pool's weights."""
+    return WEIGHT_LAYERS[xxhash.xxh32_intdigest(pool) % len(WEIGHT_LAYERS)]
+
+
+def weights_of(fleet: Fleet) -> Weights:
+    """Return the weights of all draws of the fleet's routes."""
+    layers: dict[str, dict[str, int]] = {name: {} for name in WEIGHT_LAYERS}
+    for pool in fleet.pools:
+        layers[layer_of(pool.name)].update(weight_values(pool))
+    return layers
+
+
+def merged(first: Weights, then: Weights) -> Weights:
+    """Return the weights of both; for common keys ``then`` takes precedence."""
+    return {name: {**first[name], **then[name]} for name in WEIGHT_LAYERS}
+
+
+def weight_layer(name: str, values: Mapping[str, int]) -> bytes:
+    """Return the serialized ``Runtime`` of one layer of weights."""
+    message = rtds_pb2.Runtime(name=name)
+    message.layer.update({key: str(value) for key, value in values.items()})
+    return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+
+
+def weights_in(data: bytes) -> dict[str, int]:
+    """Return the keys and weights of a serialized layer of weights."""
+    layer = rtds_pb2.Runtime.FromString(data).layer
+    return {key: int(value.string_value) for key, value in layer.fields.items()}
 
 
 def aggression_key(pool: str) -> str:

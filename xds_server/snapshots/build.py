@@ -24,6 +24,8 @@ from xds_server.protocol.snapshot import Resource
 from xds_server.resources.access_log import log_clusters
 from xds_server.resources.clusters import picker_cluster
 from xds_server.resources.endpoints import picker_assignment
+from xds_server.resources.routes.weights import neutral
+from xds_server.resources.runtime import weights_of
 from xds_server.snapshots.memo import Memo
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.view import View
+    from xds_server.resources.runtime import Weights
 
     Resources = Mapping[str, Mapping[str, bytes]]
     Contents = Mapping[str, Mapping[str, bytes | Resource]]
@@ -82,8 +85,9 @@ def front_resources(
     retiring: Fleet | None = None,
     coming: Fleet | None = None,
     memo: Memo | None = None,
+    weights: Weights | None = None,
 ) -> Resources:
-    """Return listener, filters, routes, limits and secrets: Envoy's downstream side.
+    """Return listener, filters, routes, limits, weights and secrets: Envoy's downstream side.
 
     Args:
         fleet: The fleet whose routes and limits are in force.
@@ -91,14 +95,24 @@ def front_resources(
             routes to these variants and their limits remain.
         coming: The next fleet. Its new clusters have their limits from the start.
         memo: Cache of built resources.
+        weights: The weights in force; those of ``fleet`` by default.
     """
     memo = memo or Memo()
+    layers = weights_of(fleet) if weights is None else weights
+    # Nothing else depends on weights, so a change of them builds nothing else.
+    bare, other = neutral(fleet), coming or retiring
+    beside = None if other is None else neutral(other)
     return {
-        RUNTIME_TYPE: {RUNTIME_NAME: memo.runtime(fleet, coming or retiring)},
-        SECRET_TYPE: memo.secrets(fleet, coming or retiring),
-        EXTENSION_TYPE: memo.extensions(fleet),
+        RUNTIME_TYPE: {
+            RUNTIME_NAME: memo.runtime(bare, beside),
+            **{name: memo.weight_layer(name, values) for name, values in layers.items()},
+        },
+        SECRET_TYPE: memo.secrets(bare, beside),
+        EXTENSION_TYPE: memo.extensions(bare),
         LISTENER_TYPE: {LISTENER_NAME: memo.listener(fleet)},
-        ROUTE_TYPE: {ROUTE_CONFIG_NAME: memo.routes(fleet, retiring)},
+        ROUTE_TYPE: {
+            ROUTE_CONFIG_NAME: memo.routes(bare, None if retiring is None else neutral(retiring))
+        },
     }
 
 

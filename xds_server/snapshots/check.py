@@ -11,7 +11,8 @@ Rules (X33 and X62 of the xDS checklist):
 2. Every cluster has its assignment, and every assignment its cluster.
 3. Every cluster that a route, a mirror, a filter or the listener names exists; so does every
    secret, every route configuration and the settings of every filter.
-4. The weights of a split add up to 1..2^32-1.
+4. The weights of a split add up to 1..2^32-1, and the layers contain the runtime keys of those that
+   have any.
 5. An assignment has at most one drop category, weights of at least 1, and no gap in its priorities.
 """
 
@@ -42,9 +43,11 @@ from tidegate_api.names import (
     ROUTE_TYPE,
     RUNTIME_TYPE,
     SECRET_TYPE,
+    WEIGHT_LAYERS,
 )
 from tidegate_api.pools import MAX_WEIGHT_SUM
 from xds_server.fleet.parts.identity import ByIdentity
+from xds_server.resources.runtime import weights_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -70,6 +73,10 @@ class _Facts:
     faults: tuple[str, ...] = ()
     needs: frozenset[tuple[str, str]] = field(default_factory=frozenset)
     """Type URL and name of each resource to which it refers."""
+    splits: frozenset[tuple[str, ...]] = frozenset()
+    """Runtime keys of each weighted draw."""
+    weights: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Runtime keys and values of a layer of weights."""
 
 
 def hold(snapshot: Snapshot) -> Snapshot:
@@ -96,26 +103,36 @@ class _SetFacts:
     """No resource has a fault or another name than the one under which it is sent."""
     needs: Mapping[str, frozenset[str]]
     """Type URL -> names to which any of them refers."""
+    splits: frozenset[tuple[str, ...]]
+    """Runtime keys of each weighted draw."""
+    weights: Mapping[str, int]
+    """Runtime keys and values of the layers of weights."""
 
 
 def _read_set(read: Callable[[bytes], _Facts], sent: TypeSet) -> _SetFacts:
     sound, needs = True, dict[str, set[str]]()
+    splits, weights = set[tuple[str, ...]](), dict[str, int]()
     for name, resource in sent.resources.items():
         facts = _facts_of(read, resource)
         sound = sound and facts.name == name and not facts.faults
         for needed_type, needed in facts.needs:
             needs.setdefault(needed_type, set()).add(needed)
-    return _SetFacts(sound, {url: frozenset(names) for url, names in needs.items()})
+        splits |= facts.splits
+        weights.update(facts.weights)
+    needed_names = {url: frozenset(names) for url, names in needs.items()}
+    return _SetFacts(sound, needed_names, frozenset(splits), weights)
 
 
 def _consistent(snapshot: Snapshot) -> bool:
     """Return whether there are no faults; reads only the sets that have changed."""
+    weights: Mapping[str, int] = {}
     for type_url, read in _SET_READERS.items():
         sent = snapshot.type_set(type_url)
         if sent is None:
             continue
         facts = read(sent)
-        if not facts.sound:
+        weights = facts.weights or weights
+        if not facts.sound or any(any(_faults_of_split(keys, weights)) for keys in facts.splits):
             return False
         for needed_type, names in facts.needs.items():
             if not names <= snapshot.resources(needed_type).keys():
@@ -124,6 +141,7 @@ def _consistent(snapshot: Snapshot) -> bool:
 
 
 def _faults(snapshot: Snapshot) -> Iterator[str]:
+    weights: dict[str, int] = {}
     for type_url, read in _READERS.items():
         for name, resource in snapshot.resources(type_url).items():
             facts = _facts_of(read, resource)
@@ -131,6 +149,9 @@ def _faults(snapshot: Snapshot) -> Iterator[str]:
                 yield f"'{name}' contains the name '{facts.name}'"
             for fault in facts.faults:
                 yield f"{name}: {fault}"
+            weights.update(facts.weights)
+            for keys in facts.splits:
+                yield from (f"{name}: {fault}" for fault in _faults_of_split(keys, weights))
             for needed_type, needed in sorted(facts.needs):
                 if needed not in snapshot.resources(needed_type):
                     yield f"{name}: needs {needed_type.rpartition('.')[2]} '{needed}'"
@@ -138,6 +159,14 @@ def _faults(snapshot: Snapshot) -> Iterator[str]:
         snapshot.resources(ENDPOINT_TYPE).keys() - snapshot.resources(CLUSTER_TYPE).keys()
     ):
         yield f"assignment '{orphan}' has no cluster"
+
+
+def _faults_of_split(keys: tuple[str, ...], weights: Mapping[str, int]) -> Iterator[str]:
+    missing = [key for key in keys if key not in weights]
+    if missing:
+        yield f"no layer contains '{missing[0]}'"
+    elif not 1 <= (total := sum(weights[key] for key in keys)) <= MAX_WEIGHT_SUM:
+        yield f"the weights of '{keys[0]}' and others add up to {total}"
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
@@ -174,6 +203,7 @@ def _routes(data: bytes) -> _Facts:
     message = route_pb2.RouteConfiguration.FromString(data)
     faults: list[str] = []
     needs: set[tuple[str, str]] = set()
+    splits: set[tuple[str, ...]] = set()
     for host in message.virtual_hosts:
         seen: set[str] = set()
         for route in host.routes:
@@ -182,13 +212,16 @@ def _routes(data: bytes) -> _Facts:
             seen.add(route.name)
             action = route.route
             split = action.weighted_clusters.clusters
+            prefix = action.weighted_clusters.runtime_key_prefix
+            if prefix:
+                splits.add(tuple(f"{prefix}.{one.name}" for one in split))
             total = sum(one.weight.value for one in split)
             if split and not 1 <= total <= MAX_WEIGHT_SUM:
                 faults.append(f"the weights of route '{route.name}' add up to {total}")
             named = [action.cluster, *(one.name for one in split)]
             named += [mirror.cluster for mirror in action.request_mirror_policies]
             needs.update((CLUSTER_TYPE, name) for name in named if name)
-    return _Facts(message.name, tuple(faults), frozenset(needs))
+    return _Facts(message.name, tuple(faults), frozenset(needs), frozenset(splits))
 
 
 def _listener(data: bytes) -> _Facts:
@@ -237,11 +270,12 @@ def _secret(data: bytes) -> _Facts:
 
 
 def _runtime(data: bytes) -> _Facts:
-    return _Facts(rtds_pb2.Runtime.FromString(data).name)
+    name = rtds_pb2.Runtime.FromString(data).name
+    return _Facts(name, weights=weights_in(data) if name in WEIGHT_LAYERS else {})
 
 
 _READERS: dict[str, Callable[[bytes], _Facts]] = {
-    RUNTIME_TYPE: _runtime,
+    RUNTIME_TYPE: _runtime,  # before the routes, which need the weights
     CLUSTER_TYPE: _cluster,
     ENDPOINT_TYPE: _assignment,
     SECRET_TYPE: _secret,

@@ -32,7 +32,7 @@ from xds_server.resources.filters.discovered import extensions
 from xds_server.resources.listener import listener
 from xds_server.resources.pools import pool_resource
 from xds_server.resources.routes import route_configuration
-from xds_server.resources.runtime import runtime
+from xds_server.resources.runtime import runtime, weight_layer
 from xds_server.resources.secrets import secrets
 
 if TYPE_CHECKING:
@@ -183,6 +183,10 @@ class Memo:
         """Return ``secrets``, which depends on the protocols of the endpoints only."""
         bare, more = _stripped(fleet), _other(fleet, also)
         return self.recall("secrets", (bare, more), lambda: secrets(bare, more))
+
+    def weight_layer(self, name: str, values: Mapping[str, int]) -> bytes:
+        """Return ``weight_layer``."""
+        return self.recall(name, values, lambda: weight_layer(name, values))
 
     def routes(self, fleet: Fleet, retiring: Fleet | None) -> bytes:
         """Return ``route_configuration``.

@@ -2,9 +2,11 @@
 
 The five stages, in order (a stage that changes nothing passes at once):
 
-1. Envoys *add*: all clusters and endpoints of both fleets; routes do not change.
+1. Envoys *add*: all clusters and endpoints of both fleets, and the weights that the next routes
+   will read; routes do not change, nor do weights in use.
 2. Pickers *use*: endpoints of both fleets; matches and weights do not change.
-3. Envoys *switch*: new listener, filters, routes and limits; routes to retiring variants remain.
+1. Envoys *add*: all clusters and endpoints of both fleets, and the weights that the next routes
+   will read; routes do not change, nor do weights in use.
 4. Pickers *stop*: the new fleet only. Then the replicas that began to drain finish their requests.
 5. Envoys *remove*: the new fleet only, with drained replicas marked as draining.
 
@@ -24,10 +26,12 @@ from xds_server.fleet.model.fleet import Match, VariantMatch
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.protocol.transaction import Stage
+from xds_server.resources.runtime import merged, weights_of
 from xds_server.snapshots.build import front_resources, picker_contents, upstream_contents
 from xds_server.snapshots.check import hold
 from xds_server.snapshots.memo import Memo
 from xds_server.snapshots.reached import Reached
+from xds_server.snapshots.spelled import envoy_snapshot, weights_held
 
 if TYPE_CHECKING:
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec, VariantSpec
@@ -53,13 +57,14 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
         Inconsistent: The resources of a stage are inconsistent.
     """
     memo = memo or Memo()
+    then = weights_of(new.fleet)
     target = hold(
-        Snapshot.of(
+        envoy_snapshot(
             {
                 **upstream_contents(new.fleet, memo, new.sick),
-                **front_resources(new.fleet, memo=memo),
+                **front_resources(new.fleet, memo=memo, weights=then),
             },
-            previous=memo.target,
+            memo.target,
         )
     )
     memo.target = target
@@ -70,19 +75,23 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     have = old if isinstance(old, Reached) else Reached.settled(old)
     wide = widened(have.view.fleet, new.fleet)
     reachable = upstream_contents(wide, memo, new.sick)
-    front = front_resources(have.front, coming=wide, memo=memo)
-    added = Snapshot.of({**reachable, **front}, previous=target)
+    # The routes before the switch and after it each find their weights, whatever arrives first.
+    now = weights_of(have.front) if have.force is None else weights_held(have.force)
+    front = front_resources(have.front, coming=wide, memo=memo, weights=merged(then, now))
+    added = envoy_snapshot({**reachable, **front}, target)
     if have.force is not None:
         # In an unfinished change the Envoys' listener and routes may be those of no single fleet.
         added = added.with_types(have.force, (EXTENSION_TYPE, LISTENER_TYPE, ROUTE_TYPE))
-    switched = front_resources(new.fleet, retiring=have.named, coming=wide, memo=memo)
+    switched = front_resources(
+        new.fleet, retiring=have.named, coming=wide, memo=memo, weights=merged(now, then)
+    )
     withdrawn = reachable[CLUSTER_TYPE].keys() - target.resources(CLUSTER_TYPE).keys()
     incarnations = {**new.incarnations, **have.view.incarnations}
     known = View(draws_of(wide, have.draws), incarnations, new.sick, new.seed)
     return (
         Stage("add", "envoy", hold(added)),
         Stage("use", "picker", Snapshot.of(picker_contents(known, memo), previous=pools)),
-        Stage("switch", "envoy", hold(Snapshot.of({**reachable, **switched}, previous=target))),
+        Stage("switch", "envoy", hold(envoy_snapshot({**reachable, **switched}, target))),
         Stage("stop", "picker", pools, grace_s=WORKERS_S if withdrawn else 0.0),
         Stage(
             "remove",

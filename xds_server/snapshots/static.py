@@ -2,8 +2,8 @@
 
 It contains the resources that the control server would send, with each reference by discovery
 replaced by the resource itself: assignments in their clusters, routes and settings of filters in
-the listener, limits in a static runtime layer, and secrets as static secrets, so that Envoy reads
-the files that they name.
+the listener, limits and weights in static runtime layers, and secrets as static secrets, so that
+Envoy reads the files that they name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from tidegate_api.names import (
     LISTENER_TYPE,
     ROUTE_CONFIG_NAME,
     ROUTE_TYPE,
-    RUNTIME_NAME,
     RUNTIME_TYPE,
     SECRET_TYPE,
 )
@@ -44,8 +43,9 @@ def static_bootstrap(fleet: Fleet) -> bytes:
     upstream, front = upstream_resources(fleet), front_resources(fleet)
     message = bootstrap_pb2.Bootstrap()
     message.node.id = message.node.cluster = "tidegate-validate"
-    runtime = rtds_pb2.Runtime.FromString(front[RUNTIME_TYPE][RUNTIME_NAME])
-    message.layered_runtime.layers.add(name=RUNTIME_NAME).static_layer.CopyFrom(runtime.layer)
+    for name, data in front[RUNTIME_TYPE].items():
+        runtime = rtds_pb2.Runtime.FromString(data)
+        message.layered_runtime.layers.add(name=name).static_layer.CopyFrom(runtime.layer)
     static = message.static_resources
     for data in front[SECRET_TYPE].values():
         static.secrets.add().ParseFromString(data)

@@ -1,7 +1,7 @@
 """Envoy routes of the fleet (RDS).
 
 Source: ``envoy/config/route/v3/route_components.proto``. Written with ``xds-protos``, whose
-encoding is fast: routes contain the canary weights and change often. The first match wins:
+encoding is fast. Canary weights are runtime values (``weights.py``). The first match wins:
 
 1. *picked*: the picker has chosen pool and variant; its headers select the cluster.
 2. *own*: Envoy answers or forwards without a picker: health, server metadata, calls to single
@@ -56,6 +56,7 @@ from xds_server.resources.routes.load_reports import ask_for_loads
 from xds_server.resources.routes.paths import Call
 from xds_server.resources.routes.pins import header_in, header_is, header_present, pins_of
 from xds_server.resources.routes.processing import at_least_peek, process, without_picker
+from xds_server.resources.routes.weights import key_prefix, of_versions, shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -167,12 +168,8 @@ def _calls_by_header(pool: PoolSpec, protocol: Protocol) -> Iterator[tuple[str, 
 
 def _by_path(pool: PoolSpec) -> Iterator[Any]:
     models = pool.match.models
-    versions: dict[str, list[VariantSpec]] = {}
-    for variant in pool.variants:
-        if variant.model_version is not None:
-            versions.setdefault(variant.model_version, []).append(variant)
     kinds = (("", paths.inference), ("/about", paths.reads))
-    for version, variants in versions.items():
+    for version, variants in of_versions(pool).items():
         for suffix, calls in kinds:
             name = f"{pool.name}/http/version-{version}{suffix}"
             call = calls(models, version)
@@ -295,17 +292,17 @@ def _weighted(
     streaming: bool,
 ) -> Iterator[Any]:
     route = _route(name, call, headers)
-    weighted = [variant for variant in variants if variant.weight] or list(variants)
-    if len(weighted) == 1:
-        route.route.cluster = str(ClusterRef(pool.name, weighted[0].name, protocol))
+    if len(variants) == 1:
+        route.route.cluster = str(ClusterRef(pool.name, variants[0].name, protocol))
     else:
-        for variant in weighted:
-            entry = route.route.weighted_clusters.clusters.add()
-            entry.name = str(ClusterRef(pool.name, variant.name, protocol))
-            # All weights can be 0 only for variants that share a pinned version: equal shares.
-            entry.weight.value = variant.weight or 1
+        split = route.route.weighted_clusters
+        split.runtime_key_prefix = key_prefix(pool, variants)
+        for variant, weight in shares(variants).items():
+            split.clusters.add(
+                name=str(ClusterRef(pool.name, variant, protocol))
+            ).weight.value = weight
         # All requests of a session draw the same variant; the picker uses the same formula.
-        route.route.weighted_clusters.use_hash_policy.value = True
+        split.use_hash_policy.value = True
         route.route.hash_policy.add().header.header_name = pool.routing.session_header
     forward(route, pool, streaming=streaming)
     yield route

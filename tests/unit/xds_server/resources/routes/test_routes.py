@@ -331,7 +331,11 @@ def test_a_cookie_pins_a_variant() -> None:
     route = parse(data)[first(data, MODELS + "/infer", cookie="id=1; ab=b")]
     assert route.route.cluster == "llm/canary/http"
     route = parse(data)[first(data, MODELS + "/infer", cookie="id=1; ab=c")]
-    assert route.route.cluster == "llm/stable/http"
+    split = route.route.weighted_clusters.clusters
+    assert {one.name: one.weight.value for one in split} == {
+        "llm/stable/http": 1,
+        "llm/canary/http": 0,
+    }
 
 
 def test_weights_may_be_basis_points() -> None:

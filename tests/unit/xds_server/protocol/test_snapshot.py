@@ -86,3 +86,24 @@ def test_a_set_version_distinguishes_sets(messages: dict[str, bytes]) -> None:
     version = Snapshot.of({T: messages}).version(T)
     assert version == Snapshot.of({T: dict(reversed(messages.items()))}).version(T)
     assert (version == Snapshot.of({T: renamed}).version(T)) == (messages == renamed)
+
+
+def test_the_plain_form_follows_from_the_contents() -> None:
+    """Whatever a snapshot was made from, its plain form is computed from what it contains."""
+    asked = []
+
+    def plain(snapshot: Snapshot) -> dict[str, dict[str, bytes]]:
+        asked.append(1)
+        return {T: {name: b"plain " + one.any[-1:] for name, one in snapshot.resources(T).items()}}
+
+    first = Snapshot.of({T: {"a": b"1"}, "u": {"x": b"x"}}, plain=plain)
+    other = Snapshot.of({T: {"a": b"2"}})
+    assert asked == []  # made only where a client needs it
+    mixed = first.with_types(other, [T])
+    more = first.joined({T: [Snapshot.of({T: {"b": b"3"}}).resources(T)["b"]]})
+    assert first.plain == Snapshot.of({T: {"a": b"plain 1"}, "u": {"x": b"x"}})
+    assert mixed.plain == Snapshot.of({T: {"a": b"plain 2"}, "u": {"x": b"x"}})
+    assert more.plain.resources(T).keys() == {"a", "b"}
+    assert first.plain is first.plain
+    assert first.plain.plain is first.plain
+    assert other.plain is other

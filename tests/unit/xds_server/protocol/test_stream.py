@@ -14,6 +14,7 @@ from tidegate_api.names import (
     POOL_TYPE,
     ROUTE_TYPE,
     RUNTIME_TYPE,
+    WEIGHT_LAYERS,
 )
 from xds_server.protocol.messages import (
     MAX_ERROR_CHARS,
@@ -750,3 +751,62 @@ def test_delta_names_added_to_a_rejected_type_are_answered() -> None:
     client.ask("EDS", "a")
     client.nack("EDS")
     assert client.ask("EDS", "b") == [("EDS", ["b"])]
+
+
+# --- Layers of weights ----------------------------------------------------------------------------
+
+
+def weighted(routes: str = "1") -> Snapshot:
+    """Return a snapshot whose plain form has other routes."""
+    layers = dict.fromkeys(WEIGHT_LAYERS, "w")
+    contents = {**BASE, "RTDS": layers, "RDS": {"r": routes}}
+    return Snapshot.of(
+        {
+            URLS[kind]: {name: text.encode() for name, text in messages.items()}
+            for kind, messages in contents.items()
+        },
+        plain=lambda snapshot: {
+            ROUTE_TYPE: dict.fromkeys(snapshot.resources(ROUTE_TYPE), b"plain")
+        },
+    )
+
+
+def routes_of(client: Sotw) -> str:
+    """Return which form of the routes the client was sent last."""
+    return "plain" if client.last["RDS"].resources[0].any.endswith(b"plain") else "lean"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [((), "plain"), (WEIGHT_LAYERS[:-1], "plain"), (WEIGHT_LAYERS, "lean")],
+    ids=["none", "all but one", "all"],
+)
+def test_routes_contain_the_weights_unless_all_layers_are_subscribed(
+    client_type: type[Sotw], layers: tuple[str, ...], expected: str
+) -> None:
+    """An Envoy with an older bootstrap would draw by neutral weights."""
+    client = client_type(weighted())
+    if client.ask("RTDS", "tidegate", *layers):
+        client.ack("RTDS")
+    settled(client)
+    assert routes_of(client) == expected
+
+
+@BOTH
+def test_an_envoy_without_the_layers_is_current_with_plain_routes(client_type: type[Sotw]) -> None:
+    """A change of what only others read sends it nothing."""
+    client = settled(client_type(weighted()))
+    assert client.push(weighted("2")) == []
+    assert client.stream.standing().state == "SYNCED"
+
+
+@BOTH
+def test_layers_that_are_subscribed_later_change_the_routes_once(client_type: type[Sotw]) -> None:
+    """A client may name its layers one by one; the last one changes its form."""
+    client = settled(client_type(weighted()))
+    assert routes_of(client) == "plain"
+    client.ask("RTDS", *WEIGHT_LAYERS[:5])
+    client.ack("RTDS")
+    assert ("RDS", ["r"]) in client.ask("RTDS", *WEIGHT_LAYERS)
+    assert routes_of(client) == "lean"

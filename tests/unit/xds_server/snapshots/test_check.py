@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -18,10 +19,12 @@ from tidegate_api.names import (
     LISTENER_TYPE,
     ROUTE_CONFIG_NAME,
     ROUTE_TYPE,
+    RUNTIME_TYPE,
     SECRET_TYPE,
 )
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
+from xds_server.resources.runtime import layer_of, weight_layer, weights_in
 from xds_server.snapshots import build, stages
 from xds_server.snapshots.check import Inconsistent, hold
 
@@ -82,6 +85,17 @@ def _split(routes: Any, *weights: int) -> None:
         route.route.weighted_clusters.clusters.add(name=CLUSTER).weight.value = weight
 
 
+def weights(*values: int) -> Callable[[Contents], None]:
+    """Return a function that changes the pool's weights of each draw."""
+    name = layer_of("llm")
+
+    def step(of: Contents) -> None:
+        held = weights_in(of[RUNTIME_TYPE][name])
+        of[RUNTIME_TYPE][name] = weight_layer(name, dict(zip(held, cycle(values), strict=False)))
+
+    return step
+
+
 def test_built_resources_are_consistent() -> None:
     """X62: every resource that another one names exists."""
     snapshot = Snapshot.of(contents())
@@ -111,6 +125,9 @@ def test_built_resources_are_consistent() -> None:
         (routes(lambda all_: all_.add(name="nobody")), "two routes are named 'nobody'"),
         (routes(lambda all_: _split(all_, 0, 0)), "route 'split' add up to 0"),
         (routes(lambda all_: _split(all_, 2**32 - 1, 1)), "add up to 4294967296"),
+        (lambda of: of[RUNTIME_TYPE].pop(layer_of("llm")), "no layer contains 'tidegate.weight."),
+        (weights(0, 0), "others add up to 0"),
+        (weights(2**32 - 1, 1), "others add up to 4294967296"),
         (endpoints(lambda one: one.policy.drop_overloads.add()), "more than one drop category"),
         (
             endpoints(lambda one: setattr(one.endpoints[0], "priority", 4)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -19,6 +20,9 @@ from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.rules.fleet import problems
 from xds_server.fleet.view import View
 from xds_server.protocol.snapshot import Snapshot
+from xds_server.resources.runtime import layer_of
+from xds_server.snapshots.reached import Reached
+from xds_server.snapshots.spelled import weights_held
 from xds_server.snapshots.stages import newly_draining, plan, widened
 
 
@@ -158,7 +162,84 @@ def test_no_change_is_no_message(old: Fleet) -> None:
     assert all(force[stage.audience] == stage.snapshot for stage in plan(View(old), View(old)))
 
 
-def test_a_weight_changes_only_routes_and_pools() -> None:
+class Drawing(NamedTuple):
+    """The routes of one moment and the weights of another."""
+
+    keys: set[tuple[str, ...]]
+    weights: dict[str, int]
+
+
+def drawing(snapshot: Snapshot) -> Drawing:
+    """Read the weighted draws of a snapshot's routes, and its weights."""
+    routes = route_pb2.RouteConfiguration.FromString(body(snapshot, ROUTE_TYPE, ROUTE_CONFIG_NAME))
+    splits = (route.route.weighted_clusters for route in routes.virtual_hosts[0].routes)
+    keys = {
+        tuple(f"{split.runtime_key_prefix}.{one.name}" for one in split.clusters)
+        for split in splits
+        if split.clusters
+    }
+    held = weights_held(snapshot).values()
+    return Drawing(keys, {key: value for layer in held for key, value in layer.items()})
+
+
+def reached(old: Fleet, new: Fleet, label: str, force: Snapshot) -> Reached:
+    """Return the state of a change from ``old`` to ``new`` that is superseded in a stage."""
+    view = View(widened(old, new))
+    if label in {"add", "use"}:
+        return Reached(view, old, old, old, force)
+    if label == "switch":
+        return Reached(view, new, old, old, force)
+    return Reached(view, new, new, view.fleet, force)
+
+
+@settings(max_examples=20)
+@given(old=fleets(), new=fleets(), last=fleets(), stop=st.sampled_from(["add", "switch", "remove"]))
+def test_no_moment_of_a_change_draws_among_nothing(
+    old: Fleet, new: Fleet, last: Fleet, stop: str
+) -> None:
+    """Weights and routes arrive one after the other, and a change may be superseded."""
+    (force, *_) = [s.snapshot for s in plan(None, View(old)) if s.audience == "envoy"]
+    walked = [force]
+    for stage in plan(View(old), View(new)):
+        if stage.audience == "envoy":
+            walked.append(stage.snapshot)
+            if stage.label == stop:
+                break
+    have = reached(old, new, stop, walked[-1])
+    walked += [s.snapshot for s in plan(have, View(last)) if s.audience == "envoy"]
+    for before, after in pairwise(map(drawing, walked)):
+        for keys, weights in (
+            (before.keys, before.weights),
+            (before.keys, after.weights),  # weights first
+            (after.keys, before.weights),  # routes first
+            (after.keys, after.weights),
+        ):
+            assert all(sum(weights[key] for key in each) >= 1 for each in keys)
+
+
+def test_a_weight_is_one_layer() -> None:
+    """A change of weights, also from 0, is one message with one of the layers."""
+
+    def split(stable: int, canary: int) -> View:
+        weights = {"stable": stable, "canary": canary}
+        variants = [{"name": name, "weight": weight} for name, weight in weights.items()]
+        return View(fleet(pool(default=True, variants=variants)))
+
+    old, new = split(100, 0), split(90, 10)
+    (held, *_) = [s.snapshot for s in plan(None, old) if s.audience == "envoy"]
+    changed = set()
+    for stage in plan(old, new):
+        if stage.audience == "envoy":
+            for url in stage.snapshot.type_urls:
+                now, was = stage.snapshot.resources(url), held.resources(url)
+                changed |= {
+                    (stage.label, name) for name in {*now, *was} if now.get(name) != was.get(name)
+                }
+            held = stage.snapshot
+    assert changed == {("switch", layer_of("llm"))}
+
+
+def test_a_weight_changes_only_weights_and_pools() -> None:
     """Changed canary weights change no cluster."""
     old = fleet()
     variants = [

@@ -4,7 +4,7 @@
     python bench/control.py clients [--clients 10 100 1000] [--pools 50] [--endpoints 1000]
 
 ``envoy`` runs a real control server, a picker and one Envoy, and measures the latency of changes
-over EDS, RDS, CDS and RTDS. ``clients`` runs a control server in this process and simulated delta
+over EDS, CDS and RTDS. ``clients`` runs a control server in this process and simulated delta
 clients in another one. It measures the time to the last acknowledgement of an endpoint change and
 of a weight change, CPU and memory of the server, and bytes sent. Each pool has two clusters.
 """
@@ -77,7 +77,7 @@ def _limit(pool: dict[str, Any], turn: int) -> None:
 
 CHANNELS: dict[str, Callable[[dict[str, Any], int], None]] = {
     "EDS: an endpoint's weight": _endpoint,
-    "RDS: a variant's weight": _weight,
+    "RTDS: a variant's weight": _weight,
     "CDS: a slow-start window": _ramp,
     "RTDS: a breaker's limit": _limit,
 }

@@ -102,6 +102,7 @@ def front_resources(
     # Nothing else depends on weights, so a change of them builds nothing else.
     bare, other = neutral(fleet), coming or retiring
     beside = None if other is None else neutral(other)
+    was = None if retiring is None else neutral(retiring)
     return {
         RUNTIME_TYPE: {
             RUNTIME_NAME: memo.runtime(bare, beside),
@@ -110,9 +111,7 @@ def front_resources(
         SECRET_TYPE: memo.secrets(bare, beside),
         EXTENSION_TYPE: memo.extensions(bare),
         LISTENER_TYPE: {LISTENER_NAME: memo.listener(fleet)},
-        ROUTE_TYPE: {
-            ROUTE_CONFIG_NAME: memo.routes(bare, None if retiring is None else neutral(retiring))
-        },
+        ROUTE_TYPE: {ROUTE_CONFIG_NAME: memo.routes(bare, was)},
     }
 
 

@@ -190,6 +190,9 @@ PICKER_NODE_CLUSTER: Final = "tidegate-picker"
 NODE_AUDIENCE_KEY: Final = "tidegate.audience"
 """Key of an xDS node's metadata that says what it is served: `envoy` or `picker`."""
 
+NODE_GROUP: Final = "tidegate.node_group"
+"""Key of ``node.metadata``: the group of an Envoy, in which a change is tried before all."""
+
 LISTENER_NAME: Final = "tidegate-ingress"
 """Name of the listener."""
 

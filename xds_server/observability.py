@@ -6,7 +6,8 @@ closed sets. Node names are never labels.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
+_Audience = Literal["envoy", "picker"]
 _ACK_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
 _PUBLICATION_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 30, 60)
 
@@ -61,6 +63,18 @@ class XdsMetrics:
             "tidegate_xds_revision", "Number of the fleet revision in force.", registry=registry
         )
 
+        self._quarantined = Gauge(
+            "tidegate_xds_quarantined_clients",
+            "Connected clients that refused several changes in a row that others accept.",
+            ["audience"],
+            registry=registry,
+        )
+        self._shared = Gauge(
+            "tidegate_xds_shared_nodes",
+            "Node ids under which several clients are connected.",
+            ["audience"],
+            registry=registry,
+        )
         self._published_sick = Gauge(
             "tidegate_xds_told_replicas",
             "Replicas that pickers find sick and that all clients leave alone.",
@@ -87,6 +101,14 @@ class XdsMetrics:
     def show_published_sick(self, count: Callable[[], int]) -> None:
         """Set the function that returns the number of replicas published as sick."""
         self._published_sick.set_function(count)
+
+    def show_clients(
+        self, quarantined: Callable[[_Audience], int], shared: Callable[[_Audience], int]
+    ) -> None:
+        """Set the functions that count an audience's quarantined clients and shared node ids."""
+        for audience in get_args(_Audience):
+            self._quarantined.labels(audience).set_function(partial(quarantined, audience))
+            self._shared.labels(audience).set_function(partial(shared, audience))
 
     def stream_opened(self, audience: str, protocol: str) -> None:
         """Count an opened stream; called once its client is identified."""

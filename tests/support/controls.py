@@ -33,6 +33,7 @@ class FakeOutcome:
     channels: tuple[str, ...] = ("RDS",)
     elapsed_s: float | None = 0.5
     stage: str = "remove"
+    stepped_back: bool = False
 
 
 @dataclass
@@ -41,6 +42,8 @@ class FakePublication:
 
     stages: tuple
     on_reject: str
+    quorum: float = 0.5
+    waves: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     followers: set[asyncio.Task] = field(default_factory=set)
     outcome: FakeOutcome = field(
@@ -72,12 +75,14 @@ class FakePublisher:
         self.at_once = True
         self.next: asyncio.Future[None] | None = None
 
-    def publish(self, plan, *, on_reject: str) -> FakePublication:
+    def publish(
+        self, plan, *, on_reject: str, quorum: float = 0.5, waves: bool = False
+    ) -> FakePublication:
         """Start a publication; it supersedes a running one."""
         for earlier in self.published:
             if not earlier.ended.is_set():
                 earlier.end("superseded")
-        publication = FakePublication(tuple(plan()), on_reject)
+        publication = FakePublication(tuple(plan()), on_reject, quorum, waves)
         if self.at_once:
             publication.end()
         self.published.append(publication)

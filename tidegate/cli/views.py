@@ -79,9 +79,12 @@ def clients(answer: GetStatusResponse) -> list[Row]:
             "protocol": client.protocol,
             "peer": client.peer,
             "connected_seconds": round(client.connected_seconds, 1),
+            "group": client.group or None,
             "state": client_state(client),
             "build": client.build or None,
             "lost": list(client.lost),
+            "quarantine": client.quarantine or None,
+            "twins": client.twins,
             "types": [
                 {
                     "type": one.type,
@@ -96,6 +99,19 @@ def clients(answer: GetStatusResponse) -> list[Row]:
             ],
         }
         for client in answer.clients
+    ]
+
+
+def warnings(answer: GetStatusResponse) -> list[str]:
+    """Return what is wrong with clients beyond one change: quarantines and shared node ids."""
+    shared = {(one.kind, one.node): one.twins for one in answer.clients if one.twins > 1}
+    return [
+        f"{one.node} ({one.peer}) is in quarantine: {one.quarantine}"
+        for one in answer.clients
+        if one.quarantine
+    ] + [
+        f"{twins} {kind}s are connected with the node id {node}; give each its own"
+        for (kind, node), twins in shared.items()
     ]
 
 
@@ -140,6 +156,7 @@ def status(answer: GetStatusResponse) -> Row:
             }
             for one in answer.refused
         ],
+        "warnings": warnings(answer),
         "sick": [
             {
                 "pool": one.pool,

@@ -12,6 +12,7 @@ import yaml
 
 from tidegate.stack.assets import ExtraMissingError, asset
 from tidegate.stack.bounds import MAX_CONNECTIONS, MAX_HEAP_MIB, MIN_HEAP_MIB
+from tidegate_api.names import NODE_GROUP
 
 __all__ = [
     "ExtraMissingError",
@@ -54,6 +55,7 @@ def render_bootstrap(
     *,
     max_heap_mib: int = MAX_HEAP_MIB,
     max_connections: int = MAX_CONNECTIONS,
+    node_group: str = "",
 ) -> str:
     """Return an Envoy bootstrap (YAML) that takes all other configuration from ADS.
 
@@ -66,6 +68,7 @@ def render_bootstrap(
         max_heap_mib: Bound of Envoy's heap in MiB, at least 128. Near it Envoy refuses requests and
             resets the streams that hold most.
         max_connections: Bound of the connections of clients, at least 1; a further one is closed.
+        node_group: Group of Envoys in which a change is tried before all; empty = none.
 
     Raises:
         ValueError: An address is not ``host:port``, a name is empty, the protocol is unknown or a
@@ -85,6 +88,8 @@ def render_bootstrap(
         raise ValueError(f"{admin_address!r}: Envoy's admin page needs an IP address, not a name")
     bootstrap: dict[str, Any] = yaml.safe_load(asset("envoy/bootstrap.yaml").read_text("utf-8"))
     bootstrap["node"] = {"id": node_id, "cluster": cluster}
+    if node_group:
+        bootstrap["node"]["metadata"] = {NODE_GROUP: node_group}
     bootstrap["admin"]["address"] = _socket_address(admin_host, admin_port)
     bootstrap["dynamic_resources"]["ads_config"]["api_type"] = _API_TYPE[protocol]
     heap, connections = bootstrap["overload_manager"]["resource_monitors"]

@@ -63,7 +63,12 @@ class ClientStatusService(csds_pb2_grpc.ClientStatusDiscoveryServiceServicer):  
 def _config(client: ClientView) -> Any:
     config = csds_pb2.ClientConfig()
     config.node.id = client.node
-    config.node.metadata.update({"kind": client.kind, "protocol": client.protocol})
+    found: dict[str, str] = {"kind": client.kind, "protocol": client.protocol}
+    if client.quarantine:
+        found["quarantine"] = client.quarantine
+    if client.twins > 1:
+        found["shared_node_id"] = f"{client.twins} clients"
+    config.node.metadata.update(found)
     config.generic_xds_configs.extend(_type(view) for view in client.types)
     return config
 

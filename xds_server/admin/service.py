@@ -309,6 +309,9 @@ def _client(client: ClientView) -> admin_pb2.ClientStatus:
         connected_seconds=client.connected_s,
         build=client.build,
         lost=client.lost,
+        group=client.group,
+        quarantine=client.quarantine,
+        twins=client.twins,
         types=[
             admin_pb2.TypeStatus(
                 type=view.short,

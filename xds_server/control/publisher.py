@@ -27,7 +27,12 @@ class SnapshotPublisher(Protocol):
     """Brings snapshots to all clients, stage by stage."""
 
     def publish(
-        self, plan: Callable[[], Sequence[Stage]], *, on_reject: OnReject
+        self,
+        plan: Callable[[], Sequence[Stage]],
+        *,
+        on_reject: OnReject,
+        quorum: float = ...,
+        waves: bool = ...,
     ) -> PublicationHandle:
         """Publish the stages; a publication under way is superseded."""
 

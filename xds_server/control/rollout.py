@@ -6,6 +6,8 @@ Rules:
    leaves them between two fleets. A rejected change leaves them with the fleet before it or, if
    they had switched already, between the two.
 2. Replicas that are to be left alone are so first of all, in a stage of its own (``urgent``).
+   With waves, load is shed likewise. What differs from the good state in nothing else comes to all
+   Envoys at once, and so does the way back from a rejected change.
 3. The *good* state is the newest state whose publication was completed. A rejected change falls
    back to it.
 """
@@ -19,7 +21,7 @@ from xds_server.fleet.view import View
 from xds_server.snapshots.memo import Memo
 from xds_server.snapshots.reached import Reached
 from xds_server.snapshots.stages import plan, widened
-from xds_server.snapshots.urgent import URGENT, urgent_stage
+from xds_server.snapshots.urgent import URGENT, only_urgent, shed_stage, urgent_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +115,7 @@ class Rollout:
             return before
         view = _both(before.view, new)
         force = self._publisher.in_force("envoy")
-        if outcome.stage in _BEFORE_SWITCH:
+        if outcome.stage in _BEFORE_SWITCH or outcome.stepped_back:
             return Reached(view, before.front, before.draws, before.named, force)
         if outcome.stage == "switch":
             return Reached(view, new.fleet, before.draws, before.named, force)
@@ -137,10 +139,16 @@ class Rollout:
         have = self.reached()
         if planned is None or planned.have != have:
             planned = self.plan(state, have)
+        before, fleet = self.newest, state.fleet
+        stages, waves = planned.stages, self._in_waves(state)
+        if waves and before is not None:
+            shed = shed_stage(self._publisher.in_force("envoy"), before.state.fleet, fleet)
+            stages = stages if shed is None else (shed, *stages)
         urgent = urgent_stage(self._publisher.in_force("picker"), self._view(state))
-        stages = planned.stages if urgent is None else (urgent, *planned.stages)
-        before = self.newest
-        publication = self._publisher.publish(lambda: stages, on_reject=state.fleet.on_reject)
+        stages = stages if urgent is None else (urgent, *stages)
+        publication = self._publisher.publish(
+            lambda: stages, on_reject=fleet.on_reject, quorum=fleet.reject_quorum, waves=waves
+        )
         self.newest = Published(state, have, self._good(state), publication)
         if before is not None:
             before.next = self.newest
@@ -148,6 +156,12 @@ class Rollout:
 
     def _view(self, state: FleetState) -> View:
         return View(state.fleet, state.incarnations, self.sick, self._seed)
+
+    def _in_waves(self, state: FleetState) -> bool:
+        if not state.fleet.waves or self.newest is None:
+            return False
+        back = self.newest.answered and self.newest.outcome.state == "abandoned"
+        return not back and not only_urgent(self._good(state).fleet, state.fleet)
 
     def _good(self, state: FleetState) -> FleetState:
         newest = self.newest

@@ -38,7 +38,8 @@ def _lines(old: Fleet | None, new: Fleet) -> Iterator[str]:
         return
     yield from _fields("listener", old.listener, new.listener)
     yield from _fields("pickers", old.pickers, new.pickers)
-    yield from _values("on_reject", old.on_reject, new.on_reject)
+    for name in ("on_reject", "reject_quorum", "waves"):
+        yield from _values(name, getattr(old, name), getattr(new, name))
     drained = drains(old, new)
     if drained:
         yield f"drains the listener's connections: {', '.join(drained)}"

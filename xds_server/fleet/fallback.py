@@ -3,8 +3,9 @@
 Rules:
 
 1. Routes, weights and settings are those of the last fleet that clients accepted.
-2. A fallback never undoes a drain. It does not undo the addition or removal of endpoints either,
-   unless the rejected resources were endpoints or the accepted fleet would break a rule with them.
+2. A fallback never undoes a drain. It does not undo the addition or removal of endpoints, or load
+   to shed, either, unless the rejected resources were endpoints; endpoints also not if the accepted
+   fleet would break a rule with them.
 3. The restored fleet satisfies the rules of a fleet.
 4. A replica that never left the pickers keeps its incarnation.
 """
@@ -31,6 +32,8 @@ def fallback_fleet(good: Fleet, refused: Fleet, *, membership: bool) -> Fleet:
         refused: The fleet that was rejected.
         membership: Keep the addition and removal of endpoints, if the result breaks no rule.
     """
+    if membership:
+        good = _with(good, refused, _shedding)
     drained = _with(good, refused, _drained)
     if membership:
         joined = _with(good, refused, _joined)
@@ -66,6 +69,10 @@ def _with(good: Fleet, refused: Fleet, step: Callable[[PoolSpec, PoolSpec], Pool
     now = {pool.name: pool for pool in refused.pools}
     pools = tuple(step(pool, now[pool.name]) if pool.name in now else pool for pool in good.pools)
     return good.model_copy(update={"pools": pools})
+
+
+def _shedding(good: PoolSpec, refused: PoolSpec) -> PoolSpec:
+    return good.model_copy(update={"drop_overload": refused.drop_overload})
 
 
 def _drained(good: PoolSpec, refused: PoolSpec) -> PoolSpec:

@@ -119,6 +119,12 @@ class ClientView:
     """Version of the Envoy; empty if it stated none."""
     lost: tuple[str, ...] = ()
     """What does not work with this build, because it would refuse it."""
+    group: str = ""
+    """Its node group; empty = none."""
+    quarantine: str = ""
+    """Why it is in quarantine; empty = it is not."""
+    twins: int = 1
+    """Number of clients connected with its node id, itself included."""
 
 
 @dataclass(frozen=True, slots=True)

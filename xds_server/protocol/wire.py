@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envoy.service.discovery.v3 import discovery_pb2
 
-from tidegate_api.names import NODE_AUDIENCE_KEY, PICKER_NODE_CLUSTER
+from tidegate_api.names import NODE_AUDIENCE_KEY, NODE_GROUP, PICKER_NODE_CLUSTER
 from xds_server.protocol.messages import DeltaRequest, ProtocolError, SotwRequest
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _RESOURCE_BODY: Final = discovery_pb2.Resource.RESOURCE_FIELD_NUMBER
 
 @dataclass(frozen=True, slots=True)
 class XdsNode:
-    """A client's identity, as stated in its first request."""
+    """What a client says of itself in its first request."""
 
     id: str
     cluster: str
@@ -46,6 +46,10 @@ class XdsNode:
     """What it is served: named by its metadata, or else found by its cluster."""
     build: tuple[int, int, int] | None = None
     """Major, minor and patch number of an Envoy; ``None`` for other clients, or if not stated."""
+    release: str = ""
+    """Name, version and source revision of its build; empty = unknown."""
+    group: str = ""
+    """Its node group, ``NODE_GROUP`` of its metadata; empty = none."""
 
 
 def node_of(request: Any) -> XdsNode:
@@ -55,13 +59,21 @@ def node_of(request: Any) -> XdsNode:
         ProtocolError: The node id is missing, id or cluster exceeds ``MAX_NODE_CHARS``, or the
             metadata names an unknown audience.
     """
+    node = request.node
     found = XdsNode(
-        request.node.id, request.node.cluster, _audience(request.node), _build(request.node)
+        node.id,
+        node.cluster,
+        _audience(node),
+        _build(node),
+        _release(node),
+        _text(node.metadata, NODE_GROUP),
     )
     if not found.id:
         raise ProtocolError("the first request names no node; set node.id in the bootstrap")
-    if max(len(found.id), len(found.cluster)) > MAX_NODE_CHARS:
-        raise ProtocolError(f"node.id and node.cluster have at most {MAX_NODE_CHARS} characters")
+    if max(len(found.id), len(found.cluster), len(found.group)) > MAX_NODE_CHARS:
+        raise ProtocolError(
+            f"node.id, node.cluster and {NODE_GROUP} have at most {MAX_NODE_CHARS} characters"
+        )
     return found
 
 
@@ -85,6 +97,23 @@ def _build(node: Any) -> tuple[int, int, int] | None:
     if node.user_agent_name != "envoy" or not found.major_number:
         return None
     return found.major_number, found.minor_number, found.patch
+
+
+def _release(node: Any) -> str:
+    built = node.user_agent_build_version
+    number = built.version
+    version = node.user_agent_version or (
+        f"{number.major_number}.{number.minor_number}.{number.patch}"
+        if node.HasField("user_agent_build_version")
+        else ""
+    )
+    revision = _text(built.metadata, "revision.sha")
+    return " ".join(filter(None, (node.user_agent_name, version, revision)))[:MAX_NODE_CHARS]
+
+
+def _text(metadata: Any, key: str) -> str:
+    value = metadata.fields.get(key)
+    return "" if value is None else str(value.string_value)
 
 
 def read_sotw(request: Any) -> SotwRequest:

@@ -64,15 +64,32 @@ def assignment(pool: PoolSpec, ref: ClusterRef, sick: Collection[str] = ()) -> b
             _set_address(host.endpoint.health_check_config.address, endpoint.http)
             host.endpoint.health_check_config.port_value = split_host_port(endpoint.http)[1]
         host.health_status = _health(endpoint, sick)
-        if pool.drop_overload:
+        host.load_balancing_weight.value = max(1, round(endpoint.capacity * _WEIGHT_SCALE))
+    _set_drop(message, pool.drop_overload)
+    return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+
+
+def with_drop(data: bytes, percent: float) -> bytes:
+    """Return a serialized ``ClusterLoadAssignment`` with another ``drop_overload``, in percent."""
+    message = endpoint_pb2.ClusterLoadAssignment.FromString(data)
+    message.ClearField("policy")
+    for locality in message.endpoints:
+        for host in locality.lb_endpoints:
+            host.ClearField("metadata")
+    _set_drop(message, percent)
+    return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+
+
+def _set_drop(message: Any, percent: float) -> None:
+    if not percent:
+        return
+    drop = message.policy.drop_overloads.add(category=_BRAKE)  # Envoy allows one at most
+    drop.drop_percentage.CopyFrom(fraction(percent))
+    for locality in message.endpoints:
+        for host in locality.lb_endpoints:
             # Envoy's workers apply a changed drop share only together with changed hosts (1.40:
             # otherwise only the main thread applies it), so each host's metadata contains it too.
-            host.metadata.filter_metadata[TIDEGATE_NAMESPACE]["drop_overload"] = pool.drop_overload
-        host.load_balancing_weight.value = max(1, round(endpoint.capacity * _WEIGHT_SCALE))
-    if pool.drop_overload:
-        drop = message.policy.drop_overloads.add(category=_BRAKE)  # Envoy allows one at most
-        drop.drop_percentage.CopyFrom(fraction(pool.drop_overload))
-    return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
+            host.metadata.filter_metadata[TIDEGATE_NAMESPACE]["drop_overload"] = percent
 
 
 def _health(endpoint: EndpointSpec, sick: Collection[str]) -> Any:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from xds_server.protocol.messages import ResourceResponse, XdsVariant
     from xds_server.protocol.publication import Audience
     from xds_server.protocol.stream import DeltaStream, SotwStream
+    from xds_server.protocol.wire import XdsNode
 
 
 @dataclass(slots=True)
@@ -26,6 +27,8 @@ class AdsConnection:
     """When the stream was opened, monotonic seconds."""
     stream: SotwStream | DeltaStream
     node: str = ""
+    group: str = ""
+    """The client's node group; empty = none."""
     audience: Audience = "envoy"
     build: str = ""
     """Version of an Envoy, ``major.minor.patch``; empty if not stated."""
@@ -41,11 +44,18 @@ class AdsConnection:
     drained: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a message of ``outbox`` has been written."""
 
-    def view(self, now: float) -> ClientView:
-        """Return the client as status pages show it.
+    def introduce(self, node: XdsNode, lost: tuple[str, ...]) -> None:
+        """Note what the client has said of itself, and what is left out for it."""
+        self.node, self.group, self.audience = node.id, node.group, node.audience
+        self.build, self.lost = ".".join(map(str, node.build or ())), lost
+
+    def view(self, now: float, quarantine: str, twins: int) -> ClientView:
+        """Return the client's row of a status page.
 
         Args:
             now: Monotonic seconds.
+            quarantine: Why it is in quarantine; empty = it is not.
+            twins: Number of clients with its node id, itself included.
         """
         return ClientView(
             self.node,
@@ -56,4 +66,7 @@ class AdsConnection:
             self.stream.views(now),
             self.build,
             self.lost,
+            self.group,
+            quarantine,
+            twins,
         )

@@ -29,6 +29,7 @@ from xds_server.builds.adapted import Builds
 from xds_server.builds.features import lacking
 from xds_server.protocol import wire
 from xds_server.protocol.messages import ProtocolError, short_type
+from xds_server.protocol.publication import QUORUM
 from xds_server.protocol.stream import DeltaStream, SotwStream
 from xds_server.protocol.transaction import Publisher
 from xds_server.server.connection import AdsConnection
@@ -84,7 +85,8 @@ class AdsServer:
     def __init__(self, metrics: XdsMetrics, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._publisher = Publisher()
+        publisher = self._publisher = Publisher()
+        metrics.show_clients(publisher.quarantined, publisher.shared_nodes)
         self._connections: dict[int, AdsConnection] = {}
         self._numbers = itertools.count(1)
         # Makes the nonces of this server process different from those of an earlier one.
@@ -151,18 +153,27 @@ class AdsServer:
 
     # --- publishing -----------------------------------------------------------------------------
 
-    def publish(self, plan: Plan, *, on_reject: OnReject = "rollback") -> Publication:
+    def publish(
+        self,
+        plan: Plan,
+        *,
+        on_reject: OnReject = "rollback",
+        quorum: float = QUORUM,
+        waves: bool = False,
+    ) -> Publication:
         """Start to publish the stages to all clients; a running publication is superseded.
 
         Args:
             plan: The stages, or a function that computes them. It is called once, immediately, when
                 ``in_force`` is the state from which the stages start.
-            on_reject: Effect of a NACK in the stage ``switch``, see ``Publisher.publish``.
+            on_reject, quorum, waves: See ``Publisher.publish``.
 
         Raises:
             ValueError: There are too many stages; nothing has changed.
         """
-        run, sent = self._publisher.publish(plan, self._clock(), on_reject=on_reject)
+        run, sent = self._publisher.publish(
+            plan, self._clock(), on_reject=on_reject, quorum=quorum, waves=waves
+        )
         publication = Publication(run, self._outcome)
         self._running.append(publication)
         self._dispatch(sent)
@@ -178,10 +189,13 @@ class AdsServer:
         return self._publisher.settled
 
     def clients(self) -> tuple[ClientView, ...]:
-        """Return all connected clients, sorted by node id; of two with one id, the newer."""
-        now = self._clock()
-        newest = {c.node: c for c in self._connections.values() if c.known}
-        return tuple(c.view(now) for _, c in sorted(newest.items()))
+        """Return all connected clients, sorted by node id and age."""
+        now, publisher = self._clock(), self._publisher
+        known = [(c.node, n, c) for n, c in self._connections.items() if c.known]
+        return tuple(
+            client.view(now, publisher.quarantine(number), publisher.twins(number))
+            for _, number, client in sorted(known, key=lambda each: each[:2])
+        )
 
     def in_flight(self) -> dict[str, int]:
         """Return endpoint id -> requests in flight, summed over the pickers that report."""
@@ -224,15 +238,11 @@ class AdsServer:
                 problems=len(outcome.problems),
             )
         if ended:
-            self._count_resources()
-
-    def _count_resources(self) -> None:
-        for audience in ("envoy", "picker"):
-            snapshot = self._publisher.in_force(audience)
-            if snapshot is None:
-                continue
-            for type_url in snapshot.type_urls:
-                self._metrics.resources(audience, type_url, len(snapshot.resources(type_url)))
+            for audience in ("envoy", "picker"):
+                if (snapshot := self._publisher.in_force(audience)) is not None:
+                    for type_url in snapshot.type_urls:
+                        count = len(snapshot.resources(type_url))
+                        self._metrics.resources(audience, type_url, count)
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -341,15 +351,20 @@ class AdsServer:
                 connection.drained.set()
 
     def _introduce(self, connection: AdsConnection, node: wire.XdsNode) -> None:
-        connection.node = node.id
-        connection.audience = node.audience
-        connection.build = ".".join(map(str, node.build or ()))
-        connection.lost = tuple(each.lost for each in lacking(node.build))
+        connection.introduce(node, tuple(each.lost for each in lacking(node.build)))
         connection.stream.adapt = self._builds.adapter(node.build)
         connection.known = True
         self._publisher.connect(
-            connection.number, node.id, connection.audience, connection.stream, self._clock()
+            connection.number,
+            node.id,
+            connection.audience,
+            connection.stream,
+            self._clock(),
+            build=node.release,
+            group=node.group,
         )
+        if (twins := self._publisher.twins(connection.number)) > 1:
+            _log.warning("xds_node_shared", node=node.id, clients=twins, peer=connection.peer)
         self._metrics.stream_opened(connection.audience, connection.variant)
         _log.info(
             "xds_client_connected",

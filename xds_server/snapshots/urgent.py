@@ -1,4 +1,6 @@
-"""The urgent stage: pickers leave replicas alone at once, before the rest of a change. Pure.
+"""The urgent stages: replicas are left alone and load is shed at once, before the rest of a change.
+
+Pure.
 
 Rules:
 
@@ -7,6 +9,8 @@ Rules:
 2. It never takes the last usable replica of a variant: those that replace it come with a later
    stage.
 3. Nothing is undone here: a replica that is used again comes back with the stages of the change.
+4. Where stages come to Envoys in waves, another share of load to shed comes to all Envoys first: in
+   what each of them has now, so that nothing else of a change reaches it early.
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import any_pb2
 
 from tidegate_api.fleet.v1 import pool_pb2
-from tidegate_api.names import POOL_TYPE
+from tidegate_api.names import ENDPOINT_TYPE, POOL_TYPE
 from xds_server.protocol.publication import Stage
 from xds_server.protocol.snapshot import Snapshot
+from xds_server.resources.endpoints import with_drop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.view import View
 
 URGENT = "urgent"
@@ -54,6 +60,48 @@ def urgent_stage(have: Snapshot | None, new: View) -> Stage | None:
     marked = Snapshot.of({POOL_TYPE: changed}).resources(POOL_TYPE)
     pools = Snapshot.of({POOL_TYPE: {}}).joined({POOL_TYPE: {**held, **marked}.values()})
     return Stage(URGENT, "picker", pools, urgent=True)
+
+
+def shed_stage(have: Snapshot | None, old: Fleet, new: Fleet) -> Stage | None:
+    """Return the stage in which all Envoys shed as ``new`` says; ``None`` if ``old`` says the same.
+
+    Args:
+        have: What the Envoys have now; ``None`` = nothing.
+        old: The fleet published last.
+        new: The fleet that they should have.
+    """
+    before = {pool.name: pool.drop_overload for pool in old.pools}
+    shares = {
+        pool.name: pool.drop_overload
+        for pool in new.pools
+        if before.get(pool.name, pool.drop_overload) != pool.drop_overload
+    }
+    if have is None or not shares:
+        return None
+
+    def edit(snapshot: Snapshot) -> Snapshot:
+        assignments = {}
+        for name, resource in snapshot.resources(ENDPOINT_TYPE).items():
+            data = any_pb2.Any.FromString(resource.any).value
+            share = shares.get(name.partition("/")[0]) if "/" in name else None
+            assignments[name] = data if share is None else with_drop(data, share)
+        shed = Snapshot.of({ENDPOINT_TYPE: assignments}, previous=snapshot)
+        return snapshot.with_types(shed, (ENDPOINT_TYPE,))
+
+    return Stage(URGENT, "envoy", edit(have), urgent=True, edit=edit)
+
+
+def only_urgent(old: Fleet, new: Fleet) -> bool:
+    """Return whether two fleets differ in nothing but drains and load to shed."""
+    return old is new or _without_marks(old) == _without_marks(new)
+
+
+def _without_marks(fleet: Fleet) -> Fleet:
+    pools = []
+    for pool in fleet.pools:
+        endpoints = tuple(each.model_copy(update={"draining": False}) for each in pool.endpoints)
+        pools.append(pool.model_copy(update={"drop_overload": 0.0, "endpoints": endpoints}))
+    return fleet.model_copy(update={"pools": tuple(pools)})
 
 
 def _leave_alone(message: Any, draining: set[str], sick: Mapping[str, Sequence[str]]) -> bool:

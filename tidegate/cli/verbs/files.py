@@ -93,6 +93,12 @@ def envoy_bootstrap(
     cluster: Annotated[
         str, typer.Option("--cluster", metavar="NAME", help="Cluster name of this Envoy.")
     ] = "tidegate",
+    node_group: Annotated[
+        str,
+        typer.Option(
+            "--node-group", metavar="NAME", help="Group of Envoys that try changes before all."
+        ),
+    ] = "",
     xds: Annotated[
         str, typer.Option("--xds", metavar="HOST:PORT", help="ADS address of the control server.")
     ] = ADS_ADDRESS,
@@ -121,6 +127,7 @@ def envoy_bootstrap(
             protocol.value,
             max_heap_mib=max_heap,
             max_connections=max_connections,
+            node_group=node_group,
         )
     except ValueError as error:
         raise CliError(str(error)) from error

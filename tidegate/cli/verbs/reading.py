@@ -90,6 +90,7 @@ def status(*, flags: ReadFlags) -> None:
     if data["unwritten"]:
         numbers = ", ".join(map(str, data["unwritten"]))
         shown.append(f"held in memory only, lost by a restart: revision {numbers}")
+    shown.extend(f"warning: {one}" for one in data["warnings"])
     shown.append(_clients_table(data["clients"]) if data["clients"] else "no client is connected")
     if any(one["message"] for client in data["clients"] for one in client["types"]):
         shown.append(_messages_table(data["clients"]))

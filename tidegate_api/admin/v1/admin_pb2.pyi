@@ -685,6 +685,9 @@ class ClientStatus(_message.Message):
     TYPES_FIELD_NUMBER: _builtins.int
     BUILD_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    QUARANTINE_FIELD_NUMBER: _builtins.int
+    TWINS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     kind: _builtins.str
     """"envoy" or "picker"."""
@@ -694,6 +697,12 @@ class ClientStatus(_message.Message):
     connected_seconds: _builtins.float
     build: _builtins.str
     """Version of an Envoy, "major.minor.patch"; empty if the client stated none."""
+    group: _builtins.str
+    """Its node group (node.metadata of Envoy); empty = none."""
+    quarantine: _builtins.str
+    """Why it is in quarantine: it has no veto and is not waited for. Empty = it is not."""
+    twins: _builtins.int
+    """Number of clients connected with its node id, itself included."""
     @_builtins.property
     def types(self) -> _containers.RepeatedCompositeFieldContainer[Global___TypeStatus]: ...
     @_builtins.property
@@ -711,10 +720,13 @@ class ClientStatus(_message.Message):
         types: _abc.Iterable[Global___TypeStatus] | None = ...,
         build: _builtins.str = ...,
         lost: _abc.Iterable[_builtins.str] | None = ...,
+        group: _builtins.str = ...,
+        quarantine: _builtins.str = ...,
+        twins: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "connected_seconds", b"connected_seconds", "kind", b"kind", "lost", b"lost", "node", b"node", "peer", b"peer", "protocol", b"protocol", "types", b"types"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "connected_seconds", b"connected_seconds", "group", b"group", "kind", b"kind", "lost", b"lost", "node", b"node", "peer", b"peer", "protocol", b"protocol", "quarantine", b"quarantine", "twins", b"twins", "types", b"types"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -341,8 +341,13 @@ class Fleet(Strict):
     """Where clients connect."""
     pickers: Pickers = Pickers()
     """The pickers that Envoy asks for each request."""
-    on_reject: Literal["rollback", "keep"] = "rollback"
+    on_reject: Literal["rollback", "keep", "quorum"] = "rollback"
     """When an Envoy refuses new routes while others took them: all go back, or the others keep
-    them."""
+    them, or all go back if at least `reject_quorum` of the Envoys refuse."""
+    reject_quorum: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """With `on_reject: quorum`: the share of the Envoys that count whose refusal ends a change."""
+    waves: bool = False
+    """Each step of a change comes to one Envoy, then to its node group, then to all. Drains, shed
+    load and replicas found sick do not wait for waves."""
     pools: Annotated[tuple[PoolSpec, ...], Field(min_length=1)]
     """The pools of replicas."""

@@ -21,6 +21,8 @@ def client(node: str) -> SimpleNamespace:
         node=node,
         kind="envoy",
         protocol="delta",
+        quarantine="refused 3 changes" if node == "b" else "",
+        twins=2 if node == "b" else 1,
         types=(
             TypeView(CLUSTER_TYPE, "SYNCED", "v2", "v2", "", 0.0, 3),
             TypeView(ROUTE_TYPE, "NACKED", "v2", "v1", "no such cluster", 1.0, 1),
@@ -70,6 +72,15 @@ async def test_one_client_can_be_requested_on_a_stream(stub) -> None:
         assert [config.node.id for config in answer.config] == ["b"]
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
+
+
+async def test_quarantine_and_shared_ids_are_in_the_metadata(stub) -> None:
+    """Tools that know nothing of Tidegate show the node's metadata."""
+    answer = await stub.FetchClientStatus(csds_pb2.ClientStatusRequest())
+    plain, noted = (dict(config.node.metadata) for config in answer.config)
+    assert set(plain) == {"kind", "protocol"}
+    assert noted["quarantine"] == "refused 3 changes"
+    assert noted["shared_node_id"] == "2 clients"
 
 
 async def test_other_matchers_are_rejected(stub) -> None:

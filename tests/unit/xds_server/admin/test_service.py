@@ -39,10 +39,10 @@ class FakeAds:
         elapsed_s=0.1,
     )
 
-    def publish(self, plan, *, on_reject: str) -> FakeAds:
+    def publish(self, plan, *, on_reject: str, quorum: float, waves: bool) -> FakeAds:
         """Accept the stages."""
         assert list(plan())
-        assert on_reject == "rollback"
+        assert (on_reject, quorum, waves) == ("rollback", 0.5, False)
         return self
 
     def in_force(self, _audience: str) -> None:
@@ -66,6 +66,9 @@ class FakeAds:
         )
         return (
             SimpleNamespace(
+                group="",
+                quarantine="refused 3 changes",
+                twins=2,
                 node="envoy-1",
                 kind="envoy",
                 protocol="delta",

@@ -82,3 +82,27 @@ def test_an_envoy_states_its_build() -> None:
     assert wire.node_of(request).build == (1, 36, 4)
     request.node.user_agent_name = "gRPC Go"
     assert wire.node_of(request).build is None
+
+
+def test_a_node_names_its_build_and_its_group() -> None:
+    """A client in quarantine is known by its build; waves go by groups."""
+    request = discovery_pb2.DiscoveryRequest()
+    request.node.id, request.node.user_agent_name = "gw-1", "envoy"
+    request.node.metadata.update({"tidegate.node_group": "canary"})
+    built = request.node.user_agent_build_version
+    built.version.major_number, built.version.minor_number = 1, 40
+    built.metadata.update({"revision.sha": "abc"})
+    node = wire.node_of(request)
+    assert (node.release, node.group) == ("envoy 1.40.0 abc", "canary")
+
+
+def test_a_node_without_build_and_group_has_none() -> None:
+    """Both are optional, and of any type in hostile metadata."""
+    request = discovery_pb2.DiscoveryRequest()
+    request.node.id = "gw-1"
+    assert wire.node_of(request) == wire.XdsNode("gw-1", "")
+    request.node.metadata.update({"tidegate.node_group": 7})
+    assert wire.node_of(request).group == ""
+    request.node.metadata.update({"tidegate.node_group": "x" * 257})
+    with pytest.raises(ProtocolError, match="at most 256"):
+        wire.node_of(request)

@@ -216,7 +216,7 @@ async def test_every_end_of_a_stream_removes_its_client() -> None:
         await r.until(lambda: len(asyncio.all_tasks()) <= tasks + 1)
 
 
-async def test_of_two_streams_of_one_node_the_newer_is_shown() -> None:
+async def test_two_streams_of_one_node_are_both_shown() -> None:
     """Both are served."""
     async with rig() as r:
         r.server.publish([stage("1")])
@@ -224,7 +224,8 @@ async def test_of_two_streams_of_one_node_the_newer_is_shown() -> None:
             peer = r.peer(variant)
             await peer.ask(LISTENER_TYPE)
             assert (await peer.read()).type_url == LISTENER_TYPE
-        assert [view.protocol for view in r.server.clients()] == ["delta"]
+        found = [(view.protocol, view.twins) for view in r.server.clients()]
+        assert found == [("sotw", 2), ("delta", 2)]
         assert len(r.server._connections) == 2
 
 

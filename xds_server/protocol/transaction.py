@@ -132,8 +132,9 @@ class Publisher:
         reaction = client.stream.on_request(request, now)  # type: ignore[arg-type] # see above
         if reaction.verdict is not None:
             self._nodes.answered(client)
-            waited_s, owes_more = reaction.verdict.waited_s, client.stream.owes_answer
-            client.debt.answered(waited_s, now, owes_more=owes_more)
+            type_url, waited_s = reaction.verdict.type_url, reaction.verdict.waited_s
+            owes_more = client.stream.owes_answer
+            client.debt.answered(type_url, waited_s, now, owes_more=owes_more)
         sent = self._course.sent(client, reaction.responses, now)
         sent += self._course.catch_up(client, now)
         sent += self._advance(now)

@@ -23,3 +23,6 @@ SERVER_OPTIONS: Final = (
     # Two servers on one port would each get half of the clients; a port in use must be an error.
     ("grpc.so_reuseport", 0),
 )
+
+ENDING_S: Final = 1.0
+"""Seconds for which a stop waits for handlers that gRPC has cancelled."""

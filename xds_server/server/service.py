@@ -33,7 +33,7 @@ from xds_server.protocol.publication import QUORUM
 from xds_server.protocol.stream import DeltaStream, SotwStream
 from xds_server.protocol.transaction import Publisher
 from xds_server.server.connection import AdsConnection
-from xds_server.server.options import SERVER_OPTIONS
+from xds_server.server.options import ENDING_S, SERVER_OPTIONS
 from xds_server.server.publication import Publication
 from xds_server.server.refusals import RefusedPeers
 from xds_server.server.reports import PickerReports
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from xds_server.protocol.snapshot import Snapshot
     from xds_server.protocol.transaction import Sent
 
-__all__ = ["AdsServer"]
-
 MAX_STREAMS: Final = 4096
 """Most ADS streams at a time; further ones get RESOURCE_EXHAUSTED."""
 
@@ -66,10 +64,6 @@ MAX_OUTBOX: Final = 64
 FIRST_REQUEST_S: Final = 30.0
 """A stream that sends no request within this time, in seconds, is closed."""
 
-ENDING_S: Final = 1.0
-"""Seconds for which a stop waits for handlers that gRPC has cancelled."""
-
-_HEALTH_SERVICES: Final = ("", wire.ADS_SERVICE)
 _STOPPING: Final = "the control server is stopping"
 _log = structlog.get_logger(__name__)
 
@@ -91,7 +85,8 @@ class AdsServer:
         self._numbers = itertools.count(1)
         # Makes the nonces of this server process different from those of an earlier one.
         self._epoch = f"{time.time_ns():x}"
-        self._reports = PickerReports(self._loads_changed, self._findings_changed)
+        found = lambda: self.on_findings()  # noqa: E731, PLW0108 - it is set after this
+        self._reports = PickerReports(self._loads_changed, found)
         self.on_findings: Callable[[], None] = lambda: None
         """Called when the pickers' findings have changed."""
         self._running: list[Publication] = []
@@ -148,7 +143,7 @@ class AdsServer:
             await asyncio.wait(self._serving, timeout=ENDING_S)
 
     def _set_health(self, *, serving: bool) -> None:
-        for service in _HEALTH_SERVICES:
+        for service in ("", wire.ADS_SERVICE):
             self._health.set(service, serving=serving)
 
     # --- publishing -----------------------------------------------------------------------------
@@ -166,7 +161,9 @@ class AdsServer:
         Args:
             plan: The stages, or a function that computes them. It is called once, immediately, when
                 ``in_force`` is the state from which the stages start.
-            on_reject, quorum, waves: See ``Publisher.publish``.
+            on_reject: What refusals do, see ``Publisher.publish``.
+            quorum: Share of refusals that ends the publication, with ``quorum``.
+            waves: Stages come to Envoys in waves.
 
         Raises:
             ValueError: There are too many stages; nothing has changed.
@@ -204,9 +201,6 @@ class AdsServer:
     def findings(self) -> list[Findings]:
         """Return the findings of each group of pickers."""
         return self._reports.findings()
-
-    def _findings_changed(self) -> None:
-        self.on_findings()
 
     def _outcome(self, run: PublicationRun) -> PublicationOutcome:
         return self._publisher.outcome(run, self._clock())

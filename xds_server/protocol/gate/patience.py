@@ -8,7 +8,10 @@ Rules:
 2. It is *late* once it has owed an answer for its patience: ``FACTOR`` times its slowest answer so
    far, at least ``LEAST_S``, or ``WARMING_S`` for types that Envoy acknowledges only when they are
    warm; at most the limit given. Before its first answer its patience is the limit.
-3. A node that was late is remembered, so that a client that reconnects and stays silent is not
+3. A client is *slow* after ``SLOW_ANSWERS`` answers in a row that each took longer than
+   ``LEAST_S``. Types that must warm do not count. A slow client is not waited for at all until it
+   gives one such answer in time: otherwise each stage would take as long as its answer.
+4. A node that was late is remembered, so that a client that reconnects and stays silent is not
    waited for again. It has no patience left until it answers. Answers of another client with the
    same node id, connected before, do not count. At most ``MAX_NODES`` are remembered; the oldest
    are dropped first.
@@ -28,6 +31,7 @@ FACTOR: Final = 10.0
 LEAST_S: Final = 1.0
 WARMING_S: Final = 5.0
 """A new cluster is warm after its endpoints' first health checks: a second, where one is dead."""
+SLOW_ANSWERS: Final = 3
 MAX_NODES: Final = 4096
 _WARMING: Final = frozenset({CLUSTER_TYPE, LISTENER_TYPE})
 
@@ -43,15 +47,19 @@ class Debt:
     known_late: bool = False
     """Its node was late on an earlier connection and has not answered since."""
 
+    slow: int = 0
+    """Number of its last answers that took longer than ``LEAST_S``, at most ``SLOW_ANSWERS``."""
+
     def sent(self, now: float) -> None:
         """Note that a message was sent."""
         if self.since is None:
             self.since = now
 
-    def answered(self, waited_s: float, now: float, *, owes_more: bool) -> None:
+    def answered(self, type_url: str, waited_s: float, now: float, *, owes_more: bool) -> None:
         """Note an answer.
 
         Args:
+            type_url: The type that it answers.
             waited_s: Seconds from the message to its answer.
             now: Monotonic seconds.
             owes_more: Whether other messages are unanswered.
@@ -59,6 +67,8 @@ class Debt:
         self.slowest_s = max(self.slowest_s or 0.0, waited_s)
         self.since = now if owes_more else None
         self.known_late = False
+        if type_url not in _WARMING:
+            self.slow = min(self.slow + 1, SLOW_ANSWERS) if waited_s > LEAST_S else 0
 
     def late_at(self, type_url: str, limit_s: float) -> float:
         """Return when the client is late, monotonic seconds; infinite if it owes nothing.
@@ -69,7 +79,7 @@ class Debt:
         """
         if self.since is None:
             return float("inf")
-        if self.known_late:
+        if self.known_late or self.slow >= SLOW_ANSWERS:
             return self.since
         if self.slowest_s is None:
             return self.since + limit_s
@@ -78,7 +88,7 @@ class Debt:
 
 
 class LateNodes:
-    """Nodes whose last connection ended while they were late (rule 3)."""
+    """Nodes whose last connection ended while they were late (rule 4)."""
 
     def __init__(self) -> None:
         self._nodes: dict[Hashable, None] = {}

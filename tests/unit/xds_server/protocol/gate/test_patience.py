@@ -7,6 +7,7 @@ from xds_server.protocol.gate.patience import (
     FACTOR,
     LEAST_S,
     MAX_NODES,
+    SLOW_ANSWERS,
     WARMING_S,
     Debt,
     LateNodes,
@@ -39,7 +40,7 @@ def test_an_answer_restarts_the_clock_while_more_is_owed() -> None:
     """It makes progress."""
     debt = Debt()
     debt.sent(1.0)
-    debt.answered(0.1, 4.0, owes_more=True)
+    debt.answered(POOL_TYPE, 0.1, 4.0, owes_more=True)
     assert debt.since == 4.0
 
 
@@ -47,9 +48,9 @@ def test_patience_follows_the_slowest_answer() -> None:
     """A client that once took a second may take ten."""
     debt = Debt()
     debt.sent(0.0)
-    debt.answered(1.0, 1.0, owes_more=True)
+    debt.answered(POOL_TYPE, 1.0, 1.0, owes_more=True)
     assert debt.late_at(POOL_TYPE, LIMIT_S) == 1.0 + FACTOR
-    debt.answered(5.0, 6.0, owes_more=True)
+    debt.answered(POOL_TYPE, 5.0, 6.0, owes_more=True)
     assert debt.late_at(POOL_TYPE, LIMIT_S) == 6.0 + LIMIT_S
 
 
@@ -57,9 +58,32 @@ def test_clusters_may_warm() -> None:
     """Envoy acknowledges them when their endpoints were checked."""
     debt = Debt()
     debt.sent(0.0)
-    debt.answered(0.01, 0.0, owes_more=True)
+    debt.answered(POOL_TYPE, 0.01, 0.0, owes_more=True)
     assert debt.late_at(POOL_TYPE, LIMIT_S) == LEAST_S
     assert debt.late_at(CLUSTER_TYPE, LIMIT_S) == WARMING_S
+
+
+def test_a_slow_client_is_not_waited_for_until_it_answers_in_time() -> None:
+    """Otherwise each stage of each change would take as long as its answer."""
+    debt = Debt()
+    for number in range(SLOW_ANSWERS):
+        assert debt.slow == number
+        debt.sent(0.0)
+        debt.answered(POOL_TYPE, 3.0, 3.0, owes_more=False)
+    debt.sent(5.0)
+    assert debt.late_at(POOL_TYPE, LIMIT_S) == 5.0
+    debt.answered(POOL_TYPE, LEAST_S, 6.0, owes_more=False)
+    debt.sent(7.0)
+    assert debt.late_at(POOL_TYPE, LIMIT_S) > 7.0 + LEAST_S
+
+
+def test_warming_is_not_slowness() -> None:
+    """Clusters are acknowledged when their endpoints have been checked."""
+    debt = Debt()
+    for _ in range(SLOW_ANSWERS + 1):
+        debt.sent(0.0)
+        debt.answered(CLUSTER_TYPE, 3.0, 3.0, owes_more=False)
+    assert debt.slow == 0
 
 
 def test_a_node_known_to_be_late_has_no_patience_left_until_it_answers() -> None:
@@ -67,7 +91,7 @@ def test_a_node_known_to_be_late_has_no_patience_left_until_it_answers() -> None
     debt = Debt(known_late=True)
     debt.sent(2.0)
     assert debt.late_at(POOL_TYPE, LIMIT_S) == 2.0
-    debt.answered(0.1, 3.0, owes_more=True)
+    debt.answered(POOL_TYPE, 0.1, 3.0, owes_more=True)
     assert debt.late_at(POOL_TYPE, LIMIT_S) > 3.0
 
 

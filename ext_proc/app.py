@@ -27,6 +27,7 @@ from ext_proc.blame.deaths import REFUSED_S
 from ext_proc.blame.fingerprint import shown
 from ext_proc.compiled import compiled
 from ext_proc.control.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatch
+from ext_proc.control.pools import log_slot
 from ext_proc.control.reports import ReportSender
 from ext_proc.control.tokenizer_files import TokenizerFiles
 from ext_proc.feedback.fold import Feedback
@@ -94,6 +95,7 @@ class Picker:
 
     def __init__(self, settings: PickerSettings, place: WorkerPlace | None = None) -> None:
         self._settings = settings
+        self._at = settings.advertise or settings.listen
         self._transport = named(settings.transport)
         self._place = place
         self._bus: Bus | None = None
@@ -142,7 +144,7 @@ class Picker:
             router,
             picker=settings.id,
             metrics=self._metrics,
-            at=settings.advertise or settings.listen,
+            at=self._at,
             life=life,
             handlers=[self._logs.handler(), self._telemetry.push.handler()],
             tokenizers=self._tokenizers.ready,
@@ -164,6 +166,7 @@ class Picker:
         self._router.set_pools(pools, time.monotonic())
         if pools:
             self._server.expect_bodies(max(pool.max_body_bytes for pool in pools.values()))
+        self._server.set_log_slot(log_slot(pools.values(), self._at))
         self._set_probe_targets()
         self._telemetry.set_pools(pools)
         self._tokenizers.set_pools(pools)

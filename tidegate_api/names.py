@@ -80,7 +80,7 @@ ATTEMPT_HEADER: Final = "x-envoy-attempt-count"
 """Number of the attempt; Envoy sets it on what it sends to replicas."""
 
 TICKET_HEADER: Final = "x-tidegate-ticket"
-"""``ticket;picker;at`` of the pick, as in the metadata ``tidegate``: the log entries of single
+"""``ticket;picker;at;slot`` of the pick, as in the metadata ``tidegate``: the log entries of single
 attempts carry headers, but no metadata."""
 
 TRY_TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-per-try-timeout-ms"
@@ -116,14 +116,14 @@ SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 """The subset hint is read here."""
 
 TIDEGATE_NAMESPACE: Final = "tidegate"
-"""``{picker: str, ticket: str, at: str, unreadable: bool}``: written with each pick, carried by
-access logs; ``at`` is the picker's address, by which log sinks find it."""
+"""``{picker: str, ticket: str, at: str, slot: str, unreadable: bool}``: written with each pick,
+carried by access logs; ``at`` is the picker's address, ``slot`` how log sinks find it."""
 
-PICKER_AT_KEY: Final = "at"
-"""Key of the picker's address within the namespace ``tidegate``."""
+LOG_SLOT_KEY: Final = "slot"
+"""Key of the picker's log slot within the namespace ``tidegate``; control servers assign it."""
 
 LOG_CLUSTER_PREFIX: Final = "tidegate-picker-log/"
-"""Envoy's cluster of one picker out of several starts with this; its address follows."""
+"""Envoy's cluster of the picker in a log slot starts with this; the slot's number follows."""
 
 # --- Request attributes that Envoy sends with the first ext_proc message ------------------------
 

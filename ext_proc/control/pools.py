@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ext_proc.control.fields import Bounds, FieldReader, PoolError
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, KvEvents, Pool, Variant
@@ -34,8 +34,14 @@ from tidegate_api.pools import (
     MIN_FACTOR,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 MAX_ENDPOINTS: Final = 20_000
 """Maximum replicas of one pool."""
+
+MAX_LOG_SLOTS: Final = 1024
+"""Maximum log slots, which is also the maximum number of a fleet's pickers."""
 
 MAX_CONDITIONS: Final = 16
 """Maximum reported conditions of one replica that are read."""
@@ -58,6 +64,7 @@ _POOL: Final = FieldReader(
             "deep_health",
             "model_needs",
             "seed",
+            "log_slots",
         ),
     },
 )
@@ -132,9 +139,28 @@ def pool_of(message: pool_pb2.Pool) -> Pool:
         gpu_memory_free=_share(message.deep_health.gpu_memory_free, where, "gpu_memory_free"),
         share=message.deep_health.share,
         seed=message.seed,
+        log_slots=_log_slots(message, where),
         outlier=_outlier(message, where),
         **settings,
     )
+
+
+def _log_slots(message: pool_pb2.Pool, where: str) -> tuple[str, ...]:
+    if len(message.log_slots) > MAX_LOG_SLOTS:
+        raise PoolError(f"{where}: {len(message.log_slots)} log_slots; at most {MAX_LOG_SLOTS}")
+    return tuple(message.log_slots)
+
+
+def log_slot(pools: Iterable[Pool], address: str) -> int | None:
+    """Return the log slot of the picker at an address; ``None`` if it has none.
+
+    The only picker of a fleet need not know its address.
+    """
+    slots = next((pool.log_slots for pool in pools), ())
+    taken = [slot for slot, known in enumerate(slots) if known]
+    if len(taken) == 1:
+        return taken[0]
+    return slots.index(address) if address in slots else None
 
 
 def _slow_start(message: pool_pb2.Pool, where: str) -> SlowStart:

@@ -95,10 +95,12 @@ class PickerServer:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        self._identity = (picker, at, life)
+        self._slot = ""
         self._tools = Tools(
             router,
             tokenizers,
-            Writer(picker, at, life),
+            Writer(*self._identity),
             metrics,
             on_loads,
             tracing,
@@ -153,6 +155,13 @@ class PickerServer:
         self._limit = min(most + MESSAGE_ROOM, MAX_MESSAGE_BYTES)
         if self._server is not None and not self._stopping:
             self._server.set_limit(self._limit)
+
+    def set_log_slot(self, slot: int | None) -> None:
+        """Set the slot of Envoy's log sinks that picks name from now on; ``None`` = none."""
+        text = "" if slot is None else str(slot)
+        if text != self._slot:
+            self._slot = text
+            self._tools.writer = Writer(*self._identity, text)
 
     def set_ready(self, *, ready: bool) -> None:
         """Set readiness in the gRPC health service; ``liveness`` stays SERVING."""

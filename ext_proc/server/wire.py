@@ -41,6 +41,7 @@ from tidegate_api.names import (
     LB_NAMESPACE,
     LOAD_BIN_HEADER,
     LOAD_HEADER,
+    LOG_SLOT_KEY,
     ROUTE_ATTRIBUTE,
     SUBSET_KEY,
     SUBSET_NAMESPACE,
@@ -223,15 +224,13 @@ class Writer:
 
     Args:
         picker: This picker's id; each pick carries it for access logs.
-        at: Address by which the fleet knows this picker; each pick carries it, so that Envoy's
-            access-log sink reaches this picker.
+        at: Address by which the fleet knows this picker; each pick carries it.
         life: Prefix of tickets in access logs, different after each start.
+        slot: This picker's log slot, by which Envoy's access-log sink finds it; empty = none.
     """
 
-    def __init__(self, picker: str, at: str = "", life: str = "") -> None:
-        self._picker = picker
-        self._at = at
-        self._life = life
+    def __init__(self, picker: str, at: str = "", life: str = "", slot: str = "") -> None:
+        self._picker, self._at, self._life, self._slot = picker, at, life, slot
         self._frames: dict[tuple[str, int, bool], tuple[bytes, bytes, bytes]] = {}
         """Bytes before, between and after a ticket's two places: a few dozen entries at most."""
 
@@ -286,11 +285,14 @@ class Writer:
         if ticket is not None:
             ours["ticket"].string_value = self._life + ticket
             # An id may have characters that a header must not have.
-            header = f"{self._life}{ticket};{quote(self._picker, safe='')};{self._at}"
+            names = f"{self._life}{ticket};{quote(self._picker, safe='')};{self._at}"
+            header = f"{names};{self._slot}" if self._slot else names
             mutation = getattr(message, part).response.header_mutation
             _set_headers(mutation, ((TICKET_HEADER, header),))
         if self._at:
             ours["at"].string_value = self._at
+        if self._slot:
+            ours[LOG_SLOT_KEY].string_value = self._slot
         if unreadable:
             ours["unreadable"].bool_value = True
         return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library

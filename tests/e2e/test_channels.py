@@ -99,6 +99,14 @@ FREE = {
         lambda fleet: pool_of(fleet).setdefault("routing", {}).update(session_header="x-me"),
     ),
     "the pickers' timeout": ({"ECDS"}, lambda fleet: fleet["pickers"].update(timeout="19s")),
+    "another picker": (
+        {"EDS", "POOL"},
+        lambda fleet: fleet["pickers"]["addresses"].append("127.0.0.1:1"),
+    ),
+    "a picker less": (
+        {"EDS", "POOL"},
+        lambda fleet: fleet["pickers"]["addresses"].remove("127.0.0.1:1"),
+    ),
     "failing closed": ({"ECDS"}, lambda fleet: fleet["pickers"].update(fail_open=False)),
     "another pool": ({"CDS", "EDS", "RDS", "RTDS", "POOL"}, another_pool),
     "headers that clients may not send": ({"ECDS", "POOL"}, pin_another),

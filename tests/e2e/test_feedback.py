@@ -22,6 +22,7 @@ from support.traffic import (
     metric,
     picker_state,
 )
+from xds_server.fleet.view import log_slots
 
 OUTLIER = {
     "base_ejection": "1s",
@@ -238,10 +239,12 @@ async def test_first_bytes_of_streams_teach_the_speed(http, stack, replicas):
 
 
 async def test_each_picker_gets_the_log_of_its_own_picks(http, stack):
-    """With a second picker, entries reach the first picker through its own log cluster."""
+    """With a second picker, entries reach the first picker through the cluster of its slot."""
     fleet = stack.read_fleet()
     picker = stack.addresses.picker
-    stack.write_fleet({**fleet, "pickers": {"addresses": [picker, "127.0.0.1:1"]}})
+    addresses = [picker, "127.0.0.1:1"]
+    slot = log_slots(addresses).index(picker)
+    stack.write_fleet({**fleet, "pickers": {"addresses": addresses}})
     try:
 
         async def heard() -> bool:
@@ -250,7 +253,7 @@ async def test_each_picker_gets_the_log_of_its_own_picks(http, stack):
             url = f"http://{stack.envoy_admin}/clusters?format=json"
             async with http.get(url) as answer:
                 clusters = {one["name"]: one for one in (await answer.json())["cluster_statuses"]}
-            found = clusters.get(f"tidegate-picker-log/{picker}")
+            found = clusters.get(f"tidegate-picker-log/{slot}")
             hosts = [] if found is None else found.get("host_statuses", [])
             return any(
                 int(stat.get("value", 0)) > 0

@@ -76,6 +76,9 @@ ENVOY_ALONE = {
 }
 """Settings of a pool that no field on the wire carries."""
 
+OWN = {"models", "default_for_grpc", "variants", "endpoints", "slow_start", "log_slots"}
+"""Fields that every pool that is sent has of its own, or of its fleet."""
+
 SECRETS = {"tidegate.fleet.v1.Pool.seed"}
 """Fields on the wire that the control server fills by itself: no file may hold them."""
 
@@ -265,8 +268,8 @@ def test_defaults_agree(made: Any, module: str) -> None:
         for field in dataclasses.fields(made)
         if field.default is not dataclasses.MISSING
         and getattr(made, field.name) != field.default
-        # What each pool has of its own, and the ramp: one that is not sent is none.
-        and field.name not in {"models", "default_for_grpc", "variants", "endpoints", "slow_start"}
+        # The ramp is there because one that is not sent is none.
+        and field.name not in OWN
     }
     assert not differing, (
         f"ext_proc/routing/values/{module}.py has other defaults than xds_server/fleet/model/ "

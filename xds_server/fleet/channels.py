@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from xds_server.fleet.view import log_slots
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -23,7 +25,7 @@ CHANNELS: Final[Mapping[str, tuple[str, ...]]] = {
     "listener.client_headers": ("ECDS", "RDS"),
     "listener.tls": ("SDS",),
     "pickers": ("ECDS",),
-    "pickers.addresses": ("CDS", "EDS", "LDS"),
+    "pickers.addresses": ("EDS", "POOL"),
     "on_reject": (),
     "pools": ("POOL",),
     "pools.name": ("CDS", "EDS", "SDS", "RDS", "RTDS", "POOL"),
@@ -94,7 +96,7 @@ def drains(old: Fleet, new: Fleet) -> tuple[str, ...]:
 
 
 def _fixed(fleet: Fleet) -> Iterator[tuple[str, object]]:
-    yield "pickers.addresses", fleet.pickers.addresses
+    yield "pickers.addresses", len(log_slots(fleet.pickers.addresses))
     listener = fleet.listener
     for name in type(listener).model_fields:
         if channels_of(f"listener.{name}") == ("LDS",):

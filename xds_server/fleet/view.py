@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate_api.names import ClusterRef, Protocol
 from xds_server.fleet.parts.identity import ByIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.model.fleet import EndpointSpec, Fleet, PoolSpec
 
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
+
+LOG_SLOTS: Final = 8
+"""Slots of Envoy's log sinks for up to as many pickers, workers counted singly."""
 
 
 class Incarnation(NamedTuple):
@@ -64,3 +68,17 @@ def clusters_of(pool: PoolSpec) -> Iterator[ClusterRef]:
         if speaks(pool, protocol):
             for variant in pool.variants:
                 yield ClusterRef(pool.name, variant.name, protocol)
+
+
+def log_slots(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Return the pickers' addresses by their slots; empty text = a free slot.
+
+    An address prefers a slot by its hash, so that it keeps it when others come or go.
+    """
+    distinct = list(dict.fromkeys(addresses))
+    slots = [""] * (LOG_SLOTS * max(1, -(-len(distinct) // LOG_SLOTS)))
+    for address in distinct:
+        first = zlib.crc32(address.encode()) % LOG_SLOTS
+        order = (*range(first, LOG_SLOTS), *range(first), *range(LOG_SLOTS, len(slots)))
+        slots[next(slot for slot in order if not slots[slot])] = address
+    return tuple(slots)

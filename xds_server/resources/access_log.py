@@ -1,8 +1,13 @@
 """Envoy's access log service: each entry goes to the picker that made the pick.
 
-There is one log sink per picker, with a filter on the metadata that each pick writes; entries
-without a pick are not sent. A single picker gets its entries over the pickers' own cluster, and the
-filter only tests for the presence of the metadata, so that the picker need not know its address.
+The listener has a fixed number of log sinks, *slots*, so that it does not change when pickers come
+and go. Rules:
+
+1. A slot has a cluster, with the address of at most one picker in its assignment, and a sink with a
+   filter on the slot's number, which each pick carries. Entries without a pick are not sent.
+2. Pickers learn their slots with the pools. An address keeps its slot while others come; one that
+   had to give way to another may change it when that one leaves.
+3. There are eight slots, and eight more for every further eight pickers; workers count singly.
 
 The router adds an entry for each failed attempt (``upstream_log``). On Envoy 1.40 such entries have
 no metadata, so a request header with the same content tells them apart, and they carry it. The
@@ -52,16 +57,15 @@ from envoy_data_plane.google.protobuf import Any as PackedAny
 
 from tidegate_api.names import (
     LOG_CLUSTER_PREFIX,
-    PICKER_AT_KEY,
+    LOG_SLOT_KEY,
     PICKER_CLUSTER,
     TICKET_HEADER,
     TIDEGATE_NAMESPACE,
 )
+from xds_server.fleet.view import log_slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from xds_server.fleet.model.fleet import Pickers
 
 FLUSH: Final = timedelta(seconds=0.05)
 """Longest time for which Envoy buffers an entry; it also flushes at 16 KiB."""
@@ -76,41 +80,26 @@ _REQUESTS_LOG: Final = "tidegate"
 _GRPC_STATUS: Final = "grpc-status"
 
 
-def log_clusters(pickers: Pickers) -> Mapping[str, str]:
-    """Return the additional clusters that log sinks need: name -> the picker's address."""
-    if len(pickers.addresses) == 1:
-        return {}
-    return {LOG_CLUSTER_PREFIX + address: address for address in pickers.addresses}
+def log_clusters(addresses: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return the clusters of the log sinks: name -> the addresses in it, one or none."""
+    return {
+        f"{LOG_CLUSTER_PREFIX}{slot}": (address,) if address else ()
+        for slot, address in enumerate(log_slots(addresses))
+    }
 
 
-def access_logs(pickers: Pickers) -> list[AccessLog]:
+def access_logs(slots: int) -> list[AccessLog]:
     """Return the listener's log sinks."""
-    several = log_clusters(pickers)
-    if not several:
-        there = ValueMatcher(present_match=True)
-        return [_sink(PICKER_CLUSTER, there)] if pickers.addresses else []
-    return [
-        _sink(cluster, ValueMatcher(string_match=StringMatcher(exact=address)))
-        for cluster, address in several.items()
-    ]
+    return [_sink(slot) for slot in range(slots)]
 
 
-def attempt_logs(pickers: Pickers) -> list[AccessLog]:
+def attempt_logs(slots: int) -> list[AccessLog]:
     """Return the router's log sinks, for attempts that failed and may be followed by others."""
-    several = log_clusters(pickers)
-    if not several:
-        there = HeaderMatcher(name=TICKET_HEADER, present_match=True)
-        return [_attempts(PICKER_CLUSTER, there)] if pickers.addresses else []
-    return [
-        _attempts(
-            cluster,
-            HeaderMatcher(name=TICKET_HEADER, string_match=StringMatcher(suffix=f";{address}")),
-        )
-        for cluster, address in several.items()
-    ]
+    return [_attempts(slot) for slot in range(slots)]
 
 
-def _attempts(cluster: str, ours: HeaderMatcher) -> AccessLog:
+def _attempts(slot: int) -> AccessLog:
+    ours = HeaderMatcher(name=TICKET_HEADER, string_match=StringMatcher(suffix=f";{slot}"))
     # A connection that failed, broke or timed out has a flag; the rest are the answers that the
     # routes' retry policy covers.
     failed = [
@@ -139,13 +128,13 @@ def _attempts(cluster: str, ours: HeaderMatcher) -> AccessLog:
         ),
         # Not buffered: a lease or a suspicion should not wait for the end of the request.
         typed_config=PackedAny.pack(
-            _config(cluster, ATTEMPTS_LOG, buffer_bytes=0, request_headers=[TICKET_HEADER])
+            _config(slot, ATTEMPTS_LOG, buffer_bytes=0, request_headers=[TICKET_HEADER])
         ),
     )
 
 
 def _config(
-    cluster: str,
+    slot: int,
     name: str,
     *,
     buffer_bytes: int | None = None,
@@ -157,7 +146,9 @@ def _config(
             transport_api_version=ApiVersion.V3,
             # The default authority is the cluster's name, whose slash is invalid there.
             grpc_service=GrpcService(
-                envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=cluster, authority=PICKER_CLUSTER)
+                envoy_grpc=GrpcServiceEnvoyGrpc(
+                    cluster_name=f"{LOG_CLUSTER_PREFIX}{slot}", authority=PICKER_CLUSTER
+                )
             ),
             buffer_flush_interval=FLUSH,
             buffer_size_bytes=buffer_bytes,
@@ -168,16 +159,16 @@ def _config(
     )
 
 
-def _sink(cluster: str, value: ValueMatcher) -> AccessLog:
+def _sink(slot: int) -> AccessLog:
     matcher = MetadataMatcher(
         filter=TIDEGATE_NAMESPACE,
-        path=[MetadataMatcherPathSegment(key=PICKER_AT_KEY)],
-        value=value,
+        path=[MetadataMatcherPathSegment(key=LOG_SLOT_KEY)],
+        value=ValueMatcher(string_match=StringMatcher(exact=str(slot))),
     )
     return AccessLog(
         name="envoy.access_loggers.http_grpc",
         filter=AccessLogFilter(
             metadata_filter=MetadataFilter(matcher=matcher, match_if_key_not_found=False)
         ),
-        typed_config=PackedAny.pack(_config(cluster, _REQUESTS_LOG)),
+        typed_config=PackedAny.pack(_config(slot, _REQUESTS_LOG)),
     )

@@ -62,7 +62,7 @@ from xds_server.resources.secrets import downstream
 from xds_server.resources.sources import ads_source, extension
 
 if TYPE_CHECKING:
-    from xds_server.fleet.model.fleet import ListenerSpec, Pickers
+    from xds_server.fleet.model.fleet import ListenerSpec
 
 _H2_STREAM_WINDOW = 65_535
 """Initial stream window: the smallest that HTTP/2 allows at the start. A larger one would let Envoy
@@ -88,8 +88,13 @@ _HOST_OF_HTTP_10 = "tidegate"
 """HTTP/1.0 requests may have no `host` header."""
 
 
-def listener(spec: ListenerSpec, pickers: Pickers) -> bytes:
-    """Return the serialized ``Listener``."""
+def listener(spec: ListenerSpec, slots: int) -> bytes:
+    """Return the serialized ``Listener``.
+
+    Args:
+        spec: Its settings.
+        slots: Number of log slots.
+    """
     host, port = split_host_port(spec.address)
     tls = spec.tls
     inspector = (
@@ -104,8 +109,8 @@ def listener(spec: ListenerSpec, pickers: Pickers) -> bytes:
         )
     )
     # Every other connection: HTTP/1, and one that sends nothing yet, which must not be closed.
-    usual = _chain(spec, pickers, spec.upload_timeout)
-    h2 = _chain(spec, pickers, 0.0)
+    usual = _chain(spec, slots, spec.upload_timeout)
+    h2 = _chain(spec, slots, 0.0)
     h2.filter_chain_match = FilterChainMatch(application_protocols=["h2c" if tls is None else "h2"])
     bounded = spec.upload_timeout > 0
     message = Listener(
@@ -119,20 +124,20 @@ def listener(spec: ListenerSpec, pickers: Pickers) -> bytes:
     return bytes(message)
 
 
-def _chain(spec: ListenerSpec, pickers: Pickers, upload_timeout: float) -> FilterChain:
+def _chain(spec: ListenerSpec, slots: int, upload_timeout: float) -> FilterChain:
     tls = spec.tls
     return FilterChain(
         filters=[
             Filter(
                 name="envoy.filters.network.http_connection_manager",
-                typed_config=PackedAny.pack(_manager(spec, pickers, upload_timeout)),
+                typed_config=PackedAny.pack(_manager(spec, slots, upload_timeout)),
             )
         ],
         transport_socket=None if tls is None else downstream(tls),
     )
 
 
-def _manager(spec: ListenerSpec, pickers: Pickers, upload_timeout: float) -> HttpConnectionManager:
+def _manager(spec: ListenerSpec, slots: int, upload_timeout: float) -> HttpConnectionManager:
     return HttpConnectionManager(
         stat_prefix="ingress",
         rds=Rds(route_config_name=ROUTE_CONFIG_NAME, config_source=ads_source()),
@@ -169,7 +174,7 @@ def _manager(spec: ListenerSpec, pickers: Pickers, upload_timeout: float) -> Htt
                 ),
             )
         ],
-        access_log=access_logs(pickers),
+        access_log=access_logs(slots),
         access_log_options=HttpConnectionManagerHcmAccessLogOptions(
             access_log_flush_interval=RUNNING
         ),
@@ -182,7 +187,7 @@ def _manager(spec: ListenerSpec, pickers: Pickers, upload_timeout: float) -> Htt
                 name="envoy.filters.http.router",
                 typed_config=PackedAny.pack(
                     Router(
-                        upstream_log=attempt_logs(pickers),
+                        upstream_log=attempt_logs(slots),
                         upstream_http_filters=upstream_filters(),
                     )
                 ),

@@ -12,6 +12,7 @@ from xds_server.fleet.model.routing import ModelNeedsSpec
 from xds_server.fleet.model.telemetry import CustomMetricSpec, KvEventsSpec
 from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path
 from xds_server.fleet.rules.kv_events import model_of
+from xds_server.fleet.view import log_slots
 from xds_server.resources.clusters import probe_path
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
         orca=pool.telemetry.orca,
         model_needs=[_MODEL_NEEDS(needs) for needs in pool.model_needs],
         seed=view.seed,
+        log_slots=log_slots(fleet.pickers.addresses),
     )
     sick = view.sick.get(pool.name, {})
     for endpoint in pool.endpoints:

@@ -70,9 +70,9 @@ def upstream_contents(
     assignments: dict[str, bytes | Resource] = {}
     clusters[PICKER_CLUSTER] = memo.recall(PICKER_CLUSTER, None, picker_cluster)
     assignments[PICKER_CLUSTER] = picker_assignment(fleet.pickers.addresses)
-    for name, address in log_clusters(fleet.pickers).items():
+    for name, addresses in log_clusters(fleet.pickers.addresses).items():
         clusters[name] = memo.recall(name, None, partial(picker_cluster, name))
-        assignments[name] = picker_assignment((address,), name)
+        assignments[name] = picker_assignment(addresses, name)
     for pool in fleet.pools:
         upstream = memo.upstream(pool, frozenset(sick.get(pool.name, ())))
         clusters.update(upstream.clusters)

@@ -24,7 +24,7 @@ from xds_server.fleet.model.resilience import CircuitBreaker
 from xds_server.fleet.parts.identity import ByIdentity
 from xds_server.fleet.rules.bodies import body_reads
 from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path
-from xds_server.fleet.view import clusters_of, spoken
+from xds_server.fleet.view import clusters_of, log_slots, spoken
 from xds_server.protocol.snapshot import Resource
 from xds_server.resources.clusters import probes_http, variant_cluster
 from xds_server.resources.endpoints import assignment
@@ -116,6 +116,7 @@ class Memo:
             default_for_grpc(fleet) == pool.name,
             [path for path in pool.match.paths if default_for_path(fleet, path) == pool.name],
             fleet.listener.buffer_bytes,
+            fleet.pickers.addresses,
             view.seed,
             view.sick.get(pool.name, {}),
             _incarnations(view, pool),
@@ -166,7 +167,7 @@ class Memo:
 
     def listener(self, fleet: Fleet) -> bytes:
         """Return ``listener``, which does not depend on pools."""
-        subject = (fleet.listener, fleet.pickers)
+        subject = (fleet.listener, len(log_slots(fleet.pickers.addresses)))
         return self.recall("listener", subject, lambda: listener(*subject))
 
     def extensions(self, fleet: Fleet) -> Mapping[str, bytes]:

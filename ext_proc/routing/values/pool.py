@@ -165,3 +165,5 @@ class Pool:
     seed: int = field(default=0, repr=False)
     """Seed of prompt hashes, below ``2 ** 64``: the same in all pools of a fleet, and secret, so it
     is never shown; 0 = none."""
+    log_slots: tuple[str, ...] = ()
+    """Addresses of the fleet's pickers by the slot of Envoy's log sinks; empty = a free one."""

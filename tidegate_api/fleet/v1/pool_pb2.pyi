@@ -133,6 +133,7 @@ class Pool(_message.Message):
     ORCA_FIELD_NUMBER: _builtins.int
     MODEL_NEEDS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    LOG_SLOTS_FIELD_NUMBER: _builtins.int
     FIRST_ANSWER_SECONDS_FIELD_NUMBER: _builtins.int
     FIRST_ANSWER_LEAST_SECONDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
@@ -188,6 +189,12 @@ class Pool(_message.Message):
     def model_needs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelNeeds]:
         """Requirements of single models on a replica."""
 
+    @_builtins.property
+    def log_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Addresses of the fleet's pickers by the slot of Envoy's access-log sinks; an empty one is free.
+        All pools of a fleet have the same. A picker writes its slot into each pick.
+        """
+
     def __init__(
         self,
         *,
@@ -208,12 +215,13 @@ class Pool(_message.Message):
         orca: _builtins.bool = ...,
         model_needs: _abc.Iterable[Global___ModelNeeds] | None = ...,
         seed: _builtins.int = ...,
+        log_slots: _abc.Iterable[_builtins.str] | None = ...,
         first_answer_seconds: _builtins.float = ...,
         first_answer_least_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deep_health", b"deep_health", "outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "log_slots", b"log_slots", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

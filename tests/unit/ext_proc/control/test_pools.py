@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ext_proc.control.fields import PoolError
-from ext_proc.control.pools import MAX_ENDPOINTS, pool_of
+from ext_proc.control.pools import MAX_ENDPOINTS, MAX_LOG_SLOTS, log_slot, pool_of
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.settings import (
     GpuWeights,
@@ -269,3 +269,27 @@ def test_the_seed_is_read_and_never_shown() -> None:
     pool = pool_of(message(seed=seed))
     assert pool.seed == seed
     assert str(seed) not in repr(pool)
+
+
+@pytest.mark.parametrize(
+    ("slots", "slot"),
+    [
+        ((), None),
+        (("", "10.0.0.1:1"), 1),
+        (("10.0.0.2:1", "10.0.0.1:1"), 1),
+        (("10.0.0.2:1", "", "10.0.0.3:1"), None),
+        (("", "0.0.0.0:1"), 1),
+        (("", "10.0.0.9:1"), 1),
+    ],
+)
+def test_a_picker_finds_its_log_slot_by_its_address(slots, slot):
+    """The only picker of a fleet need not know its address."""
+    pools = [pool_of(message(log_slots=slots))]
+    assert log_slot(pools, "10.0.0.1:1") == slot
+    assert log_slot([], "10.0.0.1:1") is None
+
+
+def test_log_slots_are_bounded():
+    """A list that no fleet needs is refused."""
+    with pytest.raises(PoolError, match="log_slots"):
+        pool_of(message(log_slots=["x:1"] * (MAX_LOG_SLOTS + 1)))

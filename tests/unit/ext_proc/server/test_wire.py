@@ -223,10 +223,19 @@ def test_a_pick_tells_access_logs_where_to_go():
     assert answer.headers["x-tidegate-ticket"] == "a1-7;picker-1;127.0.0.1:18001"
 
 
+def test_a_pick_carries_its_pickers_log_slot():
+    """Envoy's sinks are told apart by it, of requests and of single attempts."""
+    writer = Writer("picker-1", "127.0.0.1:18001", "a1-", "3")
+    answer = Answer.of(writer.write(ReplyHead(PICK)))
+    assert answer.message.dynamic_metadata["tidegate"]["slot"] == "3"
+    assert answer.headers["x-tidegate-ticket"] == "a1-7;picker-1;127.0.0.1:18001;3"
+
+
 @given(
     picker=st.text(max_size=300),
     life=st.sampled_from(["", "a1-", "01-", "1"]),
     at=st.sampled_from(["", "127.0.0.1:18001"]),
+    slot=st.sampled_from(["", "0", "12"]),
     ticket=st.none() | st.integers(0, 10**40).map(str),
     destination=st.sampled_from(["10.0.0.1:80", "10.0.0.2:80,10.0.0.1:80"]),
     unreadable=st.booleans(),
@@ -234,7 +243,7 @@ def test_a_pick_tells_access_logs_where_to_go():
     override=st.sampled_from([None, *BodyModeOverride]),
 )
 def test_a_pick_out_of_parts_says_all_of_it(
-    picker, life, at, ticket, destination, unreadable, clear, override
+    picker, life, at, slot, ticket, destination, unreadable, clear, override
 ):
     """However long names and tickets are, the parts form the intended message."""
     headers = (("x-gateway-destination-endpoint", destination), ("x-envoy-max-retries", "0"))
@@ -245,9 +254,9 @@ def test_a_pick_out_of_parts_says_all_of_it(
         ticket=ticket,
         unreadable=unreadable,
     )
-    writer = Writer(picker, at, life)
+    writer = Writer(picker, at, life, slot)
     answer = Answer.of(writer.write(ReplyHead(pick, override)))
-    signed = f"{life}{ticket};{quote(picker, safe='')};{at}"
+    signed = f"{life}{ticket};{quote(picker, safe='')};{at}" + (f";{slot}" if slot else "")
     more = {} if ticket is None else {"x-tidegate-ticket": signed}
     assert answer.headers == dict(headers) | more
     assert answer.common.clear_route_cache is clear
@@ -256,6 +265,7 @@ def test_a_pick_out_of_parts_says_all_of_it(
         "picker": picker,
         "ticket": None if ticket is None else life + ticket,
         "at": at or None,
+        "slot": slot or None,
         "unreadable": unreadable or None,
     }
     assert json_format.MessageToDict(answer.message.dynamic_metadata) == {

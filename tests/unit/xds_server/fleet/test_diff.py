@@ -83,7 +83,6 @@ def test_nested_fields_are_named_by_their_path() -> None:
         "listener debug_headers false -> true",
         "pickers addresses -127.0.0.1:18001",
         "pickers timeout 1s -> 2s",
-        "drains the listener's connections: pickers.addresses",
         "pool llm: match.models +new",
         "pool llm: slow_start.window 30s -> 1500ms",
         "pool llm: health.path none -> /ready",

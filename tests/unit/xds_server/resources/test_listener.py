@@ -12,12 +12,13 @@ from envoy_data_plane.envoy.config.core.v3 import Http2ProtocolOptions
 
 from support.fleets import fleet
 from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.view import LOG_SLOTS
 from xds_server.resources.listener import listener
 
 
 def built(of: Fleet) -> bytes:
     """Return the listener of a fleet."""
-    return listener(of.listener, of.pickers)
+    return listener(of.listener, LOG_SLOTS)
 
 
 def of(**settings: Any):

@@ -23,7 +23,7 @@ from tidegate_api.names import (
     ClusterRef,
 )
 from xds_server.fleet.model.fleet import Fleet
-from xds_server.fleet.view import View
+from xds_server.fleet.view import LOG_SLOTS, View
 from xds_server.resources.endpoints import assignment
 from xds_server.resources.filters.discovered import extensions
 from xds_server.resources.listener import listener
@@ -144,7 +144,7 @@ def test_the_picker_may_hold_one_stream_per_request() -> None:
 
 
 def _processor(of: Fleet):
-    message = listener_pb2.Listener.FromString(listener(of.listener, of.pickers))
+    message = listener_pb2.Listener.FromString(listener(of.listener, LOG_SLOTS))
     manager = http_connection_manager_pb2.HttpConnectionManager()
     message.filter_chains[0].filters[0].typed_config.Unpack(manager)
     processor = ext_proc_pb2.ExternalProcessor()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf import any_pb2
 
 from support.fleets import endpoint, fleet, pool
 from tidegate_api.names import ClusterRef
 from xds_server.fleet.model.fleet import Fleet
-from xds_server.fleet.view import clusters_of
+from xds_server.fleet.view import LOG_SLOTS, View, clusters_of
 from xds_server.resources.clusters import variant_cluster
 from xds_server.resources.endpoints import assignment
 from xds_server.resources.filters.discovered import extensions
 from xds_server.resources.listener import listener
+from xds_server.resources.pools import pool_resource
 from xds_server.resources.routes import route_configuration
 from xds_server.snapshots import memo as memo_module
 from xds_server.snapshots.memo import KEPT, Memo
@@ -51,7 +53,7 @@ def test_cached_resources_equal_built_ones(change: dict) -> None:
             variant = variants[ref.variant]
             assert memo.cluster(made, variant, ref) == variant_cluster(made, variant, ref)
             assert memo.assignment(made, ref) == assignment(made, ref)
-        assert memo.listener(found) == listener(found.listener, found.pickers)
+        assert memo.listener(found) == listener(found.listener, LOG_SLOTS)
         assert memo.extensions(found) == extensions(found)
         assert memo.routes(found, one()) == route_configuration(found, one())
         assert memo.routes(found, None) == route_configuration(found)
@@ -118,3 +120,13 @@ def test_a_limit_builds_no_cluster_again() -> None:
         ref = ClusterRef("llm", "stable", "http")
         seen.add(id(memo.cluster(one, one.variants[0], ref)))
     assert len(seen) == 1
+
+
+def test_another_picker_is_another_pool() -> None:
+    """Rule 1: pickers find their log slots in it."""
+    memo = Memo()
+    for addresses in (["10.0.0.1:1"], ["10.0.0.1:1", "10.0.0.2:1"], ["10.0.0.1:1"]):
+        of = fleet(pool(default=True), pickers={"addresses": addresses})
+        view, (made,) = View(of), of.pools
+        cached = any_pb2.Any.FromString(memo.pool(view, made).any).value
+        assert cached == pool_resource(view, made)

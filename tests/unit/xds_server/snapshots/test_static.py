@@ -44,7 +44,7 @@ def test_secrets_are_found_by_name_alone() -> None:
         "pool/llm/ca",
         "pool/llm/certificate",
     }
-    sockets = [one.transport_socket for one in static.clusters if "/" in one.name]
+    sockets = [one.transport_socket for one in static.clusters if one.name.startswith("llm/")]
     sockets.append(static.listeners[0].filter_chains[0].transport_socket)
     for socket in sockets:
         assert b"/c" in socket.typed_config.value

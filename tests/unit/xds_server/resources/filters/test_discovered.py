@@ -16,6 +16,7 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import (
 from support.fleets import fleet, pool
 from tidegate_api.names import PICKER_FILTER, STRIP_FILTER
 from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.view import LOG_SLOTS
 from xds_server.resources.filters.discovered import (
     admitted,
     extensions,
@@ -80,7 +81,7 @@ def test_a_fleet_without_refused_pins_is_left_as_it_is() -> None:
 def test_the_listener_takes_filters_of_the_type_that_is_sent() -> None:
     """Envoy refuses settings of another type, and waits for them before it listens."""
     of = fleet()
-    message = listener_pb2.Listener.FromString(listener(of.listener, of.pickers))
+    message = listener_pb2.Listener.FromString(listener(of.listener, LOG_SLOTS))
     for chain in message.filter_chains:
         manager = http_connection_manager_pb2.HttpConnectionManager()
         assert chain.filters[0].typed_config.Unpack(manager)
@@ -112,4 +113,4 @@ def test_a_setting_of_a_filter_does_not_touch_the_listener(change: dict[str, Any
     pools = change.pop("pools", [pool()])
     before, after = fleet(), fleet(*pools, **change)
     assert extensions(after) != extensions(before)
-    assert listener(after.listener, after.pickers) == listener(before.listener, before.pickers)
+    assert listener(after.listener, LOG_SLOTS) == listener(before.listener, LOG_SLOTS)

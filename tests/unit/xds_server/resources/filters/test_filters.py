@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from support.fleets import fleet, pool
 from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.view import LOG_SLOTS
 from xds_server.resources.filters.body_model import before_picker
 from xds_server.resources.filters.descriptors import NAME_FIELDS, descriptor_set
 from xds_server.resources.filters.scripts import MARK, ROUTE_BEFORE, ROUTE_WITHOUT
@@ -22,7 +23,7 @@ EXT_PROC = "envoy.filters.http.ext_proc"
 
 def built(of: Fleet) -> bytes:
     """Return the listener of a fleet."""
-    return listener(of.listener, of.pickers)
+    return listener(of.listener, LOG_SLOTS)
 
 
 def filters(made: Fleet) -> list[str]:

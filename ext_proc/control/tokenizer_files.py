@@ -51,10 +51,10 @@ class FileTokenizer:
         loaded.no_padding()
         self._loaded = loaded
 
-    def encode(self, text: str) -> Sequence[int] | None:
-        """Return the ids, including special tokens that the file adds; ``None`` on an error."""
+    def encode(self, text: str, *, special: bool = True) -> Sequence[int] | None:
+        """Return the ids, with special tokens that the file adds or not; ``None`` on an error."""
         try:
-            ids: list[int] = self._loaded.encode(text).ids
+            ids: list[int] = self._loaded.encode(text, add_special_tokens=special).ids
         except Exception:  # noqa: BLE001 - rule 4: the package raises bare exceptions
             return None
         return ids

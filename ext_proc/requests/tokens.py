@@ -16,6 +16,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ext_proc.requests.blocks import MAX_BLOCKS, chained, prompt_blocks
+from ext_proc.routing.values.request import Truncation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +41,8 @@ _LAST_SPACE: Final = re.compile(r"(?<=\S)\s+\S*$")
 class Tokenizer(Protocol):
     """Maps a text to the ids that the model sees."""
 
-    def encode(self, text: str) -> Sequence[int] | None:
-        """Return the ids, special tokens included; ``None`` if the text has none."""
+    def encode(self, text: str, *, special: bool = True) -> Sequence[int] | None:
+        """Return the ids, by default with special tokens; ``None`` if the text has none."""
 
 
 class Blocks(NamedTuple):
@@ -52,7 +53,8 @@ class Blocks(NamedTuple):
     block_tokens: float
     """Tokens in one block, estimated for blocks of text."""
     tokens: int | None
-    """Tokens of the whole prompt; ``None`` = unknown: there are no ids, or not all of them."""
+    """Tokens of the whole prompt, estimated beyond ``MAX_TEXT_BYTES``; ``None`` = unknown: there
+    are no ids, or not all of the prompt was read."""
 
 
 def token_blocks(
@@ -73,6 +75,8 @@ def token_blocks(
     """
     prompt = features.prompt
     if prompt is not None:
+        if features.truncation is not None and (features.token_ids or tokenizer is not None):
+            return _truncated(features, prompt, block_tokens, tokenizer, seed)
         if features.token_ids:
             whole = None if features.prompt_is_partial else len(prompt) // ID_BYTES
             hashes = chained(features, prompt, block_tokens * ID_BYTES, seed=seed)
@@ -100,9 +104,39 @@ def _tokenise(
             dropped = DROPPED_TOKENS
         else:
             text = text[: tail.start()]
-    ids = tokenizer.encode(text)
+    ids = tokenizer.encode(text, special=False) if features.plain_text else tokenizer.encode(text)
     if ids is None:
         return None
     if not cut:
         return ids, len(ids)
-    return ids[: max(0, len(ids) - dropped)], None
+    whole = None
+    if not features.prompt_is_partial:
+        whole = len(ids) * len(prompt) // max(1, len(text.encode("utf-8", "replace")))
+    return ids[: max(0, len(ids) - dropped)], whole
+
+
+def _truncated(
+    features: Features, prompt: bytes, block_tokens: int, tokenizer: Tokenizer | None, seed: int
+) -> Blocks:
+    """Return the blocks of what the engine keeps of a prompt; none where that is not known."""
+    most, left, whole = features.truncation or Truncation(1, left=True, whole=True)
+    ids: Sequence[int] | None = None
+    total: int | None = None
+    if features.token_ids:
+        if not features.prompt_is_partial:
+            total = len(prompt) // ID_BYTES
+            ids = struct.unpack(f"<{total}I", prompt[: total * ID_BYTES])
+    elif tokenizer is not None and (found := _tokenise(features, prompt, tokenizer)):
+        ids, total = found
+        if features.prompt_is_partial or len(prompt) > MAX_TEXT_BYTES:
+            ids = None
+    tokens = min(len(prompt) // CHARS_PER_TOKEN if total is None else total, most)
+    if ids is None:
+        return Blocks((), float(block_tokens), tokens)
+    if len(ids) > most:
+        special = () if whole or tokenizer is None or features.plain_text else tokenizer.encode("")
+        head = min(len(special or ()), most)
+        ids = (*ids[:head], *ids[len(ids) - most + head :]) if left else ids[:most]
+    packed = struct.pack(f"<{len(ids)}I", *ids)
+    hashes = chained(features, packed, block_tokens * ID_BYTES, seed=seed)
+    return Blocks(hashes, float(block_tokens), tokens)

@@ -24,8 +24,11 @@ from ext_proc.requests.forms.generate import joined
 from ext_proc.requests.parsing import values
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.json_prefix import Document, read_object
+from ext_proc.routing.values.request import Truncation
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ext_proc.routing.values.request import Features
 
 MAX_MESSAGES: Final = 4096
@@ -60,7 +63,20 @@ def read_openai(features: Features, body: bytes | memoryview, *, complete: bool)
     features.prompt = prompt
     features.prompt_is_partial = partial
     features.token_ids = token_ids
+    features.plain_text = members.get("add_special_tokens") is False
+    if "truncate_prompt_tokens" in members:
+        features.truncation = _truncation(members, ids=token_ids)
     return features
+
+
+def _truncation(members: Mapping[str, Any], *, ids: bool) -> Truncation | None:
+    """Return how vLLM truncates a prompt (0.32: ``renderers/params.py``, ``registry.py``)."""
+    most = values.positive(members.get("truncate_prompt_tokens"))
+    side = members.get("truncation_side")
+    # Without a side generation drops the beginning, and embeddings the end; then texts are
+    # truncated by their tokenizer, which keeps special tokens.
+    left = side == "left" or (side is None and "input" not in members)
+    return None if most is None else Truncation(most, left, ids or side is not None)
 
 
 def _prompt(document: Document) -> tuple[bytes | None, bool, bool]:

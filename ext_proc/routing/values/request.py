@@ -49,6 +49,17 @@ OPENAI: Final = Form.OPENAI
 OTHER: Final = Form.OTHER
 
 
+class Truncation(NamedTuple):
+    """What a request lets its engine keep of a prompt (vLLM's ``truncate_prompt_tokens``)."""
+
+    tokens: int
+    """Maximum number of tokens, at least 1."""
+    left: bool
+    """The beginning is dropped, else the end."""
+    whole: bool
+    """Special tokens are dropped like others; else they stay, and count."""
+
+
 class Features(Plain):
     """The features read from a request's head and body, as far as the body was read."""
 
@@ -57,6 +68,7 @@ class Features(Plain):
         "form",
         "max_tokens",
         "model",
+        "plain_text",
         "pool",
         "priority",
         "prompt",
@@ -71,6 +83,7 @@ class Features(Plain):
         "tensor_bytes",
         "timeout_s",
         "token_ids",
+        "truncation",
         "version",
     )
 
@@ -95,6 +108,8 @@ class Features(Plain):
         prompt_is_partial: bool = False,
         token_ids: bool = False,
         tensor_bytes: int | None = None,
+        plain_text: bool = False,
+        truncation: Truncation | None = None,
     ) -> None:
         self.form = form
         self.pool = pool
@@ -122,6 +137,9 @@ class Features(Plain):
         """``prompt`` holds token ids of 32 bits each instead of text."""
         self.tensor_bytes = tensor_bytes
         """Bytes that the shape of the largest input declares."""
+        self.plain_text = plain_text
+        """The engine adds no special tokens to a text (vLLM's ``add_special_tokens: false``)."""
+        self.truncation = truncation
 
     @property
     def is_inference(self) -> bool:
@@ -157,6 +175,8 @@ class Features(Plain):
             self.prompt_is_partial,
             self.token_ids,
             self.tensor_bytes,
+            self.plain_text,
+            self.truncation,
         )
 
 

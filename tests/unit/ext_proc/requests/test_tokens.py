@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from ext_proc.requests import read_body, read_head
 from ext_proc.requests.blocks import MAX_BLOCKS, prompt_blocks
 from ext_proc.requests.tokens import DROPPED_TOKENS, MAX_TEXT_BYTES, token_blocks
-from ext_proc.routing.values.request import Features, Form
+from ext_proc.routing.values.request import Features, Form, Truncation
 
 SENTENCE = "the tide gauge says high water at noon and low water at six in the harbour"
 WORDS = SENTENCE.split()
@@ -34,21 +34,25 @@ class Bpe:
         )
         self.inner.train_from_iterator(SENTENCES * 3, trainer)
 
-    def encode(self, text):
-        return self.inner.encode(text).ids
+    def encode(self, text, *, special=True):
+        return self.inner.encode(text, add_special_tokens=special).ids
 
 
 class Words:
-    """One token per word."""
+    """One token per word, after a special one if that is asked for."""
 
-    def encode(self, text):
-        return [WORDS.index(word) if word in WORDS else 99 for word in text.split()]
+    def __init__(self, first=None):
+        self.first = first
+
+    def encode(self, text, *, special=True):
+        head = [self.first] if special and self.first is not None else []
+        return head + [WORDS.index(word) if word in WORDS else 99 for word in text.split()]
 
 
 class Dumb:
     """Returns no ids for any text."""
 
-    def encode(self, _):
+    def encode(self, _, *, special=True):  # noqa: ARG002 - the interface
         return None
 
 
@@ -178,14 +182,14 @@ def test_text_bound():
     seen = []
 
     class Spy:
-        def encode(self, words):
+        def encode(self, words, *, special=True):  # noqa: ARG002 - the interface
             seen.append(len(words))
             return Words().encode(words)
 
     prompt = "tide " * (MAX_TEXT_BYTES // 5 + 100)
     found = token_blocks(text(prompt), 256, 64, Spy())
     assert seen[0] <= MAX_TEXT_BYTES
-    assert found.tokens is None
+    assert found.tokens == pytest.approx(len(prompt) / 5, rel=0.01)
     assert found.hashes == token_blocks(text(prompt[:-5]), 256, 64, Spy()).hashes
 
 
@@ -206,3 +210,54 @@ def test_batch_of_token_ids():
     """A cut prompt of ids has an unknown number of tokens."""
     features = ids(range(10)).changed(prompt_is_partial=True)
     assert token_blocks(features, 256, 4, None).tokens is None
+
+
+def same(found, tokens, size=2):
+    """Whether blocks are those of these ids."""
+    return found.hashes == token_blocks(ids(tokens), 256, size, None).hashes
+
+
+def test_a_text_without_special_tokens():
+    """`add_special_tokens: false` drops what the tokenizer puts before a text."""
+    plain = text("tide gauge says high").changed(plain_text=True)
+    known = Words(first=77)
+    words = known.encode("tide gauge says high", special=False)
+    assert same(token_blocks(text("tide gauge says high"), 256, 2, known), [77, *words])
+    assert same(token_blocks(plain, 256, 2, known), words)
+
+
+@pytest.mark.parametrize(
+    ("truncation", "kept"),
+    [
+        (Truncation(4, left=True, whole=False), [77, 3, 4, 5]),
+        (Truncation(4, left=False, whole=False), [77, 1, 2, 3]),
+        (Truncation(4, left=True, whole=True), [2, 3, 4, 5]),
+        (Truncation(9, left=True, whole=False), [77, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_a_truncated_text(truncation, kept):
+    """Its blocks are those of what the engine keeps, and so are its tokens."""
+    prompt = text(" ".join(WORDS[1:6])).changed(truncation=truncation)
+    expected = [each if each == 77 else WORDS.index(WORDS[each]) for each in kept]
+    found = token_blocks(prompt, 256, 2, Words(first=77))
+    assert found.tokens == len(kept)
+    assert same(found, expected)
+
+
+def test_truncated_ids():
+    """They are cut as they are; what was not read whole has no known end."""
+    last = ids(range(10)).changed(truncation=Truncation(4, left=True, whole=True))
+    found = token_blocks(last, 256, 2, None)
+    assert found.tokens == 4
+    assert same(found, range(6, 10))
+    cut = token_blocks(last.changed(prompt_is_partial=True), 256, 2, None)
+    assert (cut.hashes, cut.tokens) == ((), 4)
+
+
+def test_a_long_text_that_is_truncated_has_no_blocks():
+    """Its end is not tokenised; it costs no more than what the engine keeps."""
+    prompt = text("tide " * MAX_TEXT_BYTES).changed(
+        truncation=Truncation(100, left=True, whole=False)
+    )
+    found = token_blocks(prompt, 256, 2, Words())
+    assert (found.hashes, found.tokens) == ((), 100)

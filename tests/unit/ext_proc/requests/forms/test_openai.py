@@ -13,7 +13,7 @@ from ext_proc.requests.blocks import prompt_blocks
 from ext_proc.requests.forms.openai import MAX_MESSAGES, MAX_PARTS, read_openai
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.values import MAX_PROMPT_BYTES
-from ext_proc.routing.values.request import Features, Form
+from ext_proc.routing.values.request import Features, Form, Truncation
 
 HEAD = Features(Form.OPENAI)
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 3000}}
@@ -37,6 +37,29 @@ def test_session_and_salt():
     assert (features.session, features.salt) == ("k", "s")
     assert len(read({"cache_salt": "s" * 10_000}).salt) < 100
     assert read({"cache_salt": 5}).salt is None
+
+
+@pytest.mark.parametrize(
+    ("body", "plain", "truncation"),
+    [
+        ({"prompt": "x"}, False, None),
+        ({"prompt": "x", "add_special_tokens": False}, True, None),
+        ({"prompt": "x", "truncate_prompt_tokens": 9}, False, Truncation(9, True, False)),
+        ({"input": "x", "truncate_prompt_tokens": 9}, False, Truncation(9, False, False)),
+        ({"prompt": [1], "truncate_prompt_tokens": 9}, False, Truncation(9, True, True)),
+        (
+            {"prompt": "x", "truncate_prompt_tokens": 9, "truncation_side": "right"},
+            False,
+            Truncation(9, False, True),
+        ),
+        ({"prompt": "x", "truncate_prompt_tokens": -1}, False, None),
+        ({"prompt": "x", "truncate_prompt_tokens": "9"}, False, None),
+    ],
+)
+def test_what_the_engine_makes_of_a_text(body, plain, truncation):
+    """Options of vLLM's; -1 is the model's length, which prompts seldom reach."""
+    found = read(json.dumps(body).encode())
+    assert (found.plain_text, found.truncation) == (plain, truncation)
 
 
 def test_newer_limit_wins():

@@ -22,6 +22,7 @@ from ext_proc.observability.counts import Counts
 from ext_proc.routing.state.replica import FRESH_S
 from ext_proc.telemetry import orca
 from ext_proc.telemetry.board import Board
+from ext_proc.telemetry.decoupled import DecoupledModels
 from ext_proc.telemetry.dialects import Vocabulary
 from ext_proc.telemetry.kv_events.collector import KvCollector
 from ext_proc.telemetry.news import PushEnded, ReadingsUpdate, Restarted, ScrapeFailed
@@ -144,6 +145,8 @@ class Hub:
             clock=clock,
         )
         self._caches = KvCollector(listener, registry)
+        self._decoupled = DecoupledModels(self._set_targets)
+        self._tritons: dict[str, tuple[str, frozenset[str]]] = {}
         self._reports = Counts(
             "tidegate_picker_telemetry_load_reports",
             "Load reports in response headers (ORCA).",
@@ -168,10 +171,15 @@ class Hub:
         vocabularies: dict[str, Vocabulary] = {}
         gpus: dict[str, Vocabulary] = {}
         known: set[str] = set()
+        tritons: dict[str, tuple[str, frozenset[str]]] = {}
         for pool in pools.values():
+            plain = any(variant.probe_path for variant in pool.variants)
             for endpoint in pool.endpoints:
                 name = endpoint.key.id
                 known.add(name)
+                if endpoint.metrics_url is not None and endpoint.http is not None and plain:
+                    earlier_models = tritons[name][1] if name in tritons else frozenset()
+                    tritons[name] = (endpoint.http, earlier_models | pool.models)
                 if endpoint.metrics_url is not None:
                     pages[name] = endpoint.metrics_url
                 if endpoint.gpu_metrics_url is not None:
@@ -183,7 +191,7 @@ class Hub:
                     vocabularies[name] = Vocabulary(declared)
         self._board.set_endpoints(known)
         self._known, self._paged = frozenset(known), frozenset(pages)
-        self._pages = (pages, vocabularies)
+        self._pages, self._tritons = (pages, vocabularies), tritons
         self._gpu_pages = (gpu_pages, gpus)
         self._set_targets()
         self._caches.set_pools(pools)
@@ -205,6 +213,7 @@ class Hub:
         elif isinstance(news, Restarted):
             self._board.clear(news.endpoint)
             self._on_gone(news.endpoint, self._clock())
+            self._decoupled.restarted(news.endpoint)
             self._listener.restarted(news.endpoint, self._wall_clock())
         else:
             self._pushing.discard(news.endpoint)
@@ -216,6 +225,7 @@ class Hub:
             tasks.create_task(self._scraper.run())
             tasks.create_task(self._gpus.run())
             tasks.create_task(self._caches.run())
+            tasks.create_task(self._decoupled.run())
             tasks.create_task(self._watch())
 
     def reported(self, endpoint: str, headers: Sequence[tuple[str, str]]) -> None:
@@ -295,8 +305,18 @@ class Hub:
 
     def _set_targets(self) -> None:
         if self._leading:
-            self._scraper.set_targets(*self._pages)
+            pages, vocabularies = self._pages
+            found = {name: models for name in pages if (models := self._decoupled.of(name))}
+            changed = {
+                name: Vocabulary(vocabularies[name].declared, decoupled=models)
+                if name in vocabularies
+                else Vocabulary(decoupled=models)
+                for name, models in found.items()
+            }
+            self._scraper.set_targets(pages, vocabularies | changed)
+            self._decoupled.set_targets(self._tritons)
             self._gpus.set_targets(*self._gpu_pages)
         else:
             self._scraper.set_targets({})
+            self._decoupled.set_targets({})
             self._gpus.set_targets({})

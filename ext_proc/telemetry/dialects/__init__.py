@@ -41,6 +41,8 @@ class Vocabulary:
     declared: tuple[CustomMetric, ...] = ()
     gpus: frozenset[str] = frozenset()
     """The endpoint's GPUs on a DCGM page, by index or UUID; empty = all."""
+    decoupled: frozenset[str] = frozenset()
+    """Models of a Triton that take each request at once, so that nothing is pending."""
     families: frozenset[str] = field(init=False, default=_OWN)
     """Names of all metric families to parse."""
 
@@ -80,7 +82,9 @@ def read_all(text: str, at: float, vocabulary: Vocabulary = PLAIN) -> PageReadin
         BadPage: The page is empty or is not a page of metrics.
     """
     families = parse(text, vocabulary.families)
-    own = trtllm.refine(triton.read(families, at), families, at) | engines.read(families, at)
+    own = trtllm.refine(
+        triton.read(families, at, vocabulary.decoupled), families, at
+    ) | engines.read(families, at)
     found: dict[ModelVersion | None, Reading] = {key: own[key] for key in own}
     whole = gpu.read(families, at, vocabulary.gpus)
     if whole is not None:
@@ -90,7 +94,7 @@ def read_all(text: str, at: float, vocabulary: Vocabulary = PLAIN) -> PageReadin
     return PageReadings(
         at=at,
         readings=tuple(found[key] for key in sorted(found, key=_order)),
-        counters=triton.counters(families) | engines.counters(families),
+        counters=triton.counters(families, vocabulary.decoupled) | engines.counters(families),
     )
 
 

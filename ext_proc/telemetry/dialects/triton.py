@@ -2,7 +2,7 @@
 
 ``nv_inference_pending_request_count`` is a queue only for backends that keep the request while they
 work. vLLM's backend hands requests on at once, so there the gauge stays at 0 and is treated as
-unknown. The same holds for other decoupled models, which a page does not identify.
+unknown. The same holds for other decoupled models, which a page does not identify: callers do.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class Counters:
     """Failed requests by reason."""
 
 
-def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
-    """Return a reading per model on the page."""
+def read(
+    families: Families, at: float, decoupled: frozenset[str] = frozenset()
+) -> dict[ModelVersion, Reading]:
+    """Return a reading per model on the page; ``decoupled`` models are known by other means."""
     handed_on = by_model(families[VLLM]).keys()
     pending = totals(families[PENDING])
     named = (*families[PENDING], *families[SUCCESS])
@@ -53,17 +55,19 @@ def read(families: Families, at: float) -> dict[ModelVersion, Reading]:
             at=at,
             model=key.model,
             version=key.version,
-            queued=None if key in handed_on else pending.get(key),
+            queued=None if key in handed_on or key.model in decoupled else pending.get(key),
         )
         for key in keys
     }
 
 
-def counters(families: Families) -> dict[ModelVersion, Counters]:
+def counters(
+    families: Families, decoupled: frozenset[str] = frozenset()
+) -> dict[ModelVersion, Counters]:
     """Return each model's counters.
 
     For models that hand their requests on at once, durations cover only the handing on; they are
-    left out where the page identifies such a model.
+    left out where the page or ``decoupled`` identifies such a model.
     """
     successes, queue = totals(families[SUCCESS]), totals(families[QUEUE])
     compute = [totals(families[name]) for name in COMPUTE]
@@ -77,7 +81,7 @@ def counters(families: Families) -> dict[ModelVersion, Counters]:
     handed_on = by_model(families[VLLM]).keys()
     found = {}
     for key in successes.keys() | failures.keys():
-        timed = key not in handed_on
+        timed = key not in handed_on and key.model not in decoupled
         parts = total([each.get(key) for each in compute])
         waited = queue.get(key)
         found[key] = Counters(

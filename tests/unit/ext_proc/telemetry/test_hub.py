@@ -177,3 +177,14 @@ async def test_a_load_report_of_nonsense_is_counted(made):
     assert made.router.calls == []
     name = "tidegate_picker_telemetry_load_reports_total"
     assert made.registry.get_sample_value(name, {"outcome": "unreadable"}) == 1
+
+
+def test_decoupled_models_are_read_so():
+    """What replicas tell of their models reaches the reader of pages, beside declared series."""
+    made = Made()
+    made.hub._decoupled._known["a"] = {"m": True, "n": False}
+    made.hub._set_targets()
+    vocabulary = made.hub._scraper._targets["a"].vocabulary
+    assert vocabulary.decoupled == {"m"}
+    assert vocabulary.declared == (CustomMetric("queued", "q"),)
+    assert made.hub._scraper._targets["b"].vocabulary.decoupled == frozenset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ext_proc.telemetry.dialects import read_all, read_page
+from ext_proc.telemetry.dialects import Vocabulary, read_all, read_page
 from ext_proc.telemetry.dialects.page import ModelVersion
 
 PENDING = "nv_inference_pending_request_count"
@@ -50,6 +50,13 @@ def test_vllm_queue_is_unknown():
         line(PENDING, 0) + line("vllm:prompt_tokens_total", 5) + line(PENDING, 1, model="n"), at=0
     )
     assert [(r.model, r.queued) for r in readings] == [("m", None), ("n", 1)]
+
+
+def test_the_queue_of_a_decoupled_model_is_unknown():
+    """It takes each request at once; a page does not say so, the model's configuration does."""
+    page = line(PENDING, 0) + line(PENDING, 1, model="n") + line(SUCCESS, 3)
+    found = read_all(page, 0.0, Vocabulary(decoupled=frozenset({"m"})))
+    assert [(r.model, r.queued) for r in found.readings] == [("m", None), ("n", 1)]
 
 
 def test_successes():

@@ -16,7 +16,7 @@ FLOOR_xds_server := 98
 # Says at once, in one sentence, that pip would search in vain: before an environment is made.
 CHECK  := $(PYTHON) -I tidegate/stack/machine.py demo
 
-.PHONY: help demo test coverage check lint format protos docs bench compiled test-compiled dist lock clean
+.PHONY: help demo test test-engines coverage check lint format protos docs bench compiled test-compiled dist lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,9 @@ demo: $(VENV)/.demo ## run the whole system on this machine (ARGS="--replicas 3 
 
 test: $(VENV)/.dev ## run all tests, with real Envoy and Triton (ARGS="-k drain")
 	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-engines: $(VENV)/.dev ## run the tests with real vLLM engines on the CPU; installs 6 GB once (ARGS="-k ids")
+	TIDEGATE_ENGINES=1 $(PY) -m pytest -p no:randomly -rP tests/engines $(ARGS)
 
 coverage: $(VENV)/.dev ## check the branch coverage of unit and contract tests against its floors
 	$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report= tests/unit tests/contract

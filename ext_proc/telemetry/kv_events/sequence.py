@@ -7,7 +7,7 @@ Rules:
 
 1. A batch is applied only if it directly follows the last applied one, or if none was applied yet.
 2. The history is *complete* if it was followed from batch 0, or from a batch that cleared the
-   cache.
+   cache; one that a replay delivers is complete at the replay's end, or at the next live batch.
 3. A live batch whose number is not above that of the last live batch comes from a new process:
    everything is discarded, and a new history begins. A batch that a replay has delivered already
    is ignored.
@@ -43,6 +43,8 @@ class Sequence:
         """Number of the latest live batch."""
         self._next: int | None = None
         """Number of the batch that must come next; ``None`` = any."""
+        self._whole = False
+        """A replay has begun with batch 0."""
         self.complete = False
         self.forget = False
         """Everything must be discarded before the next batch; the caller resets this."""
@@ -68,6 +70,7 @@ class Sequence:
         step = self._step(number)
         if step is not Step.REPLAY:
             self._live = number
+            self.complete |= self._whole or (step is Step.APPLY and number == 0)
         return step
 
     def replayed(self, number: int, *, first: bool) -> Step:
@@ -80,6 +83,7 @@ class Sequence:
             # The engine has nothing older: the missing batches are lost for good.
             self._skip_to(number)
             step = self._step(number)
+        self._whole |= step is Step.APPLY and number == 0
         return step
 
     def replay_ended(self, *, empty: bool) -> None:
@@ -87,6 +91,7 @@ class Sequence:
         if empty and self._next is None:
             self._next = 0
             self.complete = True
+        self.complete |= self._whole
 
     def give_up(self, number: int) -> None:
         """Skip the batches missing before a live batch; pass the live batch again."""
@@ -104,9 +109,7 @@ class Sequence:
 
     def _step(self, number: int) -> Step:
         if self._next is None:
-            if number == 0:
-                self.complete = True
-            elif self._can_replay:
+            if number and self._can_replay:
                 return Step.REPLAY
         elif number < self._next:
             return Step.SKIP
@@ -125,5 +128,5 @@ class Sequence:
 
     def _reset(self) -> None:
         self.forget = True
-        self.complete = False
+        self.complete = self._whole = False
         self._next = None

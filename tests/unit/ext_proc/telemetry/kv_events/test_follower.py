@@ -133,7 +133,18 @@ def test_a_hole_within_a_replay_is_asked_for_again(made):
     assert made.follower.replayed(1, batches[1], first=True)
     assert made.follower.replayed(2, batches[2], first=False)
     assert made.held(A, B, C) == [2, 2, 1]
+    made.follower.replay_ended(empty=False)
     assert made.follower.complete
+
+
+def test_a_replay_is_no_whole_story_before_its_end(made):
+    """What it has delivered may be removed again by what it has not."""
+    batches = published(KvCache(SIZE), A, B, C)
+    assert made.follower.replayed(0, batches[0], first=True)
+    assert made.follower.replayed(1, batches[1], first=False)
+    assert made.completeness == []
+    assert made.follower.live(2, batches[2])
+    assert made.completeness == [True]
 
 
 def test_numbers_that_fall_are_another_process(made):

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from contextlib import closing
 
 import pytest
 
 from support.controls import TEXT, World
+from xds_server.fleet.model.fleet import ListenerSpec
 from xds_server.fleet.store import RevisionStore
+from xds_server.resources.listener import listener
+from xds_server.snapshots import memo
+
+
+@pytest.fixture(autouse=True)
+def listeners_are_built_once(monkeypatch):
+    """Build each listener once for all tests: it is most of the work of a first snapshot."""
+    monkeypatch.setattr(memo, "listener", lambda spec, n: _listener(spec.model_dump_json(), n))
+
+
+@functools.cache
+def _listener(spec: str, slots: int) -> bytes:
+    return listener(ListenerSpec.model_validate_json(spec), slots)
 
 
 @pytest.fixture

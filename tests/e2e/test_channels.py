@@ -95,7 +95,7 @@ FREE = {
         lambda fleet: pool_of(fleet)["variants"][1].update(match=PINS),
     ),
     "a session header": (
-        {"ECDS", "POOL"},  # and RDS where variants are drawn by it
+        {"ECDS", "RDS", "POOL"},
         lambda fleet: pool_of(fleet).setdefault("routing", {}).update(session_header="x-me"),
     ),
     "the pickers' timeout": ({"ECDS"}, lambda fleet: fleet["pickers"].update(timeout="19s")),

@@ -16,6 +16,7 @@ import pytest
 
 from engines.lab import BLOCK, BLOCKS, VERSION
 from engines.stacks import stack_of
+from ext_proc.telemetry.dialects import read_all
 from support.traffic import eventually, metric, picker_state
 
 if TYPE_CHECKING:
@@ -225,9 +226,12 @@ async def test_the_picker_reads_the_page_as_it_is(lab, stack):
     """Size and number of blocks, queue and running requests."""
     replicas = (await picker_state(lab.http, stack))["router"]["pools"]["llm"]["endpoints"]
     for engine in lab.engines:
+        async with lab.http.get(f"{engine.url}/metrics") as answer:
+            (page,) = read_all(await answer.text(), 0.0).readings
+        assert (page.model, page.kv_block_tokens, page.kv_blocks) == ("tiny", BLOCK, BLOCKS)
         (reading,) = replicas[engine.name]["readings"]
-        assert (reading["kv_block_tokens"], reading["kv_blocks"]) == (BLOCK, BLOCKS)
-        assert (reading["queued"], reading["running"]) == (0, 0)
+        shown = (reading["queued"], reading["running"], reading["kv_used"])
+        assert shown == (page.queued, page.running, page.kv_used) == (0, 0, 0)
 
 
 async def test_load_reports_reach_pickers_and_no_clients(lab):

@@ -135,7 +135,9 @@ async def client(lab, stack):
     """A client, and engines with empty caches that the picker knows."""
     await emptied(lab)
     assert await eventually(lambda: exact(lab, stack))
-    return Client(lab, stack)
+    client = Client(lab, stack)
+    yield client
+    await client.api.close()
 
 
 async def test_engines_without_tritons_api_are_ready(lab, stack):
@@ -272,6 +274,7 @@ async def rates(lab: Lab, *, events: bool) -> tuple[float, float]:
             if len(messages) > 12:
                 messages.clear()
             await asyncio.sleep(0.05)  # so that events count for some time
+        await client.api.close()
         return share(prompted), share(chatted)
 
 

@@ -27,6 +27,8 @@ CHANNELS: Final[Mapping[str, tuple[str, ...]]] = {
     "pickers": ("ECDS",),
     "pickers.addresses": ("EDS", "POOL"),
     "on_reject": (),
+    "reject_quorum": (),
+    "waves": (),
     "pools": ("POOL",),
     "pools.name": ("CDS", "EDS", "SDS", "RDS", "RTDS", "POOL"),
     "pools.default": ("RDS", "POOL"),

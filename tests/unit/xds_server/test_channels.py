@@ -59,6 +59,7 @@ FLEET: dict[str, Any] = {
 """A fleet with a value for each group of fields."""
 
 VALUES: dict[str, Any] = {
+    "reject_quorum": 0.25,
     "listener.address": "127.0.0.1:10001",
     "listener.client_headers": ["tidegate-model"],
     "listener.tls.certificate": "/other.crt",

@@ -28,7 +28,10 @@ async def run(args: argparse.Namespace) -> None:
     engine = EngineConfig(cache_blocks=args.cache_blocks, prefill_rate=args.prefill_rate)
     replica = EmulatedReplica(engine, args.scale)
     loop = asyncio.get_running_loop()
-    data, control = DataPort(replica, args.page), ControlPort(replica)
+    data, control = (
+        DataPort(replica, args.page, early_headers=args.early_headers),
+        ControlPort(replica),
+    )
     await loop.create_server(data.protocol, *_split(args.http), backlog=1024)
     if args.control:
         await loop.create_server(control.protocol, *_split(args.control))
@@ -49,6 +52,9 @@ def main() -> None:
     parser.add_argument("--control", default="", help="ip:port of the control port")
     parser.add_argument("--grpc", default="", help="ip:port for KServe gRPC")
     parser.add_argument("--page", choices=sorted(PAGES), default="vllm", help="metrics page")
+    parser.add_argument(
+        "--early-headers", action="store_true", help="send a stream's headers at once, as vLLM does"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="engine seconds per second")
     parser.add_argument("--cache-blocks", type=int, default=usual.cache_blocks)
     parser.add_argument("--prefill-rate", type=float, default=usual.prefill_rate)

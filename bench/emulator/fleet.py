@@ -47,6 +47,7 @@ class EmulatedFleet:
         page: Kind of the metrics page.
         grpc: Whether to serve KServe gRPC as well.
         cache_blocks: Size of each cache, blocks.
+        early_headers: Whether streams begin with their headers at once, not with the first token.
     """
 
     def __init__(
@@ -57,9 +58,13 @@ class EmulatedFleet:
         page: str = "vllm",
         grpc: bool = False,
         cache_blocks: int = 3_000,
+        early_headers: bool = False,
     ) -> None:
         self._count = count
-        self._flags = ("--scale", f"{scale}", "--page", page, "--cache-blocks", f"{cache_blocks}")
+        self._flags = (
+            *("--scale", f"{scale}", "--page", page, "--cache-blocks", f"{cache_blocks}"),
+            *(("--early-headers",) if early_headers else ()),
+        )
         self._grpc = grpc
         self._exit = AsyncExitStack()
         self.places: Sequence[ReplicaAddresses] = ()

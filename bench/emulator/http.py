@@ -1,8 +1,9 @@
 """HTTP servers of an emulated replica: the data port for routers and the control port of the bench.
 
 The data port serves generation in each dialect, health, model lists and the metrics page. The
-status line is sent with the first token, so a request without a token can be retried on another
-replica. Only the bench knows the control port (``/stats``, ``/reset``, ``/speed/0.25``).
+status line of a stream is sent with the first token, as Triton does, so a request without a token
+can be retried on another replica; or at once (``early_headers``), as vLLM and other servers on
+uvicorn do. Only the bench knows the control port (``/stats``, ``/reset``, ``/speed/0.25``).
 """
 
 from __future__ import annotations
@@ -65,16 +66,17 @@ def _chunk(data: bytes) -> bytes:
 class _Answering:
     """Listener of one request: writes the response to its connection."""
 
-    __slots__ = ("_asked", "_connection", "_open")
+    __slots__ = ("_asked", "_connection", "_head")
 
-    def __init__(self, connection: _Connection, asked: Asked) -> None:
+    def __init__(self, connection: _Connection, asked: Asked, *, early_headers: bool) -> None:
         self._connection = connection
         self._asked = asked
-        self._open = True
+        self._head = b"" if early_headers else _STREAM_HEAD
+        """Sent with the first token."""
 
     def first(self) -> None:
         if self._asked.stream:
-            self._connection.write(_STREAM_HEAD + _chunk(self._asked.dialect.piece))
+            self._connection.write(self._head + _chunk(self._asked.dialect.piece))
 
     def more(self) -> None:
         if self._asked.stream:
@@ -164,10 +166,12 @@ class DataPort:
     Args:
         replica: The engine.
         page: Kind of the metrics page, a key of ``PAGES``.
+        early_headers: Whether streams begin with their headers at once, not with the first token.
     """
 
-    def __init__(self, replica: EmulatedReplica, page: str) -> None:
+    def __init__(self, replica: EmulatedReplica, page: str, *, early_headers: bool = False) -> None:
         self._replica = replica
+        self._early_headers = early_headers
         self._page = PAGES[page]
         self._static = {path: answer("200 OK", orjson.dumps(body)) for path, body in _PAGES.items()}
 
@@ -189,11 +193,14 @@ class DataPort:
             if asked is None:
                 connection.write(answer("404 Not Found", b'{"error":"no such path"}'))
                 return
-            number = self._replica.submit(asked.prompt, asked.output, _Answering(connection, asked))
+            answering = _Answering(connection, asked, early_headers=self._early_headers)
+            number = self._replica.submit(asked.prompt, asked.output, answering)
         except (BadRequestError, ValueError) as error:
             connection.write(answer("400 Bad Request", orjson.dumps({"error": str(error)})))
             return
         connection.on_lost = lambda: self._replica.forget(number)
+        if asked.stream and self._early_headers:
+            connection.write(_STREAM_HEAD)
 
 
 class ControlPort:

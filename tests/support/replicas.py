@@ -56,6 +56,9 @@ class Replica:
     gaps_s: tuple[float, ...] = ()
     """If given, responses are streamed with these pauses between chunks, seconds."""
 
+    early_headers: bool = False
+    """Whether the headers of streamed responses are sent at once, before ``hold_s``."""
+
     @asynccontextmanager
     async def serve(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[Replica]:
         """Serve on a free port."""
@@ -92,7 +95,10 @@ class Replica:
         self.asked.append(dict(request.headers))
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
+        stream = web.StreamResponse() if self.gaps_s else None
         try:
+            if stream is not None and self.early_headers:
+                await stream.prepare(request)
             await asyncio.sleep(self.hold_s)
             if self.gate is not None:
                 await self.gate.wait()
@@ -103,12 +109,12 @@ class Replica:
                 return web.json_response({"error": "cannot do that"}, status=500)
             if not sent.startswith(b"{"):  # Triton returns 500 for malformed JSON
                 return web.json_response({"error": "failed to parse the request"}, status=500)
-            if not self.gaps_s:
+            if stream is None:
                 headers = {LOAD_HEADER: self.loads} if self.loads else {}
                 answer = {"text_output": self.name}
                 return web.json_response(answer, status=self.status, headers=headers)
-            stream = web.StreamResponse()
-            await stream.prepare(request)
+            if not stream.prepared:
+                await stream.prepare(request)
             await stream.write(b"first ")
             for gap in self.gaps_s:
                 await asyncio.sleep(gap)

@@ -22,17 +22,19 @@ from bench.suites.workloads import chat, http_request
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from bench.emulator.replica import ResponseListener
+
 FAST = 1_000.0
 
 
 @asynccontextmanager
-async def ports() -> AsyncIterator[tuple[EmulatedReplica, str, str]]:
+async def ports(*, early_headers: bool = False) -> AsyncIterator[tuple[EmulatedReplica, str, str]]:
     """Serve one replica; yields it with its data and its control address."""
     replica = EmulatedReplica(EngineConfig(), FAST)
     loop = asyncio.get_running_loop()
     servers = [
         await loop.create_server(port.protocol, "127.0.0.1", 0)
-        for port in (DataPort(replica, "vllm"), ControlPort(replica))
+        for port in (DataPort(replica, "vllm", early_headers=early_headers), ControlPort(replica))
     ]
     try:
         data, control = (f"127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in servers)
@@ -51,6 +53,42 @@ async def test_a_streamed_chat_ends_as_it_should() -> None:
         results = await LoadClient(plan).run()
         assert len(results.outcome) > 1
         assert replica.counters.generated == 5 * replica.counters.finished
+
+
+class _Held(EmulatedReplica):
+    """A replica that keeps its listener until the test calls it."""
+
+    def submit(self, prompt: bytes, output: int, listener: ResponseListener) -> int:  # noqa: ARG002 - the engine's
+        self.listener = listener
+        self.submitted.set()
+        return 0
+
+    def __init__(self) -> None:
+        super().__init__(EngineConfig(), FAST)
+        self.submitted = asyncio.Event()
+
+
+@pytest.mark.parametrize("early", [False, True])
+async def test_headers_of_a_stream_come_at_once_or_with_the_first_token(early: bool) -> None:
+    """VLLM and all on uvicorn send them at once, Triton with the first token."""
+    replica = _Held()
+    port = DataPort(replica, "vllm", early_headers=early)
+    server = await asyncio.get_running_loop().create_server(port.protocol, "127.0.0.1", 0)
+    host, number = server.sockets[0].getsockname()[:2]
+    reader, writer = await asyncio.open_connection(host, number)
+    body = chat("hello. Answer in 5 tokens.")
+    head = f"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await replica.submitted.wait()
+    if early:
+        assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
+    replica.listener.first()
+    replica.listener.done(1)
+    rest = await reader.readuntil(b"\r\n0\r\n\r\n")
+    assert rest.count(b" 200 OK") == (not early)
+    assert b"[DONE]" in rest
+    writer.close()
+    server.close()
 
 
 @pytest.mark.parametrize(

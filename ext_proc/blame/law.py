@@ -16,6 +16,9 @@ Rules:
 5. Learning, the prefix index and suspicion of a death follow from the attempt by the functions
    below, and retries by ``retries``. Nobody else keeps a rule about them.
 
+6. An answer has begun with the first byte of its body. Headers alone are no evidence: servers on
+   uvicorn send them before the engine has read the prompt, and also while the engine is stuck.
+
 Statuses as Triton uses them: 400 and 404 for a caller's mistakes, 500 for a failed execution but
 also for malformed JSON, 503 for a full queue.
 """
@@ -120,7 +123,7 @@ RULES: Final = (
     Rule(
         "left",
         "the caller left after the answer had begun",
-        lambda e: _ended(e, Ended.LEFT) and e.attempt.answered,
+        lambda e: _ended(e, Ended.LEFT) and e.attempt.began,
         Blame.CALLER,
         Effect.ALIVE,
     ),
@@ -134,7 +137,7 @@ RULES: Final = (
     Rule(
         "timeout",
         "our timeout ended an answer that had begun",
-        lambda e: _timed_out(e) and e.attempt.answered,
+        lambda e: _timed_out(e) and e.attempt.began,
         Blame.US,
         Effect.ALIVE,
     ),
@@ -176,7 +179,7 @@ RULES: Final = (
     Rule(
         "broken",
         "the answer broke off",
-        lambda e: _ended(e, Ended.BROKEN) and e.attempt.answered,
+        lambda e: _ended(e, Ended.BROKEN) and e.attempt.began,
         Blame.REPLICA,
         Effect.BY_ORIGIN,
     ),
@@ -285,7 +288,7 @@ def verdict(evidence: Evidence) -> Blame:
 def stands_alone(attempt: Attempt) -> bool:
     """Return whether siblings cannot change the verdict, so that it need not wait for them."""
     if attempt.ended is Ended.BROKEN:
-        return attempt.answered or attempt.read is False
+        return attempt.began or (attempt.read is False and not attempt.answered)
     return attempt.ended is not Ended.DONE or not _is_server_error(attempt)
 
 
@@ -297,7 +300,7 @@ def fails_alike(attempt: Attempt, other: Attempt) -> bool:
     if attempt.address == other.address or attempt.ended is not other.ended:
         return False
     if attempt.ended is Ended.BROKEN:
-        return not any(each.answered or each.read is False for each in (attempt, other))
+        return not any(each.began or each.read is False for each in (attempt, other))
     return attempt.ended is Ended.DONE and _is_server_error(attempt) and _is_server_error(other)
 
 
@@ -315,12 +318,13 @@ _TIMEOUTS: Final = (Ended.TRY_TIMEOUT, Ended.TIMEOUT)
 
 def suspected_death(attempt: Attempt) -> bool:
     """Return whether the replica may have died of what it had read: it broke off unanswered."""
-    return attempt.ended is Ended.BROKEN and attempt.read is True and not attempt.answered
+    return attempt.ended is Ended.BROKEN and attempt.read is True and not attempt.began
 
 
 def survived(attempt: Attempt) -> bool:
     """Return whether the replica is known to have survived a request: an answer began, no 5xx."""
-    return attempt.answered and not _is_server_error(attempt)
+    answered = attempt.began or (attempt.answered and attempt.ended is Ended.DONE)
+    return answered and not _is_server_error(attempt)
 
 
 def abandons(attempt: Attempt) -> bool:
@@ -331,7 +335,7 @@ def abandons(attempt: Attempt) -> bool:
 
 def keeps_prompt(attempt: Attempt) -> bool:
     """Return whether the replica has computed the prompt: an answer below 400 had begun."""
-    return attempt.answered and is_good(attempt.status, attempt.grpc_status)
+    return attempt.began and is_good(attempt.status, attempt.grpc_status)
 
 
 def teaches(blame: Blame) -> bool:

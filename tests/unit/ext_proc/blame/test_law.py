@@ -18,6 +18,7 @@ from ext_proc.blame.law import (
     keeps_prompt,
     ruling,
     stands_alone,
+    survived,
     suspected_death,
     teaches,
     verdict,
@@ -88,15 +89,20 @@ def evidence(ended: Ended = Ended.DONE, status: int = 0, **changes) -> Evidence:
         (evidence(Ended.BROKEN, read=False), Blame.NETWORK, Effect.AT_ONCE),
         (evidence(Ended.BROKEN), Blame.REPLICA, Effect.BY_ORIGIN),
         (evidence(Ended.BROKEN, 200), Blame.REPLICA, Effect.BY_ORIGIN),
+        (evidence(Ended.BROKEN, 200, restarted=True), Blame.REPLICA, Effect.AT_ONCE),
+        (evidence(Ended.BROKEN, 200, began=True, restarted=True), Blame.REPLICA, Effect.BY_ORIGIN),
         (evidence(Ended.BROKEN, alike=True), Blame.REQUEST, Effect.NOTHING),
         (evidence(Ended.BROKEN, alike=True, restarted=True), Blame.REPLICA, Effect.AT_ONCE),
         (evidence(Ended.BROKEN, sibling_well=True), Blame.REPLICA, Effect.AT_ONCE),
         (evidence(Ended.BROKEN, others_well=True), Blame.NETWORK, Effect.BY_ORIGIN),
         (evidence(Ended.TRY_TIMEOUT), Blame.US, Effect.SILENT),
         (evidence(Ended.TIMEOUT), Blame.US, Effect.NOTHING),
-        (evidence(Ended.TIMEOUT, 200), Blame.US, Effect.ALIVE),
+        (evidence(Ended.TIMEOUT, 200), Blame.US, Effect.NOTHING),
+        (evidence(Ended.TIMEOUT, 200, began=True), Blame.US, Effect.ALIVE),
+        (evidence(Ended.TRY_TIMEOUT, 200, began=True), Blame.US, Effect.ALIVE),
         (evidence(Ended.LEFT), Blame.CALLER, Effect.NOTHING),
-        (evidence(Ended.LEFT, 200), Blame.CALLER, Effect.ALIVE),
+        (evidence(Ended.LEFT, 200), Blame.CALLER, Effect.NOTHING),
+        (evidence(Ended.LEFT, 200, began=True), Blame.CALLER, Effect.ALIVE),
         (evidence(Ended.LOCAL), Blame.US, Effect.NOTHING),
     ],
 )
@@ -173,8 +179,22 @@ def test_only_a_read_request_without_an_answer_is_suspected():
         if suspected_death(attempt):
             assert attempt.ended is Ended.BROKEN
             assert attempt.read
-            assert not attempt.answered
+            assert not attempt.began
             assert not keeps_prompt(attempt)
+
+
+def test_headers_alone_say_nothing_of_the_engine():
+    """Servers on uvicorn send them at once, so a deadly prompt would be cleared by them."""
+    headers = Attempt(AT, Ended.BROKEN, read=True, answered=True, began=False, status=200)
+    assert suspected_death(headers)
+    for ended in (Ended.BROKEN, Ended.LEFT, Ended.TIMEOUT):
+        attempt = headers._replace(ended=ended)
+        assert not survived(attempt)
+        assert not keeps_prompt(attempt)
+        assert survived(attempt._replace(began=True))
+        assert keeps_prompt(attempt._replace(began=True))
+    refused = headers._replace(ended=Ended.DONE, status=400)
+    assert survived(refused), "a complete answer without a body is one"
 
 
 def test_failing_alike_takes_two_replicas_and_one_kind_of_failure():

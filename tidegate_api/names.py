@@ -122,6 +122,10 @@ carried by access logs; ``at`` is the picker's address, ``slot`` how log sinks f
 LOG_SLOT_KEY: Final = "slot"
 """Key of the picker's log slot within the namespace ``tidegate``; control servers assign it."""
 
+FIRST_BODY_TAG: Final = "first-body"
+"""Custom tag of access-log entries, ``first;age``: microseconds from the first byte sent to the
+replica to the first one of its answer's body, empty before that, and the request's milliseconds."""
+
 LOG_CLUSTER_PREFIX: Final = "tidegate-picker-log/"
 """Envoy's cluster of the picker in a log slot starts with this; the slot's number follows."""
 

@@ -42,11 +42,12 @@ class Entry(NamedTuple):
     final: bool
     """False for the entries that a long request writes while it runs."""
     first_byte_s: float | None
-    """Seconds from the first byte to the replica to the first byte from it."""
+    """Seconds from the first byte to the replica to the first byte of its answer's body (to the
+    headers of an answer without one, or where the proxy cannot tell)."""
     answer_bytes: int
     ended_unix_s: float
     first_at_s: float | None = None
-    """Seconds from the request's start to the response's first byte."""
+    """Seconds from the request's start to that byte."""
     last_at_s: float | None = None
     """Seconds from the request's start to the last byte received from the replica."""
     lasted_s: float = 0.0

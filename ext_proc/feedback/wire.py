@@ -6,6 +6,10 @@ costs about 1 µs per entry, each access to a nested message 0.2 µs and each fi
 upb creates Python objects for them. So each nested message is accessed once, and messages with few
 distinct values (addresses, statuses) are looked up by their bytes in a cache.
 
+The first byte of an answer is that of its body, which is in a tag: some servers send headers before
+they compute anything. An answer without a body begins with its headers once it is complete. Envoys
+before 1.37 write no tag; for them the headers are taken where bytes of a body have followed.
+
 Limits of validation: malformed bytes raise `DecodeError` if they are in a part that is read;
 skipped parts are not checked. If a message that is looked up by its bytes occurs twice in one
 entry, which Envoy never writes, the last one counts instead of both merged.
@@ -24,6 +28,7 @@ from ext_proc.feedback.entries import AttemptEntry, Entry
 from tidegate_api.accesslog.v1 import accesslog_pb2 as pb
 from tidegate_api.names import (
     DESTINATION_HEADER,
+    FIRST_BODY_TAG,
     LB_NAMESPACE,
     TICKET_HEADER,
     TIDEGATE_NAMESPACE,
@@ -43,6 +48,7 @@ MAX_KNOWN_BYTES: Final = 128
 _PERIODIC: Final = accesslog_pb2.DownstreamPeriodic
 _GRPC_STATUS: Final = "grpc-status"
 _MAX_STATUS_DIGITS: Final = 3
+_MAX_TAG_DIGITS: Final = 15
 _ATTEMPT: Final = accesslog_pb2.UpstreamEnd
 _DONE: Final = Ended.DONE
 _VIA_UPSTREAM: Final = "via_upstream"
@@ -81,16 +87,11 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
     ours = spaces[TIDEGATE_NAMESPACE].fields
     spent, start = common.duration, common.start_time
     lasted_s = spent.seconds + spent.nanos * 1e-9
-    first_byte_s = first_at_s = last_at_s = None
-    moment = common.time_to_first_upstream_rx_byte
-    first = moment.seconds + moment.nanos * 1e-9
-    # Presence is checked only where a field reads as 0.
-    if first or common.HasField("time_to_first_upstream_rx_byte"):
-        first_at_s = first
-        moment = common.time_to_first_upstream_tx_byte
-        first_byte_s = first - (moment.seconds + moment.nanos * 1e-9)
-        if first_byte_s < 0.0:  # noqa: PLR1730 - `max` takes twice the time
-            first_byte_s = 0.0
+    final = not common.intermediate_log_entry and kind != _PERIODIC
+    size = response.response_body_bytes
+    headers, first_byte_s, first_at_s, age_s = _first_byte(common, final=final, size=size)
+    lasted_s = lasted_s or age_s
+    last_at_s = None
     moment = common.time_to_last_upstream_rx_byte
     last = moment.seconds + moment.nanos * 1e-9
     if last or common.HasField("time_to_last_upstream_rx_byte"):
@@ -106,7 +107,7 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
     grpc_status = _grpc_status(response)
     ended, read, answered = _DONE, True, True
     if flags or grpc_status or not 0 < status < FIRST_ERROR:
-        ended, read, answered = _ending(common, response, flags, first_at_s)
+        ended, read, answered = _ending(common, response, flags, headers=headers)
     return _new(
         Entry,
         (
@@ -122,9 +123,9 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
             ended,
             read,
             answered,
-            not common.intermediate_log_entry and kind != _PERIODIC,
+            final,
             first_byte_s,
-            response.response_body_bytes,
+            size,
             start.seconds + start.nanos * 1e-9 + lasted_s,
             first_at_s,
             last_at_s,
@@ -133,9 +134,40 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
     )
 
 
-def _ending(
-    common: Any, response: Any, flags: bytes, first_at_s: float | None
-) -> tuple[Ended, bool, bool]:
+def _first_byte(
+    common: Any, *, final: bool, size: int
+) -> tuple[bool, float | None, float | None, float]:
+    """Return what is known of the answer's beginning.
+
+    Returns:
+        Whether it has headers; seconds to its first byte from dispatch, and from the request's
+        start, ``None`` if it has not begun; the request's age by the tag, seconds, 0 if unknown.
+    """
+    moment = common.time_to_first_upstream_rx_byte
+    first = moment.seconds + moment.nanos * 1e-9
+    # Presence is checked only where a field reads as 0.
+    headers = first > 0.0 or common.HasField("time_to_first_upstream_rx_byte")
+    waited_s, age_s, tagged = None, 0.0, False
+    for tag in common.custom_tags:
+        if tag.key == FIRST_BODY_TAG:
+            waited, _, age = tag.value.partition(";")
+            waited_s, tagged = _count(waited, 1e-6), True
+            age_s = 0.0 if final else _count(age, 1e-3) or 0.0
+    if not headers or (waited_s is None and not final and (tagged or not size)):
+        return headers, None, None, age_s
+    moment = common.time_to_first_upstream_tx_byte
+    sent = moment.seconds + moment.nanos * 1e-9
+    if waited_s is not None:
+        return True, waited_s, sent + waited_s, age_s
+    waited_s = first - sent
+    return True, waited_s if waited_s > 0.0 else 0.0, first, age_s  # noqa: FURB136 - half the time
+
+
+def _count(text: str, unit: float) -> float | None:
+    return int(text) * unit if text.isdecimal() and len(text) <= _MAX_TAG_DIGITS else None
+
+
+def _ending(common: Any, response: Any, flags: bytes, *, headers: bool) -> tuple[Ended, bool, bool]:
     """Return what ended the last attempt, whether it was read, and whether it was answered."""
     details = response.response_code_details
     ended = _ended(flags, attempt=False) if flags else _DONE
@@ -143,8 +175,8 @@ def _ending(
         ended = Ended.TRY_TIMEOUT
     elif ended is _DONE and details and details != _VIA_UPSTREAM:
         ended = Ended.LOCAL
-    read = first_at_s is not None or common.HasField("time_to_first_upstream_tx_byte")
-    answered = first_at_s is not None and not details.startswith(_BEFORE_RESPONSE)
+    read = headers or common.HasField("time_to_first_upstream_tx_byte")
+    answered = headers and not details.startswith(_BEFORE_RESPONSE)
     return ended, read, answered and ended is not Ended.LOCAL
 
 

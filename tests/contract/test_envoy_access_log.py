@@ -9,17 +9,18 @@ import pytest
 
 from ext_proc.blame.evidence import Evidence
 from ext_proc.blame.law import ruling
-from ext_proc.feedback.entries import attempt_of
+from ext_proc.feedback.entries import answer_time, attempt_of
 from ext_proc.feedback.wire import entries_of
 from support import full_log
 from support.record_access_log import messages
 
 RECORDED = messages(Path(__file__).parent / "fixtures" / "envoy-1.40" / "access_log.bin")
+STREAMS = messages(Path(__file__).parent / "fixtures" / "envoy-1.40" / "first_body.bin")
 ENTRIES = [entry for data in RECORDED for entry in entries_of(data)]
 FINAL = [entry for entry in ENTRIES if entry.final]
 
 
-@pytest.mark.parametrize("data", RECORDED, ids=range(len(RECORDED)))
+@pytest.mark.parametrize("data", RECORDED + STREAMS, ids=range(len(RECORDED + STREAMS)))
 def test_our_reader_says_what_envoys_messages_say(data):
     """Entry by entry and field by field the same."""
     assert list(entries_of(data)) == full_log.entries_of(data)
@@ -58,3 +59,29 @@ def test_intermediate_entries_come_before_and_after_the_first_byte():
     """A request that runs for seconds says so each second."""
     early = [entry for entry in ENTRIES if not entry.final]
     assert {entry.first_byte_s is None for entry in early} == {True, False}
+
+
+def test_a_stream_begins_with_its_body():
+    """Headers came at once; the body after 0.5 s and 1.3 s, or never as the client left."""
+    found = [
+        (written.common_properties.time_to_first_upstream_rx_byte.ToMilliseconds(), entry)
+        for data in STREAMS
+        for written, entry in zip(
+            full_log.parse(data).http_logs.log_entry, entries_of(data), strict=True
+        )
+    ]
+    at_once = [entry for headers_ms, entry in found if headers_ms < 10]
+    begun = [entry.first_byte_s for entry in at_once if entry.final and entry.answer_bytes]
+    assert sorted(begun)[-2:] == [pytest.approx(0.5, abs=0.1), pytest.approx(1.3, abs=0.1)]
+    running = [entry for entry in at_once if not entry.final]
+    assert [entry.first_byte_s for entry in running] == [None, None], "headers, or not even these"
+    left = [entry for entry in at_once if entry.final and not entry.answer_bytes]
+    assert [(attempt_of(each).answered, attempt_of(each).began) for each in left] == [(True, False)]
+
+
+def test_a_stream_is_one_sample_however_long_it_runs():
+    """Intermediate entries have no duration; the tag says how old the request is."""
+    entries = [entry for data in STREAMS for entry in entries_of(data)]
+    samples = Counter(entry.ticket for entry in entries if answer_time(entry) is not None)
+    began = {entry.ticket for entry in entries if entry.answer_bytes}
+    assert samples == dict.fromkeys(began | {entries[-1].ticket}, 1)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ext_proc.feedback import wire
 from support import full_log
 from support.record_access_log import messages
+from tidegate_api.names import FIRST_BODY_TAG
 
 FIXTURES = Path(__file__).resolve().parents[1] / "contract" / "fixtures"
 REAL = messages(FIXTURES / "envoy-1.40" / "access_log.bin")
@@ -44,6 +45,9 @@ METADATA = st.tuples(
     st.sampled_from(["picker", "ticket", "unreadable", "x-gateway-destination-endpoint"]),
     st.one_of(TEXT, st.integers(0, 9), st.booleans(), st.none()),
 )
+TAGS = st.sampled_from(
+    ["", ";", ";;", "0", ";999", "0;0", "501234;757", "-7;-1", f"{10**15};{10**15}", "\u0664;x"]
+)
 STATUS = st.sampled_from(["0", "14", "014", "1234", "x", "", "\u0664"])
 
 
@@ -70,6 +74,8 @@ def _draw_entry(draw, entry):
     common.access_log_type = draw(st.integers(0, 12))
     for flag in draw(st.lists(FLAGS, max_size=2)):
         setattr(common.response_flags, flag, True)
+    for tag in draw(st.lists(st.sampled_from([FIRST_BODY_TAG, "x"]), max_size=2)):
+        common.custom_tags[tag] = draw(TAGS)
     for space, key, value in draw(st.lists(METADATA, max_size=6)):
         common.metadata.filter_metadata[space][key] = value
     if draw(st.booleans()):

@@ -13,6 +13,7 @@ from ext_proc.blame.law import FIRST_ERROR
 from ext_proc.feedback.entries import AttemptEntry, Entry
 from tidegate_api.names import (
     DESTINATION_HEADER,
+    FIRST_BODY_TAG,
     LB_NAMESPACE,
     TICKET_HEADER,
     TIDEGATE_NAMESPACE,
@@ -105,21 +106,33 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
     balancing = spaces[LB_NAMESPACE].fields if LB_NAMESPACE in spaces else {}
     retried = common.upstream_request_attempt_count > 1
     sent = _seconds(common, "time_to_first_upstream_tx_byte") or 0.0
-    first = _seconds(common, "time_to_first_upstream_rx_byte")
+    headers = _seconds(common, "time_to_first_upstream_rx_byte")
+    periodic = common.access_log_type == accesslog_pb2.DownstreamPeriodic
+    final = not common.intermediate_log_entry and not periodic
+    waited = first = None
+    tag = common.custom_tags.get(FIRST_BODY_TAG)
+    began, _, age = (tag or "").partition(";")
+    if headers is not None:
+        waited = _number(began, 1e-6)
+        if waited is not None:
+            first = sent + waited
+        elif final or (tag is None and response.response_body_bytes):
+            first, waited = headers, max(headers - sent, 0.0)
     lasted = _seconds(common, "duration") or 0.0
+    if not final:
+        lasted = lasted or _number(age, 1e-3) or 0.0
     status, grpc_status = response.response_code.value, _grpc_status(response)
     flagged = bool(common.response_flags.SerializeToString())
     ended, details = _ended(common.response_flags), response.response_code_details
     read = answered = True
     if flagged or grpc_status or not 0 < status < FIRST_ERROR:
-        read = first is not None or common.HasField("time_to_first_upstream_tx_byte")
+        read = headers is not None or common.HasField("time_to_first_upstream_tx_byte")
         if ended is Ended.TIMEOUT and details == "upstream_per_try_timeout":
             ended = Ended.TRY_TIMEOUT
         if ended is Ended.DONE and details not in {"", "via_upstream"}:
             ended = Ended.LOCAL
         before = details.startswith("upstream_reset_before_response_started")
-        answered = first is not None and not before and ended is not Ended.LOCAL
-    periodic = common.access_log_type == accesslog_pb2.DownstreamPeriodic
+        answered = headers is not None and not before and ended is not Ended.LOCAL
     return Entry(
         picker=_text(ours, "picker"),
         ticket=_text(ours, "ticket"),
@@ -133,8 +146,8 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
         ended=ended,
         read=read,
         answered=answered,
-        final=not common.intermediate_log_entry and not periodic,
-        first_byte_s=None if first is None else max(first - sent, 0.0),
+        final=final,
+        first_byte_s=waited,
         answer_bytes=response.response_body_bytes,
         ended_unix_s=(_seconds(common, "start_time") or 0.0) + lasted,
         first_at_s=first,
@@ -145,6 +158,10 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
 
 def _text(fields: Any, name: str) -> str:
     return fields[name].string_value if name in fields else ""
+
+
+def _number(value: str, unit: float) -> float | None:
+    return int(value) * unit if value.isdecimal() and len(value) <= 15 else None
 
 
 def _seconds(common: Any, name: str) -> float | None:

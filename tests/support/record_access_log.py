@@ -140,6 +140,11 @@ async def _ways_to_end(stack: LocalStack, replicas: list[Replica]) -> None:
         await _with(
             replicas, _ask(http, stack.http_url + STREAM, 0.5), gaps_s=(0.2,) * 10
         )  # the client disconnects in the middle of the response
+        # Headers at once, the first token later; also a client that leaves in between.
+        early: dict[str, Any] = {"early_headers": True, "gaps_s": (0.2, 0.2)}
+        await _with(replicas, _ask(http, stack.http_url + STREAM), hold_s=0.5, **early)
+        await _with(replicas, _ask(http, stack.http_url + STREAM), hold_s=1.3, **early)
+        await _with(replicas, _ask(http, stack.http_url + STREAM, 0.3), hold_s=0.8, **early)
         await _with(replicas, _ask(http, url), hold_s=5.0)  # no headers within the bound
     async with grpc.aio.insecure_channel(stack.grpc_address) as channel:
         call: Any = channel.unary_unary(GRPC_INFER)

@@ -54,6 +54,18 @@ FEATURES: Final = (
         Drop(frozenset({8}), "tidegate.reads"),
     ),
     Feature(
+        (1, 37, 0),
+        "an answer begins with its headers, not with its body, where pickers learn times",
+        LISTENER_TYPE,
+        (
+            *_MANAGER,
+            Into(13),  # HttpConnectionManager.access_log
+            Into(4, "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig"),
+            Into(1),  # HttpGrpcAccessLogConfig.common_config
+        ),
+        Drop(frozenset({8})),  # custom_tags
+    ),
+    Feature(
         (1, 38, 0),
         "a request whose body the picker read in part may stay on the route of another pool",
         LISTENER_TYPE,

@@ -14,6 +14,11 @@ no metadata, so a request header with the same content tells them apart, and the
 replica gets that header too: a filter that removed it would remove it from the log as well. Good
 attempts write no entry; that of the request describes its last attempt.
 
+Each entry of a request has a tag with the time of the answer's first body byte: servers on uvicorn,
+such as vLLM, send headers at once and the first token after the prefill, so the field
+``time_to_first_upstream_rx_byte``, which is the time of the headers, says nothing about them. The
+tag has the request's age as well, which intermediate entries of Envoy 1.40 have nowhere else.
+
 Source: ``envoy/extensions/access_loggers/grpc/v3/als.proto``.
 """
 
@@ -53,9 +58,11 @@ from envoy_data_plane.envoy.type.matcher.v3 import (
     StringMatcher,
     ValueMatcher,
 )
+from envoy_data_plane.envoy.type.tracing.v3 import CustomTag
 from envoy_data_plane.google.protobuf import Any as PackedAny
 
 from tidegate_api.names import (
+    FIRST_BODY_TAG,
     LOG_CLUSTER_PREFIX,
     LOG_SLOT_KEY,
     PICKER_CLUSTER,
@@ -78,6 +85,7 @@ ATTEMPTS_LOG: Final = "tidegate-attempts"
 
 _REQUESTS_LOG: Final = "tidegate"
 _GRPC_STATUS: Final = "grpc-status"
+_FIRST_BODY: Final = "%COMMON_DURATION(US_TX_BEG:US_RX_BODY_BEG:us)%;%DURATION%"
 
 
 def log_clusters(addresses: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
@@ -139,6 +147,7 @@ def _config(
     *,
     buffer_bytes: int | None = None,
     request_headers: Sequence[str] = (),
+    tags: Sequence[CustomTag] = (),
 ) -> HttpGrpcAccessLogConfig:
     return HttpGrpcAccessLogConfig(
         common_config=CommonGrpcAccessLogConfig(
@@ -152,6 +161,7 @@ def _config(
             ),
             buffer_flush_interval=FLUSH,
             buffer_size_bytes=buffer_bytes,
+            custom_tags=[*tags],
         ),
         additional_request_headers_to_log=[*request_headers],
         additional_response_headers_to_log=[_GRPC_STATUS],
@@ -170,5 +180,7 @@ def _sink(slot: int) -> AccessLog:
         filter=AccessLogFilter(
             metadata_filter=MetadataFilter(matcher=matcher, match_if_key_not_found=False)
         ),
-        typed_config=PackedAny.pack(_config(slot, _REQUESTS_LOG)),
+        typed_config=PackedAny.pack(
+            _config(slot, _REQUESTS_LOG, tags=[CustomTag(tag=FIRST_BODY_TAG, value=_FIRST_BODY)])
+        ),
     )

@@ -3,8 +3,9 @@
 Rules:
 
 1. The route has a bound on the time to the headers of an answer (``timeouts.first_answer``). Here
-   it is shortened for a request whose answer is streamed, because only there the headers come with
-   the first token; the time of other answers depends on their unknown length.
+   it is shortened for a request whose answer is streamed: there the headers come with the first
+   token at the latest; the time of other answers depends on their unknown length. Engines that send
+   headers at once always keep it: Envoy has no bound on the time to the first token.
 2. The bound is ``FACTOR`` times the larger of two values: the expected time of this prompt on the
    pick, behind the work before it, and the recent peak of the pick's times to the first byte, which
    rises with a queue. It is never below ``first_answer_least_s``.

@@ -117,6 +117,7 @@ class Common(_message.Message):
     UPSTREAM_CLUSTER_FIELD_NUMBER: _builtins.int
     RESPONSE_FLAGS_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    CUSTOM_TAGS_FIELD_NUMBER: _builtins.int
     DURATION_FIELD_NUMBER: _builtins.int
     UPSTREAM_REQUEST_ATTEMPT_COUNT_FIELD_NUMBER: _builtins.int
     INTERMEDIATE_LOG_ENTRY_FIELD_NUMBER: _builtins.int
@@ -143,6 +144,10 @@ class Common(_message.Message):
     @_builtins.property
     def metadata(self) -> Global___Metadata: ...
     @_builtins.property
+    def custom_tags(self) -> _containers.RepeatedCompositeFieldContainer[Global___Header]:
+        """A map; its entries on the wire."""
+
+    @_builtins.property
     def duration(self) -> Global___Duration: ...
     def __init__(
         self,
@@ -155,6 +160,7 @@ class Common(_message.Message):
         upstream_cluster: _builtins.str = ...,
         response_flags: _builtins.bytes = ...,
         metadata: Global___Metadata | None = ...,
+        custom_tags: _abc.Iterable[Global___Header] | None = ...,
         duration: Global___Duration | None = ...,
         upstream_request_attempt_count: _builtins.int = ...,
         intermediate_log_entry: _builtins.bool = ...,
@@ -162,7 +168,7 @@ class Common(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "metadata", b"metadata", "start_time", b"start_time", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte", "time_to_first_upstream_tx_byte", b"time_to_first_upstream_tx_byte", "time_to_last_upstream_rx_byte", b"time_to_last_upstream_rx_byte"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_log_type", b"access_log_type", "duration", b"duration", "intermediate_log_entry", b"intermediate_log_entry", "metadata", b"metadata", "response_flags", b"response_flags", "start_time", b"start_time", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte", "time_to_first_upstream_tx_byte", b"time_to_first_upstream_tx_byte", "time_to_last_upstream_rx_byte", b"time_to_last_upstream_rx_byte", "upstream_cluster", b"upstream_cluster", "upstream_remote_address", b"upstream_remote_address", "upstream_request_attempt_count", b"upstream_request_attempt_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_log_type", b"access_log_type", "custom_tags", b"custom_tags", "duration", b"duration", "intermediate_log_entry", b"intermediate_log_entry", "metadata", b"metadata", "response_flags", b"response_flags", "start_time", b"start_time", "time_to_first_upstream_rx_byte", b"time_to_first_upstream_rx_byte", "time_to_first_upstream_tx_byte", b"time_to_first_upstream_tx_byte", "time_to_last_upstream_rx_byte", b"time_to_last_upstream_rx_byte", "upstream_cluster", b"upstream_cluster", "upstream_remote_address", b"upstream_remote_address", "upstream_request_attempt_count", b"upstream_request_attempt_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

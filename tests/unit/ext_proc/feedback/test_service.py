@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry, generate_latest
 
 from ext_proc.blame.evidence import Attempt, Ended
-from ext_proc.feedback.entries import AttemptEntry
+from ext_proc.feedback.entries import AttemptEntry, answer_time, attempt_of
 from ext_proc.feedback.fold import Feedback
 from ext_proc.feedback.metrics import FeedbackMetrics
 from ext_proc.feedback.service import MAX_BYTES, SLICE, LogService
@@ -64,6 +64,74 @@ def test_an_entry_is_read_as_envoy_writes_it():
     assert (entry.ended, entry.read, entry.answered, entry.final) == (Ended.DONE, True, True, True)
     assert entry.first_byte_s == pytest.approx(0.1)
     assert entry.ended_unix_s == pytest.approx(1000.5)
+
+
+def tagged(tag: str | None, **common):
+    """Return a message with that tag of the first body byte."""
+    message = logged(**common)
+    if tag is not None:
+        message.http_logs.log_entry[0].common_properties.custom_tags["first-body"] = tag
+    return message
+
+
+def test_the_first_byte_is_that_of_the_body():
+    """Servers on uvicorn send headers at once, the first token after the prefill."""
+    entry = first(tagged("450000;500"))
+    assert entry.first_byte_s == pytest.approx(0.45)
+    assert entry.first_at_s == pytest.approx(0.451)
+    assert entry.lasted_s == pytest.approx(0.5)
+
+
+def test_headers_alone_are_no_first_byte_while_a_request_runs():
+    """A replica that computes a prompt has not begun to answer."""
+    entry = first(tagged(";1000", intermediate_log_entry=True))
+    assert (entry.first_byte_s, entry.first_at_s) == (None, None)
+
+
+def test_an_older_envoy_knows_the_headers_only():
+    """They count once bytes of a body followed, as before there was a tag."""
+    assert first(tagged(None, intermediate_log_entry=True)).first_byte_s == pytest.approx(0.1)
+    silent = tagged(None, intermediate_log_entry=True)
+    silent.http_logs.log_entry[0].response.response_body_bytes = 0
+    assert first(silent).first_byte_s is None
+    assert first(tagged(None)).first_byte_s == pytest.approx(0.1)
+
+
+def test_a_complete_answer_without_a_body_began_with_its_headers():
+    """A gRPC status in the headers, HTTP 204."""
+    message = tagged(";500")
+    message.http_logs.log_entry[0].response.response_body_bytes = 0
+    entry = first(message)
+    assert entry.first_byte_s == pytest.approx(0.1)
+    assert entry.answered
+
+
+def test_headers_without_a_body_are_an_answer_of_the_replica():
+    """What has begun is told by the bytes of its body."""
+    message = tagged(";300")
+    logged_entry = message.http_logs.log_entry[0]
+    logged_entry.response.response_body_bytes = 0
+    flags = logged_entry.common_properties.response_flags
+    flags.downstream_connection_termination = True
+    attempt = attempt_of(first(message))
+    assert (attempt.ended, attempt.answered, attempt.began) == (Ended.LEFT, True, False)
+
+
+def test_a_running_request_tells_its_age_by_the_tag():
+    """Envoy 1.40 gives intermediate entries no duration, so each would be a fresh sample."""
+    ages = (600, 1600, 2600)
+    messages = [tagged(f"500000;{age}", intermediate_log_entry=True) for age in ages]
+    for message in messages:
+        message.http_logs.log_entry[0].common_properties.ClearField("duration")
+    times = [answer_time(first(message)) for message in messages]
+    assert times == [pytest.approx(0.5), None, None]
+
+
+@pytest.mark.parametrize("tag", ["", ";", "-;-", "-1;-1", "x;y", "9" * 16, f"{10**20};{10**20}"])
+def test_a_tag_that_is_no_number_is_unknown(tag):
+    """The headers' time is no substitute while the request runs."""
+    assert first(tagged(tag, intermediate_log_entry=True)).first_byte_s is None
+    assert first(tagged(tag)).first_byte_s == pytest.approx(0.1)
 
 
 def test_the_picks_of_a_retried_request_are_read():

@@ -32,8 +32,8 @@ def snapshot(*pools) -> Snapshot:
         ((1, 39, 3), 0),
         ((1, 38, 3), 1),
         ((1, 37, 0), 3),
-        ((1, 36, 4), 4),
-        ((1, 20, 0), 4),
+        ((1, 36, 4), 5),
+        ((1, 20, 0), 5),
     ],
 )
 def test_a_build_lacks_what_came_after_it(build, count: int) -> None:

@@ -113,3 +113,15 @@ def test_good_attempts_write_nothing() -> None:
     assert not flagged.response_flag_filter.flags, "any flag"
     assert answered.status_code_filter.comparison.value.default_value == 503
     assert list(called.grpc_status_filter.statuses) == [14]
+
+
+def test_entries_of_requests_tell_the_first_byte_of_the_body() -> None:
+    """The field of Envoy's own is the time of the headers, which some servers send at once."""
+    for log in manager().access_log:
+        config = als_pb2.HttpGrpcAccessLogConfig()
+        log.typed_config.Unpack(config)
+        (tag,) = config.common_config.custom_tags
+        assert (tag.tag, tag.value) == (
+            "first-body",
+            "%COMMON_DURATION(US_TX_BEG:US_RX_BODY_BEG:us)%;%DURATION%",
+        )

@@ -1,0 +1,1 @@
+"""Traces on which nothing was tuned, and the comparison of policies on them."""

@@ -1,12 +1,25 @@
-"""The affinity filter of llm-d's router with its recommended load scorer.
+"""The rules of llm-d's router: its affinity filter, and its weighted scorers.
 
-Rule (llm-d/llm-d-router, ``prefix-cache-affinity-filter``): keep the endpoints that cache at least
+Filter (llm-d/llm-d-router, ``prefix-cache-affinity-filter``): keep the endpoints that cache at least
 0.80 of the prompt; without any, keep all; if the best of them would take over 18,000 ms longer
 than the best other endpoint, keep all (a time is the tokens in flight divided by the peak prefill
 throughput). Then ``token-load-scorer`` and ``max-score-picker``: the fewest uncached tokens in
 flight, including this request.
 
 The throughput is that of the simulated engine; the project asks users to measure it.
+
+Scorers (``default-plugins.yaml`` and ``optimized-baseline-plugins.yaml`` of the chart): the highest of ``2 * queue + 2 * kv + 3 * prefix``, in the optimised baseline plus ``2 * no-hit-lru``;
+equal scores at random. Scores are within 0..1:
+
+* ``queue``: ``(max - q) / (max - min)`` of the queued requests in telemetry, 1 if all are equal;
+* ``kv``: 1 minus the used share of the KV cache in telemetry;
+* ``prefix``: share of the prompt's blocks in an index of what was sent, 31,250 blocks of 64 tokens
+  per endpoint (``lruCapacityPerServer``) unless telemetry gives the size of the cache;
+* ``no-hit-lru``: for a prompt that no endpoint holds, the rank of the endpoints by their last such
+  prompt, 1 for the least recent and 0 for the latest; otherwise 0.5.
+
+The optimised baseline of later versions is the affinity filter. Differences: telemetry has the
+scenario's interval, 1 s by default, where the router polls every 50 ms.
 """
 
 from __future__ import annotations
@@ -17,11 +30,15 @@ from bench.simulate.schedulers.base import SimulatedChoice
 from bench.simulate.schedulers.local import LocalLoad, LocalScheduler, SeenBlocks
 
 if TYPE_CHECKING:
-    from bench.simulate.schedulers.base import World
+    from bench.simulate.schedulers.base import SimulatedSample, World
     from bench.simulate.workload import Job
 
 AFFINITY: Final = 0.80
 MAX_PENALTY_S: Final = 18.0
+QUEUE: Final = 2.0
+KV: Final = 2.0
+PREFIX: Final = 3.0
+NO_HIT: Final = 2.0
 
 
 class AffinityFilter(LocalScheduler):
@@ -79,3 +96,68 @@ class AffinityFilter(LocalScheduler):
     def forget(self, replica: int) -> None:
         """Drop the blocks of a restarted endpoint."""
         self._index.forget(replica)
+
+
+class WeightedScorers(LocalScheduler):
+    """The sum of weighted scores.
+
+    Args:
+        world: The simulation.
+        no_hit: Weight of the ``no-hit-lru`` score; 0 = the chart's default.
+    """
+
+    def __init__(self, world: World, no_hit: float = 0.0) -> None:
+        scenario = world.scenario
+        super().__init__(scenario.replicas, scenario.joiner, world.rng)
+        self._no_hit = no_hit
+        self._index = SeenBlocks(scenario.replicas, scenario.engine.cache_blocks)
+        self._queued = [0] * scenario.replicas
+        self._kv_used = [0.0] * scenario.replicas
+        self._cold: dict[int, None] = {}
+        """Replicas by their last prompt that none held, least recent first."""
+
+    def choose(self, job: Job, now: float) -> SimulatedChoice | None:  # noqa: ARG002 - interface
+        """Choose the highest score."""
+        members = self.own.candidates()
+        if not members:
+            return None
+        matches = {index: self._index.match(index, job.blocks) for index in members}
+        queued = [self._queued[index] for index in members]
+        most, least, blocks = max(queued), min(queued), len(job.blocks)
+        cold = not any(matches.values())
+        ranks = self._ranks(members) if cold else {}
+        costs: list[tuple[float, int]] = []
+        for index in members:
+            free = 1.0 if most == least else (most - self._queued[index]) / (most - least)
+            score = QUEUE * free + KV * (1.0 - self._kv_used[index])
+            score += PREFIX * (matches[index] / blocks if blocks else 0.0)
+            score += self._no_hit * (ranks[index] if cold else 0.5)
+            costs.append((-score, index))
+        order = self.ordered(costs)
+        pick = order[0]
+        if cold:
+            self._cold.pop(pick, None)
+            self._cold[pick] = None
+        self._index.insert(pick, job.blocks)
+        self.own.charge(job, pick, job.input_tokens)
+        return SimulatedChoice(order, matches[pick])
+
+    def _ranks(self, members: list[int]) -> dict[int, float]:
+        never = [index for index in members if index not in self._cold]
+        used = [index for index in self._cold if index in members]
+        last = max(len(members) - 1, 1)
+        ranks = dict.fromkeys(never, 1.0)
+        for place, index in enumerate(used, len(never)):
+            ranks[index] = 1.0 - place / last
+        return ranks
+
+    def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:  # noqa: ARG002 - interface
+        """Keep a replica's queue and KV cache."""
+        self._queued[replica] = sample.queued
+        self._kv_used[replica] = sample.kv_used
+
+    def forget(self, replica: int) -> None:
+        """Drop the blocks and the telemetry of a restarted replica."""
+        self._index.forget(replica)
+        self._queued[replica], self._kv_used[replica] = 0, 0.0
+        self._cold.pop(replica, None)

@@ -9,7 +9,7 @@ from bench.simulate.schedulers.aibrix import PrefixCache
 from bench.simulate.schedulers.cache_aware import CacheAware
 from bench.simulate.schedulers.chwbl import BoundedHash
 from bench.simulate.schedulers.dynamo import Dynamo
-from bench.simulate.schedulers.llm_d import AffinityFilter
+from bench.simulate.schedulers.llm_d import NO_HIT, AffinityFilter, WeightedScorers
 from bench.simulate.schedulers.oracle import Oracle, Probe
 from bench.simulate.schedulers.production import ProductionScheduler
 from bench.simulate.schedulers.several_pickers import SeveralPickers
@@ -26,6 +26,8 @@ OTHERS: Final[dict[str, Callable[[World], SimulatedScheduler]]] = {
     "smg-least-load": LeastLoad,
     "dynamo": Dynamo,
     "llm-d": AffinityFilter,
+    "llm-d-chart": WeightedScorers,
+    "llm-d-no-hit-lru": partial(WeightedScorers, no_hit=NO_HIT),
     "aibrix": PrefixCache,
     "kubeai-chwbl": BoundedHash,
     "chwbl-depth2": lambda world: BoundedHash(world, depth=2),

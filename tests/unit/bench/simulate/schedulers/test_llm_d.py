@@ -1,8 +1,9 @@
-"""llm-d's affinity filter: cache affinity until saturation."""
+"""llm-d's affinity filter and weighted scorers."""
 
 from __future__ import annotations
 
-from bench.simulate.schedulers.llm_d import AffinityFilter
+from bench.simulate.schedulers.base import SimulatedSample
+from bench.simulate.schedulers.llm_d import NO_HIT, AffinityFilter, WeightedScorers
 from support.simulated import job, world
 
 
@@ -43,3 +44,21 @@ def test_the_restarted_hold_nothing() -> None:
     assert rule.choose(job(2, 1, 2), 0.0).matched == 0
     rule.membership(0, "silent", 0.0)
     assert rule.choose(job(3), 0.0) is None
+
+
+def test_scorers_weigh_prefix_queue_and_cache() -> None:
+    """A whole match (3) outweighs a queue (2), but not a queue and a full cache (4)."""
+    rule = WeightedScorers(world(2))
+    holder = rule.choose(job(1, *range(8)), 0.0).replicas[0]
+    rule.observe(holder, SimulatedSample(1.0, 5, 5, 0.0, 0), 1.0)
+    assert rule.choose(job(2, *range(8)), 1.0).replicas[0] == holder
+    rule.observe(holder, SimulatedSample(2.0, 5, 5, 1.0, 0), 2.0)
+    assert rule.choose(job(3, *range(8)), 2.0).replicas[0] == 1 - holder
+
+
+def test_prompts_that_none_holds_go_round() -> None:
+    """With ``no-hit-lru``, new prompts go to the replica whose last new prompt is oldest."""
+    rule = WeightedScorers(world(3), no_hit=NO_HIT)
+    picks = [rule.choose(job(number, 100 + number), 0.0).replicas[0] for number in range(6)]
+    assert sorted(picks[:3]) == [0, 1, 2]
+    assert picks[3:] == picks[:3]

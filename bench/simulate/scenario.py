@@ -56,7 +56,7 @@ class Scenario:
     slow_start_s: float = 0.0
     """Slow-start window of the pool."""
     index_blocks: int | None = None
-    """The pool's ``index_blocks``; ``None``: the size of a replica's cache."""
+    """The pool's ``index_blocks``; ``None``: its default. Telemetry tells the real size."""
     pickers: int = 1
     """Number of independent pickers; each schedules a random share of the jobs and sees the load of
     the others in telemetry only."""

@@ -262,6 +262,7 @@ def _endpoint(
         "others_queued": replica.others_queued(now),
         "slowed": round(replica.first_bytes.slowdown.factor(now), 2),
         "index_blocks": index.held(endpoint.key),
+        "index_bound": index.bound(endpoint.key),
         "provisional_blocks": index.provisional(endpoint.key),
         "readings": [_reading(each, now) for each in replica.readings],
     }

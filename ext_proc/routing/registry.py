@@ -8,18 +8,23 @@ Rules:
 3. A reading or a cache event about an unregistered replica is ignored.
 4. Removals, purges and cache events are passed to ``on_event``, in order.
 5. ``members`` and ``pool_states`` stay the same objects, so callers may keep references to them.
+6. A replica's blocks in the index are bounded by the size of its KV cache once its page tells it
+   (``capacity``); the last size that it told stays in force. Engines that report their blocks
+   (KV events) are bounded by the pool's setting only.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ext_proc.routing.cache.exact_index import Reporting
 from ext_proc.routing.cache.prefix_index import Purged
 from ext_proc.routing.state.abandoned import Abandoned
 from ext_proc.routing.state.directory import Directory
 from ext_proc.routing.state.ledger import EndpointRemoved
 from ext_proc.routing.state.pool_state import PoolState
 from ext_proc.routing.state.replica import Replica
+from ext_proc.routing.values.capacity import NO_BOUNDS, IndexBounds, cache_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -90,17 +95,17 @@ class EndpointRegistry:
             models: The latency model of each pool.
             now: Monotonic seconds.
         """
-        limits: dict[EndpointKey, tuple[int, float]] = {}
+        bounds: dict[EndpointKey, IndexBounds] = {}
         for pool in pools.values():
             for endpoint in pool.endpoints:
-                blocks, ttl = limits.get(endpoint.key, (0, 0.0))
-                limits[endpoint.key] = (max(blocks, pool.index_blocks), max(ttl, pool.index_ttl_s))
-        for key in [each for each in self.members if each not in limits]:
+                bounds[endpoint.key] = bounds.get(endpoint.key, NO_BOUNDS).with_pool(pool)
+        for key in [each for each in self.members if each not in bounds]:
             self._remove(key)
-        for key, (blocks, ttl) in limits.items():
-            self.index.limit(key, blocks, ttl)
+        for key, each in bounds.items():
             if key not in self.members:
                 self.members[key] = Replica(key, self._ledger.load(key))
+            self.members[key].bounds = each
+            self._bound(self.members[key])
         self.pools = dict(pools)
         states = {name: PoolState(pool, self.members, models[name]) for name, pool in pools.items()}
         self.pool_states.clear()
@@ -113,6 +118,12 @@ class EndpointRegistry:
         self._conditions.set_pools(pools)
         self._reuse.keep(self._by_id)
         self.index.expire(now)
+
+    def _bound(self, replica: Replica) -> None:
+        """Apply the bound of a replica's blocks (rule 6)."""
+        key, bounds = replica.key, replica.bounds
+        told = replica.cache_tokens if self.index.is_exact(key) is None else None
+        self.index.limit(key, bounds.blocks(told), bounds.ttl_s)
 
     def _remove(self, key: EndpointKey) -> None:
         del self.members[key]
@@ -165,6 +176,10 @@ class EndpointRegistry:
             self._conditions.silent -= replica.silent
             self._conditions.observe(replica.key, replica.readings, readings)
             replica.observe(readings)
+            tokens = cache_tokens(readings)
+            if tokens is not None and tokens != replica.cache_tokens:
+                replica.cache_tokens = tokens
+                self._bound(replica)
         if endpoint_id in self._by_id:
             self._reuse.observe(endpoint_id, readings)
 
@@ -172,6 +187,8 @@ class EndpointRegistry:
         """Apply an engine's cache event to the index; an unknown endpoint is ignored."""
         if event.endpoint in self.members:
             self.index.apply(event)
+            if isinstance(event, Reporting):
+                self._bound(self.members[event.endpoint])
             if self._on_event is not None:
                 self._on_event(event)
 

@@ -1,15 +1,16 @@
 """The rules of llm-d's router: its affinity filter, and its weighted scorers.
 
-Filter (llm-d/llm-d-router, ``prefix-cache-affinity-filter``): keep the endpoints that cache at least
-0.80 of the prompt; without any, keep all; if the best of them would take over 18,000 ms longer
-than the best other endpoint, keep all (a time is the tokens in flight divided by the peak prefill
-throughput). Then ``token-load-scorer`` and ``max-score-picker``: the fewest uncached tokens in
-flight, including this request.
+Filter (llm-d/llm-d-router, ``prefix-cache-affinity-filter``): keep the endpoints that cache at
+least 0.80 of the prompt; without any, keep all; if the best of them would take over 18,000 ms
+longer than the best other endpoint, keep all (a time is the tokens in flight divided by the peak
+prefill throughput). Then ``token-load-scorer`` and ``max-score-picker``: the fewest uncached tokens
+in flight, including this request.
 
 The throughput is that of the simulated engine; the project asks users to measure it.
 
-Scorers (``default-plugins.yaml`` and ``optimized-baseline-plugins.yaml`` of the chart): the highest of ``2 * queue + 2 * kv + 3 * prefix``, in the optimised baseline plus ``2 * no-hit-lru``;
-equal scores at random. Scores are within 0..1:
+Scorers (``default-plugins.yaml`` and ``optimized-baseline-plugins.yaml`` of the chart): the highest
+of ``2 * queue + 2 * kv + 3 * prefix``, in the optimised baseline plus ``2 * no-hit-lru``; equal
+scores at random. Scores are within 0..1:
 
 * ``queue``: ``(max - q) / (max - min)`` of the queued requests in telemetry, 1 if all are equal;
 * ``kv``: 1 minus the used share of the KV cache in telemetry;

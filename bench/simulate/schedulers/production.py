@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from bench.simulate.schedulers.base import SimulatedChoice
+from ext_proc.routing.cache.prefix_index import MAX_BLOCKS
 from ext_proc.routing.pipeline.context import CHARS_PER_TOKEN
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
@@ -30,8 +31,8 @@ class ProductionScheduler:
     """The picker's router with one policy.
 
     It has the picker's inputs: prompt bytes, block hashes, its own dispatches and settlements, and
-    delayed telemetry. First tokens arrive ``LOG_DELAY_S`` late, as in the access log. Cache
-    contents are unknown.
+    delayed telemetry, which tells the size of the cache. First tokens arrive ``LOG_DELAY_S`` late,
+    as in the access log. Cache contents are unknown.
 
     Args:
         policy: Policy of the pool.
@@ -72,7 +73,7 @@ class ProductionScheduler:
             policy=self._policy,
             fallbacks=_FALLBACKS,
             block_chars=self._world.block_tokens * CHARS_PER_TOKEN,
-            index_blocks=scenario.index_blocks or scenario.engine.cache_blocks,
+            index_blocks=scenario.index_blocks or MAX_BLOCKS,
             slow_start=SlowStart(window_s=scenario.slow_start_s),
         )
 
@@ -123,11 +124,14 @@ class ProductionScheduler:
 
     def observe(self, replica: int, sample: SimulatedSample, now: float) -> None:  # noqa: ARG002 - interface
         """Report a reading with the values of Triton's metrics."""
+        engine = self._world.scenario.engine
         reading = Reading(
             at=sample.at,
             queued=float(sample.queued),
             running=float(sample.running),
             kv_used=sample.kv_used,
+            kv_blocks=engine.cache_blocks,
+            kv_block_tokens=engine.block_tokens,
         )
         self._router.registry.observe(f"r{replica}", (reading,))
 

@@ -112,6 +112,10 @@ class PrefixIndex(PrefixBlocks):
             holder.ttl_s = ttl_s
             self._fit(holder, holder.kept.tenant(SHARED_TENANT))
 
+    def bound(self, endpoint: EndpointKey) -> int:
+        """Return the maximum number of confirmed blocks of an endpoint."""
+        return self._limits.get(endpoint, self._default)[0]
+
     def forget(self, endpoint: EndpointKey) -> None:
         """Purge an endpoint that was removed, including its bounds."""
         self.purge(endpoint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.routing.latency.pending_first_bytes import PendingFirstBytes
+from ext_proc.routing.values.capacity import NO_BOUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,9 @@ class Replica:
     """The load, latency and readings of one endpoint identity, shared by all pools."""
 
     __slots__ = (
+        "bounds",
         "busy_until",
+        "cache_tokens",
         "first_bytes",
         "has_reported",
         "key",
@@ -46,6 +49,10 @@ class Replica:
     def __init__(self, key: EndpointKey, load: Load) -> None:
         self.key = key
         self.load = load
+        self.bounds = NO_BOUNDS
+        """Bounds of its blocks in the prefix index, as its pools set them."""
+        self.cache_tokens: float | None = None
+        """Tokens that its KV cache holds, by its page; ``None`` = unknown."""
         self.first_bytes = PendingFirstBytes()
         """Requests that are still pending their first byte."""
         self.busy_until = float("-inf")

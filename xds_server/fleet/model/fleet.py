@@ -180,7 +180,8 @@ class Routing(Strict):
     """The model's Hugging Face `tokenizer.json`, as the pickers see it: prompts are cut into blocks
     by their exact tokens. If omitted, by characters, which costs less."""
     index_blocks: Annotated[int, Field(ge=16, le=10_000_000)] = 100_000
-    """Bound of the prefix index, blocks per endpoint."""
+    """Maximum blocks of an endpoint in the prefix index. A smaller KV cache whose size the
+    endpoint's page tells is the bound instead."""
     index_ttl: Duration = 600.0
     """A prefix unused for so long is forgotten."""
     sequence_idle: Duration = 60.0

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ext_proc.routing.cache.exact_index import Reporting
+from ext_proc.routing.values.reading import Reading
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import Features, Form
 from ext_proc.routing.values.settings import SlowStart
@@ -85,6 +87,56 @@ def test_a_restart_empties_cache_and_leases_and_ramps_again(build: Build) -> Non
     router.set_pools({"llm": pool}, 1.0)
     picks = Counter(decide(router, build.request(), 1.0, 1010.0).addresses[0] for _ in range(500))
     assert picks["10.0.0.0:8000"] / 500 == pytest.approx(0.1 / 1.1, abs=0.04)
+
+
+# --- The size of a replica's cache --------------------------------------------------------------
+
+
+def sized(blocks: int | None) -> tuple[Reading, ...]:
+    """Return a page of an engine with blocks of 64 tokens."""
+    return (Reading(at=0.0, model="m", kv_blocks=blocks, kv_block_tokens=64),)
+
+
+def test_the_index_believes_as_much_as_the_page_says(build: Build) -> None:
+    """A prompt that no longer fits beside later ones is not predicted any more."""
+    router = build.router(build.pool(1))
+    router.registry.observe("r0", sized(20))
+    key = build.pool(1).endpoints[0].key
+    for number in range(3):
+        end(router, decide(router, build.request(tuple(range(number * 10, number * 10 + 10)))))
+    assert router.index.held(key) <= 20
+    assert router.index.matched(tuple(range(10)), key) == 0
+    assert router.index.matched(tuple(range(20, 30)), key) == 10
+
+
+def test_the_size_that_was_told_outlives_pools_and_silence(build: Build) -> None:
+    """A change of the pools or a page without the size does not restore the setting."""
+    router = build.router(build.pool(1))
+    key = build.pool(1).endpoints[0].key
+    router.registry.observe("r0", sized(2_000))
+    router.registry.observe("r0", sized(None))
+    router.registry.observe("r0", ())
+    router.set_pools({"llm": build.pool(1, policy="round-robin")}, 1.0)
+    assert router.index.bound(key) == 2_000
+
+
+def test_the_setting_is_the_maximum(build: Build) -> None:
+    """A page with a huge cache does not lift the memory's bound."""
+    router = build.router(build.pool(1, index_blocks=300))
+    key = build.pool(1).endpoints[0].key
+    router.registry.observe("r0", sized(10**9))
+    assert router.index.bound(key) == 300
+
+
+def test_engines_that_report_their_blocks_are_not_bounded_by_their_page(build: Build) -> None:
+    """What an engine reports is held, however it counts its blocks; afterwards its page holds."""
+    router = build.router(build.pool(1))
+    key = build.pool(1).endpoints[0].key
+    router.registry.observe("r0", sized(20))
+    router.registry.cached(Reporting(key, complete=True))
+    assert router.index.bound(key) == 100_000
+    router.registry.cached(Reporting(key, complete=None))
+    assert router.index.bound(key) == 20
 
 
 def placed(router: Router, build: Build) -> dict[int, str]:

@@ -14,6 +14,9 @@ Rules:
 5. The prefill speed is learned from the first bytes of streamed answers, if the proxy reports them.
    Durations are used instead if it does not, and if engines send their headers before they have
    read the prompt, which shows as an impossibly high speed.
+6. Where durations are all that is known of prompts, a replica deviates only as far as two measures
+   agree: its median duration, and by how much longer prompts take longer on it. A replica that
+   happens to have the long answers has the first only, and it is not slow.
 
 Model: ``seconds = fixed + seconds_per_token * tokens + c * drain``, all divided by the replica's
 capacity, where ``drain`` is the work before the request by the virtual clock
@@ -75,6 +78,8 @@ MAX_LOG_SLOWNESS: Final = log(20.0)
 NOISE: Final = log(1.35)
 """Deviation below which a replica counts as neither slower nor faster: about twenty requests with
 the same error may cause it, and a correct detection gains less than a false alarm costs."""
+SIGNIFICANT: Final = 3.0
+"""Standard errors by which a replica's cost of a token must differ from its fleet's (rule 6)."""
 SERVICE_NOISE: Final = 0.5
 """Usual deviation of the duration of a request without a prompt, as a share of its expectation."""
 EWMA_GAIN: Final = 0.2
@@ -200,6 +205,11 @@ class FleetLatencyModel:
         }
 
     @property
+    def per_token_of_durations(self) -> float:
+        """Seconds by which a further token prolongs a request, by durations."""
+        return self._durations.b
+
+    @property
     def tail_s(self) -> float:
         """Seconds that a request takes after its prefill."""
         return self._durations.a
@@ -243,12 +253,14 @@ class LatencyModel:
         capacity: The replica's configured capacity.
     """
 
-    __slots__ = ("_capacity", "_fleet", "_ratio", "latency_s", "peak", "slowness")
+    __slots__ = ("_capacity", "_durations", "_fleet", "_ratio", "latency_s", "peak", "slowness")
 
     def __init__(self, fleet: FleetLatencyModel, capacity: float) -> None:
         self._fleet = fleet
         self._capacity = capacity
         self._ratio = Ratio()
+        self._durations: Fit | None = None
+        """Its own durations of prompts, while the fleet's are the source (rule 6)."""
         self.slowness = 1.0 / capacity
         """Factor by which it takes longer than the usual replica of capacity 1."""
         self.latency_s: float | None = None
@@ -281,7 +293,13 @@ class LatencyModel:
         known = self.latency_s
         self.latency_s = elapsed_s if known is None else known + EWMA_GAIN * (elapsed_s - known)
         self.peak.put(elapsed_s, now)
-        self._compare(self._fleet.learn(self._capacity, tokens, drain_s, ahead, elapsed_s))
+        sample = self._fleet.learn(self._capacity, tokens, drain_s, ahead, elapsed_s)
+        if tokens is not None and not self._fleet.uses_first_bytes:
+            if self._durations is None:
+                self._durations = Fit(self._fleet.per_token_of_durations, 0.0, RANGE)
+            drain = min(drain_s, MOST_DRAIN_S) * self._capacity
+            self._durations.add(tokens, drain, elapsed_s * self._capacity)
+        self._compare(sample)
 
     @property
     def noise_s(self) -> float:
@@ -310,8 +328,23 @@ class LatencyModel:
 
     def _weigh(self) -> None:
         deviation = self._ratio.log
+        if self._durations is not None and abs(deviation) >= NOISE:
+            deviation = self._agreed(deviation, self._durations)
         if abs(deviation) < NOISE:
             self.slowness = 1.0 / self._capacity
         else:
             bounded = min(max(deviation, -MAX_LOG_SLOWNESS), MAX_LOG_SLOWNESS)
             self.slowness = exp(bounded) / self._capacity
+
+    def _agreed(self, deviation: float, own: Fit) -> float:
+        """Return a deviation of durations as far as the cost of a token confirms it (rule 6)."""
+        if self._fleet.uses_first_bytes:
+            self._durations = None
+            return deviation
+        usual = self._fleet.per_token_of_durations
+        if abs(own.b - usual) < SIGNIFICANT * own.error:
+            return 0.0
+        confirmed = log(own.b / usual)
+        if deviation > 0.0:
+            return max(0.0, min(deviation, confirmed))
+        return min(0.0, max(deviation, confirmed))

@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from math import log
+from math import inf, log, sqrt
 from typing import Final, NamedTuple
 
 PRIOR_SAMPLES: Final = 1.0
@@ -84,6 +84,12 @@ class Fit:
         self.count = self.mu = self.mw = self.my = 0.0
         self.sums = (0.0, 0.0, 0.0, 0.0, 0.0)
         self.scale = 0.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of ``b``; infinite before the samples vary."""
+        spread = self.sums[0]
+        return SIGMA_PER_MEAN * self.scale / sqrt(spread) if spread > 0.0 else inf
 
     def add(self, u: float, w: float, y: float) -> None:
         """Take a sample."""

@@ -114,6 +114,23 @@ def test_noise_makes_no_replica_slow(seed: int, *, first_bytes: bool) -> None:
         assert [latency_model.slowness for latency_model in latency_models] == [1.0] * 8
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("longer", [3.0, 8.0])
+def test_long_answers_make_no_replica_slow(seed: int, longer: float) -> None:
+    """Where only durations are known, a replica with the long answers is not a slow replica."""
+    fleet = FleetLatencyModel()
+    latency_models = [LatencyModel(fleet, 1.0) for _ in range(8)]
+    rng = random.Random(seed)
+    for number in range(6000):
+        index = rng.randrange(8)
+        tokens = min(120_000.0, rng.lognormvariate(8.3, 1.2))
+        answer = rng.expovariate(1 / 343) * 0.008 * (longer if index == 0 else 1.0)
+        elapsed = tokens / 8000.0 + answer
+        latency_models[index].learn(tokens, 0.0, 3, elapsed, 0.3 * number)
+        if number % 100 == 0:
+            assert [each.slowness for each in latency_models] == [1.0] * 8
+
+
 def test_a_queue_that_the_clock_missed_makes_no_replica_slow() -> None:
     """Twenty requests that waited behind the same one do not make the replica slow."""
     fleet = FleetLatencyModel()

@@ -275,6 +275,8 @@ def _reading(reading: Reading, now: float) -> dict[str, object]:
         "version": reading.version,
         "queued": reading.queued,
         "running": reading.running,
+        "deferred": reading.deferred,
+        "asleep": reading.asleep,
         "saturated": reading.saturated,
         "kv_used": reading.kv_used,
         "reused_blocks": reading.reused_blocks,

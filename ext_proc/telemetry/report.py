@@ -30,6 +30,8 @@ _FIELDS: Final = (
     # field of the reading, field of the message, maximum
     ("queued", "queued", math.inf),
     ("running", "running", math.inf),
+    ("deferred", "deferred", math.inf),
+    ("asleep", "asleep", 1),
     ("saturated", "saturated", 1),
     ("kv_used", "kv_used", 1.0),
     ("kv_block_tokens", "kv_block_tokens", math.inf),
@@ -39,11 +41,13 @@ _FIELDS: Final = (
     ("gpu_memory_used", "gpu_memory_used", 1.0),
     ("gpu_memory_free", "gpu_memory_free", math.inf),
     ("gpu_xid", "gpu_xid", math.inf),
+    ("adapter_slots", "adapter_slots", math.inf),
     ("queue_s", "queue_seconds", math.inf),
     ("compute_s", "compute_seconds", math.inf),
 )
 _BY_NAME: Final = {name: (field, most) for field, name, most in _FIELDS}
 _TEXTS: Final = ("model", "version")
+_ADAPTERS: Final = ("adapters", "adapters_waiting")
 
 
 class BadReport(ValueError):  # noqa: N818 - reads as what it is
@@ -105,7 +109,7 @@ def _reading(message: Any, at: float) -> Reading:
             if len(value) > MAX_NAME_CHARS:
                 raise BadReport(f"{name} has more than {MAX_NAME_CHARS} characters")
             values[name] = value
-        elif name == "adapters":
+        elif name in _ADAPTERS:
             values[name] = _adapters(value.names)
     return Reading(at, **values)
 
@@ -140,9 +144,11 @@ def write(
             value = getattr(each, field)
             if value is not None:
                 setattr(message, name, value)
-        if each.adapters is not None and _fit(each.adapters):
-            message.adapters.SetInParent()
-            message.adapters.names.extend(sorted(each.adapters))
+        for name in _ADAPTERS:
+            names = getattr(each, name)
+            if names is not None and each.adapters is not None and _fit(each.adapters):
+                getattr(message, name).SetInParent()
+                getattr(message, name).names.extend(sorted(names))
     for model, version in gone:
         report.gone.add(name=model or "", version=version or "")
     return report

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     """Offset of the next record, and the message of this one if it has one."""
 
 _SCALARS: Final = (int, float, str, type(None))
+_NAMES: Final = ("adapters", "adapters_waiting")
 _FAULTS: Final = (
     struct.error,
     ArithmeticError,
@@ -272,10 +273,15 @@ def _readings_update(endpoint: Any, source: Any, at: Any, readings: Any) -> Mess
 
 
 def _reading(value: Any) -> Reading:
-    if not all(isinstance(value[name], _SCALARS) for name in value if name != "failures_per_s"):
+    lists: dict[str, Any] = {
+        name: frozenset(map(_text, value[name])) for name in _NAMES if value[name] is not None
+    }
+    lists["failures_per_s"] = tuple(
+        [(_text(why), _number(rate)) for why, rate in value["failures_per_s"]]
+    )
+    if not all(isinstance(value[name], _SCALARS) for name in value if name not in lists):
         raise GarbledError("a reading has a field that is not a scalar")
-    failures = tuple([(_text(why), _number(rate)) for why, rate in value["failures_per_s"]])
-    return Reading(**{**value, "failures_per_s": failures})
+    return Reading(**{**value, **lists})
 
 
 def _probed(pool: Any, endpoint: Any, ready: Any) -> Message:

@@ -212,6 +212,6 @@ class Encoder:
 
 
 def _json(into: bytearray, value: list[Any]) -> None:
-    text = orjson.dumps(value)
+    text = orjson.dumps(value, default=sorted)  # adapters of readings are sets of names
     if len(text) <= MAX_JSON:
         into += JSON.pack(TAG_JSON, len(text)) + text

@@ -19,6 +19,8 @@ def test_recorded_page():
             model="tiny",
             queued=0,
             running=0,
+            deferred=0,
+            asleep=False,
             kv_used=0,
             kv_block_tokens=32,
             kv_blocks=21631,

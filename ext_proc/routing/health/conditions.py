@@ -8,8 +8,9 @@ Rules:
    ``unavailable`` are set by ``BAD_TO_SET`` bad results in a row and ended by one good result; a
    missing answer of the repository index is neither. ``low-gpu-memory`` is set when all readings
    over at least ``LOW_S`` are below the floor. It is ended by a reading ``MARGIN`` above the floor,
-   and when there was no reading for ``UNKNOWN_AFTER_S``. A replica without results has no
-   condition.
+   and when there was no reading for ``UNKNOWN_AFTER_S``. ``asleep`` is set by a reading that says
+   so, in all pools of the replica, and ended by one that says the opposite, or says nothing of it.
+   A replica without results has no condition.
 3. ``told`` stands for the findings of other pickers, as published by the control server. It bars a
    replica unless this picker has ejected it itself: then its own half-open requests decide when it
    is used again.
@@ -51,6 +52,7 @@ SINKHOLE: Final = "sinkhole"
 NOT_READY: Final = "not-ready"
 UNAVAILABLE: Final = "unavailable"
 LOW_GPU_MEMORY: Final = "low-gpu-memory"
+ASLEEP: Final = "asleep"
 TOLD: Final = "told"
 SILENT: Final = "silent"
 _SEVERAL: Final = 2
@@ -104,7 +106,9 @@ class Conditions:
         self._not_ready = Latch(NOT_READY, BAD_TO_SET)
         self._unavailable = Latch(UNAVAILABLE, BAD_TO_SET)
         self._low_memory = Latch(LOW_GPU_MEMORY, 1)
-        self._latches = (self._not_ready, self._unavailable, self._low_memory)
+        self._asleep = Latch(ASLEEP, 1)
+        self._latches = (self._not_ready, self._unavailable, self._low_memory, self._asleep)
+        self._sleeping: set[EndpointKey] = set()
         self._floors: dict[EndpointKey, list[tuple[str, float]]] = {}
         """Pools that check the GPU memory of a replica, and their floors."""
         self._low_since: dict[tuple[str, EndpointKey], float] = {}
@@ -146,6 +150,8 @@ class Conditions:
         present = {(name, key) for name, keys in self._keys.items() for key in keys}
         indexed = {one for one in present if pools[one[0]].repository}
         self._not_ready.keep(present)
+        self._asleep.keep(present)
+        self._sleeping.intersection_update(self._of)
         self._unavailable.keep(indexed)
         self._low_memory.keep(checked)
         self._low_since = {one: at for one, at in self._low_since.items() if one in checked}
@@ -218,6 +224,9 @@ class Conditions:
         self, key: EndpointKey, before: Sequence[Reading], after: Sequence[Reading]
     ) -> None:
         """Take the previous and the new readings of a replica."""
+        asleep = any(each.asleep for each in after)
+        if asleep or key in self._sleeping:
+            self._sleeps(key, asleep=asleep)
         if not after:
             return
         if moved_on(before, after):
@@ -228,6 +237,14 @@ class Conditions:
             if known:
                 free = 1.0 - max(each.gpu_memory_used or 0.0 for each in known)
                 self._memory(key, floors, free, min(each.at for each in known))
+
+    def _sleeps(self, key: EndpointKey, *, asleep: bool) -> None:
+        if asleep:
+            self._sleeping.add(key)
+        else:
+            self._sleeping.discard(key)
+        for pool in self._keys:
+            self._latch(self._asleep, pool, key, "" if asleep else None)
 
     def _memory(
         self, key: EndpointKey, floors: Sequence[tuple[str, float]], free: float, at: float

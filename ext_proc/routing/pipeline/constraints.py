@@ -109,6 +109,29 @@ def has_adapter(candidate: Candidate, adapter: str, now: float) -> bool:
     )
 
 
+def adapter_grade(candidate: Candidate, adapter: str, now: float) -> int:
+    """Return how well a LoRA adapter fits a replica.
+
+    Returns:
+        3: it is declared for the replica, or a request of it runs. 2: the replica runs fewer
+        adapters than it can. 1: requests of it wait there. 0: none of these, or nothing is known.
+    """
+    if adapter in candidate.adapters:
+        return 3
+    stale, best = now - MEMORY_FRESH_S, 0
+    for each in candidate.replica.readings:
+        if each.adapters is None or each.at <= stale:
+            continue
+        waits = each.adapters_waiting is not None and adapter in each.adapters_waiting
+        if adapter in each.adapters and not waits:
+            return 3
+        if each.adapter_slots is not None and len(each.adapters) < each.adapter_slots:
+            best = 2
+        elif waits:
+            best = max(best, 1)
+    return best
+
+
 def _too_small(needs: ModelNeeds, candidate: Candidate, now: float) -> bool:
     """Return whether fresh readings show that a model is not loaded and does not fit."""
     stale = now - MEMORY_FRESH_S

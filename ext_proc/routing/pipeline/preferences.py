@@ -10,7 +10,9 @@ Rules:
    are at the bound, and they stay fallbacks for retries.
 2. A preference that no candidate meets, or that all candidates meet, has no effect. A later
    preference only orders candidates that are equal by the earlier ones.
-3. In a pool without preferences the cost is one check of its settings.
+3. Of replicas without the adapter, those that have room for a further one come first, then those
+   where it waits already: there it is loaded once, and elsewhere it would put another one out.
+4. In a pool without preferences the cost is one check of its settings.
 
 The bound is that of consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam
 2016), with a minimum of 2, so that a nearly idle fleet keeps to its preferences.
@@ -21,7 +23,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.pipeline.constraints import has_adapter, needs_of
+from ext_proc.routing.pipeline.constraints import adapter_grade, needs_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.request import Features
 
 LEAST_BOUND: Final = 2
+_ADAPTER_GRADES: Final = (("adapter", 3), ("adapter-room", 2), ("adapter-waits", 1))
+"""Preferences by the least grade that meets them, see ``adapter_grade``."""
 
 
 def preferences(
@@ -51,8 +55,9 @@ def preferences(
         found.append(("device", [candidate.device == needs.device for candidate in candidates]))
     adapter = features.adapter
     if adapter is not None and pool.adapters == "prefer":
-        found.append(
-            ("adapter", [has_adapter(candidate, adapter, now) for candidate in candidates])
+        grades = [adapter_grade(candidate, adapter, now) for candidate in candidates]
+        found.extend(
+            (name, [grade >= least for grade in grades]) for name, least in _ADAPTER_GRADES
         )
     if zone and pool.prefer_zone:
         found.append(("zone", [candidate.zone == zone for candidate in candidates]))

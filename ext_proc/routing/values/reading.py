@@ -20,6 +20,10 @@ class Reading:
     queued: float | None = None
     """Requests queued inside the replica."""
     running: float | None = None
+    deferred: float | None = None
+    """Requests among ``queued`` that wait for something else than room, such as an adapter."""
+    asleep: bool | None = None
+    """The engine was put to sleep: it computes nothing until it is woken."""
     saturated: bool | None = None
     """The engine runs its maximum number of requests, so ``queued`` under-reports."""
     kv_used: float | None = None
@@ -37,6 +41,10 @@ class Reading:
     """Free memory of its GPUs, bytes."""
     adapters: frozenset[str] | None = None
     """LoRA adapters of its running and queued requests."""
+    adapters_waiting: frozenset[str] | None = None
+    """Those of ``adapters`` with queued requests only."""
+    adapter_slots: int | None = None
+    """Most adapters that it runs at once."""
     gpu_xid: int | None = None
     """NVIDIA XID code of the last GPU error, 0 = no error so far."""
     queue_s: float | None = None

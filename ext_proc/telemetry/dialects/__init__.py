@@ -1,9 +1,9 @@
 """Parses a replica's Prometheus page into readings. Pure; unknown values stay ``None``.
 
 ``triton`` reads what every Triton reports, ``trtllm`` what the TensorRT-LLM backend adds,
-``engines`` the pages of vLLM and SGLang serving without Triton, ``gpu`` the GPUs, and ``custom``
-the series declared in the fleet file. An engine's own values win over Triton's: Triton counts a
-request as gone once the engine has it.
+``engines`` the pages of engines that serve without Triton (a module each), ``gpu`` the GPUs, and
+``custom`` the series declared in the fleet file. An engine's own values win over Triton's: Triton
+counts a request as gone once the engine has it.
 """
 
 from __future__ import annotations

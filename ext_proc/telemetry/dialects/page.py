@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 MAX_SERIES: Final = 4096
 """Maximum needed series on a page; a page with more is rejected."""
@@ -184,3 +184,28 @@ def mean(values: list[float | None]) -> float | None:
     """Average shares, within 0..1; unknown if there is none or one of them is unknown."""
     whole = total(values)
     return None if whole is None else min(whole / len(values), 1.0)
+
+
+def equal(values: list[float | None]) -> float | None:
+    """Return a size that all series agree on; else it is unknown."""
+    return values[0] if len(set(values)) == 1 else None
+
+
+def by_name(
+    samples: Iterable[SeriesSample], combine: Callable[[list[float | None]], float | None]
+) -> dict[str, float]:
+    """Combine a family per ``model_name``; samples without one are left out, as what is unknown."""
+    values: dict[str, list[float | None]] = {}
+    for sample in samples:
+        name = sample.labels.get("model_name")
+        if name is not None:
+            values.setdefault(name, []).append(sample.value)
+    combined = {name: combine(group) for name, group in values.items()}
+    return {name: value for name, value in combined.items() if value is not None}
+
+
+def count_in(text: str | None) -> int | None:
+    """Parse a positive number from a label, ``None`` if it is not one."""
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > 12:  # noqa: PLR2004 - far above any cache
+        return None
+    return int(text) or None

@@ -108,6 +108,10 @@ class Reading(_message.Message):
     COMPUTE_SECONDS_FIELD_NUMBER: _builtins.int
     GPU_MEMORY_FREE_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_WAITING_FIELD_NUMBER: _builtins.int
+    ADAPTER_SLOTS_FIELD_NUMBER: _builtins.int
+    DEFERRED_FIELD_NUMBER: _builtins.int
+    ASLEEP_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.str
     queued: _builtins.float
@@ -136,9 +140,19 @@ class Reading(_message.Message):
     """mean time of these requests after the queue"""
     gpu_memory_free: _builtins.float
     """bytes, sum over its GPUs"""
+    adapter_slots: _builtins.int
+    """most adapters that run at once"""
+    deferred: _builtins.float
+    """requests among `queued` that wait for something else than room"""
+    asleep: _builtins.bool
+    """the engine was put to sleep"""
     @_builtins.property
     def adapters(self) -> Global___Adapters:
         """LoRA adapters that run or wait; set but empty = none"""
+
+    @_builtins.property
+    def adapters_waiting(self) -> Global___Adapters:
+        """those of them of which no request runs"""
 
     def __init__(
         self,
@@ -159,15 +173,27 @@ class Reading(_message.Message):
         compute_seconds: _builtins.float | None = ...,
         gpu_memory_free: _builtins.float | None = ...,
         adapters: Global___Adapters | None = ...,
+        adapters_waiting: Global___Adapters | None = ...,
+        adapter_slots: _builtins.int | None = ...,
+        deferred: _builtins.float | None = ...,
+        asleep: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapters", b"_adapters", "_compute_seconds", b"_compute_seconds", "_gpu_memory_free", b"_gpu_memory_free", "_gpu_memory_used", b"_gpu_memory_used", "_gpu_used", b"_gpu_used", "_gpu_xid", b"_gpu_xid", "_kv_block_tokens", b"_kv_block_tokens", "_kv_blocks", b"_kv_blocks", "_kv_used", b"_kv_used", "_model", b"_model", "_queue_seconds", b"_queue_seconds", "_queued", b"_queued", "_reused_blocks", b"_reused_blocks", "_running", b"_running", "_saturated", b"_saturated", "_version", b"_version", "adapters", b"adapters", "compute_seconds", b"compute_seconds", "gpu_memory_free", b"gpu_memory_free", "gpu_memory_used", b"gpu_memory_used", "gpu_used", b"gpu_used", "gpu_xid", b"gpu_xid", "kv_block_tokens", b"kv_block_tokens", "kv_blocks", b"kv_blocks", "kv_used", b"kv_used", "model", b"model", "queue_seconds", b"queue_seconds", "queued", b"queued", "reused_blocks", b"reused_blocks", "running", b"running", "saturated", b"saturated", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_slots", b"_adapter_slots", "_adapters", b"_adapters", "_adapters_waiting", b"_adapters_waiting", "_asleep", b"_asleep", "_compute_seconds", b"_compute_seconds", "_deferred", b"_deferred", "_gpu_memory_free", b"_gpu_memory_free", "_gpu_memory_used", b"_gpu_memory_used", "_gpu_used", b"_gpu_used", "_gpu_xid", b"_gpu_xid", "_kv_block_tokens", b"_kv_block_tokens", "_kv_blocks", b"_kv_blocks", "_kv_used", b"_kv_used", "_model", b"_model", "_queue_seconds", b"_queue_seconds", "_queued", b"_queued", "_reused_blocks", b"_reused_blocks", "_running", b"_running", "_saturated", b"_saturated", "_version", b"_version", "adapter_slots", b"adapter_slots", "adapters", b"adapters", "adapters_waiting", b"adapters_waiting", "asleep", b"asleep", "compute_seconds", b"compute_seconds", "deferred", b"deferred", "gpu_memory_free", b"gpu_memory_free", "gpu_memory_used", b"gpu_memory_used", "gpu_used", b"gpu_used", "gpu_xid", b"gpu_xid", "kv_block_tokens", b"kv_block_tokens", "kv_blocks", b"kv_blocks", "kv_used", b"kv_used", "model", b"model", "queue_seconds", b"queue_seconds", "queued", b"queued", "reused_blocks", b"reused_blocks", "running", b"running", "saturated", b"saturated", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapters", b"_adapters", "_compute_seconds", b"_compute_seconds", "_gpu_memory_free", b"_gpu_memory_free", "_gpu_memory_used", b"_gpu_memory_used", "_gpu_used", b"_gpu_used", "_gpu_xid", b"_gpu_xid", "_kv_block_tokens", b"_kv_block_tokens", "_kv_blocks", b"_kv_blocks", "_kv_used", b"_kv_used", "_model", b"_model", "_queue_seconds", b"_queue_seconds", "_queued", b"_queued", "_reused_blocks", b"_reused_blocks", "_running", b"_running", "_saturated", b"_saturated", "_version", b"_version", "adapters", b"adapters", "compute_seconds", b"compute_seconds", "gpu_memory_free", b"gpu_memory_free", "gpu_memory_used", b"gpu_memory_used", "gpu_used", b"gpu_used", "gpu_xid", b"gpu_xid", "kv_block_tokens", b"kv_block_tokens", "kv_blocks", b"kv_blocks", "kv_used", b"kv_used", "model", b"model", "queue_seconds", b"queue_seconds", "queued", b"queued", "reused_blocks", b"reused_blocks", "running", b"running", "saturated", b"saturated", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_slots", b"_adapter_slots", "_adapters", b"_adapters", "_adapters_waiting", b"_adapters_waiting", "_asleep", b"_asleep", "_compute_seconds", b"_compute_seconds", "_deferred", b"_deferred", "_gpu_memory_free", b"_gpu_memory_free", "_gpu_memory_used", b"_gpu_memory_used", "_gpu_used", b"_gpu_used", "_gpu_xid", b"_gpu_xid", "_kv_block_tokens", b"_kv_block_tokens", "_kv_blocks", b"_kv_blocks", "_kv_used", b"_kv_used", "_model", b"_model", "_queue_seconds", b"_queue_seconds", "_queued", b"_queued", "_reused_blocks", b"_reused_blocks", "_running", b"_running", "_saturated", b"_saturated", "_version", b"_version", "adapter_slots", b"adapter_slots", "adapters", b"adapters", "adapters_waiting", b"adapters_waiting", "asleep", b"asleep", "compute_seconds", b"compute_seconds", "deferred", b"deferred", "gpu_memory_free", b"gpu_memory_free", "gpu_memory_used", b"gpu_memory_used", "gpu_used", b"gpu_used", "gpu_xid", b"gpu_xid", "kv_block_tokens", b"kv_block_tokens", "kv_blocks", b"kv_blocks", "kv_used", b"kv_used", "model", b"model", "queue_seconds", b"queue_seconds", "queued", b"queued", "reused_blocks", b"reused_blocks", "running", b"running", "saturated", b"saturated", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__adapter_slots: _TypeAlias = _typing.Literal["adapter_slots"]  # noqa: Y015
+    _WhichOneofArgType__adapter_slots: _TypeAlias = _typing.Literal["_adapter_slots", b"_adapter_slots"]  # noqa: Y015
     _WhichOneofReturnType__adapters: _TypeAlias = _typing.Literal["adapters"]  # noqa: Y015
     _WhichOneofArgType__adapters: _TypeAlias = _typing.Literal["_adapters", b"_adapters"]  # noqa: Y015
+    _WhichOneofReturnType__adapters_waiting: _TypeAlias = _typing.Literal["adapters_waiting"]  # noqa: Y015
+    _WhichOneofArgType__adapters_waiting: _TypeAlias = _typing.Literal["_adapters_waiting", b"_adapters_waiting"]  # noqa: Y015
+    _WhichOneofReturnType__asleep: _TypeAlias = _typing.Literal["asleep"]  # noqa: Y015
+    _WhichOneofArgType__asleep: _TypeAlias = _typing.Literal["_asleep", b"_asleep"]  # noqa: Y015
     _WhichOneofReturnType__compute_seconds: _TypeAlias = _typing.Literal["compute_seconds"]  # noqa: Y015
     _WhichOneofArgType__compute_seconds: _TypeAlias = _typing.Literal["_compute_seconds", b"_compute_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__deferred: _TypeAlias = _typing.Literal["deferred"]  # noqa: Y015
+    _WhichOneofArgType__deferred: _TypeAlias = _typing.Literal["_deferred", b"_deferred"]  # noqa: Y015
     _WhichOneofReturnType__gpu_memory_free: _TypeAlias = _typing.Literal["gpu_memory_free"]  # noqa: Y015
     _WhichOneofArgType__gpu_memory_free: _TypeAlias = _typing.Literal["_gpu_memory_free", b"_gpu_memory_free"]  # noqa: Y015
     _WhichOneofReturnType__gpu_memory_used: _TypeAlias = _typing.Literal["gpu_memory_used"]  # noqa: Y015
@@ -197,9 +223,17 @@ class Reading(_message.Message):
     _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
     _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_slots) -> _WhichOneofReturnType__adapter_slots | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__adapters) -> _WhichOneofReturnType__adapters | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapters_waiting) -> _WhichOneofReturnType__adapters_waiting | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__asleep) -> _WhichOneofReturnType__asleep | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__compute_seconds) -> _WhichOneofReturnType__compute_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deferred) -> _WhichOneofReturnType__deferred | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_memory_free) -> _WhichOneofReturnType__gpu_memory_free | None: ...
     @_typing.overload

@@ -322,7 +322,8 @@ async def test_what_the_leader_finds_reaches_all(tmp_path):
     """Readings, probes and verdicts are the same for all workers."""
     async with worker_group(tmp_path, 2) as group:
         first, other = group.workers.values()
-        update = ReadingsUpdate("r0", "page", (Reading(at=99.0, queued=3.0),), 99.0)
+        lora = {"adapters": frozenset({"b", "a"}), "adapters_waiting": frozenset[str]()}
+        update = ReadingsUpdate("r0", "page", (Reading(at=99.0, queued=3.0, **lora),), 99.0)
         judged = Judged(POOL, key(0), Effect.AT_ONCE)
         first.bus.publish(update)
         first.bus.publish(judged)

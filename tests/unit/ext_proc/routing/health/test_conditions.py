@@ -330,3 +330,31 @@ def test_a_replica_that_fails_slowly_is_no_sinkhole(build, after_s):
     for _ in range(3):
         router.conditions.bad("llm", R0, 0.0, answered=True, after_s=after_s)
     assert sick(router) == ["ejected", "dead-backend"]
+
+
+def test_a_replica_that_sleeps_gets_nothing_until_it_is_woken(build):
+    """A sleeping engine answers probes, and requests to it would wait until somebody wakes it."""
+    router = build.router(build.pool(2))
+    router.registry.observe("r0", [reading(1.0, asleep=True)])
+    assert sick(router) == ["asleep"]
+    assert hosts(router, build) == {"10.0.0.1"}
+    router.registry.observe("r0", [reading(2.0, asleep=False)])
+    assert sick(router) == []
+
+
+def test_sleep_of_which_nothing_is_known_any_more_ends(build):
+    """A server without that series would otherwise stay barred for ever, restarted or not."""
+    router = build.router(build.pool(2))
+    for after in ([reading(2.0)], []):
+        router.registry.observe("r0", [reading(1.0, asleep=True)])
+        router.registry.observe("r0", after)
+        assert sick(router) == []
+
+
+def test_a_pool_that_comes_later_learns_of_the_sleep(build):
+    """The next reading bars the replica there too."""
+    router = build.router(build.pool(2))
+    router.registry.observe("r0", [reading(1.0, asleep=True)])
+    router.set_pools({name: build.pool(2, name=name) for name in ("llm", "more")}, 1.5)
+    router.registry.observe("r0", [reading(2.0, asleep=True)])
+    assert router.conditions.of("more", R0) == ["asleep"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import ceil
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.routing.pipeline.constraints import MEMORY_FRESH_S
+from ext_proc.routing.pipeline.constraints import MEMORY_FRESH_S, adapter_grade
 from ext_proc.routing.pipeline.decision import Decision
 from ext_proc.routing.values.pool import Variant
 from ext_proc.routing.values.reading import Reading
@@ -115,6 +116,50 @@ def test_a_wanted_adapter_is_preferred(build: Build) -> None:
             router.registry.observe("r1", [Reading(at=0.0, adapters=frozenset({"fr"}))])
         assert [ask(router, build, adapter="fr") for _ in range(2)] == ["r1", "r1"]
         assert ask(router, build) == "r0"
+
+
+def lora(running: str, waiting: str, slots: int | None, at: float = 0.0) -> Reading:
+    """Return a reading; each letter is an adapter."""
+    adapters = frozenset(running + waiting)
+    return Reading(
+        at=at,
+        adapters=adapters,
+        adapters_waiting=frozenset(waiting) - frozenset(running),
+        adapter_slots=slots,
+    )
+
+
+def test_an_adapter_goes_where_it_runs_then_to_room_then_to_where_it_waits(build: Build) -> None:
+    """Each further step costs more: nothing, a load, a load after a wait, another's place."""
+    readings = [lora("xy", "", 2), lora("xy", "a", 2), lora("x", "", 2), lora("ax", "", 2)]
+    router = build.router(build.pool(4, fallbacks=3))
+    for number, each in enumerate(readings):
+        router.registry.observe(f"r{number}", [each])
+    decision = router.decide(build.request(adapter="a"), 0.0, 0.0)
+    assert isinstance(decision, Decision)
+    assert [address[7] for address in decision.addresses] == ["3", "2", "1", "0"]
+
+
+@given(
+    running=st.sets(st.sampled_from("abc")),
+    waiting=st.sets(st.sampled_from("abc")),
+    slots=st.none() | st.integers(1, 4),
+)
+def test_the_grade_of_an_adapter_follows_from_the_reading(
+    running: set[str], waiting: set[str], slots: int | None
+) -> None:
+    """Running counts more than room, room more than waiting; a stale reading says nothing."""
+    reading = lora("".join(running), "".join(waiting), slots)
+    candidate: Any = SimpleNamespace(
+        adapters=frozenset(), replica=SimpleNamespace(readings=[reading])
+    )
+    expected = 1 if "a" in waiting else 0
+    if slots is not None and len(running | waiting) < slots:
+        expected = 2
+    if "a" in running:
+        expected = 3
+    assert adapter_grade(candidate, "a", 1.0) == expected
+    assert adapter_grade(candidate, "a", MEMORY_FRESH_S) == 0
 
 
 @pytest.mark.parametrize("mode", ["ignore", "prefer", "require"])

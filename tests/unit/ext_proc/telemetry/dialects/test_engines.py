@@ -1,4 +1,4 @@
-"""Pages of vLLM and SGLang without a Triton."""
+"""Pages of vLLM, SGLang and trtllm-serve without a Triton."""
 
 from __future__ import annotations
 
@@ -105,3 +105,105 @@ def test_the_newest_list_of_adapters_counts():
     assert read(page).adapters == {"fr", "de", "it"}
     assert read(page + f'{lora}",waiting_lora_adapters=""}} 102\n').adapters == frozenset()
     assert read('vllm:num_requests_waiting{model_name="m"} 1\n').adapters is None
+
+
+def test_sglang_pages_of_the_cache_are_blocks():
+    """Size and number count once per rank and add over schedulers; hits are tokens by source."""
+    page = "".join(
+        f'sglang:num_queue_reqs{{model_name="m",tp_rank="{tp}",dp_rank="{dp}"}} 0\n'
+        f'sglang:page_size{{model_name="m",tp_rank="{tp}",dp_rank="{dp}"}} 16\n'
+        f'sglang:num_pages{{model_name="m",tp_rank="{tp}",dp_rank="{dp}"}} 100\n'
+        for tp in (0, 1)
+        for dp in (0, 1)
+    )
+    page += "".join(
+        f'sglang:cached_tokens_total{{model_name="m",cache_source="{source}"}} 32\n'
+        for source in ("device", "host")
+    )
+    reading = read(page)
+    assert (reading.kv_block_tokens, reading.kv_blocks, reading.reused_blocks) == (16, 200, 4)
+
+
+def test_sglang_caches_that_differ_in_block_size_have_none():
+    """A hit counted in tokens is then no number of blocks."""
+    page = (
+        'sglang:num_queue_reqs{model_name="m"} 0\nsglang:cached_tokens_total{model_name="m"} 8\n'
+        'sglang:page_size{model_name="m",dp_rank="0"} 1\n'
+        'sglang:page_size{model_name="m",dp_rank="1"} 2\n'
+    )
+    assert (read(page).kv_block_tokens, read(page).reused_blocks) == (None, None)
+
+
+TRTLLM = """trtllm_num_requests_waiting{engine_type="trtllm",model_name="m"} 3.0
+trtllm_num_requests_running{engine_type="trtllm",model_name="m"} 8.0
+trtllm_max_num_active_requests{engine_type="trtllm",model_name="m"} 8.0
+trtllm_kv_cache_utilization{engine_type="trtllm",model_name="m"} 0.25
+trtllm_kv_cache_max_blocks{engine_type="trtllm",model_name="m"} 400.0
+trtllm_kv_cache_tokens_per_block{engine_type="trtllm",model_name="m"} 32.0
+trtllm_kv_cache_reused_blocks_total{engine_type="trtllm",model_name="m"} 12.0
+"""
+
+
+def test_trtllm_serve():
+    """What the executor holds beyond its limit is in its queue, so the engine is not saturated."""
+    reading = read(TRTLLM)
+    assert (reading.queued, reading.running, reading.saturated) == (3, 8, None)
+    assert (reading.kv_used, reading.kv_block_tokens, reading.kv_blocks) == (0.25, 32, 400)
+    assert reading.reused_blocks == 12
+
+
+def test_trtllm_serve_without_iteration_statistics():
+    """Then the page has requests only: nothing about queue or cache is known."""
+    page = read_all('trtllm_request_success_total{finished_reason="stop",model_name="m"} 2\n', 1.0)
+    assert page.readings == ()
+    assert page.successes == {ModelVersion("m", None): 2}
+
+
+def test_a_counter_of_trtllm_serve_that_appears_later_is_no_restart():
+    """The second counter begins lower than the first one is."""
+    first = 'trtllm_num_requests_completed_total{model_name="m"} 9\n'
+    both = first + 'trtllm_request_success_total{finished_reason="stop",model_name="m"} 1\n'
+    assert read_all(first, 1.0).successes == read_all(both, 2.0).successes
+
+
+def test_a_cache_without_blocks_is_unknown():
+    """0 blocks or tokens mean that the engine has not said it yet."""
+    page = TRTLLM.replace("400.0", "0.0").replace("} 32.0", "} 0.0")
+    assert (read(page).kv_block_tokens, read(page).kv_blocks) == (None, None)
+
+
+def test_vllm_sleeps_when_all_its_engines_do():
+    """One engine that is awake serves; without the series nothing is known."""
+    queue = 'vllm:num_requests_waiting{engine="0",model_name="m"} 0\n'
+
+    def page(*awake: int) -> str:
+        return queue + "".join(
+            f'vllm:engine_sleep_state{{model_name="m",engine="{number}",sleep_state="{of}"}} {on}\n'
+            for number, is_awake in enumerate(awake)
+            for of, on in (("awake", is_awake), ("discard_all", 1))
+        )
+
+    assert [read(page(*each)).asleep for each in ((0, 0), (1, 0), (1,), ())] == [
+        True,
+        False,
+        False,
+        None,
+    ]
+
+
+def test_vllm_says_what_waits_for_something_else_than_room():
+    """Such requests are in the queue too."""
+    page = 'vllm:num_requests_waiting{model_name="m"} 7\n' + "".join(
+        f'vllm:num_requests_waiting_by_reason{{model_name="m",reason="{reason}"}} {count}\n'
+        for reason, count in (("capacity", 5), ("deferred", 2))
+    )
+    assert (read(page).queued, read(page).deferred) == (7, 2)
+
+
+def test_vllm_adapters_that_only_wait_are_told_apart():
+    """An adapter of which one request runs and one waits is loaded."""
+    labels = 'max_lora="2",running_lora_adapters="a,b",waiting_lora_adapters="b,c"'
+    page = f'vllm:num_requests_waiting{{model_name="m"}} 2\nvllm:lora_requests_info{{{labels}}} 5\n'
+    reading = read(page)
+    assert (reading.adapters, reading.adapters_waiting) == ({"a", "b", "c"}, {"c"})
+    assert reading.adapter_slots == 2

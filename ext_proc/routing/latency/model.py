@@ -45,6 +45,7 @@ from ext_proc.routing.latency.regression import (
     Median,
     Ratio,
     RegressionSample,
+    Slope,
 )
 
 COLD_TOKENS_PER_S: Final = 8_000.0
@@ -106,6 +107,7 @@ class FleetLatencyModel:
         "reported_until",
         "seconds_per_token",
         "service_s",
+        "slope",
     )
 
     def __init__(
@@ -113,6 +115,8 @@ class FleetLatencyModel:
     ) -> None:
         self._answers = Fit(1.0 / tokens_per_s, 0.0, RANGE)
         self._durations = Fit(1.0 / tokens_per_s, COLD_TAIL_S, GUESS_RANGE)
+        self.slope = Slope()
+        """Seconds by which a further token prolongs a request, by durations."""
         self._service = Median(service_s)
         self._usual = Ratio()
         self._seen = 0
@@ -146,6 +150,7 @@ class FleetLatencyModel:
             sample = _fitted(self._durations, capacity, tokens, drain_s, elapsed_s)
             if self.uses_first_bytes:
                 return None
+            self.slope.add(tokens, self.without_drain(drain_s, elapsed_s) * capacity)
             self.seconds_per_token = self._durations.b
         else:
             seconds = elapsed_s * capacity
@@ -204,10 +209,9 @@ class FleetLatencyModel:
             "service_s": round(self.service_s, 6),
         }
 
-    @property
-    def per_token_of_durations(self) -> float:
-        """Seconds by which a further token prolongs a request, by durations."""
-        return self._durations.b
+    def without_drain(self, drain_s: float, elapsed_s: float) -> float:
+        """Return the seconds of a request without those of the work before it."""
+        return elapsed_s - self._durations.c * min(drain_s, MOST_DRAIN_S)
 
     @property
     def tail_s(self) -> float:
@@ -253,14 +257,14 @@ class LatencyModel:
         capacity: The replica's configured capacity.
     """
 
-    __slots__ = ("_capacity", "_durations", "_fleet", "_ratio", "latency_s", "peak", "slowness")
+    __slots__ = ("_capacity", "_fleet", "_ratio", "_slope", "latency_s", "peak", "slowness")
 
     def __init__(self, fleet: FleetLatencyModel, capacity: float) -> None:
         self._fleet = fleet
         self._capacity = capacity
         self._ratio = Ratio()
-        self._durations: Fit | None = None
-        """Its own durations of prompts, while the fleet's are the source (rule 6)."""
+        self._slope: Slope | None = None
+        """Its own cost of a token by durations, while these are the source (rule 6)."""
         self.slowness = 1.0 / capacity
         """Factor by which it takes longer than the usual replica of capacity 1."""
         self.latency_s: float | None = None
@@ -295,10 +299,9 @@ class LatencyModel:
         self.peak.put(elapsed_s, now)
         sample = self._fleet.learn(self._capacity, tokens, drain_s, ahead, elapsed_s)
         if tokens is not None and not self._fleet.uses_first_bytes:
-            if self._durations is None:
-                self._durations = Fit(self._fleet.per_token_of_durations, 0.0, RANGE)
-            drain = min(drain_s, MOST_DRAIN_S) * self._capacity
-            self._durations.add(tokens, drain, elapsed_s * self._capacity)
+            if self._slope is None:
+                self._slope = Slope()
+            self._slope.add(tokens, self._fleet.without_drain(drain_s, elapsed_s) * self._capacity)
         self._compare(sample)
 
     @property
@@ -328,23 +331,23 @@ class LatencyModel:
 
     def _weigh(self) -> None:
         deviation = self._ratio.log
-        if self._durations is not None and abs(deviation) >= NOISE:
-            deviation = self._agreed(deviation, self._durations)
+        if self._slope is not None and abs(deviation) >= NOISE:
+            deviation = self._agreed(deviation, self._slope)
         if abs(deviation) < NOISE:
             self.slowness = 1.0 / self._capacity
         else:
             bounded = min(max(deviation, -MAX_LOG_SLOWNESS), MAX_LOG_SLOWNESS)
             self.slowness = exp(bounded) / self._capacity
 
-    def _agreed(self, deviation: float, own: Fit) -> float:
+    def _agreed(self, deviation: float, own: Slope) -> float:
         """Return a deviation of durations as far as the cost of a token confirms it (rule 6)."""
         if self._fleet.uses_first_bytes:
-            self._durations = None
+            self._slope = None
             return deviation
-        usual = self._fleet.per_token_of_durations
-        if abs(own.b - usual) < SIGNIFICANT * own.error:
+        usual = self._fleet.slope.value
+        if min(own.value, usual) <= 0.0 or abs(own.value - usual) < SIGNIFICANT * own.error:
             return 0.0
-        confirmed = log(own.b / usual)
+        confirmed = log(own.value / usual)
         if deviation > 0.0:
             return max(0.0, min(deviation, confirmed))
         return min(0.0, max(deviation, confirmed))

@@ -85,12 +85,6 @@ class Fit:
         self.sums = (0.0, 0.0, 0.0, 0.0, 0.0)
         self.scale = 0.0
 
-    @property
-    def error(self) -> float:
-        """Standard error of ``b``; infinite before the samples vary."""
-        spread = self.sums[0]
-        return SIGMA_PER_MEAN * self.scale / sqrt(spread) if spread > 0.0 else inf
-
     def add(self, u: float, w: float, y: float) -> None:
         """Take a sample."""
         if self.count >= 1.0:
@@ -126,6 +120,45 @@ class Fit:
         self.b = min(max(b, self.prior / self.range), self.prior * self.range)
         self.c = min(max((left * down - uw * up) / determinant, 0.0), 2.0)
         self.a = max(0.0, self.my - self.b * self.mu - self.c * self.mw)
+
+
+class Slope:
+    """The slope of ``y`` over ``u`` and its standard error: least squares with forgetting.
+
+    It has no prior, which would pull a deviating slope towards what it is compared with.
+    """
+
+    __slots__ = ("_count", "_mu", "_my", "_uu", "_uy", "_yy")
+
+    def __init__(self) -> None:
+        self._count = self._mu = self._my = 0.0
+        self._uu = self._uy = self._yy = 0.0
+
+    def add(self, u: float, y: float) -> None:
+        """Take a sample."""
+        before = KEEP * self._count
+        self._count = before + 1.0
+        du, dy = u - self._mu, y - self._my
+        self._mu += du / self._count
+        self._my += dy / self._count
+        part = before / self._count
+        self._uu = KEEP * self._uu + part * du * du
+        self._uy = KEEP * self._uy + part * du * dy
+        self._yy = KEEP * self._yy + part * dy * dy
+
+    @property
+    def value(self) -> float:
+        """The slope; 0 before the samples vary."""
+        return self._uy / self._uu if self._uu > 0.0 else 0.0
+
+    @property
+    def error(self) -> float:
+        """Its standard error; infinite before there are enough samples that vary."""
+        free = self._count - 2.0
+        if free <= 0.0 or self._uu <= 0.0:
+            return inf
+        rest = max(self._yy - self._uy * self._uy / self._uu, 0.0)
+        return sqrt(rest / free / self._uu)
 
 
 class RegressionSample(NamedTuple):

@@ -238,6 +238,31 @@ async def test_first_bytes_of_streams_teach_the_speed(http, stack, replicas):
     assert (await pace())["first_bytes"] == before, "each counts once"
 
 
+async def test_a_first_byte_is_the_first_token_whenever_headers_come(http, demo_extra):  # noqa: ARG001 - skips first
+    """Servers on uvicorn send headers at once; the picker must learn the prefill behind them."""
+    early = Replica("early", hold_s=0.4, gaps_s=(0.05,), early_headers=True)
+    late = Replica("late", hold_s=0.4, gaps_s=(0.05,))
+    whole = Replica("whole", hold_s=0.4)
+    async with stack_over(early, late, whole) as own:
+        for _ in range(6):
+            url = own.http_url + GENERATE_STREAM
+            for answer in await asyncio.gather(*(http.post(url, json=body()) for _ in range(3))):
+                await answer.read()
+
+        async def answers(name):
+            state = await picker_state(http, own)
+            return state["router"]["pools"]["llm"]["endpoints"][name]["answers"]
+
+        for replica in (early, late, whole):
+
+            async def known(replica=replica):
+                return (await answers(replica.name))["answers"] == len(replica.asked) > 0
+
+            assert await eventually(known)
+            first_byte_s = (await answers(replica.name))["first_byte_s"]
+            assert first_byte_s == pytest.approx(0.4, abs=0.15), replica.name
+
+
 async def test_each_picker_gets_the_log_of_its_own_picks(http, stack):
     """With a second picker, entries reach the first picker through the cluster of its slot."""
     fleet = stack.read_fleet()

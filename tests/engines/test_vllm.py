@@ -8,7 +8,10 @@ held whole. The client is OpenAI's own.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import statistics
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import openai
@@ -325,3 +328,38 @@ async def test_a_restarted_engine_holds_nothing(lab, stack, client):
 def test_the_version_is_the_recorded_one():
     """A newer vLLM needs new recordings."""
     assert VERSION == "0.32.0"
+
+
+async def test_the_picker_learns_the_first_tokens_that_clients_see(lab: Lab) -> None:
+    """VLLM sends headers at once; what counts is the first token, behind the prefill."""
+    async with stack_of(lab, events=False) as stack:
+        client = openai.AsyncOpenAI(
+            base_url=f"{stack.http_url}/v1", api_key="none", max_retries=0, timeout=60
+        )
+        chance, seen = random.Random(16), []
+        for _ in range(20):
+            prompt = " ".join(chance.choices(WORDS, k=600))
+            began = time.perf_counter()
+            stream = await client.completions.create(
+                model="tiny", prompt=prompt, max_tokens=24, stream=True
+            )
+            first = None
+            async for _ in stream:
+                first = first or time.perf_counter() - began
+            assert first is not None
+            seen.append(first)
+
+        async def answers() -> list[dict[str, Any]]:
+            state = await picker_state(lab.http, stack)
+            known = state["router"]["pools"]["llm"]["endpoints"].values()
+            return [each["answers"] for each in known]
+
+        async def all_known() -> bool:
+            return sum(each["answers"] for each in await answers()) == len(seen)
+
+        assert await eventually(all_known)
+        told = [each for each in await answers() if each["answers"]]
+        logs = sum(each["answers"] * math.log(each["first_byte_s"]) for each in told) / len(seen)
+        mean = math.exp(statistics.fmean(map(math.log, seen)))
+        print("clients saw", mean, "the picker", math.exp(logs))  # noqa: T201 - shown with -s
+        assert math.exp(logs) == pytest.approx(mean, rel=0.1)

@@ -122,6 +122,9 @@ carried by access logs; ``at`` is the picker's address, ``slot`` how log sinks f
 LOG_SLOT_KEY: Final = "slot"
 """Key of the picker's log slot within the namespace ``tidegate``; control servers assign it."""
 
+USAGE_NAMESPACE: Final = "tidegate.usage"
+"""``{prompt, cached, output: number, model: str}`` of a streamed answer that tells its usage."""
+
 FIRST_BODY_TAG: Final = "first-body"
 """Custom tag of access-log entries, ``first;age``: microseconds from the first byte sent to the
 replica to the first one of its answer's body, empty before that, and the request's milliseconds."""
@@ -214,6 +217,9 @@ PICKER_CLUSTER: Final = "tidegate-picker"
 
 PICKER_FILTER: Final = "envoy.filters.http.ext_proc"
 """Name of the filter that asks the pickers, and of its settings (ECDS)."""
+
+USAGE_FILTER: Final = "tidegate.usage"
+"""Name of the filter that reads token counts from streamed answers."""
 
 STRIP_FILTER: Final = "tidegate.strip"
 """Name of the filter that removes headers that clients may not send, and of its settings (ECDS)."""

@@ -23,6 +23,7 @@ from ext_proc.feedback.wire import entries_of
 from ext_proc.routing.router import Router
 from ext_proc.routing.values.pool import Endpoint, EndpointKey, Pool, Variant
 from ext_proc.routing.values.settings import Outlier
+from tidegate_api.names import FIRST_BODY_TAG, USAGE_NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -34,8 +35,8 @@ def _address(number: int) -> tuple[str, int]:
     return f"10.0.{number // 250}.{1 + number % 250}", 8000
 
 
-def written(entries: int, replicas: int, rng: random.Random) -> bytes:
-    """Return an access-log message with ``entries`` entries."""
+def written(entries: int, replicas: int, rng: random.Random, *, usage: bool = False) -> bytes:
+    """Return an access-log message with ``entries`` entries, which tell token counts or not."""
     message = als_pb2.StreamAccessLogsMessage()
     for number in range(entries):
         entry = message.http_logs.log_entry.add()
@@ -59,6 +60,7 @@ def written(entries: int, replicas: int, rng: random.Random) -> bytes:
         common.route_name = "llm"
         common.stream_id = f"{number:032x}"
         common.upstream_request_attempt_count = 1
+        common.custom_tags[FIRST_BODY_TAG] = "48123;120"
         spaces = common.metadata.filter_metadata
         spaces["tidegate"]["picker"] = "p"
         spaces["tidegate"]["ticket"] = f"x-{number}"
@@ -66,6 +68,10 @@ def written(entries: int, replicas: int, rng: random.Random) -> bytes:
         picks = ",".join("{}:{}".format(*_address((chosen + n) % replicas)) for n in range(3))
         spaces["envoy.lb"]["x-gateway-destination-endpoint"] = picks
         spaces["envoy.lb"]["x-gateway-destination-endpoint-served"] = f"{host}:{port}"
+        if usage:
+            spaces[USAGE_NAMESPACE].update(
+                {"prompt": 900, "cached": 512, "output": 40, "model": "toy-llm"}
+            )
         entry.request.path = "/v2/models/toy-llm/generate"
         entry.request.request_id = f"{number:032x}"
         entry.response.response_code.value = 200
@@ -80,7 +86,14 @@ def router_of(replicas: int, outlier: Outlier = PLAIN) -> Router:
         Endpoint(EndpointKey(f"r{n}", 1), "stable", "{}:{}".format(*_address(n)), None)
         for n in range(replicas)
     )
-    pool = Pool("llm", variants=(Variant("stable", 1),), endpoints=endpoints, outlier=outlier)
+    pool = Pool(
+        "llm",
+        variants=(Variant("stable", 1),),
+        endpoints=endpoints,
+        outlier=outlier,
+        models=frozenset({"toy-llm"}),
+        usage=True,
+    )
     router = Router(random.Random(1))  # noqa: S311 - a repeatable load
     router.set_pools({"llm": pool}, 0.0)
     return router
@@ -115,13 +128,14 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=24, help="entries per message")
     parser.add_argument("--messages", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--usage", action="store_true", help="entries tell token counts")
     parser.add_argument("--latency-factor", type=float, default=0.0)
     args = parser.parse_args()
     rng = random.Random(1)  # noqa: S311 - a repeatable load
     for count in args.replicas:
         router = router_of(count, Outlier(latency_factor=args.latency_factor))
         logs = service_of(router, CollectorRegistry())
-        data = [written(args.entries, count, rng) for _ in range(args.messages)]
+        data = [written(args.entries, count, rng, usage=args.usage) for _ in range(args.messages)]
         total = args.entries * args.messages
 
         def parse(data: list[bytes] = data) -> int:

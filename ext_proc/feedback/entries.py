@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from ext_proc.routing.values.pool import EndpointKey
 
 
+class Usage(NamedTuple):
+    """Token counts that an answer told; ``None`` = it did not tell this one."""
+
+    prompt: int | None
+    cached: int | None
+    output: int | None
+    model: str
+    """As the answer names it; empty if it does not."""
+
+
 class Entry(NamedTuple):
     """One request as the proxy saw it."""
 
@@ -52,6 +62,8 @@ class Entry(NamedTuple):
     """Seconds from the request's start to the last byte received from the replica."""
     lasted_s: float = 0.0
     """Seconds from the request's start to this entry."""
+    usage: Usage | None = None
+    """``None`` = not told, or not asked for (`telemetry.usage`)."""
 
 
 class AttemptEntry(NamedTuple):

@@ -40,6 +40,7 @@ from ext_proc.blame.law import (
 from ext_proc.blame.origins import ANONYMOUS, number_of
 from ext_proc.feedback.attempts import FailedAttempts, Tried
 from ext_proc.feedback.entries import Judged, answer_speed, answer_time, attempt_of, passed_over
+from ext_proc.feedback.usage import TokenCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,6 +99,8 @@ class Feedback:
         """Requests served by a replica other than the pick."""
         self.moved = 0
         """Charges moved while their requests were running."""
+        self.usage = TokenCounts()
+        """Tokens that answers told."""
 
     def state(self) -> dict[str, object]:
         """Return the counters, ready for JSON."""
@@ -187,6 +190,8 @@ class Feedback:
                 router.answered_well(number, key, now)
             if pool in router.conditions.failing:
                 origin = router.origins.of(number)
+        if entry.usage is not None and pool in router.pools:
+            self.usage.take(router.pools[pool], entry)
         answer_s = answer_time(entry)
         if answer_s is not None:
             self._began(entry, key, number, answer_s)

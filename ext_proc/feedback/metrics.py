@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from ext_proc.observability.counts import MAX_SERIES, Counts, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from prometheus_client import CollectorRegistry
 
@@ -67,6 +67,7 @@ class FeedbackMetrics(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Yield the values kept elsewhere, when Prometheus scrapes."""
+        yield from self._usage()
         entries = CounterMetricFamily(
             "tidegate_picker_feedback_entries",
             "Log entries by how the request's last attempt ended.",
@@ -104,3 +105,31 @@ class FeedbackMetrics(Collector):
         for pool, name, count in list(self._conditions.counts())[:MAX_SERIES]:
             conditions.add_metric([pool, name], count)
         yield conditions
+
+    def _usage(self) -> Iterator[CounterMetricFamily]:
+        usage, by_kind, by_model = (
+            self._feedback.usage,
+            ["pool", "model", "kind"],
+            ["pool", "model"],
+        )
+        families: tuple[tuple[str, str, list[str], Mapping[Any, float]], ...] = (
+            ("tokens", "Tokens that streamed answers told.", by_kind, usage.tokens),
+            ("token_answers", "Streamed answers that told such a count.", by_kind, usage.answers),
+            (
+                "output_tokens_after_first",
+                "Output tokens after the first of answers whose times are known.",
+                by_model,
+                usage.between,
+            ),
+            (
+                "output_seconds",
+                "Seconds from the first byte of these answers to their last.",
+                by_model,
+                usage.seconds,
+            ),
+        )
+        for name, about, labels, values in families:
+            family = CounterMetricFamily(f"tidegate_picker_{name}", about, labels=labels)
+            for key, value in sorted(values.items())[:MAX_SERIES]:
+                family.add_metric(list(key), value)
+            yield family

@@ -24,7 +24,7 @@ from envoy.data.accesslog.v3 import accesslog_pb2
 
 from ext_proc.blame.evidence import Attempt, Ended
 from ext_proc.blame.law import FIRST_ERROR
-from ext_proc.feedback.entries import AttemptEntry, Entry
+from ext_proc.feedback.entries import AttemptEntry, Entry, Usage
 from tidegate_api.accesslog.v1 import accesslog_pb2 as pb
 from tidegate_api.names import (
     DESTINATION_HEADER,
@@ -32,6 +32,7 @@ from tidegate_api.names import (
     LB_NAMESPACE,
     TICKET_HEADER,
     TIDEGATE_NAMESPACE,
+    USAGE_NAMESPACE,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ METHOD: Final = "StreamAccessLogs"
 
 MAX_KNOWN: Final = 4096
 """Maximum addresses, and statuses, that are cached; when full, the cache is cleared."""
+MAX_TOKENS: Final = 10.0**9
+"""Larger counts are unknown."""
 MAX_KNOWN_BYTES: Final = 128
 """Longer messages are not cached."""
 
@@ -130,6 +133,7 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
             first_at_s,
             last_at_s,
             lasted_s,
+            _usage(spaces[USAGE_NAMESPACE].fields) if USAGE_NAMESPACE in spaces else None,
         ),
     )
 
@@ -161,6 +165,17 @@ def _first_byte(
         return True, waited_s, sent + waited_s, age_s
     waited_s = first - sent
     return True, waited_s if waited_s > 0.0 else 0.0, first, age_s  # noqa: FURB136 - half the time
+
+
+def _usage(fields: Any) -> Usage:
+    prompt, cached, output = [_tokens(fields, key) for key in ("prompt", "cached", "output")]
+    return Usage(prompt, cached, output, fields["model"].string_value)
+
+
+def _tokens(fields: Any, key: str) -> int | None:
+    value = fields[key]
+    number = value.number_value if value.HasField("number_value") else -1.0
+    return int(number) if 0.0 <= number <= MAX_TOKENS else None
 
 
 def _count(text: str, unit: float) -> float | None:

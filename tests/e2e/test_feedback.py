@@ -263,6 +263,35 @@ async def test_a_first_byte_is_the_first_token_whenever_headers_come(http, demo_
             assert first_byte_s == pytest.approx(0.4, abs=0.15), replica.name
 
 
+async def test_tokens_that_streams_tell_are_counted(http, demo_extra):  # noqa: ARG001 - skips first
+    """Envoy reads them from the events; who did not ask for usage is unknown, not 0."""
+    piece = b'{"model":"toy-llm","choices":[{"delta":{"content":"tide "}}]}'
+    details = b'"prompt_tokens_details":{"cached_tokens":32}'
+    usage = b'{"prompt_tokens":40,"completion_tokens":3,' + details + b"}"
+    told = b'{"model":"toy-llm","choices":[],"usage":' + usage + b"}"
+    replica = Replica("telling", events=(piece, piece, piece, told, b"[DONE]"))
+    chat = {"model": "toy-llm", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    async with stack_over(replica, more={"telemetry": {"usage": True}}) as own:
+        for events in (replica.events, (piece, b"[DONE]"), replica.events):
+            replica.events = events
+            async with http.post(own.http_url + "/v1/chat/completions", json=chat) as answer:
+                sent = await answer.read()
+            assert sent == b"".join(b"data: " + each + b"\n\n" for each in events)
+
+        async def counted(name, **labels):
+            labels |= {"pool": "llm", "model": "toy-llm"}
+            return await metric(http, own.picker_metrics, f"tidegate_picker_{name}_total", **labels)
+
+        async def all_counted():
+            return await counted("token_answers", kind="prompt") == 2
+
+        assert await eventually(all_counted)
+        kinds = ("prompt", "cached", "output")
+        assert [await counted("tokens", kind=kind) for kind in kinds] == [80, 64, 6]
+        assert await counted("output_tokens_after_first") == 4
+        assert await counted("output_seconds") >= 0
+
+
 async def test_each_picker_gets_the_log_of_its_own_picks(http, stack):
     """With a second picker, entries reach the first picker through the cluster of its slot."""
     fleet = stack.read_fleet()

@@ -41,9 +41,17 @@ DETAILS = st.sampled_from(
 TICKETS = st.sampled_from(["", ";", "x-1;p;10.0.0.9:1", "x-2", "x-3;p%20q%ff;"])
 NAMES = st.sampled_from(["grpc-status", "date", ""])
 METADATA = st.tuples(
-    st.sampled_from(["tidegate", "envoy.lb", "x"]),
-    st.sampled_from(["picker", "ticket", "unreadable", "x-gateway-destination-endpoint"]),
-    st.one_of(TEXT, st.integers(0, 9), st.booleans(), st.none()),
+    st.sampled_from(["tidegate", "envoy.lb", "tidegate.usage", "x"]),
+    st.sampled_from(
+        [
+            *("picker", "ticket", "unreadable", "x-gateway-destination-endpoint"),
+            *("prompt", "cached", "output", "model"),
+        ]
+    ),
+    st.one_of(
+        *(TEXT, st.integers(0, 9), st.booleans(), st.none()),
+        st.sampled_from([-1.0, 0.5, 1e9, 1e9 + 1, 1e300, float("inf"), float("nan")]),
+    ),
 )
 TAGS = st.sampled_from(
     ["", ";", ";;", "0", ";999", "0;0", "501234;757", "-7;-1", f"{10**15};{10**15}", "\u0664;x"]

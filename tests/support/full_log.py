@@ -10,13 +10,14 @@ from envoy.service.accesslog.v3 import als_pb2
 
 from ext_proc.blame.evidence import Attempt, Ended
 from ext_proc.blame.law import FIRST_ERROR
-from ext_proc.feedback.entries import AttemptEntry, Entry
+from ext_proc.feedback.entries import AttemptEntry, Entry, Usage
 from tidegate_api.names import (
     DESTINATION_HEADER,
     FIRST_BODY_TAG,
     LB_NAMESPACE,
     TICKET_HEADER,
     TIDEGATE_NAMESPACE,
+    USAGE_NAMESPACE,
 )
 
 ENDS = (
@@ -153,11 +154,22 @@ def _entry(logged: Any) -> Entry | AttemptEntry:
         first_at_s=first,
         last_at_s=_seconds(common, "time_to_last_upstream_rx_byte"),
         lasted_s=lasted,
+        usage=_usage(spaces[USAGE_NAMESPACE].fields) if USAGE_NAMESPACE in spaces else None,
     )
 
 
 def _text(fields: Any, name: str) -> str:
     return fields[name].string_value if name in fields else ""
+
+
+def _usage(fields: Any) -> Usage:
+    numbers = {
+        key: int(value.number_value)
+        for key, value in fields.items()
+        if value.WhichOneof("kind") == "number_value" and 0 <= value.number_value <= 1e9
+    }
+    counts = [numbers.get(key) for key in ("prompt", "cached", "output")]
+    return Usage(*counts, _text(fields, "model"))
 
 
 def _number(value: str, unit: float) -> float | None:

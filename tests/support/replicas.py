@@ -56,6 +56,8 @@ class Replica:
     gaps_s: tuple[float, ...] = ()
     """If given, responses are streamed with these pauses between chunks, seconds."""
 
+    events: tuple[bytes, ...] = ()
+    """If given, responses to inferences are streams of these server-sent events."""
     early_headers: bool = False
     """Whether the headers of streamed responses are sent at once, before ``hold_s``."""
 
@@ -95,7 +97,7 @@ class Replica:
         self.asked.append(dict(request.headers))
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
-        stream = web.StreamResponse() if self.gaps_s else None
+        stream = web.StreamResponse() if self.gaps_s or self.events else None
         try:
             if stream is not None and self.early_headers:
                 await stream.prepare(request)
@@ -113,16 +115,26 @@ class Replica:
                 headers = {LOAD_HEADER: self.loads} if self.loads else {}
                 answer = {"text_output": self.name}
                 return web.json_response(answer, status=self.status, headers=headers)
-            if not stream.prepared:
-                await stream.prepare(request)
-            await stream.write(b"first ")
-            for gap in self.gaps_s:
-                await asyncio.sleep(gap)
-                await stream.write(b"more ")
-            await stream.write_eof(b"last")
+            await self._write(request, stream)
             return stream
         finally:
             self.at_once -= 1
+
+    async def _write(self, request: web.Request, stream: web.StreamResponse) -> None:
+        """Stream an answer."""
+        if self.events:
+            stream.content_type = "text/event-stream"
+        if not stream.prepared:
+            await stream.prepare(request)
+        for event in self.events:
+            await stream.write(b"data: " + event + b"\n\n")
+        if self.events:
+            return
+        await stream.write(b"first ")
+        for gap in self.gaps_s:
+            await asyncio.sleep(gap)
+            await stream.write(b"more ")
+        await stream.write_eof(b"last")
 
 
 @asynccontextmanager

@@ -67,6 +67,14 @@ FEATURES: Final = (
     ),
     Feature(
         (1, 38, 0),
+        "telemetry.usage: tokens of streamed answers are not counted",
+        LISTENER_TYPE,
+        _MANAGER,
+        # HttpConnectionManager.http_filters
+        Drop(frozenset({5}), "tidegate.usage"),
+    ),
+    Feature(
+        (1, 38, 0),
         "a request whose body the picker read in part may stay on the route of another pool",
         LISTENER_TYPE,
         (

@@ -73,6 +73,7 @@ CHANNELS: Final[Mapping[str, tuple[str, ...]]] = {
     "pools.upstream_tls": ("SDS",),
     "pools.upstream_tls.server_name": ("CDS",),
     "pools.telemetry.orca": ("RDS", "POOL"),
+    "pools.telemetry.usage": ("RDS", "POOL"),
 }
 """Field or part of a fleet -> the types that carry it, as short names."""
 

@@ -56,6 +56,7 @@ from xds_server.resources.access_log import RUNNING, access_logs, attempt_logs
 from xds_server.resources.filters.body_model import before_picker, without_pick
 from xds_server.resources.filters.discovered import picker_filter, strip_filter
 from xds_server.resources.filters.picked_pool import match_again
+from xds_server.resources.filters.usage import usage_filter
 from xds_server.resources.local_replies import local_replies
 from xds_server.resources.reads import upstream_filters
 from xds_server.resources.secrets import downstream
@@ -183,6 +184,7 @@ def _manager(spec: ListenerSpec, slots: int, upload_timeout: float) -> HttpConne
             *map(HttpFilter.parse, before_picker()),
             picker_filter(),
             *map(HttpFilter.parse, (match_again(), *without_pick())),
+            usage_filter(),
             HttpFilter(
                 name="envoy.filters.http.router",
                 typed_config=PackedAny.pack(

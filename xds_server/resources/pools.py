@@ -72,6 +72,7 @@ def pool_resource(view: View, pool: PoolSpec) -> bytes:
             repository=pool.health.repository and not pool.upstream_tls,
         ),
         orca=pool.telemetry.orca,
+        usage=pool.telemetry.usage,
         model_needs=[_MODEL_NEEDS(needs) for needs in pool.model_needs],
         seed=view.seed,
         log_slots=log_slots(fleet.pickers.addresses),

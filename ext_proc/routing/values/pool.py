@@ -158,6 +158,8 @@ class Pool:
     """Minimum free share of a replica's GPU memory, 0..1; 0 = not checked."""
     share: bool = False
     """Report unhealthy replicas to the control server."""
+    usage: bool = False
+    """Count the tokens that streamed answers tell."""
     orca: bool = False
     """Request ORCA load reports in the headers of answers."""
     refuse_deadly: bool = True

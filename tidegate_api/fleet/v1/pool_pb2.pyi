@@ -131,6 +131,7 @@ class Pool(_message.Message):
     CUSTOM_METRICS_FIELD_NUMBER: _builtins.int
     DEEP_HEALTH_FIELD_NUMBER: _builtins.int
     ORCA_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     MODEL_NEEDS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     LOG_SLOTS_FIELD_NUMBER: _builtins.int
@@ -143,6 +144,8 @@ class Pool(_message.Message):
     """Seconds between two probes of a replica's readiness; 0 = the picker's default."""
     orca: _builtins.bool
     """Request load reports (ORCA) from replicas in response headers."""
+    usage: _builtins.bool
+    """Count the tokens that streamed answers tell."""
     seed: _builtins.int
     """Secret of the fleet: seed of the hashes of prompts. The control server draws it once, and all
     pools of a fleet have the same. 0 = none.
@@ -213,6 +216,7 @@ class Pool(_message.Message):
         custom_metrics: _abc.Iterable[Global___CustomMetric] | None = ...,
         deep_health: Global___DeepHealth | None = ...,
         orca: _builtins.bool = ...,
+        usage: _builtins.bool = ...,
         model_needs: _abc.Iterable[Global___ModelNeeds] | None = ...,
         seed: _builtins.int = ...,
         log_slots: _abc.Iterable[_builtins.str] | None = ...,
@@ -221,7 +225,7 @@ class Pool(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deep_health", b"deep_health", "outlier", b"outlier", "routing", b"routing", "slow_start", b"slow_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "log_slots", b"log_slots", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_metrics", b"custom_metrics", "deep_health", b"deep_health", "default_for", b"default_for", "default_for_paths", b"default_for_paths", "endpoints", b"endpoints", "first_answer_least_seconds", b"first_answer_least_seconds", "first_answer_seconds", b"first_answer_seconds", "log_slots", b"log_slots", "model_needs", b"model_needs", "models", b"models", "name", b"name", "orca", b"orca", "outlier", b"outlier", "paths", b"paths", "per_endpoint_in_flight", b"per_endpoint_in_flight", "probe_interval_seconds", b"probe_interval_seconds", "routing", b"routing", "seed", b"seed", "slow_start", b"slow_start", "usage", b"usage", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,6 +42,9 @@ class PoolTelemetry(Strict):
     orca: bool = False
     """Ask replicas for load reports (ORCA) in the headers of their answers: one more message
     between Envoy and picker for each request."""
+    usage: bool = False
+    """Read token counts from streamed answers that tell them (`stream_options.include_usage`), for
+    metrics by model. Envoy parses each event of such answers as JSON."""
 
 
 class KvEventsSpec(Strict):

@@ -49,6 +49,7 @@ from xds_server.fleet.rules.fleet import default_for_grpc, default_for_path
 from xds_server.fleet.view import PROTOCOLS, clusters_of, speaks
 from xds_server.resources.filters.discovered import admitted
 from xds_server.resources.filters.picked_pool import follow_picker
+from xds_server.resources.filters.usage import read_usage
 from xds_server.resources.routes import paths
 from xds_server.resources.routes.forms import READ_HEADERS, UnnamedForm
 from xds_server.resources.routes.forwarding import forward
@@ -96,6 +97,7 @@ def route_configuration(
     host.routes.extend(_unnamed(fleet, reads))
     host.routes.append(_answer("nobody", Call({"prefix": "/"}, ()), 404, ""))
     ask_for_loads(host.routes, fleet)
+    read_usage(host.routes, fleet)
     if fleet.listener.debug_headers:
         header = config.response_headers_to_add.add()
         header.header.key = SERVED_BY_HEADER

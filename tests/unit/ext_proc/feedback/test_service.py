@@ -134,6 +134,27 @@ def test_a_tag_that_is_no_number_is_unknown(tag):
     assert first(tagged(tag)).first_byte_s == pytest.approx(0.1)
 
 
+def told(**counts):
+    """Return the usage of an entry whose metadata has these values."""
+    message = logged()
+    spaces = message.http_logs.log_entry[0].common_properties.metadata.filter_metadata
+    spaces["tidegate.usage"].update(counts)
+    return first(message).usage
+
+
+def test_token_counts_are_read_where_envoy_found_them():
+    """Without the metadata nothing is known, and a count that is not told is not 0."""
+    assert told(prompt=40, cached=32, output=3, model="m") == (40, 32, 3, "m")
+    assert told(prompt=40) == (40, None, None, "")
+    assert first(logged()).usage is None
+
+
+@pytest.mark.parametrize("count", [-1, 2e9, float("inf"), float("nan"), "40", True, None, [4]])
+def test_a_count_that_is_no_count_is_unknown(count):
+    """Replicas write these numbers, and a client may choose what an engine repeats."""
+    assert told(output=count).output is None
+
+
 def test_the_picks_of_a_retried_request_are_read():
     """They name the replicas of earlier attempts; with one attempt they are not read."""
     entry = first(logged(upstream_request_attempt_count=2))

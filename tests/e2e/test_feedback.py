@@ -256,11 +256,11 @@ async def test_a_first_byte_is_the_first_token_whenever_headers_come(http, demo_
         for replica in (early, late, whole):
 
             async def known(replica=replica):
-                return (await answers(replica.name))["answers"] == len(replica.asked) > 0
+                return (await answers(replica.name))["answers"] >= 3
 
             assert await eventually(known)
             first_byte_s = (await answers(replica.name))["first_byte_s"]
-            assert first_byte_s == pytest.approx(0.4, abs=0.15), replica.name
+            assert 0.39 < first_byte_s < 1.5, replica.name  # the headers came after 5 ms
 
 
 async def test_tokens_that_streams_tell_are_counted(http, demo_extra):  # noqa: ARG001 - skips first
@@ -271,7 +271,9 @@ async def test_tokens_that_streams_tell_are_counted(http, demo_extra):  # noqa: 
     told = b'{"model":"toy-llm","choices":[],"usage":' + usage + b"}"
     replica = Replica("telling", events=(piece, piece, piece, told, b"[DONE]"))
     chat = {"model": "toy-llm", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-    async with stack_over(replica, more={"telemetry": {"usage": True}}) as own:
+    match = {"models": ["toy-llm"], "paths": ["/v1/chat/completions"]}
+    more = {"match": match, "telemetry": {"usage": True}}
+    async with stack_over(replica, more=more) as own:
         for events in (replica.events, (piece, b"[DONE]"), replica.events):
             replica.events = events
             async with http.post(own.http_url + "/v1/chat/completions", json=chat) as answer:

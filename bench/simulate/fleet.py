@@ -111,6 +111,8 @@ class SimulatedFleet:
             self._later(scenario.join_at_s, _TROUBLE, self._join)
         if scenario.fail_at_s is not None:
             self._later(scenario.fail_at_s, _TROUBLE, self._fail)
+        if scenario.restart_at_s is not None:
+            self._later(scenario.restart_at_s, _TROUBLE, self._restart)
         if scenario.brake_at_s is not None:
             self._later(scenario.brake_at_s, _TROUBLE, self._brake)
             self._later(scenario.brake_at_s + scenario.brake_s, _TROUBLE, self._release)
@@ -218,6 +220,9 @@ class SimulatedFleet:
             self._later(
                 heard, _TROUBLE, lambda then: self._scheduler.membership(index, "silent", then)
             )
+        self._move(lost, now)
+
+    def _move(self, lost: Sequence[ReplicaTask], now: float) -> None:
         for task in lost:
             if task.first_at is not None:
                 del self._tasks[task.job.index]
@@ -226,6 +231,15 @@ class SimulatedFleet:
             replicas, _ = self._choices[task.job.index]
             fresh = ReplicaTask(task.job, task.sent_at)
             self._send(fresh, replicas, now)
+
+    def _restart(self, now: float) -> None:
+        count = len(self._replicas)
+        lost: list[ReplicaTask] = []
+        for index in range(count - self._scenario.restarted_replicas, count):
+            lost += self._replicas[index].fail()
+            self._scheduled[index] = inf
+            self._scheduler.membership(index, "restarted", now)
+        self._move(lost, now)
 
     def _return(self, now: float) -> None:
         index = self._scenario.victim

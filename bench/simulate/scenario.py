@@ -45,6 +45,10 @@ class Scenario:
     brake_s: float = 60.0
     """Duration at ``brake_speed``."""
     brake_speed: float = 0.25
+    restart_at_s: float | None = None
+    """Time at which the last ``restarted_replicas`` restart with empty caches; ``None``: never.
+    They are up again at once; what they had not begun to answer moves to fallbacks."""
+    restarted_replicas: int = 5
     telemetry_s: float = 1.0
     """Interval of a replica's samples; 0: no telemetry."""
     telemetry_delay_s: float = 0.1
@@ -81,6 +85,10 @@ class Scenario:
             (self.fail_at_s is None or self.replicas > 1, "a fleet of one cannot lose a replica"),
             (self.down_s > 0, "the time down must be above 0"),
             (self.brake_at_s is None or self.brake_at_s > 0, "the brake must begin above 0"),
+            (
+                self.restart_at_s is None or 0 < self.restarted_replicas <= self.replicas,
+                "more restarted replicas than replicas",
+            ),
             (self.brake_s > 0, "the time of braking must be above 0"),
             (0 < self.brake_speed <= 1, "the braked speed must lie above 0 and be at most 1"),
             (self.brake_at_s is None or self.replicas > 1, "a fleet of one cannot brake one"),

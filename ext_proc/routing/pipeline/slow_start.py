@@ -12,18 +12,24 @@ random:
    instead, so that warm replicas are not overloaded while new ones are idle.
 3. A ramping replica that holds more of the prompt than its shared blocks keeps its price: an
    affinity hit is worth the same on a new replica.
-4. If all candidates are ramping, prices are unchanged.
+4. The restraint ends where prompts wait more than ``PATIENCE_S`` on each warm candidate, and the
+   rest of that wait is longer than the ramping one's divided by its ramp factor: it then keeps its
+   price. Most of a fleet may ramp at once, and the few warm replicas cannot serve for all.
+5. If all candidates are ramping, prices are unchanged.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ext_proc.routing.state.context import SchedulingContext
     from ext_proc.routing.values.rng import Rng
+
+PATIENCE_S: Final = 0.5
+"""Wait on warm replicas that is no reason to load a ramping one, seconds."""
 
 
 def with_slow_start(
@@ -36,17 +42,29 @@ def with_slow_start(
     lowest, highest = min(prices), max(prices)
     first, behind = lowest - 1.0, highest - lowest + 1.0
     drawn = -1 if max(context.matched) > context.shared else _drawn(context, ramp, rng)
+    waits = _waits(context)
+    least = min([wait for wait, factor in zip(waits, ramp, strict=True) if factor >= 1.0])
+    least -= PATIENCE_S
     return [
         price
-        if factor >= 1.0 or matched > context.shared
+        if factor >= 1.0 or matched > context.shared or wait < least * factor
         else first
         if index == drawn
         else price / factor
         if in_seconds
         else price + behind
-        for index, (price, factor, matched) in enumerate(
-            zip(prices, ramp, context.matched, strict=True)
+        for index, (price, factor, matched, wait) in enumerate(
+            zip(prices, ramp, context.matched, waits, strict=True)
         )
+    ]
+
+
+def _waits(context: SchedulingContext) -> list[float]:
+    """Return the seconds of prefill before the request on each candidate."""
+    now, per_token = context.now, context.latency_model.seconds_per_token
+    return [
+        each.replica.drain_s(now, per_token * each.latency_model.slowness)
+        for each in context.candidates
     ]
 
 

@@ -135,6 +135,19 @@ def test_a_dead_replica_returns() -> None:
     assert ("restarted", 1, 10.5) in scheduler.heard
 
 
+def test_several_replicas_restart_at_once() -> None:
+    """They are told of at once and serve again; a job without a token moves to its fallback."""
+    scenario = Scenario(
+        replicas=3, engine=ENGINE, restart_at_s=0.3, restarted_replicas=2, telemetry_s=0
+    )
+    scheduler = Scripted(2, 1)
+    records = run(scenario, scheduler, [job(0, 0.0), job(1, 5.0)])
+    assert [(each.end, each.replica) for each in records] == [(End.SERVED, 2), (End.SERVED, 2)]
+    assert ("restarted", 1, 0.3) in scheduler.heard
+    assert ("restarted", 2, 0.3) in scheduler.heard
+    assert ("restarted", 0, 0.3) not in scheduler.heard
+
+
 def test_a_joiner_is_announced() -> None:
     """The late replica is dead until it joins."""
     scenario = Scenario(replicas=2, engine=ENGINE, join_at_s=2.0)

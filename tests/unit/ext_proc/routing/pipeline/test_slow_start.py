@@ -126,3 +126,19 @@ def test_warm_candidates_keep_their_prices(
     assert [price for price, row in zip(changed, rows, strict=True) if row[0] >= 1.0] == [
         row[2] for row in rows if row[0] >= 1.0
     ]
+
+
+def test_the_restraint_ends_where_the_warm_wait_longer() -> None:
+    """Where few are warm and prompts wait on all of them, a ramping replica is not held back.
+
+    Its own wait counts by its ramp: at a tenth, 0.2 s are as long as 2 s elsewhere, besides the
+    half second that is no reason.
+    """
+    for waits, held in (([2.4, 9.0, 0.2], True), ([2.6, 9.0, 0.2], False), ([0.4, 0.4, 0.0], True)):
+        made = context([1.0, 1.0, 0.1])
+        for candidate, wait in zip(made.candidates, waits, strict=True):
+            candidate.replica.busy_until = wait
+            candidate.replica.load.work = 1e9
+        changed = with_slow_start(made, [8.0, 9.0, 1.0], Never(), in_seconds=True)
+        assert list(changed) == [8.0, 9.0, 10.0 if held else 1.0]
+        assert (with_slow_start(made, [8.0, 9.0, 1.0], Never())[2] > 9.0) is held

@@ -5,6 +5,8 @@ Rules:
 1. A rate needs two pages and progress between them; otherwise it is unknown, not 0.
 2. A success counter below its last known value means that the replica (or a model in it) was
    restarted, whether seen directly or after failed scrapes. Nothing is computed across a restart.
+   It is no restart where the page says that the process started when it did before: a model was
+   reloaded, or its counters reset. Then nothing is computed for that model.
    Counters of models that left the page are remembered, because a restarted server shows a model
    only once it is loaded again.
 3. At most ``MAX_MODELS`` models are remembered.
@@ -37,6 +39,7 @@ class Rates:
 
     def __init__(self) -> None:
         self._known: dict[ModelVersion, tuple[float, Counters]] = {}
+        self._started_unix_s: float | None = None
 
     def __len__(self) -> int:
         return len(self._known)
@@ -49,8 +52,12 @@ class Rates:
             for key, count in page.successes.items()
             if key in known and (earlier := known[key][1].successes) is not None
         )
+        started, before = page.started_unix_s, self._started_unix_s
+        if started is not None:
+            self._started_unix_s = started
         if fell:
             known.clear()
+        fell = fell and (started is None or started != before)
         rated = tuple(self._rated(each, page) for each in page.readings)
         for key, counters in page.counters.items():
             if key in known or len(known) < MAX_MODELS:

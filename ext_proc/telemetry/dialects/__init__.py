@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ext_proc.telemetry.dialects import custom, engines, gpu, triton, trtllm
-from ext_proc.telemetry.dialects.page import BadPage, ModelVersion, parse
+from ext_proc.telemetry.dialects.page import BadPage, Families, ModelVersion, parse
 from ext_proc.telemetry.dialects.triton import Counters
 
 if TYPE_CHECKING:
@@ -31,7 +31,11 @@ __all__ = [
     "read_page",
 ]
 
-_OWN: Final = triton.FAMILIES | trtllm.FAMILIES | engines.FAMILIES | gpu.FAMILIES
+PROCESS_START: Final = "process_start_time_seconds"
+"""Start of the server's process, Unix seconds, as Prometheus' clients export it."""
+_OWN: Final = (
+    frozenset({PROCESS_START}) | triton.FAMILIES | trtllm.FAMILIES | engines.FAMILIES | gpu.FAMILIES
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +67,14 @@ class PageReadings:
     readings: tuple[Reading, ...]
     """One per model and version, sorted by both; one without a model describes the endpoint."""
     counters: Mapping[ModelVersion, Counters]
+    started_unix_s: float | None = None
+    """When the server's process started; ``None`` = the page does not tell, or tells several."""
 
     @property
     def successes(self) -> dict[ModelVersion, float]:
         """Return the counters of finished requests where they are known.
 
-        They decrease only if the model or the server was restarted.
+        They decrease if the model or the server was restarted.
         """
         return {
             key: each.successes for key, each in self.counters.items() if each.successes is not None
@@ -95,7 +101,13 @@ def read_all(text: str, at: float, vocabulary: Vocabulary = PLAIN) -> PageReadin
         at=at,
         readings=tuple(found[key] for key in sorted(found, key=_order)),
         counters=triton.counters(families, vocabulary.decoupled) | engines.counters(families),
+        started_unix_s=_started(families),
     )
+
+
+def _started(families: Families) -> float | None:
+    values = {sample.value for sample in families.get(PROCESS_START, ())}
+    return values.pop() if len(values) == 1 else None
 
 
 def _order(key: ModelVersion | None) -> tuple[str, str]:

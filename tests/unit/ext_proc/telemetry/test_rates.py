@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ext_proc.telemetry.dialects import read_all
@@ -57,6 +59,37 @@ def test_a_restart_is_seen_and_nothing_is_computed_across_it():
     assert rated.restarted
     assert rated.readings[0].queue_s is None
     assert rated.readings[0].failures_per_s == ()
+
+
+def since(page, started):
+    """Return a page with the start of its process, Unix seconds."""
+    return replace(page, started_unix_s=started)
+
+
+def test_the_same_process_has_not_restarted():
+    """A counter that fell in a process that runs on is a reset, across which nothing is known."""
+    rates = Rates()
+    rates.take(since(page(1.0, 10, 100), 1e9))
+    rated = rates.take(since(page(2.0, 4, 200), 1e9))
+    assert not rated.restarted
+    assert rated.readings[0].queue_s is None
+    assert rates.take(since(page(3.0, 2), 1e9 + 5)).restarted
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 1e9), (1e9, None), (None, None)])
+def test_a_start_that_is_not_told_on_both_pages_proves_nothing(before, after):
+    """Without both times, the counter decides."""
+    rates = Rates()
+    rates.take(since(page(1.0, 10), before))
+    assert rates.take(since(page(2.0, 4), after)).restarted
+
+
+def test_the_start_is_read_from_the_page():
+    """Prometheus' clients export it; several values (several processes) tell nothing."""
+    assert read_all("process_start_time_seconds 1.7e9\n", 1.0).started_unix_s == 1.7e9
+    two = 'process_start_time_seconds{pid="1"} 1\nprocess_start_time_seconds{pid="2"} 2\n'
+    assert read_all(two, 1.0).started_unix_s is None
+    assert read_all("up 1\n", 1.0).started_unix_s is None
 
 
 def test_a_model_that_left_is_remembered():

@@ -16,7 +16,17 @@ FIRST_PART_BYTES: Final = 65_536
 """Maximum bytes for which a duplex decision waits; at most one more chunk is held."""
 
 _UNARY: Final = frozenset(
-    {Form.GRPC_INFER, Form.HTTP_INFER, Form.GENERATE, Form.GENERATE_STREAM, Form.OPENAI}
+    {
+        Form.GRPC_INFER,
+        Form.HTTP_INFER,
+        Form.GENERATE,
+        Form.GENERATE_STREAM,
+        Form.OPENAI,
+        Form.RESPONSES,
+        Form.MESSAGES,
+        Form.SCORE,
+        Form.SGLANG,
+    }
 )
 """Unary inference. A stream's body must not be waited for: its client may wait for a response."""
 

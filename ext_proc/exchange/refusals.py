@@ -1,11 +1,13 @@
-"""Refusals in the caller's dialect: Triton's JSON, OpenAI's error object, or a gRPC status.
+"""Refusals in the caller's dialect: Triton's, OpenAI's or Anthropic's JSON, or a gRPC status.
 
-Sources: Triton's HTTP error shape (``{"error": "..."}``, KServe v2), OpenAI's error object,
-and the gRPC status codes (``grpc/grpc: doc/statuscodes.md``).
+Sources: Triton's HTTP error shape (``{"error": "..."}``, KServe v2), OpenAI's error object, which
+SGLang writes for its own calls too, Anthropic's error object and its types by status, and the gRPC
+status codes (``grpc/grpc: doc/statuscodes.md``).
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
@@ -14,6 +16,7 @@ from ext_proc.exchange.actions import Refuse
 from ext_proc.routing.values.refusal import Refusal, RefusalKind
 from ext_proc.routing.values.request import Form
 from tidegate_api.names import REASON_HEADER
+from tidegate_api.paths import ANTHROPIC_PATHS, anthropic_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +51,8 @@ _RETRY_AFTER: Final = frozenset(
 )
 _RETRY_AFTER_S: Final = "1"
 _INTERNAL: Final = 13
+_OPENAI: Final = frozenset({Form.OPENAI, Form.RESPONSES, Form.SCORE, Form.SGLANG})
+_ANTHROPIC: Final = re.compile(ANTHROPIC_PATHS)
 _GRPC_CONTENT: Final = "application/grpc"
 
 
@@ -70,8 +75,11 @@ def refuse(refusal: Refusal, form: Form, headers: Mapping[str, str], path: str =
         code = _INTERNAL if refusal.malformed else status.grpc
         return Refuse(status.http, code, reason, refusal.message.encode(), tuple(extra))
     extra.append(("content-type", "application/json"))
-    if form is Form.OPENAI or (form is Form.OTHER and path.startswith("/v1/")):
-        document: object = {
+    if form is Form.MESSAGES or (form is Form.OTHER and _ANTHROPIC.fullmatch(path)):
+        error = {"type": anthropic_error(status.http), "message": refusal.message}
+        document: object = {"type": "error", "error": error}
+    elif form in _OPENAI or (form is Form.OTHER and path.startswith("/v1/")):
+        document = {
             "error": {
                 "message": refusal.message,
                 "type": status.openai,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from ext_proc.routing.values.request import OPENAI
+from ext_proc.routing.values.request import NAMES_ADAPTER
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -49,7 +49,7 @@ def split_adapter(features: Features, models: Container[str]) -> Features:
         The features with both, unchanged if the whole name is served or no part of it is.
     """
     whole = features.model
-    if features.form is not OPENAI or whole is None or whole in models:
+    if whole is None or features.form not in NAMES_ADAPTER or whole in models:
         return features
     for found in reversed(list(_SEPARATOR.finditer(whole))):
         base, adapter = whole[: found.start()], whole[found.end() :]

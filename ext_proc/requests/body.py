@@ -7,15 +7,27 @@ from typing import TYPE_CHECKING, Final
 from ext_proc.requests.forms.generate import read_generate
 from ext_proc.requests.forms.grpc_infer import read_grpc, read_model_call
 from ext_proc.requests.forms.http_infer import read_infer
+from ext_proc.requests.forms.messages import read_messages
 from ext_proc.requests.forms.openai import read_openai
+from ext_proc.requests.forms.responses import read_responses
+from ext_proc.requests.forms.score import read_score
+from ext_proc.requests.forms.sglang import read_sglang
 from ext_proc.requests.parsing import values
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.inflate import inflate, is_supported
-from ext_proc.routing.values.request import HTTP_INFER, OPENAI, OTHER, Features, Form
+from ext_proc.routing.values.request import HTTP_INFER, OTHER, Features, Form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_ENGINE_READERS: Final = {
+    Form.OPENAI: read_openai,
+    Form.RESPONSES: read_responses,
+    Form.MESSAGES: read_messages,
+    Form.SCORE: read_score,
+    Form.SGLANG: read_sglang,
+}
+"""Of engines that serve without Triton."""
 _GRPC_READERS: Final = {
     Form.GRPC_INFER: read_grpc,
     Form.GRPC_STREAM: read_grpc,
@@ -40,7 +52,7 @@ def read_body(
 
     Returns:
         The features with all that could be read; unchanged if the body holds nothing for a router
-        (not an inference, or OpenAI's in a content coding other than gzip and deflate).
+        (not an inference, or an engine's in a content coding other than gzip and deflate).
 
     Raises:
         BadRequest: The bytes cannot be a request of that form, or Triton answers them with a 5xx.
@@ -54,22 +66,24 @@ def read_body(
     coding = headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
         if not is_supported(coding):
-            if features.form is OPENAI:
+            if features.form in _ENGINE_READERS:
                 return features
             raise BadRequest(f"the content coding {coding[:32]!r} is unknown; use gzip or deflate")
         body, whole = inflate(body, complete=complete, place="the request body")
         complete = complete and whole
     if features.form is HTTP_INFER:
         return read_infer(features, headers, body, complete=complete)
-    if features.form is OPENAI:
-        return read_openai(features, body, complete=complete)
+    engine_reader = _ENGINE_READERS.get(features.form)
+    if engine_reader is not None:
+        return engine_reader(features, body, complete=complete)
     return read_generate(features, body, complete=complete)
 
 
 def session_of(features: Features, headers: Mapping[str, str], session_header: str) -> str | None:
     """Return the request's session: from the header, or else from the body.
 
-    OpenAI's bodies name one as ``prompt_cache_key`` or ``user``.
+    OpenAI's bodies name one as ``prompt_cache_key`` or ``user``, Anthropic's as
+    ``metadata.user_id``, and SGLang's as ``session_params.id`` or ``session_id``.
 
     Args:
         features: Features read so far.

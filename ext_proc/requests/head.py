@@ -20,6 +20,14 @@ from tidegate_api.names import (
     SEQUENCE_HEADER,
     TIMEOUT_HEADER,
 )
+from tidegate_api.paths import (
+    MESSAGES_ENDING,
+    OPENAI_ENDINGS,
+    RESPONSES_ENDING,
+    SCORE_ENDINGS,
+    SCORE_PATHS,
+    SGLANG_PATH,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +52,13 @@ _METHODS: Final = {
     "ModelConfig": Form.MODEL_CALL,
     "ModelStatistics": Form.MODEL_CALL,
 }
-_OPENAI_ENDINGS: Final = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+_ENDINGS: Final = (
+    (OPENAI_ENDINGS, Form.OPENAI),
+    (RESPONSES_ENDING, Form.RESPONSES),
+    (MESSAGES_ENDING, Form.MESSAGES),
+    (SCORE_ENDINGS, Form.SCORE),
+)
+_WHOLE: Final = {**dict.fromkeys(SCORE_PATHS, Form.SCORE), SGLANG_PATH: Form.SGLANG}
 _STREAMING: Final = frozenset({Form.GRPC_STREAM, Form.GENERATE_STREAM})
 
 _NO_INFERENCE: Final = (Form.OTHER, None, None)
@@ -99,9 +113,15 @@ def _read_path(method: str, path: str) -> tuple[Form, str | None, str | None]:
             return Form.OTHER, None, None
         model = _name(unquote(found["model"]))
         return verb if posted else Form.OTHER, model, found["version"]
-    if posted and bare.endswith(_OPENAI_ENDINGS):
-        return Form.OPENAI, None, None
-    return Form.OTHER, None, None
+    return _form(bare) if posted else Form.OTHER, None, None
+
+
+def _form(path: str) -> Form:
+    """Return the form of a path that names no model."""
+    for ending, form in _ENDINGS:
+        if path.endswith(ending):
+            return form
+    return _WHOLE.get(path, Form.OTHER)
 
 
 def _name(value: str | None) -> str | None:

@@ -49,7 +49,7 @@ class Wire:
         headers = {name.lower(): value for name, value in request.headers.items()}
         body = request.content[: int(len(request.content) * part)]
         features = read_head(request.method, request.url.raw_path.decode(), headers)
-        assert features.form is Form.OPENAI
+        assert features.form in (Form.OPENAI, Form.RESPONSES)
         return read_body(features, headers, body, complete=part == 1.0)
 
 
@@ -163,3 +163,26 @@ def test_embeddings(wire, value):
     features = wire.features()
     assert (features.model, features.max_tokens, features.streaming) == ("embedder", None, False)
     assert features.prompt is not None
+
+
+def respond(wire: Wire, messages, **options) -> Features:
+    with pytest.raises(openai.InternalServerError):
+        wire.client().responses.create(model="llama", input=messages, **options)
+    return wire.features()
+
+
+def test_responses(wire):
+    """A response says model, session, limit and streaming, and is the prompt of the same chat."""
+    features = respond(wire, TURNS[1:], instructions=TURNS[0]["content"], max_output_tokens=9)
+    assert (features.form, features.model, features.max_tokens) == (Form.RESPONSES, "llama", 9)
+    assert features.prompt == chat(wire, TURNS).prompt
+    named = respond(wire, "hi", prompt_cache_key="k", user="u", stream=True)
+    assert (named.session, named.streaming) == ("k", True)
+
+
+def test_the_client_writes_the_instructions_behind_the_input(wire):
+    """So a first part that ends in the input has the turns alone."""
+    respond(wire, TURNS[1:], instructions=TURNS[0]["content"])
+    names = list(json.loads(wire.requests[-1].content))
+    assert names.index("input") < names.index("instructions")
+    assert wire.features(0.3).prompt.startswith(TURNS[1]["content"][:100].encode())

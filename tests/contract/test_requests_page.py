@@ -50,6 +50,15 @@ BODY = {
     "messages": [{"role": "user", "content": "p"}],
     "input": "p",
     "stream": True,
+    "rid": "r",
+    "text": "p",
+    "query": "p",
+    "documents": ["p"],
+    "max_output_tokens": 9,
+    "lora_path": "a",
+    "sampling_params": {"max_new_tokens": 9},
+    "session_params": {"id": "u"},
+    "metadata": {"user_id": "u"},
     "parameters": PARAMETERS,
     "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["p"]}],
 }
@@ -81,6 +90,10 @@ FORMS = {
     Form.GENERATE: (MODEL + "generate", json.dumps(BODY).encode()),
     Form.GENERATE_STREAM: (MODEL + "generate_stream", json.dumps(BODY).encode()),
     Form.OPENAI: ("/v1/chat/completions", json.dumps(BODY).encode()),
+    Form.RESPONSES: ("/v1/responses", json.dumps(BODY).encode()),
+    Form.MESSAGES: ("/v1/messages", json.dumps(BODY).encode()),
+    Form.SCORE: ("/v1/rerank", json.dumps(BODY).encode()),
+    Form.SGLANG: ("/generate", json.dumps(BODY).encode()),
     Form.OTHER: (MODEL + "config", json.dumps(BODY).encode()),
 }
 

@@ -35,6 +35,10 @@ PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/rerank",
+    "/generate",
 )
 CODINGS = ("", "gzip", "deflate", "br")
 SENDING = (BodySending.NONE, BodySending.BUFFERED, BodySending.DUPLEX)

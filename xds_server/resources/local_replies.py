@@ -3,8 +3,8 @@
 Rules:
 
 1. What the picker or a script of ours decided passes unchanged: it is written in the dialect.
-2. A gRPC caller gets a status with text; a caller of an OpenAI path OpenAI's error object; every
-   other caller ``{"error": "..."}`` as Triton writes it.
+2. A gRPC caller gets a status with text; a caller of an OpenAI path OpenAI's error object, and of
+   Anthropic's messages theirs; every other caller ``{"error": "..."}`` as Triton writes it.
 3. Every answer has `x-tidegate-reason`; those after which a caller may try again have
    `retry-after`.
 
@@ -25,9 +25,10 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import (
 from google.protobuf import json_format
 
 from tidegate_api.names import REASON_HEADER
+from tidegate_api.paths import ANTHROPIC_PATHS, OPENAI_PATHS, anthropic_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 NOT_FOUND: Final = "no pool of this gateway serves this path or model"
 
@@ -71,7 +72,14 @@ def local_replies() -> bytes:
     decided = _cel("response.code_details.startsWith('tidegate_')")
     scripted = _cel("response.code_details == 'lua_response'")
     config = {
-        "mappers": [{"filter": decided}, {"filter": scripted}, *_grpc(), *_openai(), *_triton()]
+        "mappers": [
+            {"filter": decided},
+            {"filter": scripted},
+            *_grpc(),
+            *_of_paths(_header(":path", ANTHROPIC_PATHS), _anthropic_error),
+            *_of_paths(_any([_header(":path", each) for each in OPENAI_PATHS]), _openai_error),
+            *_triton(),
+        ]
     }
     message = json_format.ParseDict(config, http_connection_manager_pb2.LocalReplyConfig())
     return message.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # untyped library
@@ -84,12 +92,13 @@ def _grpc() -> Iterator[dict[str, Any]]:
     yield {"filter": caller, "body_format_override": _TEXT}
 
 
-def _openai() -> Iterator[dict[str, Any]]:
-    caller = _header(":path", r"(/v1|.*/v1/(chat/)?completions|.*/v1/embeddings)([/?].*)?")
+def _of_paths(
+    caller: dict[str, Any], error_of: Callable[[int, str], dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     for case in _CASES:
-        yield _mapper(case, [caller, *_of(case)], _openai_error(case.status, case.reason))
+        yield _mapper(case, [caller, *_of(case)], error_of(case.status, case.reason))
     filters = [caller, _status("GE", 400)]
-    error = _openai_error(500, "internal")
+    error = error_of(500, "internal")
     yield {"filter": {"and_filter": {"filters": filters}}, "body_format_override": error}
 
 
@@ -97,6 +106,11 @@ def _triton() -> Iterator[dict[str, Any]]:
     for case in _CASES:
         yield _mapper(case, _of(case), _TRITON)
     yield {"filter": _status("GE", 400), "body_format_override": _TRITON}
+
+
+def _anthropic_error(status: int, _: str) -> dict[str, Any]:
+    error = {"type": anthropic_error(status), "message": "%LOCAL_REPLY_BODY%"}
+    return {"json_format": {"type": "error", "error": error}}
 
 
 def _openai_error(status: int, reason: str) -> dict[str, Any]:
@@ -144,6 +158,10 @@ def _status(operator: str, status: int) -> dict[str, Any]:
 def _header(name: str, regex: str) -> dict[str, Any]:
     match = {"name": name, "string_match": {"safe_regex": {"regex": regex}}}
     return {"header_filter": {"header": match}}
+
+
+def _any(filters: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"or_filter": {"filters": filters}}
 
 
 def _cel(expression: str) -> dict[str, Any]:

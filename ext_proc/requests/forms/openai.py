@@ -21,7 +21,7 @@ import orjson
 import xxhash
 
 from ext_proc.requests.forms.generate import joined
-from ext_proc.requests.parsing import values
+from ext_proc.requests.parsing import turns, values
 from ext_proc.requests.parsing.errors import BadRequest
 from ext_proc.requests.parsing.json_prefix import Document, read_object
 from ext_proc.routing.values.request import Truncation
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
     from ext_proc.routing.values.request import Features
 
-MAX_MESSAGES: Final = 4096
-MAX_PARTS: Final = 1024
+MAX_MESSAGES: Final = turns.MAX_TURNS
+MAX_PARTS: Final = turns.MAX_PARTS
 """Maximum parts of one message's content."""
 
-_ROLE_MARK: Final = "\x1f"
-_MESSAGE_END: Final = "\x1e"
-_PART_END: Final = "\x1d"
-_MEDIA_MARK: Final = "\x1c"
+_ROLE_MARK: Final = turns.ROLE_MARK
+_MESSAGE_END: Final = turns.TURN_END
+_PART_END: Final = turns.PART_MARK
+_MEDIA_MARK: Final = turns.MEDIA_MARK
 _PLAIN: Final = 2
 """Number of members of a message that consists of a text and its role."""
 _PLACE: Final = "the OpenAI request"
@@ -52,7 +52,7 @@ def read_openai(features: Features, body: bytes | memoryview, *, complete: bool)
     """
     document = read_object(body, complete=complete, place=_PLACE)
     members = document.members
-    prompt, partial, token_ids = _prompt(document)
+    prompt, partial, ids = _prompt(document)
     limit = values.positive(members.get("max_completion_tokens"))
     features.model = values.name(members.get("model"), "`model`") or features.model
     named = values.session(members.get("prompt_cache_key"))
@@ -62,10 +62,10 @@ def read_openai(features: Features, body: bytes | memoryview, *, complete: bool)
     features.max_tokens = limit or values.positive(members.get("max_tokens"))
     features.prompt = prompt
     features.prompt_is_partial = partial
-    features.token_ids = token_ids
+    features.token_ids = ids
     features.plain_text = members.get("add_special_tokens") is False
     if "truncate_prompt_tokens" in members:
-        features.truncation = _truncation(members, ids=token_ids)
+        features.truncation = _truncation(members, ids=ids)
     return features
 
 
@@ -90,12 +90,12 @@ def _prompt(document: Document) -> tuple[bytes | None, bool, bool]:
             text = joined(members[key], cut=cut) if members[key] != [] else (None, False)
             if text[0] is not None:
                 return (*text, False)
-            ids = _tokens(members[key], cut=cut)
+            ids = token_ids(members[key], cut=cut)
             return (*ids, ids[0] is not None)
     return None, False, False
 
 
-def _tokens(value: object, *, cut: bool) -> tuple[bytes | None, bool]:
+def token_ids(value: object, *, cut: bool) -> tuple[bytes | None, bool]:
     """Return token ids as little-endian 32-bit integers; arrays of a batch are concatenated."""
     if not isinstance(value, list) or not value:
         return None, False

@@ -34,6 +34,13 @@ class Form(StrEnum):
     GENERATE = "generate"
     GENERATE_STREAM = "generate-stream"
     OPENAI = "openai"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    """Anthropic's."""
+    SCORE = "score"
+    """Scores and reranking."""
+    SGLANG = "sglang"
+    """SGLang's own generation; its body names no model."""
     MODEL_CALL = "model-call"
     """A gRPC call about one model (ready, metadata, config, statistics), named in its body; never
     priced."""
@@ -46,6 +53,8 @@ GRPC_STREAM: Final = Form.GRPC_STREAM  # see `ext_proc.exchange.state`
 HTTP_INFER: Final = Form.HTTP_INFER
 MODEL_CALL: Final = Form.MODEL_CALL
 OPENAI: Final = Form.OPENAI
+NAMES_ADAPTER: Final = frozenset({Form.OPENAI, Form.RESPONSES, Form.MESSAGES, Form.SCORE})
+"""Forms whose body names the model, possibly with an adapter."""
 OTHER: Final = Form.OTHER
 
 

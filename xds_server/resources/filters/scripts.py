@@ -15,6 +15,7 @@ from tidegate_api.names import (
     UNPICKED_HEADER,
     UNSERVED_ROUTE_PREFIX,
 )
+from tidegate_api.paths import OPENAI_ENDINGS, RESPONSES_ENDING, SCORE_ENDINGS
 
 NAMESPACE: Final = "tidegate.body"
 """Metadata of these filters: ``model``, ``missing`` or ``error`` of a JSON body; whether the model
@@ -33,6 +34,8 @@ UNREADABLE: Final = (
     f" compressed, not valid, or too large; name the model in the metadata {MODEL_HEADER},"
     " or send the message uncompressed and smaller"
 )
+
+_OPENAI_ENDINGS: Final = (*OPENAI_ENDINGS, RESPONSES_ENDING, *SCORE_ENDINGS)
 
 MAX_NAME_BYTES: Final = 1024
 """Longest name that is looked up: 256 characters, as pickers take them, of four bytes."""
@@ -58,8 +61,15 @@ local function refuse(handle, status, grpc_status, reason, text)
   headers["content-type"] = "application/json"
   local path = (request:get(":path") or ""):gsub("%?.*", "")
   local body = '{"error":"' .. text .. '"}'
-  if path:find("/v1/completions$") or path:find("/v1/chat/completions$")
-      or path:find("/v1/embeddings$") then
+  local openai = path == "/score" or path == "/rerank" or path == "/generate"
+  for _, ending in ipairs({@OPENAI_ENDINGS@}) do
+    openai = openai or path:sub(-#ending) == ending
+  end
+  if path:find("/v1/messages$") then
+    local kinds = {["404"] = "not_found_error", ["503"] = "overloaded_error"}
+    body = '{"type":"error","error":{"type":"' .. (kinds[status] or "invalid_request_error")
+      .. '","message":"' .. text .. '"}}'
+  elseif openai then
     local kind = status == "503" and "server_error" or "invalid_request_error"
     body = '{"error":{"message":"' .. text .. '","type":"' .. kind
       .. '","param":null,"code":"' .. reason .. '"}}'
@@ -146,6 +156,7 @@ def _filled(text: str) -> str:
         "PICKER_MODEL": MODEL_HEADER,
         "UNSERVED": UNSERVED_ROUTE_PREFIX,
         "MAX_NAME_BYTES": str(MAX_NAME_BYTES),
+        "OPENAI_ENDINGS": ", ".join(f'"{each}"' for each in _OPENAI_ENDINGS),
         "NO_PICKER": NO_PICKER,
         "UNREADABLE": UNREADABLE,
     }

@@ -4,7 +4,7 @@ Where Envoy reads the model (``xds_server.fleet.rules.bodies``) it matches the r
 model in a header. Rules:
 
 1. Of the pools that share the form, the one that serves the model takes the request. On paths of
-   OpenAI's form ``base:adapter`` is also ``base``, as for pickers: the longest base counts.
+   engines' forms ``base:adapter`` is also ``base``, as for pickers: the longest base counts.
 2. On its paths a pool without models takes every model that no other pool has there. Else an
    inference of a model that no pool serves is refused; other calls about it go to the default pool,
    whose replicas answer with Triton's own error.
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from envoy.config.route.v3 import route_components_pb2
 
 from tidegate_api.names import CONTROL_MODEL_HEADER, UNPICKED_HEADER, Protocol
+from tidegate_api.paths import MODEL_ENDINGS, SCORE_PATHS
 from xds_server.fleet.rules.bodies import BodyRead, largest_body
 from xds_server.resources.filters.body_model import read_before, read_without
 from xds_server.resources.routes.paths import GRPC_SERVICE, POST, Call
@@ -35,7 +36,8 @@ READ_HEADERS: Final = (CONTROL_MODEL_HEADER, UNPICKED_HEADER)
 _SEPARATOR: Final = "[:/#@|+]+"
 """Between a base model and an adapter, see ``ext_proc/requests/adapters.py``."""
 
-_OPENAI_ENDINGS: Final = ("v1/completions", "v1/chat/completions", "v1/embeddings")
+_NAMED: Final = tuple(ending.removeprefix("/") for ending in MODEL_ENDINGS)
+_WHOLE: Final = frozenset(path.removeprefix("/") for path in SCORE_PATHS)
 
 
 class UnnamedForm(NamedTuple):
@@ -75,7 +77,7 @@ class UnnamedForm(NamedTuple):
             if pool.match.models:
                 matcher = header_in(CONTROL_MODEL_HEADER, pool.match.models)
                 yield f"{pool.name}/by-body/{self.name}", [matcher], pool
-        if self.protocol == "http" and self.name.endswith(_OPENAI_ENDINGS):
+        if self.protocol == "http" and (self.name.endswith(_NAMED) or self.name in _WHOLE):
             yield from self._adapters()
         if self.takes_any:
             any_model = next(pool for pool in self.sharing if not pool.match.models)

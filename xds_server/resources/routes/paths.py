@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tidegate_api.paths import MESSAGES_ENDING, OPENAI_ENDINGS, RESPONSES_ENDING
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -71,7 +73,8 @@ READ: Final = ("GET", "HEAD")
 ANY: Final = ("GET", "HEAD", "POST")
 """Methods of a pool's own paths (`match.paths`), whose meaning only the engine knows."""
 
-_OPENAI_CALLS: Final = ("/completions", "/chat/completions", "/embeddings")
+_LISTED: Final = (*OPENAI_ENDINGS, RESPONSES_ENDING, MESSAGES_ENDING)
+"""Ends of the paths beside which a list of models stands."""
 _MODEL_LIST_ENDING: Final = r"/models(/[^/]+){0,2}"
 _UNRESERVED: Final = re.compile(r"[A-Za-z0-9._~-]")
 
@@ -117,15 +120,13 @@ def stream_call() -> Call:
 
 
 def model_list(paths: Iterable[str]) -> Call | None:
-    """Return OpenAI's list of models beside these paths, or ``None`` if none is OpenAI's."""
+    """Return OpenAI's (or Anthropic's) list of models beside these paths, or ``None``."""
     bases = {
-        path.removesuffix(ending)
+        path.removesuffix(ending) + "/v1"
         for path in paths
-        for ending in _OPENAI_CALLS
-        if path.endswith("/v1" + ending)
+        for ending in _LISTED
+        if path.endswith(ending)
     }
-    # `/v1/chat/completions` ends with both endings that name completions.
-    bases = {base.removesuffix("/chat") for base in bases}
     if not bases:
         return None
     return Call(_regex(f"({'|'.join(map(re.escape, sorted(bases)))}){_MODEL_LIST_ENDING}"), READ)

@@ -74,3 +74,30 @@ def test_openai_dialect():
         "param": None,
         "code": "unknown-model",
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "type_"),
+    [
+        (RefusalKind.UNKNOWN_MODEL, "not_found_error"),
+        (RefusalKind.BAD_REQUEST, "invalid_request_error"),
+        (RefusalKind.TOO_LARGE, "request_too_large"),
+        (RefusalKind.SATURATED, "rate_limit_error"),
+        (RefusalKind.NO_ENDPOINTS, "overloaded_error"),
+    ],
+)
+def test_anthropic_dialect(kind, type_):
+    """Its clients choose their exception by status, and show type and message."""
+    for form, path in ((Form.MESSAGES, ""), (Form.OTHER, "/v1/messages/count_tokens?beta=true")):
+        made = refuse(Refusal(kind, "why"), form, {}, path)
+        assert json.loads(made.body) == {
+            "type": "error",
+            "error": {"type": type_, "message": "why"},
+        }
+
+
+@pytest.mark.parametrize("form", [Form.RESPONSES, Form.SCORE, Form.SGLANG])
+def test_engines_own_calls_get_openais_error(form):
+    """Engines answer them so themselves."""
+    made = refuse(Refusal(RefusalKind.UNKNOWN_MODEL, "why"), form, {})
+    assert json.loads(made.body)["error"]["code"] == "unknown-model"

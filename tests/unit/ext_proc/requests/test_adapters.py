@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ext_proc.requests.adapters import served_by, split_adapter
 from ext_proc.routing.values.pool import Pool
-from ext_proc.routing.values.request import Features, Form
+from ext_proc.routing.values.request import NAMES_ADAPTER, Features, Form
 
 MODELS = {"llama", "meta/llama", "meta", "with:colon"}
 
@@ -34,11 +34,18 @@ def test_split(whole, model, adapter):
     assert (features.model, features.adapter) == (model, adapter)
 
 
-@pytest.mark.parametrize("form", [form for form in Form if form is not Form.OPENAI])
+@pytest.mark.parametrize("form", sorted(set(Form) - NAMES_ADAPTER))
 def test_other_forms_keep_their_model(form):
-    """Only OpenAI's forms put an adapter into the model's name."""
+    """Only forms whose body names the model put an adapter into its name."""
     features = Features(form, model="llama:sql")
     assert split_adapter(features, MODELS) is features
+
+
+@pytest.mark.parametrize("form", sorted(NAMES_ADAPTER))
+def test_a_name_in_a_body_may_have_an_adapter(form):
+    """Engines serve adapters under names of their own in each of these forms."""
+    found = split_adapter(Features(form, model="llama:sql"), MODELS)
+    assert (found.model, found.adapter) == ("llama", "sql")
 
 
 def test_unknown_model():

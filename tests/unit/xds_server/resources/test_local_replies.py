@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -10,6 +11,16 @@ from envoy.extensions.filters.network.http_connection_manager.v3 import (
 )
 from google.protobuf import json_format
 
+from ext_proc.exchange.refusals import refuse
+from ext_proc.requests import read_head
+from ext_proc.routing.values.refusal import Refusal, RefusalKind
+from tidegate_api.paths import (
+    ANTHROPIC_PATHS,
+    MODEL_ENDINGS,
+    OPENAI_PATHS,
+    SCORE_PATHS,
+    SGLANG_PATH,
+)
 from xds_server.resources.local_replies import local_replies
 
 MAPPERS = http_connection_manager_pb2.LocalReplyConfig.FromString(local_replies()).mappers
@@ -20,6 +31,8 @@ def applies(one, status: int, headers: dict[str, str], details: str) -> bool:
     kind = one.WhichOneof("filter_specifier")
     if kind == "and_filter":
         return all(applies(each, status, headers, details) for each in one.and_filter.filters)
+    if kind == "or_filter":
+        return any(applies(each, status, headers, details) for each in one.or_filter.filters)
     if kind == "status_code_filter":
         comparison = one.status_code_filter.comparison
         wanted = comparison.value.default_value
@@ -87,6 +100,11 @@ def test_grpc_statuses_are_those_of_the_picker() -> None:
         "/v1/completions?x=1",
         "/proxy/v1/chat/completions",
         "/proxy/v1/embeddings",
+        "/proxy/v1/responses",
+        "/proxy/v1/rerank",
+        "/v2/rerank",
+        "/score?x=1",
+        "/generate",
     ],
 )
 def test_openai_paths_get_openais_error(path: str) -> None:
@@ -99,7 +117,42 @@ def test_openai_paths_get_openais_error(path: str) -> None:
     assert answer(502, path)["bodyFormatOverride"]["jsonFormat"]["error"]["type"] == "server_error"
 
 
-@pytest.mark.parametrize("path", ["/", "/v2/models/m/infer", "/v10", "/v2/v1/x"])
+@pytest.mark.parametrize(
+    "path", ["/v1/messages", "/a/v1/messages?b=c", "/v1/messages/count_tokens"]
+)
+def test_anthropic_paths_get_anthropics_error(path: str) -> None:
+    """With the types that Anthropic's reference gives each status."""
+    for status, kind in (
+        (400, "invalid_request_error"),
+        (404, "not_found_error"),
+        (413, "request_too_large"),
+        (429, "rate_limit_error"),
+        (502, "api_error"),
+        (503, "overloaded_error"),
+    ):
+        assert answer(status, path)["bodyFormatOverride"]["jsonFormat"] == {
+            "type": "error",
+            "error": {"type": kind, "message": "%LOCAL_REPLY_BODY%"},
+        }
+
+
+def test_no_pattern_is_too_large_for_envoy() -> None:
+    """Envoy refuses the listener for one of more than 100 instructions: 118 characters were 107."""
+    assert max(map(len, [ANTHROPIC_PATHS, *OPENAI_PATHS])) < 80
+
+
+@pytest.mark.parametrize("path", [*MODEL_ENDINGS, *SCORE_PATHS, SGLANG_PATH])
+def test_envoy_and_the_picker_answer_a_path_in_one_dialect(path: str) -> None:
+    """A caller cannot know which of them refused."""
+    form = read_head("POST", path, {}).form
+    ours = json.loads(refuse(Refusal(RefusalKind.NO_ENDPOINTS, "why"), form, {}, path).body)
+    envoys = answer(503, path)["bodyFormatOverride"]["jsonFormat"]
+    assert envoys.keys() == ours.keys()
+    assert envoys["error"].keys() == ours["error"].keys()
+    assert envoys["error"]["type"] == ours["error"]["type"]
+
+
+@pytest.mark.parametrize("path", ["/", "/v2/models/m/infer", "/v10", "/v2/v1/x", "/a/generate"])
 def test_other_paths_get_tritons_error(path: str) -> None:
     """``{"error": "..."}``, as tritonclient reads it."""
     for status in (400, 404, 413, 500, 503):

@@ -104,6 +104,20 @@ def test_an_adapter_goes_to_the_longest_base() -> None:
     assert not [name for name in order if "by-body/grpc/adapters" in name]
 
 
+@pytest.mark.parametrize(
+    ("path", "named_there"),
+    [("/v1/messages", True), ("/v1/responses", True), ("/rerank", True), ("/generate", False)],
+)
+def test_adapters_are_known_where_the_body_names_the_model(path: str, *, named_there: bool) -> None:
+    """Without a picker too; SGLang's own requests name none."""
+    match = [{"models": [model], "paths": [path]} for model in ("a", "b")]
+    made = fleet(
+        pool("a", default=True, match=match[0]),
+        pool("b", endpoints=[endpoint(4)], match=match[1]),
+    )
+    assert (f"a/by-body/{path[1:]}/adapters-0" in names(made)) is named_there
+
+
 def test_a_pool_of_envoys_has_no_picker_on_any_route_of_its_own() -> None:
     """`policy: envoy` costs what Envoy costs; only unnamed requests of both pools may ask."""
     made = two(routing={"policy": "envoy"})

@@ -214,3 +214,5 @@ def test_the_list_of_models_stands_beside_openais_paths() -> None:
         assert re.fullmatch(pattern, path)
     assert not re.fullmatch(pattern, "/v1/chat/models")
     assert model_list(["/v1/rerank"]) is None
+    for path in ("/v1/responses", "/v1/messages"):
+        assert model_list([path]) == model_list(["/v1/completions"])

@@ -2,8 +2,11 @@
 
 Source: vLLM, ``vllm/distributed/kv_events.py``. Older releases write structs as arrays, whose
 fields have a fixed order and were extended at the end; 0.32.0 (recorded) writes maps. A batch may
-be either and contain either. All of these are accepted, and unknown fields and kinds of events are
-ignored. Anything else that does not fit rejects the whole batch, and its content is lost.
+be either and contain either. SGLang (``python/sglang/srt/disaggregation/kv_events.py``) writes the
+arrays of vLLM's first version and behind ``medium`` a map with the cache salt of a request that has
+one; newer releases write maps with a field ``cache_salt``. All of these are accepted. Unknown
+fields and kinds of events are ignored, as are blocks whose tokens are pairs (SGLang's, with a draft
+model). Anything else that does not fit rejects the whole batch, and its content is lost.
 """
 
 from __future__ import annotations
@@ -106,7 +109,7 @@ def _event(value: Any) -> KvEvent | None:
     raise BadBatch("an event has no kind")
 
 
-def _stored(fields: dict[Any, Any]) -> BlockStored:
+def _stored(fields: dict[Any, Any]) -> BlockStored | None:
     names = _names(fields.get("block_hashes"))
     size = fields.get("block_size")
     if size is None or not _is_count(size) or not 0 < size <= MAX_BLOCK_SIZE:
@@ -114,10 +117,21 @@ def _stored(fields: dict[Any, Any]) -> BlockStored:
     tokens = fields.get("token_ids")
     if not isinstance(tokens, list) or len(tokens) != len(names) * size:
         raise BadBatch("token_ids must cover all blocks")
+    if tokens and isinstance(tokens[0], list):
+        return None
     if not all(_is_count(token) and token <= _MAX_TOKEN for token in tokens):
         raise BadBatch("token ids must be integers from 0 to 2**32 - 1")
     parent = fields.get("parent_block_hash")
-    adapter = _text(fields.get("lora_name"), "lora_name")
+    named, salt = fields.get("lora_name"), fields.get("cache_salt")
+    extra = _extra(fields.get("extra_keys"), len(names))
+    if isinstance(named, dict):
+        # SGLang's metadata has the place of vLLM's adapter.
+        salt, named = named.get("cache_salt"), None
+    if salt and names:
+        # As vLLM writes it: a key of the first block of a prompt.
+        first = (_text(salt, "cache_salt"),) if parent is None else ()
+        extra = (first, *[()] * (len(names) - 1))
+    adapter = _text(named, "lora_name")
     if adapter is None and (number := _number(fields.get("lora_id"), "lora_id")) is not None:
         adapter = str(number)
     return BlockStored(
@@ -126,7 +140,7 @@ def _stored(fields: dict[Any, Any]) -> BlockStored:
         token_ids=tuple(tokens),
         block_size=size,
         adapter=adapter,
-        extra_keys=_extra(fields.get("extra_keys"), len(names)),
+        extra_keys=extra,
         medium=_text(fields.get("medium"), "medium"),
         group=_number(fields.get("group_idx"), "group_idx"),
         kind=_text(fields.get("kv_cache_spec_kind"), "kv_cache_spec_kind"),

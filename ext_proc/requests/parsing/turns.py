@@ -100,15 +100,15 @@ def _content(pieces: list[str], content: object, levels: int, *, cut: bool) -> N
         for index, part in enumerate(content):
             if index:
                 pieces.append(PART_MARK)
-            _part(pieces, part, levels - 1, cut=cut and index == last)
+            if isinstance(part, str):
+                pieces.append(part)
+            elif isinstance(part, dict):
+                _part(pieces, part, levels - 1, cut=cut and index == last)
     elif content is not None and not cut:
         pieces += (MEDIA_MARK, _digest(content))
 
 
-def _part(pieces: list[str], part: Any, levels: int, *, cut: bool) -> None:
-    if not isinstance(part, dict):
-        _content(pieces, part if isinstance(part, str) else [], 0, cut=cut)
-        return
+def _part(pieces: list[str], part: dict[str, Any], levels: int, *, cut: bool) -> None:
     text = part.get("text")
     if isinstance(text, str):
         pieces.append(text)
@@ -117,7 +117,8 @@ def _part(pieces: list[str], part: Any, levels: int, *, cut: bool) -> None:
     elif not cut and part.get("type") == _TOOL_USE:
         pieces.append(_canonical([part.get("name"), part.get("input")]).decode())
     elif not cut:
-        pieces += (MEDIA_MARK, _digest({k: part[k] for k in part if k != "cache_control"}))
+        part.pop("cache_control", None)
+        pieces += (MEDIA_MARK, _digest(part))
 
 
 def _canonical(value: object) -> bytes:

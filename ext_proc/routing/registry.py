@@ -175,7 +175,11 @@ class EndpointRegistry:
         for replica in self._by_id.get(endpoint_id, ()):
             self._conditions.silent -= replica.silent
             self._conditions.observe(replica.key, replica.readings, readings)
+            adapters = replica.adapters
             replica.observe(readings)
+            if replica.adapters != adapters:
+                each = (member.adapters for member in self.members.values())
+                self._conditions.adapters = frozenset().union(*each)
             tokens = cache_tokens(readings)
             if tokens is not None and tokens != replica.cache_tokens:
                 replica.cache_tokens = tokens

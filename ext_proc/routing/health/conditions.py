@@ -123,6 +123,8 @@ class Conditions:
         """Pools in which origins fail, so that good answers and picks should name theirs."""
         self.ejected: Counter[tuple[str, Cause]] = Counter()
         """Ejections since the start, by pool and cause."""
+        self.adapters: frozenset[str] = frozenset()
+        """LoRA adapters that the readings of any replica name; set by the registry."""
         self.silent = 0
         """Number of replicas that stopped reporting; the scheduler puts them last."""
 

@@ -53,7 +53,7 @@ def preferences(
     needs = needs_of(pool, features) if pool.model_needs else None
     if needs is not None and needs.device and not needs.device_required:
         found.append(("device", [candidate.device == needs.device for candidate in candidates]))
-    adapter = features.adapter
+    adapter = _adapter_of(features, candidates)
     if adapter is not None and pool.adapters == "prefer":
         grades = [adapter_grade(candidate, adapter, now) for candidate in candidates]
         found.extend(
@@ -62,6 +62,17 @@ def preferences(
     if zone and pool.prefer_zone:
         found.append(("zone", [candidate.zone == zone for candidate in candidates]))
     return [(name, has) for name, has in found if any(has) and not all(has)]
+
+
+def _adapter_of(features: Features, candidates: Sequence[Candidate]) -> str | None:
+    """Return the request's adapter: also a model that a replica calls an adapter.
+
+    vLLM serves an adapter under a name of its own; only readings tell it from a model.
+    """
+    model = features.model
+    if features.adapter is not None or model is None:
+        return features.adapter
+    return model if any(model in each.replica.adapters for each in candidates) else None
 
 
 def preferred_first(
@@ -73,8 +84,6 @@ def preferred_first(
     now: float,
 ) -> Sequence[float]:
     """Return the prices with the preferred candidates within the bound first (rule 1)."""
-    if not (pool.prefer_zone or pool.model_needs or features.adapter is not None):
-        return prices
     preferred = preferences(pool, features, candidates, zone, now)
     if not preferred:
         return prices

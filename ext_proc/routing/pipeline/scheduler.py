@@ -194,7 +194,12 @@ class Scheduler:
         if inference:
             if context.ramp is not None:
                 prices = with_slow_start(context, prices, context.rng, in_seconds=policy.in_seconds)
-            if pool.prefer_zone or pool.model_needs or features.adapter is not None:
+            if (
+                pool.prefer_zone
+                or pool.model_needs
+                or features.adapter is not None
+                or features.model in self._conditions.adapters
+            ):
                 prices = preferred_first(
                     pool, features, context.candidates, prices, self._zone, context.now
                 )

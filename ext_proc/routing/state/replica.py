@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FRESH_S: Final = 2.0
 """Age in seconds from which a reading is stale: Triton's queue turns over many times in it."""
 
+_NONE: Final[frozenset[str]] = frozenset()
 MAX_READINGS: Final = 256
 """Maximum readings kept per replica; a metrics page rarely has more than one per model and
 version."""
@@ -28,6 +29,7 @@ class Replica:
     """The load, latency and readings of one endpoint identity, shared by all pools."""
 
     __slots__ = (
+        "adapters",
         "bounds",
         "busy_until",
         "cache_tokens",
@@ -66,6 +68,8 @@ class Replica:
         self.kv_at = float("-inf")
         """Monotonic seconds."""
         self.readings: tuple[Reading, ...] = ()
+        self.adapters = _NONE
+        """LoRA adapters that its readings name."""
         self.restarted_unix_s: float | None = None
         """Wall-clock seconds of the last observed restart, at which its ramp starts again."""
         self.others = 0.0
@@ -85,6 +89,7 @@ class Replica:
         none of ours twice.
         """
         self.readings = tuple(readings[:MAX_READINGS])
+        self.adapters = _NONE.union(*(each.adapters or _NONE for each in self.readings))
         self.has_reported, self.silent = True, False
         known = [(each.queued, each.at) for each in self.readings if each.queued is not None]
         if known:

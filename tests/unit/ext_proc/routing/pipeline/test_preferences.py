@@ -140,6 +140,15 @@ def test_an_adapter_goes_where_it_runs_then_to_room_then_to_where_it_waits(build
     assert [address[7] for address in decision.addresses] == ["3", "2", "1", "0"]
 
 
+def test_a_model_that_a_replica_calls_an_adapter_is_one(build: Build) -> None:
+    """Clients of vLLM name an adapter as a model; other models of the pool go anywhere."""
+    pool = build.pool(2, models=frozenset({"m", "a"}))
+    router = build.router(pool)
+    router.registry.observe("r1", [lora("a", "", 2)])
+    assert [ask(router, build, model="a") for _ in range(2)] == ["r1", "r1"]
+    assert ask(router, build, model="m") == "r0"
+
+
 @given(
     running=st.sets(st.sampled_from("abc")),
     waiting=st.sets(st.sampled_from("abc")),

@@ -8,9 +8,11 @@ Rules:
 2. It is *late* once it has owed an answer for its patience: ``FACTOR`` times its slowest answer so
    far, at least ``LEAST_S``, or ``WARMING_S`` for types that Envoy acknowledges only when they are
    warm; at most the limit given. Before its first answer its patience is the limit.
-3. A client is *slow* after ``SLOW_ANSWERS`` answers in a row that each took longer than
-   ``LEAST_S``. Types that must warm do not count. A slow client is not waited for at all until it
-   gives one such answer in time: otherwise each stage would take as long as its answer.
+3. A client is *slow* after ``SLOW_ANSWERS`` answers more that took longer than ``LEAST_S`` than
+   answers in time. Types that must warm do not count; the count is between 0 and ``MAX_SLOW``, so
+   that a client which is slow most of the time stays so, and one that has recovered is soon waited
+   for again. A slow client is not waited for at all: otherwise each stage would take as long as its
+   answer.
 4. A node that was late is remembered, so that a client that reconnects and stays silent is not
    waited for again. It has no patience left until it answers. Answers of another client with the
    same node id, connected before, do not count. At most ``MAX_NODES`` are remembered; the oldest
@@ -32,6 +34,7 @@ LEAST_S: Final = 1.0
 WARMING_S: Final = 5.0
 """A new cluster is warm after its endpoints' first health checks: a second, where one is dead."""
 SLOW_ANSWERS: Final = 3
+MAX_SLOW: Final = 2 * SLOW_ANSWERS
 MAX_NODES: Final = 4096
 _WARMING: Final = frozenset({CLUSTER_TYPE, LISTENER_TYPE})
 
@@ -48,7 +51,7 @@ class Debt:
     """Its node was late on an earlier connection and has not answered since."""
 
     slow: int = 0
-    """Number of its last answers that took longer than ``LEAST_S``, at most ``SLOW_ANSWERS``."""
+    """Answers that took longer than ``LEAST_S``, minus those in time; 0 to ``MAX_SLOW``."""
 
     def sent(self, now: float) -> None:
         """Note that a message was sent."""
@@ -68,7 +71,8 @@ class Debt:
         self.since = now if owes_more else None
         self.known_late = False
         if type_url not in _WARMING:
-            self.slow = min(self.slow + 1, SLOW_ANSWERS) if waited_s > LEAST_S else 0
+            counted = self.slow + (1 if waited_s > LEAST_S else -1)
+            self.slow = max(0, min(counted, MAX_SLOW))
 
     def late_at(self, type_url: str, limit_s: float) -> float:
         """Return when the client is late, monotonic seconds; infinite if it owes nothing.

@@ -7,6 +7,7 @@ from xds_server.protocol.gate.patience import (
     FACTOR,
     LEAST_S,
     MAX_NODES,
+    MAX_SLOW,
     SLOW_ANSWERS,
     WARMING_S,
     Debt,
@@ -75,6 +76,19 @@ def test_a_slow_client_is_not_waited_for_until_it_answers_in_time() -> None:
     debt.answered(POOL_TYPE, LEAST_S, 6.0, owes_more=False)
     debt.sent(7.0)
     assert debt.late_at(POOL_TYPE, LIMIT_S) > 7.0 + LEAST_S
+
+
+def test_who_is_slow_most_of_the_time_stays_slow() -> None:
+    """One answer in time among slow ones does not make everybody wait for the next slow one."""
+    debt = Debt()
+    for waited_s in [3.0] * MAX_SLOW + [0.5] + [3.0] * 4 + [0.5, 0.5, 3.0, 0.5]:
+        debt.answered(POOL_TYPE, waited_s, 9.0, owes_more=False)
+    debt.sent(9.0)
+    assert debt.late_at(POOL_TYPE, LIMIT_S) == 9.0
+    for _ in range(MAX_SLOW):
+        debt.answered(POOL_TYPE, 0.5, 9.0, owes_more=True)
+    assert debt.slow == 0
+    assert debt.late_at(POOL_TYPE, LIMIT_S) > 9.0 + LEAST_S
 
 
 def test_warming_is_not_slowness() -> None:

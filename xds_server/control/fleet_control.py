@@ -129,7 +129,9 @@ class Control:
         """
         self._state = await self.journal.latest()
         if self._state is not None:
-            self._publish(self._state)
+            past = await self.journal.unfinished()
+            first = await asyncio.to_thread(self._rollout.first, self._state, past)
+            self._publish(self._state, first)
         return await self.apply_file(text, source)
 
     async def stop(self) -> None:

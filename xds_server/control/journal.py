@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from xds_server.fleet.relief import ACCEPTED
-from xds_server.fleet.store import StoreError
+from xds_server.fleet.store import StoreError, UnknownRevision
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -77,6 +77,17 @@ class Journal:
             StoreError: It cannot be read.
         """
         return await asyncio.to_thread(self._store.latest)
+
+    async def unfinished(self) -> tuple[Fleet, ...]:
+        """Return the fleets before the newest that clients may still have, oldest first.
+
+        None if they cannot be read: they only make the way to the newest one smoother.
+        """
+        try:
+            return await asyncio.to_thread(self._store.unfinished)
+        except (StoreError, UnknownRevision) as error:
+            _log.warning("revisions_not_recalled", error=str(error))
+            return ()
 
     async def append(self, state: FleetState, *, relief: bool) -> None:
         """Write a new revision or, if it is relief and cannot be written, hold it.

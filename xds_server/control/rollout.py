@@ -14,20 +14,23 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xds_server.fleet.view import View
+from xds_server.protocol.snapshot import Snapshot
+from xds_server.snapshots.build import upstream_contents
 from xds_server.snapshots.memo import Memo
 from xds_server.snapshots.reached import Reached
 from xds_server.snapshots.stages import plan, widened
 from xds_server.snapshots.urgent import URGENT, only_urgent, shed_stage, urgent_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from xds_server.control.publisher import PublicationHandle, SnapshotPublisher
     from xds_server.fleet.findings import PublishedSick
+    from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.revision import FleetState
     from xds_server.protocol.publication import PublicationOutcome, Stage
 
@@ -128,6 +131,20 @@ class Rollout:
             Exception: No resources can be built from the state; nothing has changed.
         """
         return Planned(have, plan(have, self._view(state), self._memo))
+
+    def first(self, state: FleetState, past: Sequence[Fleet]) -> Planned:
+        """Return the stages with which a server starts. CPU-bound; may run in a worker thread.
+
+        Args:
+            state: The state.
+            past: The fleets before it that clients may still have, oldest first.
+
+        Raises:
+            Exception: No resources can be built; nothing has changed.
+        """
+        held = [Snapshot.of(upstream_contents(fleet, self._memo)) for fleet in past]
+        stages = self.plan(state, None).stages
+        return Planned(None, (replace(stages[0], past=tuple(held)), *stages[1:]))
 
     def publish(self, state: FleetState, planned: Planned | None = None) -> Published:
         """Publish ``state``; a running publication is superseded.

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.relief import ACCEPTED
 from xds_server.fleet.revision import FileState, FleetState, Revision
 
 if TYPE_CHECKING:
@@ -57,6 +58,14 @@ PRAGMA user_version = {_VERSION};
 """
 _FROM_1 = "ALTER TABLE revisions ADD COLUMN outcome TEXT NOT NULL DEFAULT '';"
 """Upgrade from format 1, which stored no outcomes."""
+
+MAX_UNFINISHED = 64
+"""Most fleets that ``RevisionStore.unfinished`` returns."""
+MAX_UNFINISHED_BYTES = 4 * 2**20
+"""Most bytes of serialized fleets that it reads."""
+
+_BY_NOBODY = f"{ACCEPTED} 0 of"
+"""Outcome of a revision that was published while no client was connected."""
 
 _PRUNE = """
 DELETE FROM revisions WHERE number IN (
@@ -269,6 +278,30 @@ class RevisionStore:
                 )
                 raise UnknownRevision(f"no revision {number}; {kept}")
             return self._fleet(rows[0][0], number)
+
+    def unfinished(self) -> tuple[Fleet, ...]:
+        """Return the fleets before the newest that clients may still have, oldest first.
+
+        These are the fleets back to the last one that clients accepted, at most ``MAX_UNFINISHED``
+        and of at most ``MAX_UNFINISHED_BYTES``; none if they have accepted the newest.
+
+        Raises:
+            StoreError: They cannot be read.
+        """
+        with self._lock, self._explained():
+            query = "SELECT number, size, outcome FROM revisions ORDER BY number DESC LIMIT ?"
+            rows = self._rows(query, MAX_UNFINISHED + 1)
+        found: list[Fleet] = []
+        left = MAX_UNFINISHED_BYTES
+        for place, (number, size, outcome) in enumerate(rows):
+            left -= size if place else 0
+            if left < 0:
+                break
+            if place:
+                found.insert(0, self.fleet(number))
+            if outcome.startswith(ACCEPTED) and not outcome.startswith(_BY_NOBODY):
+                break
+        return tuple(found)
 
     def _rows(self, query: str, *arguments: int) -> list[Any]:
         return self._open().execute(query, arguments).fetchall()

@@ -73,8 +73,8 @@ class Course:
         if stage.edit is not None:
             return self._edit(audience, stage.edit, now)
         waves = run.waves and audience == "envoy" and bool(stages)
-        if stages and audience == "envoy":
-            self._retired.withdraw(stages[-1], stage.snapshot)
+        if audience == "envoy":
+            self._retired.replaced((*stage.past, *stages[-1:]), stage.snapshot)
         mine = [client for client in self.clients.values() if client.audience == audience]
         if audience not in run.touched:
             run.touched.add(audience)

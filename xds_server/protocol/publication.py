@@ -54,6 +54,8 @@ class Stage:
     """Least time between the answers to the previous stage and this stage, in seconds."""
     urgent: bool = False
     """No answer is waited for: the stage is safe whatever the other audience holds."""
+    past: tuple[Snapshot, ...] = ()
+    """Of the first stage for Envoys: what they may have from an earlier server, oldest first."""
     edit: Callable[[Snapshot], Snapshot] | None = None
     """Of an urgent stage: what becomes of each snapshot that clients of the audience are to hold,
     instead of one ``snapshot`` for all."""

@@ -8,7 +8,8 @@ been updated. This is make-before-break for a single client.
 Rules:
 
 1. The last ``MAX_RETIRED`` withdrawn clusters are kept, with their assignments, for the lifetime of
-   the server. A cluster that comes into force again is removed.
+   the server, and those that clients may have from an earlier one. A cluster that comes into force
+   again is removed.
 2. A client gets a bridge only if its request states that it holds another state. New clients and
    clients that are up to date get none.
 """
@@ -21,6 +22,8 @@ from tidegate_api.names import CLUSTER_TYPE, ENDPOINT_TYPE
 from xds_server.protocol.messages import DeltaRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from xds_server.protocol.messages import SotwRequest
     from xds_server.protocol.snapshot import Resource, Snapshot
 
@@ -44,6 +47,11 @@ class Retired:
             self._clusters.pop(name, None)
         while len(self._clusters) > MAX_RETIRED:
             del self._clusters[next(iter(self._clusters))]
+
+    def replaced(self, earlier: Iterable[Snapshot], after: Snapshot) -> None:
+        """Record that ``after`` replaces each of the snapshots, oldest first."""
+        for before in earlier:
+            self.withdraw(before, after)
 
     def bridge(self, request: SotwRequest | DeltaRequest, target: Snapshot) -> Snapshot | None:
         """Return the snapshot that a client needs before ``target``.

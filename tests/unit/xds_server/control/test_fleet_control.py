@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from contextlib import closing
 
@@ -10,6 +11,7 @@ import pytest
 
 from support.controls import TEXT, WAIT, World, settle, weight
 from support.fleets import endpoint, fleet, pool
+from tidegate_api.names import CLUSTER_TYPE
 from xds_server.control import line as line_module
 from xds_server.control import rollout, steps
 from xds_server.control.operation import Busy, ChangeOptions
@@ -199,6 +201,29 @@ async def test_a_restart_with_nothing_changed_is_the_same(tmp_path) -> None:
             await world.control.stop()
     final = [{stage.audience: stage.snapshot for stage in stages} for stages in published]
     assert final[0] == final[1]
+
+
+async def test_a_restart_recalls_what_clients_may_still_route_to(tmp_path) -> None:
+    """A kill in the middle of a change leaves Envoys with routes to withdrawn variants."""
+    with closing(RevisionStore(tmp_path)) as store:
+        world = World(store)
+        await world.control.start(TEXT, "fleet.yaml")
+        await world.quiet()
+        world.publisher.at_once = False
+        renamed = json.loads(TEXT)
+        renamed["pools"][0]["variants"][1]["name"] = "other"
+        for each in renamed["pools"][0]["endpoints"]:
+            if each["variant"] == "canary":
+                each["variant"] = "other"
+        await world.control.apply(Fleet.model_validate(renamed), ChangeOptions())
+    with closing(RevisionStore(tmp_path)) as store:
+        world = World(store)
+        await world.control.start(TEXT, "fleet.yaml")
+        (first, _) = world.publisher.published[0].stages
+        (past,) = first.past
+        gone = past.resources(CLUSTER_TYPE).keys() - first.snapshot.resources(CLUSTER_TYPE).keys()
+        assert gone == {"llm/canary/http", "llm/canary/grpc"}
+        await world.control.stop()
 
 
 async def test_a_restart_applies_an_edited_file(tmp_path) -> None:

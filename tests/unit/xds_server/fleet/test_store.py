@@ -9,8 +9,15 @@ from dataclasses import replace
 import pytest
 
 from support.fleets import fleet, pool
+from xds_server.fleet import store as store_module
 from xds_server.fleet.revision import FileState, FleetState, Revision
-from xds_server.fleet.store import FILE_NAME, RevisionStore, StoreError, UnknownRevision
+from xds_server.fleet.store import (
+    FILE_NAME,
+    MAX_UNFINISHED,
+    RevisionStore,
+    StoreError,
+    UnknownRevision,
+)
 
 
 def state(number: int, *, file: FileState | None = None, name: str = "llm") -> FleetState:
@@ -270,3 +277,49 @@ def test_opening_a_store_of_the_present_format_writes_nothing(folder) -> None:
         assert store.outcome(1) == "fine"
         assert store.outcome(2**70) == ""
     assert (folder / FILE_NAME).read_bytes() == before
+
+
+def numbered(*outcomes: str, name: str = "p") -> RevisionStore:
+    """Return a store with a revision for each outcome; the pool of the first is called p1."""
+    store = RevisionStore(None)
+    for number, outcome in enumerate(outcomes, 1):
+        store.append(state(number, name=f"{name}{number}"))
+        store.note(number, outcome)
+    return store
+
+
+def unfinished(store: RevisionStore) -> list[str]:
+    """Return the names of the pools that clients may still have."""
+    with closing(store):
+        return [each.pools[0].name for each in store.unfinished()]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "names"),
+    [
+        ((), []),
+        (("acknowledged by 2 of 2",), []),
+        (("acknowledged by 2 of 2", "", "superseded", ""), ["p1", "p2", "p3"]),
+        (("", "acknowledged by 2 of 2", ""), ["p2"]),
+        (("", "acknowledged by 0 of 0", "acknowledged by 0 of 0"), ["p1", "p2"]),
+        (("", "refused by envoy-1", "acknowledged by 12 of 13"), []),
+    ],
+)
+def test_clients_may_have_what_came_since_they_accepted(outcomes, names) -> None:
+    """That nobody was connected, as after each start, says nothing of what clients have."""
+    assert unfinished(numbered(*outcomes)) == names
+
+
+def test_unfinished_fleets_are_bounded() -> None:
+    """In number and bytes; the newest of them count."""
+    found = unfinished(numbered(*[""] * (MAX_UNFINISHED + 3)))
+    assert len(found) == MAX_UNFINISHED
+    assert found[-1] == f"p{MAX_UNFINISHED + 2}"
+
+
+def test_unfinished_fleets_are_bounded_in_bytes(monkeypatch) -> None:
+    """A start is not to read the whole history of a large fleet."""
+    store = numbered("", "", "")
+    ((size,),) = store._rows("SELECT size FROM revisions WHERE number = 2")
+    monkeypatch.setattr(store_module, "MAX_UNFINISHED_BYTES", size)
+    assert unfinished(store) == ["p2"]

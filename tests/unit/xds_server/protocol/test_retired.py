@@ -106,3 +106,13 @@ def test_a_returning_client_loses_a_cluster_after_its_routes() -> None:
         (CLUSTER_TYPE, [], ("a",)),
         (ENDPOINT_TYPE, [], ("a",)),
     ]
+
+
+def test_a_client_of_an_earlier_server_gets_its_bridge() -> None:
+    """What clients may have from before the start is withdrawn by the first stage."""
+    publisher, stream = Publisher(), DeltaStream("1")
+    publisher.publish([Stage("add", "envoy", envoys("b"), past=(envoys("ac"), envoys("ab")))], 0.0)
+    publisher.connect(1, "gw-1", "envoy", stream, 0.0)
+    sent, _ = publisher.request(1, had("a"), 0.0)
+    assert sorted(r.name for _, response in sent for r in response.resources) == ["a", "b"]
+    assert not [name for _, response in sent for name in response.removed]

@@ -33,7 +33,7 @@ class FakeOutcome:
     channels: tuple[str, ...] = ("RDS",)
     elapsed_s: float | None = 0.5
     stage: str = "remove"
-    stepped_back: bool = False
+    in_waves: bool = False
 
 
 @dataclass

@@ -37,7 +37,7 @@ class SnapshotPublisher(Protocol):
         """Publish the stages; a publication under way is superseded."""
 
     def in_force(self, audience: Audience) -> Snapshot | None:
-        """Return the audience's current snapshot; ``None`` = nothing was published yet."""
+        """Return the newest snapshot for all of an audience; ``None`` = nothing was published."""
 
 
 class ClientDirectory(Protocol):

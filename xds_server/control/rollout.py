@@ -4,7 +4,8 @@ Rules:
 
 1. A change is planned from the state that clients really have (``Reached``). An unfinished change
    leaves them between two fleets. A rejected change leaves them with the fleet before it or, if
-   they had switched already, between the two.
+   they had switched already, between the two. What few Envoys have, because waves were not over, is
+   no part of that state: it would come to all with the first stage of the next change.
 2. Replicas that are to be left alone are so first of all, in a stage of its own (``urgent``).
    With waves, load is shed likewise. What differs from the good state in nothing else comes to all
    Envoys at once, and so does the way back from a rejected change.
@@ -118,7 +119,8 @@ class Rollout:
             return before
         view = _both(before.view, new)
         force = self._publisher.in_force("envoy")
-        if outcome.stage in _BEFORE_SWITCH or outcome.stepped_back:
+        untried = outcome.stage == "switch" and outcome.in_waves
+        if outcome.stage in _BEFORE_SWITCH or untried:
             return Reached(view, before.front, before.draws, before.named, force)
         if outcome.stage == "switch":
             return Reached(view, new.fleet, before.draws, before.named, force)

@@ -94,8 +94,8 @@ class PublicationOutcome:
     """Seconds from the start to the end; ``None`` while the publication runs."""
     stage: str = ""
     """Label of the stage in which the publication waits or ended; empty before the first."""
-    stepped_back: bool = False
-    """It was abandoned before the stage came to all; the clients went back to the one before."""
+    in_waves: bool = False
+    """The stage had not come to all Envoys yet; what is in force for all is the one before."""
 
 
 @dataclass(slots=True)

@@ -28,7 +28,8 @@ Rules:
 7. A plan that fails changes nothing.
 8. With ``waves`` a stage comes to one Envoy first (``waves``). Envoys whose wave has not come stay
    on the newest stage that was for all. A publication that is abandoned in ``switch`` before the
-   last wave returns all Envoys there: the caller finds ``stepped_back``.
+   last wave returns all Envoys there. One that is superseded before it leaves that stage in force,
+   so that a newer plan never carries to all what few have tried: the caller finds ``in_waves``.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class Publisher:
             self._finish(self._run, "superseded", now)
         before: dict[Audience, Snapshot] = {}
         for audience in ("envoy", "picker"):
-            held = self._course.snapshot(audience, self._course.for_all(audience))
+            held = self.in_force(audience)
             if held is not None:
                 before[audience] = held
         run = self._run = PublicationRun(stages, now, before, on_reject, quorum, waves)
@@ -200,8 +201,8 @@ class Publisher:
     # --- status ---------------------------------------------------------------------------------
 
     def in_force(self, audience: Audience) -> Snapshot | None:
-        """Return the audience's current snapshot; ``None`` if nothing was published yet."""
-        return self._course.snapshot(audience, self._course.newest(audience))
+        """Return the newest snapshot for all of an audience; ``None`` = nothing was published."""
+        return self._course.snapshot(audience, self._course.for_all(audience))
 
     @property
     def settled(self) -> bool:
@@ -313,8 +314,7 @@ class Publisher:
                 if audience in run.touched and audience in run.before:
                     sent += self._course.restart(audience, run.before[audience], now)
         elif early:
-            back = self._course.snapshot("envoy", self._course.for_all("envoy"))
-            run.outcome = replace(self.outcome(run, now), stepped_back=True)
+            back = self.in_force("envoy")
             sent += self._course.restart("envoy", back, now) if back is not None else []
         return sent
 
@@ -345,4 +345,5 @@ class Publisher:
     ) -> PublicationOutcome:
         course = self._course
         acked = sum(course.current(client) for client in course.clients.values())
-        return outcome_of(run, state, course.clients.values(), acked, now)
+        outcome = outcome_of(run, state, course.clients.values(), acked, now)
+        return replace(outcome, in_waves=True) if course.waves.open else outcome

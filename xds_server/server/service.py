@@ -177,7 +177,7 @@ class AdsServer:
         return publication
 
     def in_force(self, audience: Audience) -> Snapshot | None:
-        """Return the audience's current snapshot; ``None`` = nothing was published yet."""
+        """Return the newest snapshot for all of an audience; ``None`` = nothing was published."""
         return self._publisher.in_force(audience)
 
     @property

@@ -5,7 +5,8 @@ The five stages, in order (a stage that changes nothing passes at once):
 1. Envoys *add*: all clusters and endpoints of both fleets, and the weights that the next routes
    will read; routes do not change, nor do weights in use.
 2. Pickers *use*: endpoints of both fleets; matches and weights do not change.
-3. Envoys *switch*: the new listener, routes, limits and weights, with the routes to old variants.
+3. Envoys *switch*: new listener, filters, routes, weights and limits; routes to retiring variants
+   remain.
 4. Pickers *stop*: the new fleet only. Then the replicas that began to drain finish their requests.
 5. Envoys *remove*: the new fleet only, with drained replicas marked as draining.
 

@@ -106,7 +106,7 @@ async def test_after_a_step_back_the_envoys_have_the_old_routes(world: World) ->
     await world.control.apply(fleet(pool("b"), waves=True), ANY)
     published = world.publisher.published[-1]
     published.end("abandoned", "switch", "RDS")
-    published.outcome.stepped_back = True
+    published.outcome.in_waves = True
     reached = world.control._rollout.reached()
     assert [found.name for found in reached.front.pools] == ["llm"]
     assert {found.name for found in reached.view.fleet.pools} == {"llm", "b"}

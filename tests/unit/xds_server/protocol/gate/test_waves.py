@@ -82,7 +82,7 @@ def test_a_refusal_at_the_switch_takes_the_first_back_to_the_stage_before() -> N
     assert (sim.outcome(run).stage, asked(sim)) == ("switch", [1])
     sim.answer(1, error="bad route")
     outcome = sim.outcome(run)
-    assert (outcome.state, outcome.stage, outcome.stepped_back) == ("abandoned", "switch", True)
+    assert (outcome.state, outcome.stage, outcome.in_waves) == ("abandoned", "switch", True)
     assert sim.publisher.in_force("envoy") == envoys("ab", "a")
     assert [sim.got[number] for number in (2, 3, 4)] == [["CDS"]] * 3
 
@@ -96,7 +96,7 @@ def test_a_refusal_in_a_later_wave_takes_all_back() -> None:
     sim.answer(2, error="bad route")
     sim.got[1].clear()
     step(sim)
-    assert sim.outcome(run).stepped_back
+    assert sim.outcome(run).in_waves
     held = {sim.publisher._course.clients[n].stream.snapshot for n in (1, 2, 3, 4)}
     assert len(held) == 1
 
@@ -108,7 +108,7 @@ def test_a_refusal_in_the_last_wave_halts() -> None:
     for _ in range(6):
         step(sim)
     sim.answer(3, error="bad route")
-    assert (sim.outcome(run).state, sim.outcome(run).stepped_back) == ("abandoned", False)
+    assert (sim.outcome(run).state, sim.outcome(run).in_waves) == ("abandoned", False)
 
 
 def test_a_first_that_is_late_is_replaced() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from xds_server.fleet.channels import drains
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 MAX_LINES = 200
 """Most lines of a difference; the last line then counts the omitted ones."""
+
+DRAINS: Final = "drains the listener's connections: "
+"""Start of the line that names the fields for which Envoy drains connections, with commas."""
 
 
 def diff(old: Fleet | None, new: Fleet) -> tuple[str, ...]:
@@ -42,7 +45,7 @@ def _lines(old: Fleet | None, new: Fleet) -> Iterator[str]:
         yield from _values(name, getattr(old, name), getattr(new, name))
     drained = drains(old, new)
     if drained:
-        yield f"drains the listener's connections: {', '.join(drained)}"
+        yield DRAINS + ", ".join(drained)
     before = {pool.name: pool for pool in old.pools}
     for pool in new.pools:
         known = before.pop(pool.name, None)

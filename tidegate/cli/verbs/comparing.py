@@ -32,17 +32,14 @@ def diff(
 ) -> None:
     """Show the differences of two revisions, or what a fleet file would change."""
     from tidegate.cli.client import READ_TIMEOUT_S, admin
-    from tidegate.cli.verbs.files import read_text
+    from tidegate.cli.verbs.files import dry_run, read_text
     from tidegate.terminal.output import emit
-    from tidegate_api.admin.v1.admin_pb2 import ApplyRequest, ChangeOptions, DiffRequest
+    from tidegate_api.admin.v1.admin_pb2 import DiffRequest
 
     if (old is None) == (fleet is None):
         raise typer.BadParameter("name a revision to compare from, or a file with -f")
     if fleet is not None:
-        text, source = read_text(fleet)
-        request = ApplyRequest(fleet=text, source=source, options=ChangeOptions(dry_run=True))
-        with admin(flags.server) as stub:
-            changes = list(stub.Apply(request, timeout=READ_TIMEOUT_S).changes)
+        changes = dry_run(flags.server, *read_text(fleet))
     else:
         with admin(flags.server) as stub:
             asked = DiffRequest(old_revision=old or 0, new_revision=new or 0)

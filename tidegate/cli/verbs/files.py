@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.options import ProtocolOption, XdsProtocol
+from tidegate.cli.options import OutputOption, ProtocolOption, XdsProtocol
 from tidegate.stack.bounds import MAX_CONNECTIONS, MAX_HEAP_MIB
 from tidegate.terminal.errors import CliError
+from tidegate.terminal.output import Output, emit
 from tidegate_api.addresses import ADS_ADDRESS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from xds_server.fleet.model.fleet import Fleet
 
 MAX_FILE_BYTES = 4 * 2**20
 
@@ -48,6 +54,19 @@ def validate(
     envoy: Annotated[
         bool, typer.Option("--envoy", help="Also validate with the installed Envoy.")
     ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="OLD", help="Say what changes from this fleet file."),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="HOST:PORT",
+            help="Say what changes from the fleet of this control server (its admin address).",
+        ),
+    ] = None,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Validate a fleet file without a server; every error names its line."""
     if schema:
@@ -59,31 +78,90 @@ def validate(
         return
     if fleet is None:
         raise typer.BadParameter("name a fleet file, or use --schema")
-    from xds_server.fleet.load import FleetError, load_text
+    if against is not None and server is not None:
+        raise typer.BadParameter("compare with --against or with --server, not with both")
     from xds_server.fleet.rules.picker_needs import picker_needs
     from xds_server.fleet.rules.warnings import warnings
 
     text, source = read_text(fleet)
-    try:
-        loaded = load_text(text, source)
-    except FleetError as error:
-        raise CliError(str(error)) from error
+    loaded = _loaded(text, source)
     if envoy:
-        from tidegate.cli import envoy_check
+        hold_with_envoy(loaded, source)
+    changes = None if server is None else dry_run(server, text, source)
+    if against is not None:
+        from xds_server.fleet.diff import diff
 
-        binary = envoy_check.find_envoy()
-        if binary is None:
-            from tidegate.stack.assets import ExtraMissingError
-
-            raise CliError(f"no Envoy is installed: {ExtraMissingError('Envoy', 'envoy')}")
-        envoy_check.hold(loaded, source, binary)
+        changes = list(diff(_loaded(*read_text(against)), loaded))
+    needs, warned = picker_needs(loaded), warnings(loaded)
     endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
+    if output is not Output.TABLE:
+        found: dict[str, object] = {"source": source, "pools": len(loaded.pools)}
+        found |= {"endpoints": endpoints, "envoy": envoy or None}
+        found |= {"needs_a_picker": list(needs), "warnings": list(warned), "changes": changes}
+        drained = None if changes is None else list(draining_fields(changes))
+        emit(found | {"drains": drained}, [], output)
+        return
     opinion = "; Envoy accepts it" if envoy else ""
     print(f"{source} is valid: {len(loaded.pools)} pools, {endpoints} endpoints{opinion}")
-    for sentence in picker_needs(loaded) or ["no request needs a picker"]:
-        print(f"  {sentence}")
-    for sentence in warnings(loaded):
-        print(f"  warning: {sentence}")
+    sentences = [*(needs or ["no request needs a picker"]), *(f"warning: {one}" for one in warned)]
+    print("\n".join(f"  {one}" for one in sentences))
+    if changes is not None:
+        _print_changes(against or f"the fleet in force at {server}", changes)
+
+
+def hold_with_envoy(fleet: Fleet, source: str) -> None:
+    """Let the installed Envoy validate a fleet's resources.
+
+    Raises:
+        CliError: No Envoy is installed, or it refuses the fleet.
+    """
+    from tidegate.cli import envoy_check
+
+    binary = envoy_check.find_envoy()
+    if binary is None:
+        from tidegate.stack.assets import ExtraMissingError
+
+        raise CliError(f"no Envoy is installed: {ExtraMissingError('Envoy', 'envoy')}")
+    envoy_check.hold(fleet, source, binary)
+
+
+def _print_changes(old: str, changes: Sequence[str]) -> None:
+    print(f"changes from {old}:")
+    for line in changes or ["no difference"]:
+        print(f"  {line}")
+    if changes and not draining_fields(changes):
+        print("  drains no connection of the listener")
+
+
+def dry_run(server: str, text: str, source: str) -> list[str]:
+    """Return what a fleet file would change at a control server; nothing is applied.
+
+    Raises:
+        CliError: The server cannot be reached, or refuses the fleet.
+    """
+    from tidegate.cli.client import READ_TIMEOUT_S, admin
+    from tidegate_api.admin.v1.admin_pb2 import ApplyRequest, ChangeOptions
+
+    request = ApplyRequest(fleet=text, source=source, options=ChangeOptions(dry_run=True))
+    with admin(server) as stub:
+        return list(stub.Apply(request, timeout=READ_TIMEOUT_S).changes)
+
+
+def _loaded(text: str, source: str) -> Fleet:
+    from xds_server.fleet.load import FleetError, load_text
+
+    try:
+        return load_text(text, source)
+    except FleetError as error:
+        raise CliError(str(error)) from error
+
+
+def draining_fields(changes: Iterable[str]) -> tuple[str, ...]:
+    """Return the fields, named by lines of a difference, that drain the listener's connections."""
+    from xds_server.fleet.diff import DRAINS
+
+    lines = (line.removeprefix(DRAINS) for line in changes if line.startswith(DRAINS))
+    return tuple(name for line in lines for name in line.split(", "))
 
 
 def envoy_bootstrap(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from .conftest import Run
+    from .conftest import FakeAdmin, Run
 
 FLEET = """\
 pools:
@@ -43,6 +43,51 @@ def test_a_bad_file_is_told_by_its_line(run: Run, tmp_path: Path) -> None:
     assert ran.code == 1
     assert f"{file}:6" in ran.err
     assert "endpoints[0].grpc" in ran.err
+
+
+def test_two_files_are_compared(run: Run, tmp_path: Path) -> None:
+    """The fields that drain connections are named before anything is applied."""
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    old.write_text(FLEET)
+    new.write_text(FLEET + "listener: {buffer_bytes: 131072}\n")
+    ran = run("validate", str(new), "--against", str(old))
+    assert ran.code == 0
+    assert f"changes from {old}:" in ran.out
+    assert "drains the listener's connections: listener.buffer_bytes" in ran.out
+    found = json.loads(run("validate", str(new), "--against", str(old), "-o", "json").out)
+    assert found["drains"] == ["listener.buffer_bytes"]
+    assert len(found["changes"]) == 2
+
+
+def test_a_change_without_drains_says_so(run: Run, tmp_path: Path) -> None:
+    """Silence would leave the question open."""
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    old.write_text(FLEET)
+    new.write_text(FLEET + "pickers: {timeout: 3s}\n")
+    out = run("validate", str(new), "--against", str(old)).out
+    assert "drains no connection" in out
+    assert run("validate", str(old), "--against", str(old)).out.endswith("  no difference\n")
+
+
+def test_a_file_is_compared_with_what_runs(run: Run, admin: FakeAdmin, tmp_path: Path) -> None:
+    """The control server is asked by a dry run of ``apply``."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FLEET)
+    ran = run("validate", str(file), "--server", admin.address, "-o", "json")
+    found = json.loads(ran.out)
+    assert found["changes"] == ["pool llm: variant canary weight 5 -> 10"]
+    assert found["drains"] == []
+    (request,) = admin.requests
+    assert request.options.dry_run
+
+
+def test_nothing_is_said_of_changes_that_were_not_asked_for(run: Run, tmp_path: Path) -> None:
+    """Unknown is null; and only one comparison is made at a time."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FLEET)
+    found = json.loads(run("validate", str(file), "-o", "json").out)
+    assert (found["changes"], found["drains"], found["envoy"]) == (None, None, None)
+    assert run("validate", str(file), "--against", str(file), "--server", "h:1").code == 2
 
 
 def test_the_schema_is_json(run: Run) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 from envoy.config.cluster.v3 import cluster_pb2
+from envoy.config.core.v3 import extension_pb2
 from envoy.config.route.v3 import route_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2
 
 from support.in_process_stack import Flow, InProcessStack
+from tidegate_api.names import PICKER_FILTER
 from xds_server.snapshots import memo
 
 pytestmark = pytest.mark.timeout(170)
@@ -24,6 +27,7 @@ REQUIRED_RATE = float(os.environ.get("TIDEGATE_STORM_RATE", "0"))
 
 BENT_OUTLIER_S = 66.5
 BENT_HEADER = "bent"
+BENT_PICKER_S = 7.5
 
 
 class Operator:
@@ -60,10 +64,13 @@ class Operator:
         """Return the fleet with a resource that Envoy rejects."""
         bent = copy.deepcopy(fleet)
         pool = bent["pools"][0]
-        if self._rng.random() < 0.5:
+        kind = self._rng.choice(["CDS", "RDS", "ECDS"])
+        if kind == "CDS":
             pool["outlier"] = {"interval": BENT_OUTLIER_S}
-        else:
+        elif kind == "RDS":
             pool["variants"][1]["match"] = {"headers": {"x-test": BENT_HEADER}}
+        else:
+            bent["pickers"]["timeout"] = BENT_PICKER_S
         return bent
 
     def _weights(self, pool: dict[str, Any]) -> None:
@@ -119,8 +126,9 @@ class Operator:
 
 
 def bend_resources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Build marked clusters and routes so that Envoy rejects them."""
+    """Build marked clusters, routes and filter settings so that Envoy rejects them."""
     cluster, routes = memo.variant_cluster, memo.route_configuration
+    extensions = memo.extensions
 
     def bent_cluster(pool, variant, ref):
         built = cluster(pool, variant, ref)
@@ -140,6 +148,18 @@ def bend_resources(monkeypatch: pytest.MonkeyPatch) -> None:
         message.virtual_hosts.add(name="again", domains=["*"])
         return message.SerializeToString(deterministic=True)
 
+    def bent_extensions(fleet):
+        built = dict(extensions(fleet))
+        if fleet.pickers.timeout == BENT_PICKER_S:
+            message = extension_pb2.TypedExtensionConfig.FromString(built[PICKER_FILTER])
+            settings = ext_proc_pb2.ExternalProcessor()
+            message.typed_config.Unpack(settings)
+            settings.message_timeout.seconds = 2 * 3600  # Envoy takes at most an hour
+            message.typed_config.value = settings.SerializeToString(deterministic=True)
+            built[PICKER_FILTER] = message.SerializeToString(deterministic=True)
+        return built
+
+    monkeypatch.setattr(memo, "extensions", bent_extensions)
     monkeypatch.setattr(memo, "variant_cluster", bent_cluster)
     monkeypatch.setattr(memo, "route_configuration", bent_routes)
 

@@ -11,6 +11,7 @@ import pytest
 
 from support.replicas import Replica, stack_over
 from support.traffic import GENERATE, admin
+from tidegate.stack.processes.ports import HeldPorts
 from tidegate_api.admin.v1 import admin_pb2
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("demo_extra")]
@@ -148,6 +149,38 @@ async def test_free_changes_touch_no_connection(http, protocol):
                 assert "x-closed" not in stable.asked[-1]
         assert (await streaming.rest()).count(b"more") == 20
         assert await stats(http, stack, "listener_manager.listener_modified") == before
+
+
+@pytest.mark.parametrize("field", ["address", "buffer_bytes"])
+async def test_a_stream_outlives_a_change_that_drains(http, field):
+    """It ends by itself; its connection serves no further request, a new one does."""
+    one = Replica("one")
+    one.gaps_s = (0.25,) * 20
+    with HeldPorts() as ports:
+        async with (
+            stack_over(one) as stack,
+            admin(stack) as operator,
+            connected(stack) as streaming,
+            connected(stack) as kept,
+        ):
+            await streaming.send()
+            assert (await streaming.head())[0] == 200
+            one.gaps_s = ()
+            await kept.ask()
+            fleet = stack.read_fleet()
+            new = {"address": ports.address(), "buffer_bytes": 1 << 20}[field]
+            fleet["listener"][field] = new
+            result = await operator.Apply(
+                admin_pb2.ApplyRequest(fleet=orjson.dumps(fleet).decode(), options=OPTIONS)
+            )
+            assert f"drains the listener's connections: listener.{field}" in result.changes
+            await kept.send()
+            status, headers = await kept.head()
+            assert (status, headers.get("connection")) == (200, "close")
+            url = f"http://{new}" if field == "address" else stack.http_url
+            async with http.post(f"{url}{GENERATE}", data=BODY) as answer:
+                assert answer.status == 200
+            assert (await streaming.rest()).count(b"more") == 20
 
 
 async def test_the_picker_follows_settings_of_its_filter(http):

@@ -1,4 +1,4 @@
-"""The control server on a disk that is full: drains work, and are written when they can be."""
+"""The control server on a disk that is full or read-only: drains work, and are written later."""
 
 from __future__ import annotations
 
@@ -67,6 +67,48 @@ def disk(request, tmp_path):
         yield Tmpfs(folder)
     finally:
         subprocess.run([shutil.which("umount") or "umount", folder], check=True)
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """Return a folder that is a mount of its own, and a function that makes it read-only or not."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    mount = shutil.which("mount") or "mount"
+    if subprocess.run(
+        [mount, "--bind", folder, folder], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("nothing can be mounted here")
+
+    def remount(how: str) -> None:
+        subprocess.run([mount, "-o", f"remount,{how},bind", folder], check=True)
+
+    try:
+        yield folder, remount
+    finally:
+        subprocess.run([shutil.which("umount") or "umount", folder], check=True)
+
+
+async def test_a_server_starts_in_a_read_only_folder(tmp_path, mounted) -> None:
+    """From what is stored there, after a kill too, and although the fleet file was edited since."""
+    folder, remount = mounted
+    file = tmp_path / "fleet.yaml"
+    file.write_text(fleet().model_dump_json())
+    async with served(file, folder) as server:
+        await server.drain("r1")
+    remount("ro")
+    file.write_text(fleet(waves=True).model_dump_json())
+    async with served(file, folder) as server:
+        status = await server.status()
+        assert "is read-only" in status.store_error
+        assert "is read-only" in status.file_error
+        await server.drain("r2")
+        assert await server.draining() == ["r1", "r2"]
+        remount("rw")
+        await server.event("store_writable_again")
+        assert list((await server.status()).unwritten) == []
+    async with served(file, folder) as server:
+        assert await server.draining() == ["r1", "r2"]
 
 
 async def test_drains_work_on_a_full_disk_and_are_written_later(tmp_path, disk) -> None:

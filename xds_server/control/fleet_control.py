@@ -35,6 +35,7 @@ from xds_server.fleet.diff import diff
 from xds_server.fleet.fallback import fallback_fleet, fallback_state
 from xds_server.fleet.relief import is_relief
 from xds_server.fleet.revision import FleetState, Revision, following, text_hash
+from xds_server.fleet.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -125,14 +126,17 @@ class Control:
 
         Raises:
             FleetError: The file is not a valid fleet.
-            StoreError: The store cannot be used.
+            StoreError: The store cannot be used; one that has a fleet need not be writable.
         """
         self._state = await self.journal.latest()
-        if self._state is not None:
-            past = await self.journal.unfinished()
-            first = await asyncio.to_thread(self._rollout.first, self._state, past)
-            self._publish(self._state, first)
-        return await self.apply_file(text, source)
+        if self._state is None:
+            return await self.apply_file(text, source)
+        past = await self.journal.unfinished()
+        self._publish(self._state, await asyncio.to_thread(self._rollout.first, self._state, past))
+        try:
+            return await self.apply_file(text, source)
+        except StoreError:  # what is stored stays in force; ``file_error`` shows the reason
+            return Change(self.revision, ())
 
     async def stop(self) -> None:
         """Complete the running changes; closing the store is the caller's task."""

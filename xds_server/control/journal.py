@@ -76,7 +76,14 @@ class Journal:
         Raises:
             StoreError: It cannot be read.
         """
-        return await asyncio.to_thread(self._store.latest)
+        state = await asyncio.to_thread(self._store.latest)
+        if self._store.read_only:
+            async with self._turn:
+                try:
+                    await asyncio.to_thread(self._store.check_writable)
+                except StoreError as error:
+                    self._failed(error)
+        return state
 
     async def unfinished(self) -> tuple[Fleet, ...]:
         """Return the fleets before the newest that clients may still have, oldest first.

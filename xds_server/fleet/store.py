@@ -11,6 +11,9 @@ Rules:
    only towards pickers.
 5. Any database error is raised as one ``StoreError`` that names the file and the remedy.
 6. Opening a database of the present format writes nothing, so that a start succeeds on a full disk.
+7. A database that may only be read is copied to a temporary folder, with its log, and read there.
+   Each write fails until the folder can be written, and then uses the database itself, unless
+   another process has added revisions meanwhile.
 
 Calls block, so asynchronous code must make them in a worker thread. Any thread may call.
 """
@@ -26,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from xds_server.fleet.disk.copied import Copy, writable
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.relief import ACCEPTED
 from xds_server.fleet.revision import FileState, FleetState, Revision
@@ -110,18 +114,54 @@ class RevisionStore:
         self._lock = threading.Lock()
         self._name = "the in-memory store" if folder is None else str(folder / FILE_NAME)
         self._db: sqlite3.Connection | None = None
+        self._copy: Copy | None = None
+        self._folder = folder
         with self._explained():
             if folder is not None:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            target = ":memory:" if folder is None else folder / FILE_NAME
-            self._db = sqlite3.connect(
-                target, timeout=1.0, isolation_level=None, check_same_thread=False
-            )
+                if not writable(folder / FILE_NAME):
+                    self._copy = Copy(folder / FILE_NAME)
             try:
-                self._prepare(self._db)
+                self._db = self._connect(folder if self._copy is None else self._copy.folder)
             except BaseException:
-                self._db.close()
+                self.close()
                 raise
+
+    @property
+    def read_only(self) -> bool:
+        """The database may only be read (rule 7)."""
+        return self._copy is not None
+
+    def _connect(self, folder: Path | None) -> sqlite3.Connection:
+        target = ":memory:" if folder is None else folder / FILE_NAME
+        db = sqlite3.connect(target, timeout=1.0, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _leave_copy(self) -> None:
+        """Use the database itself if it can be written now (rule 7).
+
+        Raises:
+            StoreError: It cannot, or it is no longer what was copied.
+        """
+        if self._copy is None or self._folder is None:
+            return
+        if not writable(self._folder / FILE_NAME):
+            raise StoreError(f"{self._name} is read-only; make it and its folder writable")
+        last = "SELECT max(number) FROM revisions"
+        db = self._connect(self._folder)
+        if db.execute(last).fetchone() != self._open().execute(last).fetchone():
+            db.close()
+            raise StoreError(
+                f"{self._name} has revisions of another control server; stop that one and restart"
+            )
+        self._open().close()
+        self._copy.remove()
+        self._db, self._copy = db, None
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         # EXCLUSIVE before WAL: a single owner, and no shared-memory file beside the database.
@@ -153,6 +193,9 @@ class RevisionStore:
             if self._db is not None:
                 self._db.close()
                 self._db = None
+            if self._copy is not None:
+                self._copy.remove()
+                self._copy = None
 
     def seed(self) -> int:
         """Return the seed of prompt hashes, 1 to 2**64 - 1: a secret of the fleet.
@@ -313,6 +356,7 @@ class RevisionStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._leave_copy()
         db = self._open()
         db.execute("BEGIN IMMEDIATE")
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+import tempfile
 from contextlib import closing
 from dataclasses import replace
 
@@ -323,3 +325,68 @@ def test_unfinished_fleets_are_bounded_in_bytes(monkeypatch) -> None:
     ((size,),) = store._rows("SELECT size FROM revisions WHERE number = 2")
     monkeypatch.setattr(store_module, "MAX_UNFINISHED_BYTES", size)
     assert unfinished(store) == ["p2"]
+
+
+@pytest.fixture
+def read_only(folder, monkeypatch):
+    """Store one revision, with a log as after a kill, and let nothing be written there."""
+    owner = RevisionStore(folder)
+    owner.append(state(1))
+    killed = folder.parent / "killed"
+    shutil.copytree(folder, killed)
+    owner.close()
+    allowed = []
+    monkeypatch.setattr(store_module, "writable", lambda _: bool(allowed))
+    return killed, allowed
+
+
+def test_a_store_in_a_read_only_folder_can_be_read(read_only) -> None:
+    """A start succeeds, with what only the log holds; each write says why it failed."""
+    folder, _ = read_only
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with closing(RevisionStore(folder)) as store:
+        assert store.read_only
+        assert store.latest() == state(1)
+        with pytest.raises(StoreError, match="is read-only; make it and its folder writable"):
+            store.append(state(2))
+        with pytest.raises(StoreError, match="is read-only"):
+            store.check_writable()
+        assert [revision.number for revision in store.revisions(10)] == [1]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_store_that_has_become_writable_is_written(read_only) -> None:
+    """What is appended then is in the database itself."""
+    folder, allowed = read_only
+    with closing(RevisionStore(folder)) as store:
+        seed = store.seed()
+        allowed.append(True)
+        store.append(state(2))
+        assert not store.read_only
+    with closing(RevisionStore(folder)) as store:
+        assert (store.latest(), store.seed()) == (state(2), seed)
+
+
+def test_a_store_that_another_has_written_meanwhile_stays_unwritten(read_only) -> None:
+    """Two histories cannot be merged."""
+    folder, allowed = read_only
+    with closing(RevisionStore(folder)) as store:
+        allowed.append(True)
+        with closing(RevisionStore(folder)) as other:
+            other.append(state(2))
+        with pytest.raises(StoreError, match="revisions of another control server"):
+            store.append(state(2))
+        assert store.latest() == state(1)
+
+
+def test_the_copy_of_a_store_is_deleted(read_only, tmp_path, monkeypatch) -> None:
+    """It holds the fleet's seed; also if it cannot be used."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder, _ = read_only
+    with closing(RevisionStore(folder)):
+        assert list(tmp_path.glob("tidegate-state-*"))
+    for path in folder.iterdir():
+        path.write_bytes(b"x" * 4096)
+    with pytest.raises(StoreError, match="damaged"):
+        RevisionStore(folder)
+    assert not list(tmp_path.glob("tidegate-state-*"))

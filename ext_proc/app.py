@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry
 from ext_proc.blame.deaths import REFUSED_S
 from ext_proc.blame.fingerprint import shown
 from ext_proc.compiled import compiled
+from ext_proc.control.chat_files import ChatFiles
 from ext_proc.control.fleet_client import CHANNEL_OPTIONS, FleetClient, PoolWatch
 from ext_proc.control.pools import log_slot
 from ext_proc.control.reports import ReportSender
@@ -139,6 +140,7 @@ class Picker:
             FeedbackMetrics(self._metrics.registry, self._feedback, router.conditions),
         )
         self._tokenizers = TokenizerFiles()
+        self._chats = ChatFiles(self._tokenizers.ready)
         self._tracing = None if settings.otlp is None else _tracing(settings.otlp, settings.id)
         self._server = PickerServer(
             router,
@@ -148,6 +150,7 @@ class Picker:
             life=life,
             handlers=[self._logs.handler(), self._telemetry.push.handler()],
             tokenizers=self._tokenizers.ready,
+            chats=self._chats.ready,
             on_loads=self._telemetry.reported,
             tracing=self._tracing,
             refresh=None if place is None else self._refresh,
@@ -170,6 +173,7 @@ class Picker:
         self._set_probe_targets()
         self._telemetry.set_pools(pools)
         self._tokenizers.set_pools(pools)
+        self._chats.set_pools(pools)
 
     # --- Replication between peer workers ---------------------------------------------------------
 
@@ -289,6 +293,7 @@ class Picker:
             "compiled": compiled(),
             "router": self._router.state(time.monotonic()),
             "telemetry": self._telemetry.state(),
+            "chats": self._chats.state(),
             "feedback": self._feedback.state(),
             "fleet": None if self._fleet is None else self._fleet.state(),
             "workers": None if self._bus is None else self._bus.state(),
@@ -308,6 +313,7 @@ class Picker:
             asyncio.create_task(self._telemetry.run(), name="telemetry"),
             asyncio.create_task(self._prober.run(), name="prober"),
             asyncio.create_task(self._tokenizers.run(), name="tokenizers"),
+            asyncio.create_task(self._chats.run(), name="chats"),
             asyncio.create_task(self._sweep(), name="sweep"),
         ]
         if self._bus is not None:

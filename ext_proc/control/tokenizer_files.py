@@ -51,6 +51,15 @@ class FileTokenizer:
         loaded.no_padding()
         self._loaded = loaded
 
+    def boundaries(self) -> tuple[str, ...]:
+        """Return the added tokens that are found in any text and take nothing before them."""
+        added = self._loaded.get_added_tokens_decoder().values()
+        return tuple(
+            each.content
+            for each in added
+            if not (each.lstrip or each.single_word or each.normalized)
+        )
+
     def encode(self, text: str, *, special: bool = True) -> Sequence[int] | None:
         """Return the ids, with special tokens that the file adds or not; ``None`` on an error."""
         try:

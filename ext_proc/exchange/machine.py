@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     from ext_proc.exchange.actions import Action, Pick
     from ext_proc.exchange.events import Event
     from ext_proc.exchange.router import RequestRouter
-    from ext_proc.requests import Tokenizer
+    from ext_proc.requests import Chats, Tokenizer
     from ext_proc.routing.values.pool import Pool
 
 # Tuples: a union in `isinstance` would be built anew at each call.
@@ -111,6 +111,7 @@ _cluster_of: Final = lru_cache(maxsize=4096)(parse_cluster)
 """Every request names a cluster, and there are few of them."""
 
 _NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
+_NO_CHATS: Final[Mapping[str, Chats]] = MappingProxyType({})
 
 
 class IllegalEventError(Exception):
@@ -127,9 +128,11 @@ class Exchange:
     Args:
         router: The request router.
         tokenizers: Loaded tokenizers, by the path that pools name.
+        chats: Chats of pools that name a template, by pool.
     """
 
     __slots__ = (
+        "_chats",
         "_duplex_request",
         "_duplex_response",
         "_router",
@@ -143,10 +146,14 @@ class Exchange:
     )
 
     def __init__(
-        self, router: RequestRouter, tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS
+        self,
+        router: RequestRouter,
+        tokenizers: Mapping[str, Tokenizer] = _NO_TOKENIZERS,
+        chats: Mapping[str, Chats] = _NO_CHATS,
     ) -> None:
         self._router = router
         self._tokenizers = tokenizers
+        self._chats = chats
         self._duplex_request = False
         self._duplex_response = False
         self._ticket: Ticket | None = None
@@ -344,7 +351,10 @@ class Exchange:
         if session != features.session:
             features.session = session  # safe: readers create the features for this request only
         tokenizer = self._tokenizers.get(pool.tokenizer) if pool.tokenizer else None
-        blocks = token_blocks(features, pool.block_chars, pool.block_tokens, tokenizer, pool.seed)
+        chats = self._chats.get(pool.name) if features.chat is not None else None
+        blocks = token_blocks(
+            features, pool.block_chars, pool.block_tokens, tokenizer, pool.seed, chats
+        )
         request = Request(
             pool=pool.name,
             variant=ref.variant if pool.name == ref.pool else None,

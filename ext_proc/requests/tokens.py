@@ -45,6 +45,13 @@ class Tokenizer(Protocol):
         """Return the ids, by default with special tokens; ``None`` if the text has none."""
 
 
+class ChatBlocks(Protocol):
+    """Knows the tokens of chats."""
+
+    def blocks(self, features: Features, block_tokens: int, seed: int) -> Blocks | None:
+        """Return the blocks of a chat; ``None`` = by its canonical bytes."""
+
+
 class Blocks(NamedTuple):
     """A prompt in blocks."""
 
@@ -63,6 +70,7 @@ def token_blocks(
     block_tokens: int,
     tokenizer: Tokenizer | None,
     seed: int = 0,
+    chats: ChatBlocks | None = None,
 ) -> Blocks:
     """Split a prompt into blocks: of tokens if these are known, else of text.
 
@@ -72,7 +80,13 @@ def token_blocks(
         block_tokens: Tokens in a block, at least 1.
         tokenizer: The model's tokenizer; ``None`` = unknown.
         seed: The fleet's seed, below ``2 ** 64``.
+        chats: Knows the tokens of the pool's chats; ``None`` = unknown.
     """
+    if features.chat is not None:
+        found = None if chats is None else chats.blocks(features, block_tokens, seed)
+        features.chat = None  # the body is not kept
+        if found is not None:
+            return found
     prompt = features.prompt
     if prompt is not None:
         if features.truncation is not None and (features.token_ids or tokenizer is not None):
@@ -81,8 +95,8 @@ def token_blocks(
             whole = None if features.prompt_is_partial else len(prompt) // ID_BYTES
             hashes = chained(features, prompt, block_tokens * ID_BYTES, seed=seed)
             return Blocks(hashes, float(block_tokens), whole)
-        if tokenizer is not None and (found := _tokenise(features, prompt, tokenizer)):
-            ids, tokens = found
+        if tokenizer is not None and (known := _tokenise(features, prompt, tokenizer)):
+            ids, tokens = known
             ids = ids[: MAX_BLOCKS * block_tokens]
             packed = struct.pack(f"<{len(ids)}I", *ids)
             hashes = chained(features, packed, block_tokens * ID_BYTES, seed=seed)

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from ext_proc.server.answers import Cut, ExchangeHandler, failed
 from ext_proc.server.holds import Holds
-from ext_proc.server.stream import NO_TOKENIZERS, ExchangeStream, Tools
+from ext_proc.server.stream import NO_CHATS, NO_TOKENIZERS, ExchangeStream, Tools
 from ext_proc.server.transport import server as server_over
 from ext_proc.server.wire import METHOD, SERVICE, Writer
 from tidegate_common.health import HealthService
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ext_proc.exchange import RequestRouter
     from ext_proc.observability.metrics import Metrics
     from ext_proc.observability.tracing import Tracing
-    from ext_proc.requests import Tokenizer
+    from ext_proc.requests import Chats, Tokenizer
     from ext_proc.settings import Transport
 
     Loads = Sequence[tuple[str, str]]
@@ -70,6 +70,7 @@ class PickerServer:
         life: Prefix of tickets in access logs, different after each start.
         handlers: Further services on the same port.
         tokenizers: Loaded tokenizers, by the path that pools name.
+        chats: Chats of pools that name a template, by pool.
         on_loads: Receives a replica's id and the load-report headers of its response.
         tracing: Creates spans; ``None`` = tracing is off.
         refresh: Called before each message that may lead to a decision; ``None`` = nothing to do.
@@ -88,6 +89,7 @@ class PickerServer:
         life: str = "",
         handlers: Sequence[grpc.GenericRpcHandler] = (),
         tokenizers: Mapping[str, Tokenizer] = NO_TOKENIZERS,
+        chats: Mapping[str, Chats] = NO_CHATS,
         on_loads: Callable[[str, Loads], None] = lambda *_: None,
         tracing: Tracing | None = None,
         refresh: Callable[[], None] | None = None,
@@ -100,6 +102,7 @@ class PickerServer:
         self._tools = Tools(
             router,
             tokenizers,
+            chats,
             Writer(*self._identity),
             metrics,
             on_loads,

@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     from ext_proc.exchange import Action, Pick, RequestRouter
     from ext_proc.observability.metrics import Metrics
     from ext_proc.observability.tracing import Tracing
-    from ext_proc.requests import Tokenizer
+    from ext_proc.requests import Chats, Tokenizer
     from ext_proc.server.wire import Writer
 
     Loads = Sequence[tuple[str, str]]
 
 NO_TOKENIZERS: Final[Mapping[str, Tokenizer]] = MappingProxyType({})
+NO_CHATS: Final[Mapping[str, Chats]] = MappingProxyType({})
 
 
 class Tools:
@@ -49,6 +50,7 @@ class Tools:
     Args:
         router: The request router.
         tokenizers: Loaded tokenizers, by the path that pools name.
+        chats: Chats of pools that name a template, by pool.
         writer: Serializes replies.
         metrics: Counters to increment.
         on_loads: Receives a replica's id and the load-report headers of its response.
@@ -62,6 +64,7 @@ class Tools:
         self,
         router: RequestRouter,
         tokenizers: Mapping[str, Tokenizer],
+        chats: Mapping[str, Chats],
         writer: Writer,
         metrics: Metrics,
         on_loads: Callable[[str, Loads], None],
@@ -72,6 +75,7 @@ class Tools:
     ) -> None:
         self.router = router
         self.tokenizers = tokenizers
+        self.chats = chats
         self.writer = writer
         self.metrics = metrics
         self.on_loads = on_loads
@@ -100,7 +104,7 @@ class ExchangeStream:
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
-        self._exchange = Exchange(tools.router, tools.tokenizers)
+        self._exchange = Exchange(tools.router, tools.tokenizers, tools.chats)
         self._handing_over = False
         """The decision is made and its reply has not been written yet."""
         self._body_requested_at: float | None = None

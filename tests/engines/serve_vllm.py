@@ -25,6 +25,7 @@ SWITCHES = (
     "enable-prefix-caching",
     "enable-prompt-tokens-details",
     "enable-auto-tool-choice",
+    "trust-request-chat-template",  # `record_chats.py` brings its own
 )
 
 

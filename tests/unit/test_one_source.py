@@ -92,6 +92,7 @@ SAMPLES: dict[str, Any] = {
     "routing.allow_override": ["random"],
     "routing.session_header": "x-other",
     "routing.tokenizer": "/models/tokenizer.json",
+    "routing.chat_template": "/models/tokenizer_config.json",
     "health.path": "/ready",
     "name": "other",
     "variants.name": "other",

@@ -64,6 +64,8 @@ def read_openai(features: Features, body: bytes | memoryview, *, complete: bool)
     features.prompt_is_partial = partial
     features.token_ids = ids
     features.plain_text = members.get("add_special_tokens") is False
+    if document.whole and "messages" in members:
+        features.chat = members
     if "truncate_prompt_tokens" in members:
         features.truncation = _truncation(members, ids=ids)
     return features

@@ -116,6 +116,8 @@ class Pool:
     """Tokens in a block of a prompt whose token ids are known."""
     tokenizer: str = ""
     """Path of the model's ``tokenizer.json`` on the picker's machine; empty = none."""
+    chat_template: str = ""
+    """Path of the model's chat template on the picker's machine; empty = none."""
     index_blocks: int = 100_000
     index_ttl_s: float = 600.0
     sequence_idle_s: float = 60.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ext_proc.routing.values.plain import Plain
 
@@ -74,6 +74,7 @@ class Features(Plain):
 
     __slots__ = (
         "adapter",
+        "chat",
         "form",
         "max_tokens",
         "model",
@@ -119,6 +120,7 @@ class Features(Plain):
         tensor_bytes: int | None = None,
         plain_text: bool = False,
         truncation: Truncation | None = None,
+        chat: Mapping[str, Any] | None = None,
     ) -> None:
         self.form = form
         self.pool = pool
@@ -149,6 +151,8 @@ class Features(Plain):
         self.plain_text = plain_text
         """The engine adds no special tokens to a text (vLLM's ``add_special_tokens: false``)."""
         self.truncation = truncation
+        self.chat = chat
+        """Members of the body of a chat that was read whole, until its tokens are known."""
 
     @property
     def is_inference(self) -> bool:
@@ -186,6 +190,7 @@ class Features(Plain):
             self.tensor_bytes,
             self.plain_text,
             self.truncation,
+            self.chat,
         )
 
 

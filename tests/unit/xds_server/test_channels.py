@@ -96,6 +96,7 @@ VALUES: dict[str, Any] = {
     "pools.routing.load_factor": 2,
     "pools.routing.spill_factor": 2,
     "pools.routing.tokenizer": "/other.json",
+    "pools.routing.chat_template": "/other.jinja",
     "pools.model_needs.model": "other-model",
     "pools.model_needs.device": "a100",
     "pools.health.path": "/up",

@@ -586,6 +586,7 @@ class Routing(_message.Message):
     ALLOW_OVERRIDE_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     GPU_WEIGHTS_FIELD_NUMBER: _builtins.int
     LEARNED_FIELD_NUMBER: _builtins.int
     CO_BATCH_HOLD_SECONDS_FIELD_NUMBER: _builtins.int
@@ -622,6 +623,10 @@ class Routing(_message.Message):
     """Tokens in one prefix block, where token ids are known; 0 = the picker's default."""
     tokenizer: _builtins.str
     """Path of the model's tokenizer.json on the picker's machine; empty = none."""
+    chat_template: _builtins.str
+    """Path of the model's chat template, or of a tokenizer_config.json that has it, on the picker's
+    machine; empty = none.
+    """
     co_batch_hold_seconds: _builtins.float
     """Longest time, in seconds, for which "co-batch" delays a request to batch it; 0 = no delay."""
     adapters: Global___Adapters.ValueType
@@ -668,6 +673,7 @@ class Routing(_message.Message):
         allow_override: _abc.Iterable[_builtins.str] | None = ...,
         block_tokens: _builtins.int = ...,
         tokenizer: _builtins.str = ...,
+        chat_template: _builtins.str = ...,
         gpu_weights: Global___GpuWeights | None = ...,
         learned: Global___Learned | None = ...,
         co_batch_hold_seconds: _builtins.float = ...,
@@ -682,7 +688,7 @@ class Routing(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gpu_weights", b"gpu_weights", "learned", b"learned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "max_header_bytes", b"max_header_bytes", "max_tensor_bytes", b"max_tensor_bytes", "max_tokens", b"max_tokens", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer", "unsound_requests", b"unsound_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "allow_override", b"allow_override", "block_chars", b"block_chars", "block_tokens", b"block_tokens", "body", b"body", "chat_template", b"chat_template", "co_batch_hold_seconds", b"co_batch_hold_seconds", "fallbacks", b"fallbacks", "gpu_weights", b"gpu_weights", "index_blocks_per_endpoint", b"index_blocks_per_endpoint", "index_ttl_seconds", b"index_ttl_seconds", "learned", b"learned", "load_factor", b"load_factor", "max_body_bytes", b"max_body_bytes", "max_header_bytes", b"max_header_bytes", "max_tensor_bytes", b"max_tensor_bytes", "max_tokens", b"max_tokens", "policy", b"policy", "prefer_zone", b"prefer_zone", "refuse_deadly", b"refuse_deadly", "sequence_idle_seconds", b"sequence_idle_seconds", "session_header", b"session_header", "spill_factor", b"spill_factor", "tokenizer", b"tokenizer", "unsound_requests", b"unsound_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -179,6 +179,9 @@ class Routing(Strict):
     tokenizer: FilePath | None = None
     """The model's Hugging Face `tokenizer.json`, as the pickers see it: prompts are cut into blocks
     by their exact tokens. If omitted, by characters, which costs less."""
+    chat_template: FilePath | None = None
+    """The model's chat template, or the `tokenizer_config.json` that has it, as the pickers see it:
+    chats then have the tokens that engines compute. Needs `tokenizer`; `body` is then `full`."""
     index_blocks: Annotated[int, Field(ge=16, le=10_000_000)] = 100_000
     """Maximum blocks of an endpoint in the prefix index. A smaller KV cache whose size the
     endpoint's page tells is the bound instead."""
@@ -221,6 +224,14 @@ class Routing(Strict):
     at 8,190 bytes, with what Envoy adds. Below 4,096 counts as 4,096; 0 = no limit."""
     max_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Requests for more tokens are refused with 400; 0 = no limit."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_chats(cls, data: Any) -> Any:
+        """Read whole bodies for a chat template: tools are rendered first and stand last."""
+        if isinstance(data, dict) and data.get("chat_template") and data.get("body") is None:
+            return {**data, "body": "full"}
+        return data
 
 
 class UpstreamTls(Strict):

@@ -51,7 +51,24 @@ def constraints(at: Location, pool: PoolSpec) -> Iterator[Problem]:
             (*at, "routing", "prefer_zone"),
             f"no replica of pool '{pool.name}' has a `zone`; write zones or remove this",
         )
+    yield from _chat_template(at, pool)
     yield from _without_effect(at, pool)
+
+
+def _chat_template(at: Location, pool: PoolSpec) -> Iterator[Problem]:
+    """Yield what a chat template lacks."""
+    routing = pool.routing
+    if routing.chat_template is None:
+        return
+    here = (*at, "routing", "chat_template")
+    if routing.tokenizer is None:
+        yield Problem(here, "its text cannot be tokenized; write `tokenizer` too")
+    if routing.body != "full":
+        yield Problem(
+            (*at, "routing", "body"),
+            f"`{routing.body}` does not show whole chats to `chat_template`; remove this or write"
+            " `full`",
+        )
 
 
 def _without_effect(at: Location, pool: PoolSpec) -> Iterator[Problem]:
@@ -68,6 +85,7 @@ def _without_effect(at: Location, pool: PoolSpec) -> Iterator[Problem]:
         (("routing", "first_message"), routing.first_message == "duplex"),
         (("routing", "allow_override"), bool(routing.allow_override)),
         (("routing", "tokenizer"), routing.tokenizer is not None),
+        (("routing", "chat_template"), routing.chat_template is not None),
         (("routing", "adapters"), routing.adapters == "require"),
         (("routing", "prefer_zone"), routing.prefer_zone),
         (("model_needs",), bool(pool.model_needs)),

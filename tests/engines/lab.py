@@ -160,6 +160,7 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tokenizer = folder / "tiny" / "tokenizer.json"
+        self.template = folder / "tiny" / "tokenizer_config.json"
 
     async def __aenter__(self) -> Self:
         python = await asyncio.to_thread(installed)

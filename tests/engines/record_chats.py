@@ -2,7 +2,7 @@
 
     python record_chats.py HTTP_PORT MODEL_FOLDER FOLDER
 
-The engine serves ``make_model.py``'s model (``serve_vllm.py``, which trusts templates in requests).
+The engine serves the model of ``make_model.py`` (``serve_vllm.py`` trusts templates in requests).
 FOLDER has ``templates/*.jinja``, with what those of Llama 3 and Qwen 3 do. Writes ``chats.jsonl``,
 each line a chat, its template and the ids of ``/tokenize``; copies the model's ``tokenizer.json``.
 """

@@ -19,9 +19,9 @@ PATHS = ["/v1/completions", "/v1/chat/completions"]
 
 @asynccontextmanager
 async def stack_of(
-    lab: Lab, *, events: bool, page: bool = True, **more: Any
+    lab: Lab, *, events: bool, page: bool = True, template: bool = False, **more: Any
 ) -> AsyncIterator[LocalStack]:
-    """Run a stack over the engines, with their KV events and metrics pages or without."""
+    """Run a stack over the engines, with their KV events, pages and chat template or without."""
 
     def over(fleet: dict[str, Any]) -> None:
         (pool,) = fleet["pools"]
@@ -31,6 +31,9 @@ async def stack_of(
         pool["slow_start"] = {"window": 0}
         pool["health"] = {"interval": "300ms", "timeout": PATIENT}
         pool["routing"] = {"block_tokens": BLOCK, "tokenizer": str(lab.tokenizer), "body": "full"}
+        if template:
+            del pool["routing"]["body"]  # it follows from the template
+            pool["routing"]["chat_template"] = str(lab.template)
         pool.update(more)
         fleet["pickers"]["timeout"] = PATIENT
 

@@ -114,6 +114,12 @@ async def exact(lab: Lab, stack: LocalStack) -> bool:
     return len(engines) == len(lab.engines) and all(each["exact"] for each in engines.values())
 
 
+async def agrees(lab: Lab, stack: LocalStack) -> bool:
+    """Return whether an engine has confirmed the chat template."""
+    chats = (await picker_state(lab.http, stack))["chats"]
+    return chats["llm"]["template"] == "agrees"
+
+
 def measured(what: str, value: object) -> None:
     """Print a figure for the report; `make test-engines` shows it."""
     print(f"{what}: {value}")  # noqa: T201 - pytest shows it
@@ -126,9 +132,10 @@ def share(asked: list[Asked]) -> float:
 
 @pytest.fixture(scope="module")
 async def stack(lab):
-    """Run one stack with KV events."""
-    async with stack_of(lab, events=True) as running:
+    """Run one stack with KV events, in which chats are known as completions are."""
+    async with stack_of(lab, events=True, template=True) as running:
         assert await eventually(lambda: exact(lab, running))
+        assert await eventually(lambda: agrees(lab, running))
         yield running
 
 
@@ -187,6 +194,58 @@ async def test_predictions_of_texts_are_the_engines_count(client):
     measured("texts: predictions equal", f"{equal:.4f} of {len(asked)}")
     assert share(asked) > 0.3
     assert equal >= EQUAL, [each for each in asked if not each.equal]
+
+
+async def test_predictions_of_chats_are_the_engines_count(lab, stack, client):
+    """Turns of conversations with and without tools, in texts and parts, beside prompts of ids."""
+    chance = random.Random(9)
+    tool = {"type": "function", "function": {"name": "weigh", "parameters": {"type": "object"}}}
+    threads: list[tuple[list[Any], dict[str, Any]]] = [([], {}) for _ in range(10)]
+    asked = []
+    for prompt in workload(10, 200):
+        messages, more = chance.choice(threads)
+        if not messages:
+            more.clear()
+            more |= {"tools": [tool], "tool_choice": "none"} if chance.random() < 0.4 else {}
+            messages.append({"role": "system", "content": sentence(chance, 30)})
+        text: Any = sentence(chance, chance.randint(5, 60))
+        if chance.random() < 0.3:
+            text = [{"type": "text", "text": text}, {"type": "text", "text": "golu"}]
+        messages.append({"role": "user", "content": text})
+        asked.append(await client.chat(messages, **more))
+        messages.append({"role": "assistant", "content": sentence(chance, 10)})
+        if len(messages) > 14:
+            messages.clear()
+        if chance.random() < 0.3:
+            await client.complete(prompt)
+    equal = sum(each.equal for each in asked) / len(asked)
+    measured("chats: predictions equal", f"{equal:.4f} of {len(asked)}")
+    measured("chats: hit rate", f"{share(asked):.3f}")
+    assert share(asked) > 0.3
+    assert equal >= EQUAL, [each for each in asked if not each.equal]
+    checks = (await picker_state(lab.http, stack))["chats"]["llm"]["checks"]
+    assert checks["agreed"] >= 1
+    assert checks["differed"] == 0
+
+
+async def test_a_template_that_is_not_the_engines_is_found_out(lab, tmp_path):
+    """The picker asks an engine, says so, and predicts chats by their text."""
+    other = tmp_path / "other.jinja"
+    other.write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}")
+    routing = {"tokenizer": str(lab.tokenizer), "chat_template": str(other)}
+    async with stack_of(lab, events=False, routing=routing) as stack:
+
+        async def found() -> bool:
+            chats = (await picker_state(lab.http, stack))["chats"]
+            return chats["llm"]["template"] == "differs"
+
+        assert await eventually(found)
+        body = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "ba"}]}
+        url = f"{stack.http_url}/v1/chat/completions"
+        async with lab.http.post(url, json=body) as answer:
+            assert answer.status == 200
+        chats = (await picker_state(lab.http, stack))["chats"]["llm"]["chats"]
+        assert chats == {"exact": 0, "approximate": 1}
 
 
 async def test_a_client_cannot_make_the_index_believe_more(client):
@@ -258,10 +317,10 @@ async def test_load_reports_reach_pickers_and_no_clients(lab):
         assert await eventually(heard)
 
 
-async def rates(lab: Lab, *, events: bool) -> tuple[float, float]:
+async def rates(lab: Lab, *, events: bool, template: bool = False) -> tuple[float, float]:
     """Return the hit rates of prompts of ids and of chats, one after the other, mixed."""
     await emptied(lab)
-    async with stack_of(lab, events=events) as stack:
+    async with stack_of(lab, events=events, template=template) as stack:
         if events:
             assert await eventually(lambda: exact(lab, stack))
         client, chance = Client(lab, stack), random.Random(5)
@@ -281,12 +340,18 @@ async def rates(lab: Lab, *, events: bool) -> tuple[float, float]:
 
 
 async def test_events_make_nothing_worse(lab):
-    """Hit rates of ids and of chats beside them, with events and without."""
+    """Hit rates of ids and of chats beside them: neither, events, events and chat template."""
     without = await rates(lab, events=False)
     with_events = await rates(lab, events=True)
-    for what, guessed, known in zip(("ids", "chats"), without, with_events, strict=True):
-        measured(f"mixed {what}: hit rate without, with events", (guessed, known))
+    exactly = await rates(lab, events=True, template=True)
+    found = zip(("ids", "chats"), without, with_events, exactly, strict=True)
+    for what, guessed, known, all_known in found:
+        measured(
+            f"mixed {what}: hit rate without, with events, with template too",
+            (guessed, known, all_known),
+        )
         assert known >= guessed - 0.02, what
+        assert all_known >= guessed - 0.02, what
 
 
 async def test_a_late_picker_learns_what_is_held(lab, stack, client):

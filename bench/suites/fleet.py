@@ -26,8 +26,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.emulator.fleet import EmulatedFleet
-from bench.emulator.text import BLOCK_CHARS
-from bench.engine import EngineConfig
 from bench.journal import Journal, code_digest
 from bench.load.plan import LoadPlan
 from bench.load.process import run_load
@@ -46,10 +44,8 @@ if TYPE_CHECKING:
 REPLICAS: Final = 8
 WARMUP: Final = 0.25
 TIMEOUT_S: Final = 40.0
-POOL_BLOCK_CHARS: Final = 256
 ROUTING: Final = {
     "peek_bytes": 2**20,
-    "index_blocks": EngineConfig().cache_blocks * BLOCK_CHARS // POOL_BLOCK_CHARS,
 }
 PAGES: Final = {"chat": "vllm", "generate": "triton"}
 ENDS: Final = {"chat": "[DONE]", "generate": ""}

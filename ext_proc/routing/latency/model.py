@@ -79,6 +79,8 @@ MAX_LOG_SLOWNESS: Final = log(20.0)
 NOISE: Final = log(1.35)
 """Deviation below which a replica counts as neither slower nor faster: about twenty requests with
 the same error may cause it, and a correct detection gains less than a false alarm costs."""
+SUSPECT: Final = NOISE / 4.0
+"""Deviation from which on a replica's own durations are looked at; most never reach it."""
 SIGNIFICANT: Final = 3.0
 """Standard errors by which a replica's cost of a token must differ from its fleet's (rule 6)."""
 SERVICE_NOISE: Final = 0.5
@@ -298,7 +300,8 @@ class LatencyModel:
         self.latency_s = elapsed_s if known is None else known + EWMA_GAIN * (elapsed_s - known)
         self.peak.put(elapsed_s, now)
         sample = self._fleet.learn(self._capacity, tokens, drain_s, ahead, elapsed_s)
-        if tokens is not None and not self._fleet.uses_first_bytes:
+        suspected = self._slope is not None or abs(self._ratio.log) > SUSPECT
+        if suspected and tokens is not None and not self._fleet.uses_first_bytes:
             if self._slope is None:
                 self._slope = Slope()
             self._slope.add(tokens, self._fleet.without_drain(drain_s, elapsed_s) * self._capacity)

@@ -92,14 +92,12 @@ def _settings() -> SseToMetadata:
 
 
 def _rule(key: str, path: tuple[str, ...]) -> JsonContentParserRuleConfig:
-    text = key == "model"
-    kind = JsonToMetadataValueType.STRING if text else JsonToMetadataValueType.NUMBER
+    kind = JsonToMetadataValueType.STRING if key == "model" else JsonToMetadataValueType.NUMBER
     return JsonContentParserRuleConfig(
         rule=JsonToMetadataRule(
             selectors=[JsonToMetadataSelector(key=each) for each in path],
             on_present=JsonToMetadataKeyValuePair(
                 metadata_namespace=USAGE_NAMESPACE, key=key, type=kind
             ),
-        ),
-        stop_processing_after_matches=int(text),
+        )
     )

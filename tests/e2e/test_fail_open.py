@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from support.named_replicas import NamedReplica
 
 CHAT = "/v1/chat/completions"
+ENGINES = ("/v1/responses", "/v1/messages", "/v1/rerank")
+"""Other forms whose body names the model."""
 MODELS = {"one": "toy-llm", "two": "other"}
 """Pool, which is also the name of its replica -> model."""
 
@@ -135,6 +137,8 @@ async def started(
         fleet["pools"] = pools_of(
             replicas, models, CHAT, [routing, routing if second is None else second]
         )
+        for pool in fleet["pools"]:
+            pool["match"]["paths"] += ENGINES
         fleet["pickers"]["timeout"] = "20s"
 
     known = [
@@ -206,6 +210,36 @@ async def test_without_a_picker_no_pool_is_wrong(
     for pool, model in MODELS.items():
         answered = await getattr(alone, form)(model, size, packed=packed)
         assert answered == (refusals[form] if packed and form != "by_path" else pool)
+
+
+@pytest.mark.parametrize("path", ENGINES)
+async def test_engines_forms_reach_the_pool_of_their_model(
+    healthy: World, alone: World, path: str
+) -> None:
+    """With a picker and without one; an adapter behind the model's name changes nothing."""
+    for world in (healthy, alone):
+        for pool, model in MODELS.items():
+            for name in (model, model + ":sql"):
+                body = {"input": "x", "messages": [], "query": "x", "model": name}
+                assert (await world.post(path, body))[:2] == (200, pool), (world, name)
+
+
+@pytest.mark.parametrize("path", ENGINES)
+async def test_engines_forms_are_refused_in_their_dialect(
+    healthy: World, alone: World, path: str
+) -> None:
+    """Whoever refuses: the picker, or Envoy without one."""
+    anthropic = path.endswith("/messages")
+    kinds = {
+        404: "not_found_error" if anthropic else "invalid_request_error",
+        503: "overloaded_error" if anthropic else "server_error",
+    }
+    asked = [(healthy, 404, False), (alone, 404, False), (alone, 503, True)]
+    for world, expected, packed in asked:
+        status, _, (body, _) = await world.post(path, {"model": "nobodys"}, packed=packed)
+        assert (status, body["error"]["type"]) == (expected, kinds[expected])
+        assert (body.get("type") == "error") is anthropic
+        assert ("code" in body["error"]) is not anthropic
 
 
 async def test_a_body_above_max_body_is_never_guessed(healthy: World, alone: World) -> None:

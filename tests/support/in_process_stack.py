@@ -198,12 +198,16 @@ class Flow:
         """Mean rate of answered requests per second."""
         return self.answered / (time.monotonic() - self.began)
 
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection."""
+        host, _, port = self.address.rpartition(":")
+        return await asyncio.open_connection(host, int(port))
+
     async def _one(self, number: int) -> None:
         async with AsyncExitStack() as exit_:
             await self._ask(number, exit_)
 
     async def _ask(self, number: int, exit_: AsyncExitStack) -> None:
-        host, _, port = self.address.rpartition(":")
         writer, pause, due = None, self.connections / self.rate, time.monotonic()
         turn = 0
         while True:
@@ -212,7 +216,7 @@ class Flow:
             turn += 1
             try:
                 if writer is None:
-                    reader, writer = await asyncio.open_connection(host, int(port))
+                    reader, writer = await self.connect()
                     exit_.callback(writer.close)
                 writer.write(_request(f"s{number}-{turn % 17}", ab=turn % 5 == 0))
                 async with asyncio.timeout(60):

@@ -7,11 +7,13 @@ Rules:
 2. One process owns the database; a second process gets an error.
 3. The history is bounded to the newest ``MAX_REVISIONS`` and, of these, to ``MAX_HISTORY_BYTES``.
    The newest revision is always kept.
-4. The fleet's seed is drawn when the database is created and never changes; it leaves the store
+4. A revision writes only the pools and the incarnations that differ from what is stored
+   (``stored.pieces``). A pool that no kept revision has any more is deleted with the last one.
+5. The fleet's seed is drawn when the database is created and never changes; it leaves the store
    only towards pickers.
-5. Any database error is raised as one ``StoreError`` that names the file and the remedy.
-6. Opening a database of the present format writes nothing, so that a start succeeds on a full disk.
-7. A database that may only be read is copied to a temporary folder, with its log, and read there.
+6. Any database error is raised as one ``StoreError`` that names the file and the remedy.
+7. Opening a database of the present format writes nothing, so that a start succeeds on a full disk.
+8. A database that may only be read is copied to a temporary folder, with its log, and read there.
    Each write fails until the folder can be written, and then uses the database itself, unless
    another process has added revisions meanwhile.
 
@@ -25,14 +27,18 @@ import json
 import secrets
 import sqlite3
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from xds_server.fleet.disk.copied import Copy, writable
+from xds_server.fleet.disk.written import Written, body_in, incarnations_in
 from xds_server.fleet.model.fleet import Fleet
 from xds_server.fleet.relief import ACCEPTED
 from xds_server.fleet.revision import FileState, FleetState, Revision
+from xds_server.fleet.stored.pieces import stored, whole
+from xds_server.fleet.stored.schema import VERSION, upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,25 +50,6 @@ FILE_NAME = "tidegate.db"
 _MAX_NUMBER = 2**62
 """SQLite's integers are signed 64-bit; no revision has a number beyond this."""
 
-_VERSION = 2
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS revisions (
-  number INTEGER PRIMARY KEY,
-  at_unix_ms INTEGER NOT NULL,
-  author TEXT NOT NULL,
-  reason TEXT NOT NULL,
-  changes TEXT NOT NULL,
-  fleet TEXT NOT NULL,
-  size INTEGER NOT NULL,
-  file_hash TEXT,
-  outcome TEXT NOT NULL DEFAULT ''
-) STRICT;
-CREATE TABLE IF NOT EXISTS latest (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-PRAGMA user_version = {_VERSION};
-"""
-_FROM_1 = "ALTER TABLE revisions ADD COLUMN outcome TEXT NOT NULL DEFAULT '';"
-"""Upgrade from format 1, which stored no outcomes."""
-
 MAX_UNFINISHED = 64
 """Most fleets that ``RevisionStore.unfinished`` returns."""
 MAX_UNFINISHED_BYTES = 4 * 2**20
@@ -70,17 +57,6 @@ MAX_UNFINISHED_BYTES = 4 * 2**20
 
 _BY_NOBODY = f"{ACCEPTED} 0 of"
 """Outcome of a revision that was published while no client was connected."""
-
-_PRUNE = """
-DELETE FROM revisions WHERE number IN (
-  SELECT number FROM (
-    SELECT number,
-           row_number() OVER (ORDER BY number DESC) AS place,
-           sum(size) OVER (ORDER BY number DESC) AS total
-    FROM revisions
-  ) WHERE place > 1 AND (place > ? OR total > ?)
-)
-"""
 
 
 class StoreError(RuntimeError):
@@ -112,6 +88,8 @@ class RevisionStore:
     ) -> None:
         self._bounds = (max_revisions, max_bytes)
         self._lock = threading.Lock()
+        self._written: Written | None = None
+        """``None`` = unknown; read before the next write."""
         self._name = "the in-memory store" if folder is None else str(folder / FILE_NAME)
         self._db: sqlite3.Connection | None = None
         self._copy: Copy | None = None
@@ -129,7 +107,7 @@ class RevisionStore:
 
     @property
     def read_only(self) -> bool:
-        """The database may only be read (rule 7)."""
+        """The database may only be read (rule 8)."""
         return self._copy is not None
 
     def _connect(self, folder: Path | None) -> sqlite3.Connection:
@@ -143,7 +121,7 @@ class RevisionStore:
         return db
 
     def _leave_copy(self) -> None:
-        """Use the database itself if it can be written now (rule 7).
+        """Use the database itself if it can be written now (rule 8).
 
         Raises:
             StoreError: It cannot, or it is no longer what was copied.
@@ -169,17 +147,16 @@ class RevisionStore:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > _VERSION:
+        if version > VERSION:
             raise StoreError(
                 f"{self._name} was written by a newer Tidegate (format {version}); "
                 "use that one, or another --state folder"
             )
-        if version == _VERSION:
-            # Rule 6: nothing is written. The lock is taken as with a write, for rule 2.
+        if version == VERSION:
+            # Rule 7: nothing is written. The lock is taken as with a write, for rule 2.
             db.executescript("BEGIN EXCLUSIVE; COMMIT;")
         else:
-            upgrade = _FROM_1 if version == 1 else ""
-            db.executescript(f"BEGIN EXCLUSIVE; {upgrade} {_SCHEMA} COMMIT;")
+            db.executescript(f"BEGIN EXCLUSIVE; {upgrade(version)} COMMIT;")
         if not db.execute("SELECT 1 FROM latest WHERE key = 'seed'").fetchall():
             drawn = secrets.randbelow(2**64 - 1) + 1
             db.execute("INSERT INTO latest VALUES ('seed', ?)", (str(drawn),))
@@ -222,10 +199,7 @@ class RevisionStore:
             return FleetState(
                 revision=_revision(row),
                 fleet=self._fleet(row[5], row[0]),
-                incarnations={
-                    name: (number, joined)
-                    for name, (number, joined) in json.loads(values["incarnations"]).items()
-                },
+                incarnations=incarnations_in(self._open(), values["incarnations"]),
                 file=None if file is None else self._file(file, row[0]),
             )
 
@@ -236,8 +210,9 @@ class RevisionStore:
             StoreError: The revision was not stored; nothing has changed.
         """
         revision, file = state.revision, state.file
-        fleet = state.fleet.model_dump_json()
-        with self._lock, self._explained(), self._transaction() as db:
+        with self._lock, self._explained(), self._change() as (db, written):
+            fleet = stored(state.fleet)
+            written.use(db, fleet)
             db.execute(
                 "INSERT INTO revisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -246,15 +221,15 @@ class RevisionStore:
                     revision.author,
                     revision.reason,
                     json.dumps(revision.changes),
-                    fleet,
-                    len(fleet),
+                    fleet.text,
+                    fleet.size,
                     None if file is None else file.text_hash,
                     revision.outcome,
                 ),
             )
-            self._put(db, "incarnations", json.dumps(state.incarnations))
-            self._put_file(db, file)
-            db.execute(_PRUNE, self._bounds)
+            written.put_incarnations(db, state.incarnations)
+            written.put_file(db, file)
+            written.added(db, revision.number, fleet.size)
 
     def note(self, number: int, outcome: str) -> None:
         """Store the outcome of a revision; no effect if the revision is no longer stored.
@@ -271,8 +246,8 @@ class RevisionStore:
         Raises:
             StoreError: This was not stored.
         """
-        with self._lock, self._explained(), self._transaction() as db:
-            self._put_file(db, file)
+        with self._lock, self._explained(), self._change() as (db, written):
+            written.put_file(db, file)
 
     def check_writable(self) -> None:
         """Write a value that changes nothing, to find out whether the store takes writes.
@@ -367,22 +342,25 @@ class RevisionStore:
                 db.execute("ROLLBACK")
             raise
 
-    @staticmethod
-    def _put(db: sqlite3.Connection, key: str, value: str) -> None:
-        db.execute("INSERT OR REPLACE INTO latest VALUES (?, ?)", (key, value))
-
-    def _put_file(self, db: sqlite3.Connection, file: FileState | None) -> None:
-        if file is not None:
-            fleet = file.fleet.model_dump_json()
-            self._put(db, "file", json.dumps({"text_hash": file.text_hash, "fleet": fleet}))
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[tuple[sqlite3.Connection, Written]]:
+        """Return a transaction and what was written before, which follows the writes in it."""
+        try:
+            with self._transaction() as db:
+                if self._written is None:
+                    self._written = Written(db, *self._bounds)
+                yield db, self._written
+        except BaseException:
+            self._written = None
+            raise
 
     def _file(self, text: str, number: int) -> FileState:
-        value = json.loads(text)
-        return FileState(value["text_hash"], self._fleet(value["fleet"], number))
+        of = json.loads(text)
+        return FileState(of["text_hash"], self._fleet(of["fleet"], number))
 
     def _fleet(self, text: str, number: int) -> Fleet:
         try:
-            return Fleet.model_validate_json(text)
+            return Fleet.model_validate_json(whole(text, partial(body_in, self._open())))
         except ValidationError as error:
             raise StoreError(
                 f"revision {number} in {self._name} is not a valid fleet for this version of "

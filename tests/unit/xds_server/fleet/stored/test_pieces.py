@@ -1,0 +1,60 @@
+"""Stored forms of fleets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from support.fleets import fleet, pool
+from xds_server.fleet.model.fleet import Fleet
+from xds_server.fleet.stored.pieces import digests_in, stored, whole
+
+
+def test_a_stored_fleet_is_read_back() -> None:
+    """With all pools in their order, and with the size of the whole."""
+    before = fleet(pool("b"), pool("a"), waves=True)
+    form = stored(before)
+    bodies = {digest: each.model_dump_json() for digest, each in form.pools.items()}
+    text = whole(form.text, bodies.__getitem__)
+    assert Fleet.model_validate_json(text) == before
+    assert form.size == len(before.model_dump_json())
+    assert digests_in(form.text) == tuple(form.pools)
+
+
+def test_equal_pools_are_one_piece() -> None:
+    """Whichever objects they are, and in whichever fleet."""
+    one, two = stored(fleet(pool("a"), pool("b"))), stored(fleet(pool("b"), pool("c")))
+    assert len({*one.pools, *two.pools}) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        '{"pools":[]}',
+        '{"pools":["0123"]}',
+        '{"waves":false,"pools":[{"name":"\\"pools\\":[\\"' + "0" * 32 + '\\"]}"}]}',
+        fleet(pool("a")).model_dump_json(),
+    ],
+)
+def test_a_text_without_digests_is_taken_as_it_is(text: str) -> None:
+    """Earlier formats stored whole fleets; a damaged text is judged as a fleet."""
+    assert digests_in(text) == ()
+    assert whole(text, lambda _: pytest.fail("nothing is to be found")) == text
+
+
+def test_a_missing_piece_is_an_error() -> None:
+    """A fleet is never read without some of its pools."""
+    with pytest.raises(KeyError):
+        whole(stored(fleet()).text, dict[str, str]().__getitem__)
+
+
+def test_the_order_of_fields_does_not_matter() -> None:
+    """A later version may have other fields."""
+    form = stored(fleet())
+    head = {"on_reject": "keep", "pools": json.loads(form.text)["pools"]}
+    text = json.dumps(head, separators=(",", ":"))
+    (each,) = form.pools.values()
+    assert json.loads(whole(text, lambda _: each.model_dump_json()))["on_reject"] == "keep"

@@ -1,0 +1,1 @@
+"""Form in which the store keeps fleets: a revision names its pools by digest."""

@@ -1,7 +1,8 @@
 """Cost of the control server, from an operator's call to the last acknowledgement.
 
     python bench/control.py envoy   [--changes 200]
-    python bench/control.py clients [--clients 10 100 1000] [--pools 50] [--endpoints 1000]
+    python bench/control.py clients [--clients 10 100 1000] [--pools 1 50 200]
+                                    [--endpoints 10 1000 10000]
 
 ``envoy`` runs a real control server, a picker and one Envoy, and measures the latency of changes
 over EDS, CDS and RTDS. ``clients`` runs a control server in this process and simulated delta
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import itertools
 import multiprocessing
 import resource
 import statistics
@@ -211,7 +213,7 @@ async def many(count: int, pools: int, endpoints: int, changes: int) -> tuple[st
         for change in (_endpoint, _weight):
             took, cpu, sent = [], time.process_time(), counts[0]
             for turn in range(1, changes + 1):
-                change(fleet["pools"][turn % pools], turn // pools + 1)
+                change(fleet["pools"][turn % pools], (turn - 1) // pools + 1)
                 result = await control.apply(Fleet.model_validate(fleet), ChangeOptions(wait=True))
                 if result.outcome is None or result.outcome.acked != count:
                     raise RuntimeError(str(result.outcome))
@@ -237,9 +239,9 @@ async def clients(args: argparse.Namespace, console: Console) -> None:
         for column in ("ms to last ACK", "CPU ms", "kB sent"):
             table.add_column(column, justify="right")
     table.add_column("RSS MB", justify="right")
-    for count in args.clients:
-        for endpoints in args.endpoints:
-            row = await many(count, args.pools, endpoints, args.changes)
+    for count, pools, endpoints in itertools.product(args.clients, args.pools, args.endpoints):
+        if endpoints >= pools:
+            row = await many(count, pools, endpoints, args.changes)
             console.print(row)
             table.add_row(*row)
     console.print(table)
@@ -251,7 +253,7 @@ def main() -> None:
     parser.add_argument("what", choices=("envoy", "clients"))
     parser.add_argument("--changes", type=int, default=None)
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument("--pools", type=int, default=50)
+    parser.add_argument("--pools", type=int, nargs="+", default=[50])
     parser.add_argument("--endpoints", type=int, nargs="+", default=[1000])
     args = parser.parse_args()
     logs.configure("console", "error")

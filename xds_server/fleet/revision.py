@@ -89,7 +89,9 @@ def next_incarnations(
     after = _addresses(pool for pool in new.pools if id(pool) not in kept)
     joined = 0 if old is None else now_unix_ms
     result = dict(known)
-    unchanged = _addresses(pool for pool in new.pools if id(pool) in kept) if before else {}
+    # A replica may move between a changed pool and an unchanged one.
+    moved = bool(before.keys() ^ after.keys())
+    unchanged = _addresses(pool for pool in new.pools if id(pool) in kept) if moved else {}
     for endpoint in before.keys() - after.keys() - unchanged.keys():
         result.pop(endpoint, None)
     for endpoint, here in after.items():

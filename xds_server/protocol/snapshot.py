@@ -58,6 +58,27 @@ class TypeSet:
     resources: Mapping[str, Resource]
     """By name, sorted by name."""
 
+    @classmethod
+    def of(
+        cls, type_url: str, messages: Mapping[str, bytes | Resource], before: TypeSet | None = None
+    ) -> TypeSet:
+        """Build the set of a type, see ``Snapshot.of``; ``before`` if it is equal to that.
+
+        Raises:
+            ValueError: A name is empty, or the wildcard ``*``.
+        """
+        if "" in messages or "*" in messages:
+            name = "" if "" in messages else "*"
+            raise ValueError(f"{type_url}: {name!r} cannot name a resource; rename it")
+        known = _NOTHING if before is None else before.resources
+        resources = {}
+        for name in sorted(messages):
+            content = messages[name]
+            if not isinstance(content, Resource):
+                content = _resource(type_url, name, content, known.get(name))
+            resources[name] = content
+        return _type_set(resources, before)
+
 
 @functools.lru_cache(maxsize=_COMPARED)
 def changed_names(old: TypeSet, new: TypeSet) -> frozenset[str]:
@@ -90,7 +111,7 @@ class Snapshot:
     @classmethod
     def of(
         cls,
-        contents: Mapping[str, Mapping[str, bytes | Resource]],
+        contents: Mapping[str, Mapping[str, bytes | Resource] | TypeSet],
         *,
         previous: Snapshot | None = None,
         eds_names: Mapping[str, str] = MappingProxyType({}),
@@ -100,8 +121,8 @@ class Snapshot:
 
         Args:
             contents: Type URL -> name -> the serialized message, or the resource that was made of
-                it. Serialization must be deterministic; otherwise map fields look changed when they
-                are not.
+                it; or the type's whole set. Serialization must be deterministic; otherwise map
+                fields look changed when they are not.
             previous: A snapshot whose equal resources and sets are reused instead of copied.
             eds_names: Cluster name -> assignment name, for clusters where the two differ.
             plain: Returns the sets that differ in ``plain``, a pure function of this snapshot.
@@ -113,18 +134,13 @@ class Snapshot:
         for type_url, messages in contents.items():
             if not type_url:
                 raise ValueError("a snapshot has an empty type URL; give each type its URL")
-            if "" in messages or "*" in messages:
-                name = "" if "" in messages else "*"
-                raise ValueError(f"{type_url}: {name!r} cannot name a resource; rename it")
             before = None if previous is None else previous.type_set(type_url)
-            known = _NOTHING if before is None else before.resources
-            resources = {}
-            for name in sorted(messages):
-                content = messages[name]
-                if not isinstance(content, Resource):
-                    content = _resource(type_url, name, content, known.get(name))
-                resources[name] = content
-            types[type_url] = _type_set(resources, before)
+            if not isinstance(messages, TypeSet):
+                types[type_url] = TypeSet.of(type_url, messages, before)
+            elif before is not None and before.version == messages.version:
+                types[type_url] = before
+            else:
+                types[type_url] = messages
         return cls(MappingProxyType(types), MappingProxyType(dict(eds_names)), plain)
 
     @property

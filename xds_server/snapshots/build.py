@@ -20,7 +20,7 @@ from tidegate_api.names import (
     RUNTIME_TYPE,
     SECRET_TYPE,
 )
-from xds_server.protocol.snapshot import Resource
+from xds_server.protocol.snapshot import Resource, TypeSet
 from xds_server.resources.access_log import log_clusters
 from xds_server.resources.clusters import picker_cluster
 from xds_server.resources.endpoints import picker_assignment
@@ -29,15 +29,16 @@ from xds_server.resources.runtime import weights_of
 from xds_server.snapshots.memo import Memo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from xds_server.fleet.findings import PublishedSick
     from xds_server.fleet.model.fleet import Fleet
     from xds_server.fleet.view import View
     from xds_server.resources.runtime import Weights
+    from xds_server.snapshots.memo import Upstream
 
     Resources = Mapping[str, Mapping[str, bytes]]
-    Contents = Mapping[str, Mapping[str, bytes | Resource]]
+    Contents = Mapping[str, Mapping[str, bytes | Resource] | TypeSet]
 
 _NONE_SICK: Final[PublishedSick] = MappingProxyType({})
 
@@ -53,31 +54,40 @@ def upstream_resources(
         sick: Replicas published as sick.
     """
     return {
-        type_url: {
-            name: each.message if isinstance(each, Resource) else each
-            for name, each in contents.items()
-        }
-        for type_url, contents in upstream_contents(fleet, memo, sick).items()
+        type_url: {name: each.message for name, each in sent.resources.items()}
+        for type_url, sent in upstream_contents(fleet, memo, sick).items()
     }
 
 
 def upstream_contents(
     fleet: Fleet, memo: Memo | None = None, sick: PublishedSick = _NONE_SICK
-) -> Contents:
+) -> Mapping[str, TypeSet]:
     """Return ``upstream_resources`` in the form in which snapshots share them."""
     memo = memo or Memo()
+    upstream = [memo.upstream(pool, frozenset(sick.get(pool.name, ()))) for pool in fleet.pools]
+    # Equal parts are the same objects, which are compared in no time.
+    subject = (fleet.pickers.addresses, upstream)
+    return memo.recall("upstream", subject, lambda: _upstream_sets(*subject, memo))
+
+
+def _upstream_sets(
+    pickers: Sequence[str], upstream: Iterable[Upstream], memo: Memo
+) -> Mapping[str, TypeSet]:
     clusters: dict[str, bytes | Resource] = {}
     assignments: dict[str, bytes | Resource] = {}
     clusters[PICKER_CLUSTER] = memo.recall(PICKER_CLUSTER, None, picker_cluster)
-    assignments[PICKER_CLUSTER] = picker_assignment(fleet.pickers.addresses)
-    for name, addresses in log_clusters(fleet.pickers.addresses).items():
+    assignments[PICKER_CLUSTER] = picker_assignment(pickers)
+    for name, addresses in log_clusters(pickers).items():
         clusters[name] = memo.recall(name, None, partial(picker_cluster, name))
         assignments[name] = picker_assignment(addresses, name)
-    for pool in fleet.pools:
-        upstream = memo.upstream(pool, frozenset(sick.get(pool.name, ())))
-        clusters.update(upstream.clusters)
-        assignments.update(upstream.assignments)
-    return {CLUSTER_TYPE: clusters, ENDPOINT_TYPE: assignments}
+    for each in upstream:
+        clusters.update(each.clusters)
+        assignments.update(each.assignments)
+    before = memo.target
+    return {
+        url: TypeSet.of(url, messages, None if before is None else before.type_set(url))
+        for url, messages in ((CLUSTER_TYPE, clusters), (ENDPOINT_TYPE, assignments))
+    }
 
 
 def front_resources(
@@ -125,4 +135,4 @@ def picker_resources(view: View) -> Resources:
 def picker_contents(view: View, memo: Memo | None = None) -> Mapping[str, Mapping[str, Resource]]:
     """Return ``picker_resources`` in the form in which snapshots share them."""
     memo = memo or Memo()
-    return {POOL_TYPE: {pool.name: memo.pool(view, pool) for pool in view.fleet.pools}}
+    return {POOL_TYPE: memo.pools_of(view)}

@@ -50,7 +50,7 @@ from xds_server.fleet.parts.identity import ByIdentity
 from xds_server.resources.runtime import weights_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from xds_server.protocol.snapshot import Resource, Snapshot, TypeSet
 
@@ -132,7 +132,7 @@ def _consistent(snapshot: Snapshot) -> bool:
             continue
         facts = read(sent)
         weights = facts.weights or weights
-        if not facts.sound or any(any(_faults_of_split(keys, weights)) for keys in facts.splits):
+        if not facts.sound or not _add_up(facts.splits, weights):
             return False
         for needed_type, names in facts.needs.items():
             if not names <= snapshot.resources(needed_type).keys():
@@ -159,6 +159,14 @@ def _faults(snapshot: Snapshot) -> Iterator[str]:
         snapshot.resources(ENDPOINT_TYPE).keys() - snapshot.resources(CLUSTER_TYPE).keys()
     ):
         yield f"assignment '{orphan}' has no cluster"
+
+
+def _add_up(splits: Iterable[tuple[str, ...]], weights: Mapping[str, int]) -> bool:
+    """Return whether ``_faults_of_split`` finds nothing in any of the draws."""
+    try:
+        return all(1 <= sum(weights[key] for key in keys) <= MAX_WEIGHT_SUM for keys in splits)
+    except KeyError:
+        return False
 
 
 def _faults_of_split(keys: tuple[str, ...], weights: Mapping[str, int]) -> Iterator[str]:

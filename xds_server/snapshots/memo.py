@@ -106,21 +106,27 @@ class Memo:
     def _resource(self, type_url: str, name: str, message: bytes) -> Resource:
         return self.recall((type_url, name), message, lambda: Resource.of(type_url, name, message))
 
-    def pool(self, view: View, pool: PoolSpec) -> Resource:
-        """Return the pickers' resource of a pool (``pool_resource``).
+    def pools_of(self, view: View) -> Mapping[str, Resource]:
+        """Return the pickers' resource of each pool (``pool_resource``), by name.
 
         Of the other pools it depends on whether this one is the default among them.
         """
-        fleet = view.fleet
-        subject = (
-            default_for_grpc(fleet) == pool.name,
-            [path for path in pool.match.paths if default_for_path(fleet, path) == pool.name],
-            fleet.listener.buffer_bytes,
-            fleet.pickers.addresses,
-            view.seed,
-            view.sick.get(pool.name, {}),
-            _incarnations(view, pool),
-        )
+        fleet, resources = view.fleet, {}
+        default = default_for_grpc(fleet)
+        common = (fleet.listener.buffer_bytes, fleet.pickers.addresses, view.seed)
+        for pool in fleet.pools:
+            name, paths = pool.name, pool.match.paths
+            subject = (
+                default == name,
+                [path for path in paths if default_for_path(fleet, path) == name],
+                common,
+                view.sick.get(name),
+                _incarnations(view, pool),
+            )
+            resources[name] = self._pool(view, pool, subject)
+        return resources
+
+    def _pool(self, view: View, pool: PoolSpec, subject: tuple[Any, ...]) -> Resource:
         return _recalled(
             self._pools(pool),
             subject,

@@ -19,6 +19,7 @@ routed before.
 from __future__ import annotations
 
 from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, Final
 
 from tidegate_api.names import CLUSTER_TYPE, EXTENSION_TYPE, LISTENER_TYPE, ROUTE_TYPE
@@ -85,7 +86,7 @@ def plan(old: View | Reached | None, new: View, memo: Memo | None = None) -> tup
     switched = front_resources(
         new.fleet, retiring=have.named, coming=wide, memo=memo, weights=merged(now, then)
     )
-    withdrawn = reachable[CLUSTER_TYPE].keys() - target.resources(CLUSTER_TYPE).keys()
+    withdrawn = added.resources(CLUSTER_TYPE).keys() - target.resources(CLUSTER_TYPE).keys()
     incarnations = {**new.incarnations, **have.view.incarnations}
     known = View(draws_of(wide, have.draws), incarnations, new.sick, new.seed)
     return (
@@ -112,6 +113,8 @@ def widened(old: Fleet, new: Fleet) -> Fleet:
     """Return the new fleet together with all pools, variants and endpoints of the old one."""
     before = {pool.name: pool for pool in old.pools}
     pools = [_widened_pool(before.pop(pool.name, None), pool) for pool in new.pools]
+    if not before and all(map(is_, pools, new.pools)):
+        return new
     return new.model_copy(update={"pools": (*pools, *before.values())})
 
 
@@ -151,9 +154,15 @@ def _widened_pool(old: PoolSpec | None, new: PoolSpec) -> PoolSpec:
         host = _host(new, endpoint)
         before = hosts.pop(host, None)
         draining = endpoint.draining and (before is None or before.draining)
-        endpoints.append(endpoint.model_copy(update={"draining": draining, "variant": host[0]}))
+        if endpoint.draining != draining or endpoint.variant != host[0]:
+            update = {"draining": draining, "variant": host[0]}
+            endpoint = endpoint.model_copy(update=update)  # noqa: PLW2901 - as it is for Envoys
+        endpoints.append(endpoint)
     for host, endpoint in hosts.items():
         endpoints.append(endpoint.model_copy(update={"variant": host[0]}))
+    same = len(endpoints) == len(new.endpoints) and all(map(is_, endpoints, new.endpoints))
+    if same and not retired:
+        return new
     return new.model_copy(
         update={"variants": (*new.variants, *retired), "endpoints": tuple(endpoints)}
     )

@@ -22,6 +22,7 @@ from google.protobuf import any_pb2
 
 from tidegate_api.fleet.v1 import pool_pb2
 from tidegate_api.names import ENDPOINT_TYPE, POOL_TYPE
+from xds_server.fleet.parts.identity import ByIdentity
 from xds_server.protocol.publication import Stage
 from xds_server.protocol.snapshot import Snapshot
 from xds_server.resources.endpoints import with_drop
@@ -29,7 +30,7 @@ from xds_server.resources.endpoints import with_drop
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xds_server.fleet.model.fleet import Fleet
+    from xds_server.fleet.model.fleet import Fleet, PoolSpec
     from xds_server.fleet.view import View
 
 URGENT = "urgent"
@@ -49,7 +50,7 @@ def urgent_stage(have: Snapshot | None, new: View) -> Stage | None:
     changed: dict[str, bytes] = {}
     for pool in new.fleet.pools:
         sick = new.sick.get(pool.name, {})
-        draining = {endpoint.id for endpoint in pool.endpoints if endpoint.draining}
+        draining = _draining(pool)
         if pool.name in held and (sick or draining):
             message = pool_pb2.Pool()
             any_pb2.Any.FromString(held[pool.name].any).Unpack(message)
@@ -96,6 +97,11 @@ def only_urgent(old: Fleet, new: Fleet) -> bool:
     return old is new or _without_marks(old) == _without_marks(new)
 
 
+@ByIdentity
+def _draining(pool: PoolSpec) -> frozenset[str]:
+    return frozenset(endpoint.id for endpoint in pool.endpoints if endpoint.draining)
+
+
 def _without_marks(fleet: Fleet) -> Fleet:
     pools = []
     for pool in fleet.pools:
@@ -104,7 +110,7 @@ def _without_marks(fleet: Fleet) -> Fleet:
     return fleet.model_copy(update={"pools": tuple(pools)})
 
 
-def _leave_alone(message: Any, draining: set[str], sick: Mapping[str, Sequence[str]]) -> bool:
+def _leave_alone(message: Any, draining: frozenset[str], sick: Mapping[str, Sequence[str]]) -> bool:
     """Mark the endpoints of a pickers' pool; return whether any was marked."""
     usable = Counter(
         endpoint.variant

@@ -128,5 +128,5 @@ def test_another_picker_is_another_pool() -> None:
     for addresses in (["10.0.0.1:1"], ["10.0.0.1:1", "10.0.0.2:1"], ["10.0.0.1:1"]):
         of = fleet(pool(default=True), pickers={"addresses": addresses})
         view, (made,) = View(of), of.pools
-        cached = any_pb2.Any.FromString(memo.pool(view, made).any).value
+        cached = any_pb2.Any.FromString(memo.pools_of(view)[made.name].any).value
         assert cached == pool_resource(view, made)

@@ -4,11 +4,13 @@ This is the only module of the package that uses Envoy's discovery messages.
 
 Responses are encoded by concatenation: the serialized forms of two protobuf messages, one after the
 other, are the serialized form of the merged message (Protocol Buffers encoding, "Last One Wins").
-So a resource is serialized once, and its bytes are appended to a small header per client.
+So a message is serialized once for all clients that need the same, and the nonce is appended for
+each. The last ``_SHARED`` messages are kept.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,9 +33,14 @@ parse_delta: Final = discovery_pb2.DeltaDiscoveryRequest.FromString
 
 _SOTW_RESOURCES: Final = discovery_pb2.DiscoveryResponse.RESOURCES_FIELD_NUMBER
 _DELTA_RESOURCES: Final = discovery_pb2.DeltaDiscoveryResponse.RESOURCES_FIELD_NUMBER
+_SOTW_NONCE: Final = discovery_pb2.DiscoveryResponse.NONCE_FIELD_NUMBER
+_DELTA_NONCE: Final = discovery_pb2.DeltaDiscoveryResponse.NONCE_FIELD_NUMBER
 _RESOURCE_NAME: Final = discovery_pb2.Resource.NAME_FIELD_NUMBER
 _RESOURCE_VERSION: Final = discovery_pb2.Resource.VERSION_FIELD_NUMBER
 _RESOURCE_BODY: Final = discovery_pb2.Resource.RESOURCE_FIELD_NUMBER
+
+_SHARED: Final = 8
+"""Messages that are kept for further clients; each is as large as what it carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +148,32 @@ def read_delta(request: Any) -> DeltaRequest:
 
 def write_sotw(response: ResourceResponse) -> bytes:
     """Serialize a ``DiscoveryResponse``."""
-    head = discovery_pb2.DiscoveryResponse(
-        version_info=response.version, type_url=response.type_url, nonce=response.nonce
+    return _sotw_shared(response.type_url, response.version, response.resources) + _field(
+        _SOTW_NONCE, response.nonce.encode()
     )
-    return b"".join([head.SerializeToString(), *map(_sotw_part, response.resources)])
 
 
 def write_delta(response: ResourceResponse) -> bytes:
     """Serialize a ``DeltaDiscoveryResponse``."""
+    return _delta_shared(
+        response.type_url, response.version, response.resources, response.removed
+    ) + _field(_DELTA_NONCE, response.nonce.encode())
+
+
+@functools.lru_cache(maxsize=_SHARED)
+def _sotw_shared(type_url: str, version: str, resources: tuple[Resource, ...]) -> bytes:
+    head = discovery_pb2.DiscoveryResponse(version_info=version, type_url=type_url)
+    return b"".join([head.SerializeToString(), *map(_sotw_part, resources)])
+
+
+@functools.lru_cache(maxsize=_SHARED)
+def _delta_shared(
+    type_url: str, version: str, resources: tuple[Resource, ...], removed: tuple[str, ...]
+) -> bytes:
     head = discovery_pb2.DeltaDiscoveryResponse(
-        system_version_info=response.version,
-        type_url=response.type_url,
-        nonce=response.nonce,
-        removed_resources=response.removed,
+        system_version_info=version, type_url=type_url, removed_resources=removed
     )
-    return b"".join([head.SerializeToString(), *map(_delta_part, response.resources)])
+    return b"".join([head.SerializeToString(), *map(_delta_part, resources)])
 
 
 def _sotw_part(resource: Resource) -> bytes:

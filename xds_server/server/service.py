@@ -91,6 +91,8 @@ class AdsServer:
         """Called when the pickers' findings have changed."""
         self._running: list[Publication] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        """When it calls ``_tick``, by ``clock``."""
         self._server: grpc.aio.Server | None = None
         self._builds = Builds()
         self._health = HealthService()
@@ -239,12 +241,14 @@ class AdsServer:
                         self._metrics.resources(audience, type_url, count)
 
     def _arm(self) -> None:
+        at = None if self._closing.is_set() else self._publisher.wake_at
         if self._timer is not None:
+            if at == self._timer_at:
+                return  # as after most answers
             self._timer.cancel()
             self._timer = None
-        at = self._publisher.wake_at
-        if at is not None and not self._closing.is_set():
-            delay = max(0.0, at - self._clock())
+        if at is not None:
+            delay, self._timer_at = max(0.0, at - self._clock()), at
             self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 
     def _tick(self) -> None:

@@ -1,5 +1,7 @@
 """Responses encoded by concatenation equal those that protobuf encodes."""
 
+from dataclasses import replace
+
 import pytest
 from envoy.service.discovery.v3 import discovery_pb2
 
@@ -106,3 +108,26 @@ def test_a_node_without_build_and_group_has_none() -> None:
     request.node.metadata.update({"tidegate.node_group": "x" * 257})
     with pytest.raises(ProtocolError, match="at most 256"):
         wire.node_of(request)
+
+
+@pytest.mark.parametrize("write", [wire.write_sotw, wire.write_delta])
+def test_clients_with_the_same_need_share_all_but_the_nonce(monkeypatch, write) -> None:
+    """What a message carries is encoded once, however many clients it is sent to."""
+    encoded = []
+    for name in ("_sotw_part", "_delta_part"):
+        part = getattr(wire, name)
+        monkeypatch.setattr(wire, name, lambda r, part=part: encoded.append(r) or part(r))
+    wire._sotw_shared.cache_clear()
+    wire._delta_shared.cache_clear()
+    first, second = _response(500), replace(_response(500), nonce="n-2")
+    assert write(first).replace(b"n-1", b"n-2") == write(second)
+    assert encoded == list(first.resources)
+
+
+def test_messages_kept_for_other_clients_are_bounded() -> None:
+    """The oldest is forgotten, so that memory does not grow with changes."""
+    for size in range(50):
+        wire.write_delta(_response(size))
+        wire.write_sotw(_response(size))
+    for shared in (wire._delta_shared, wire._sotw_shared):
+        assert shared.cache_info().currsize == wire._SHARED

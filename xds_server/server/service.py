@@ -92,7 +92,6 @@ class AdsServer:
         self._running: list[Publication] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
-        """When it calls ``_tick``, by ``clock``."""
         self._server: grpc.aio.Server | None = None
         self._builds = Builds()
         self._health = HealthService()
@@ -133,9 +132,7 @@ class AdsServer:
     async def stop(self, grace: float = 1.0) -> None:
         """End every stream with UNAVAILABLE and stop, after at most ``grace`` seconds."""
         self._closing.set()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._arm()  # nothing is due any more
         if self._server is not None:
             self._set_health(serving=False)
             await self._server.stop(grace)
@@ -219,8 +216,7 @@ class AdsServer:
         self._arm()
 
     def _settle_publications(self) -> None:
-        ended = [p for p in self._running if p.ended]
-        for publication in ended:
+        for publication in (ended := [p for p in self._running if p.ended]):
             self._running.remove(publication)
             publication.end()
             outcome = publication.outcome
@@ -235,10 +231,9 @@ class AdsServer:
             )
         if ended:
             for audience in ("envoy", "picker"):
-                if (snapshot := self._publisher.in_force(audience)) is not None:
-                    for type_url in snapshot.type_urls:
-                        count = len(snapshot.resources(type_url))
-                        self._metrics.resources(audience, type_url, count)
+                if (held := self._publisher.in_force(audience)) is not None:
+                    for url in held.type_urls:
+                        self._metrics.resources(audience, url, len(held.resources(url)))
 
     def _arm(self) -> None:
         at = None if self._closing.is_set() else self._publisher.wake_at
@@ -246,10 +241,10 @@ class AdsServer:
             if at == self._timer_at:
                 return  # as after most answers
             self._timer.cancel()
-            self._timer = None
+        self._timer, self._timer_at = None, at
         if at is not None:
-            delay, self._timer_at = max(0.0, at - self._clock()), at
-            self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+            loop, delay = asyncio.get_running_loop(), max(0.0, at - self._clock())
+            self._timer = loop.call_later(delay, self._tick)
 
     def _tick(self) -> None:
         self._timer = None

@@ -56,6 +56,7 @@ def test_a_fleet_that_fails_closed_needs_one_for_everything() -> None:
         {"routing": {"first_message": "duplex"}},
         {"routing": {"allow_override": ["random"]}},
         {"routing": {"tokenizer": "/models/tokenizer.json"}},
+        {"routing": {"tokenizer": "/t.json", "chat_template": "/c.json"}},
         {"routing": {"adapters": "require"}},
         {"circuit_breaker": {"per_endpoint_in_flight": 4}},
         {"model_needs": [{"model": "llm-model", "memory_mib": 100}]},

@@ -106,3 +106,26 @@ def test_exploration_and_hold_are_bounded() -> None:
         LearnedSpec(explore_percent=2.1)
     with pytest.raises(ValidationError):
         Routing(co_batch_hold_ms=0.6)
+
+
+TEMPLATE = {"tokenizer": "/t.json", "chat_template": "/c.json"}
+
+
+def test_a_chat_template_reads_whole_bodies() -> None:
+    """Tools are rendered first and stand last, so a first part of a body is not enough."""
+    made = fleet(pool(default=True, routing=TEMPLATE))
+    assert made.pools[0].routing.body == "full"
+    assert problems(made) == []
+
+
+@pytest.mark.parametrize("body", ["none", "peek"])
+def test_a_chat_template_refuses_another_body_mode(body: str) -> None:
+    """Chats would silently be predicted as without it."""
+    found = problems(fleet(pool(default=True, routing={**TEMPLATE, "body": body})))
+    assert [each.path for each in found] == ["pools[0].routing.body"]
+
+
+def test_a_chat_template_needs_a_tokenizer() -> None:
+    """Its text has no ids without one."""
+    found = problems(fleet(pool(default=True, routing={"chat_template": "/c.json"})))
+    assert [each.path for each in found] == ["pools[0].routing.chat_template"]

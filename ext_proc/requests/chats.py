@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 WINDOW: Final = 16
 MAX_SAMPLE_TOKENS: Final = 16_384
-"""Longer chats are not asked about."""
+"""Longer chats are not asked about, nor such with media, which an engine would fetch."""
 
 
 class ChatTemplate(Protocol):
@@ -103,7 +103,7 @@ class Chats:
             self.other += 1
             return None
         ids = self.ids(members)
-        if ids is not None and self._wanted and ids.tokens <= MAX_SAMPLE_TOKENS:
+        if ids and self._wanted and ids.whole and ids.tokens <= MAX_SAMPLE_TOKENS:
             self._wanted, self._sample = False, Sample(members, ids)
         if ids is None or not believed:
             self.other += 1

@@ -137,6 +137,14 @@ def test_long_chats_are_not_kept(chats):
     assert chats.take_sample() is None
 
 
+def test_chats_with_media_are_not_kept(chats):
+    """An engine that is asked would fetch them again."""
+    chats.want_sample()
+    image = [{"type": "image_url", "image_url": {}}]
+    assert chats.blocks(chat("abcd efgh " * 20, image), 4, 3) is not None
+    assert chats.take_sample() is None
+
+
 def test_of_a_chat_with_media_the_beginning_is_compared(chats):
     """The engine's ids go on."""
     image = [{"type": "image_url", "image_url": {}}]

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 CHAT = "/v1/chat/completions"
 ENGINES = ("/v1/responses", "/v1/messages", "/v1/rerank")
 """Other forms whose body names the model."""
+MORE = ("/v1/score", "/v1/completions", "/v1/embeddings", "/rerank", "/score")
+"""Further paths: Envoy has a limit on patterns of many paths."""
 MODELS = {"one": "toy-llm", "two": "other"}
 """Pool, which is also the name of its replica -> model."""
 
@@ -138,7 +140,7 @@ async def started(
             replicas, models, CHAT, [routing, routing if second is None else second]
         )
         for pool in fleet["pools"]:
-            pool["match"]["paths"] += ENGINES
+            pool["match"]["paths"] += (*ENGINES, *MORE)
         fleet["pickers"]["timeout"] = "20s"
 
     known = [

@@ -18,7 +18,7 @@ manager documentation for the keys of circuit breakers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 from envoy.service.runtime.v3 import rtds_pb2
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
     Weights = Mapping[str, Mapping[str, int]]
     """Name of a layer -> runtime key -> weight; all layers are present."""
+
+
+_MAX_PATTERN: Final = 10_000.0
+"""Size of the compiled regular expressions that Envoy accepts. Its default of 100 is exceeded by the
+pattern of a few paths or model names; ours come from the fleet alone, whose size is bounded."""
 
 
 def layer_of(pool: str) -> str:
@@ -80,7 +85,7 @@ def runtime(fleet: Fleet, also: Fleet | None = None) -> bytes:
         also: A fleet whose pools and clusters exist too; for common keys ``fleet`` takes
             precedence.
     """
-    values: dict[str, float] = {}
+    values = {"re2.max_program_size.error_level": _MAX_PATTERN}
     for pool in also.pools if also is not None else ():
         values.update(_values(pool))
     for pool in fleet.pools:

@@ -49,6 +49,11 @@ def test_each_cluster_has_its_limits() -> None:
     assert layer["tidegate.slow_start.llm.aggression"] == 2.5
 
 
+def test_patterns_of_many_paths_are_accepted() -> None:
+    """Envoy refuses routes with a compiled pattern above 100, which six paths exceed."""
+    assert values(runtime(fleet()))["re2.max_program_size.error_level"] >= 1000
+
+
 def test_limits_and_ramps_leave_the_clusters_as_they_are() -> None:
     """A changed cluster would be warmed again and lose its connections."""
     assert upstream_resources(tight()) == upstream_resources(fleet(pool()))

@@ -44,7 +44,9 @@ class Sequence:
         self._next: int | None = None
         """Number of the batch that must come next; ``None`` = any."""
         self._whole = False
-        """A replay has begun with batch 0."""
+        """A replay has delivered batch 0, or a batch that cleared the cache."""
+        self._replaying = False
+        """The batch just taken is one of a replay."""
         self.complete = False
         self.forget = False
         """Everything must be discarded before the next batch; the caller resets this."""
@@ -63,6 +65,7 @@ class Sequence:
 
     def live(self, number: int) -> Step:
         """Return the action for a batch that was just published."""
+        self._replaying = False
         if self._live is not None and number <= self._live:
             self.restarts += 1
             self._reset()
@@ -78,6 +81,7 @@ class Sequence:
 
         After the first, ``REPLAY`` means that batches were lost in transit: request them again.
         """
+        self._replaying = True
         step = self._step(number)
         if step is Step.REPLAY and first:
             # The engine has nothing older: the missing batches are lost for good.
@@ -98,8 +102,11 @@ class Sequence:
         self._skip_to(number)
 
     def cleared(self) -> None:
-        """Record that a batch emptied the cache: from here on its content is known."""
-        self.complete = True
+        """Record that the batch just taken emptied the cache: from there on it is known."""
+        if self._replaying:
+            self._whole = True  # later batches of the replay have more (rule 2)
+        else:
+            self.complete = True
 
     def unreadable(self) -> None:
         """Record that the batch just taken could not be read."""

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 _MAX_PATTERN: Final = 10_000.0
-"""Size of the compiled regular expressions that Envoy accepts. Its default of 100 is exceeded by the
-pattern of a few paths or model names; ours come from the fleet alone, whose size is bounded."""
+"""Size of the compiled regular expressions that Envoy accepts. The pattern of a few paths or model
+names exceeds its default of 100; ours come from the fleet alone, whose size is bounded."""
 
 
 def layer_of(pool: str) -> str:

@@ -274,23 +274,34 @@ async def test_tokens_that_streams_tell_are_counted(http, demo_extra):  # noqa: 
     match = {"models": ["toy-llm"], "paths": ["/v1/chat/completions"]}
     more = {"match": match, "telemetry": {"usage": True}}
     async with stack_over(replica, more=more) as own:
+
+        async def counted(name, **labels):
+            labels |= {"pool": "llm", "model": "toy-llm"}
+            return await metric(http, own.picker_metrics, f"tidegate_picker_{name}_total", **labels)
+
+        async def answers():
+            return await counted("token_answers", kind="prompt")
+
+        async def tokens():
+            return [await counted("tokens", kind=kind) for kind in ("prompt", "cached", "output")]
+
+        async def one_counted():  # the request by which the stack found itself ready
+            return await answers() == 1
+
+        assert await eventually(one_counted)
+        assert await tokens() == [40, 32, 3]
         for events in (replica.events, (piece, b"[DONE]"), replica.events):
             replica.events = events
             async with http.post(own.http_url + "/v1/chat/completions", json=chat) as answer:
                 sent = await answer.read()
             assert sent == b"".join(b"data: " + each + b"\n\n" for each in events)
 
-        async def counted(name, **labels):
-            labels |= {"pool": "llm", "model": "toy-llm"}
-            return await metric(http, own.picker_metrics, f"tidegate_picker_{name}_total", **labels)
-
         async def all_counted():
-            return await counted("token_answers", kind="prompt") == 2
+            return await answers() == 3
 
         assert await eventually(all_counted)
-        kinds = ("prompt", "cached", "output")
-        assert [await counted("tokens", kind=kind) for kind in kinds] == [80, 64, 6]
-        assert await counted("output_tokens_after_first") == 4
+        assert await tokens() == [120, 96, 9]
+        assert await counted("output_tokens_after_first") == 6
         assert await counted("output_seconds") >= 0
 
 

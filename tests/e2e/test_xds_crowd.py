@@ -41,7 +41,7 @@ DRAIN_S = NEWEST_S = 1.0
 pytestmark = [
     pytest.mark.skipif(
         "TIDEGATE_STORM_CHANGES" not in os.environ,
-        reason="does not hold yet: some drains reach correct pickers late; set TIDEGATE_STORM_CHANGES",
+        reason="some drains reach correct pickers late; asked for with TIDEGATE_STORM_CHANGES",
     ),
     pytest.mark.timeout(60 + 6 * CHANGES),
     pytest.mark.usefixtures("demo_extra"),

@@ -359,7 +359,7 @@ async def test_a_body_before_the_head():
 async def test_responses(mode, path, streamed, trailers):
     """V30, V47-V49, V62, V63, V77, V79: each part is answered once, unchanged; one completion.
 
-    Only load reports are removed. The stream, and with it the charge, lasts to the end of the exchange.
+    Only load reports are removed. The stream, and with it the charge, lasts to the end.
     """
     async with Proxy(router(pool(mode))) as proxy:
         body = PROMPT if path == INFER_PATH else CHAT

@@ -7,7 +7,7 @@ Rules:
    ``MAX_OWN_SHARE``, and ``MIN_SHARE`` at least.
 2. If it is well, it gives one of ``gap`` good answers of the pool. By chance ``m`` in a row are all
    of others once in ``(1 - 1 / gap)**-m`` times; the logarithm of that is the silence. So its clock
-   is what its peers answer: it needs no rate, and stands still while nobody asks.
+   is what its peers answer: it needs no rate, and stands still without requests.
 3. The failures of a sick replica go on. So part of the silence must come before the last failure of
    the row, and part of it between the first one and the last one.
 4. Each false alarm of the pool makes more silence necessary.

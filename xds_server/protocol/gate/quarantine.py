@@ -5,7 +5,7 @@ Rules:
 1. A client's *refusals* are the publications in which it refused something, without an acceptance
    (rule 4) in between. Several NACKs in one publication are one refusal.
 2. A client with ``LIMIT`` refusals or more is quarantined once another client of its audience holds
-   what it refuses, in the same stage. What nobody accepts quarantines nobody: then the change is
+   what it refuses, in the same stage. What no client accepts quarantines none: then the change is
    wrong, not the client.
 3. A quarantined client has no veto and no stage waits for it. It keeps what it accepted and is
    offered every further change, stage by stage; parked content is not sent to it again.
